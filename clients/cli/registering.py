@@ -15,6 +15,7 @@ from clients.checks.report import Finding, Status, print_report
 from clients.cli.arguments import UsageError, add_token_argument
 from clients.net.caller import bearer_headers
 from clients.process.local_server import LocalServer
+from clients.protocol.addresses import server_parts
 from clients.protocol.errors import RETRY_LATER, ProblemError
 from clients.protocol.messages import HeartbeatReply, RegisterReply, UpstreamProtocol
 
@@ -150,8 +151,11 @@ def _add_gateway(parser: argparse.ArgumentParser) -> None:
 
 def _client(url: str, token: str | None) -> httpx.Client:
     try:
+        server_parts(url, ("http", "https"))
         return httpx.Client(base_url=url, headers=bearer_headers(token), timeout=_TIMEOUT_S, trust_env=False)
-    except (httpx.InvalidURL, ValueError) as error:
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    except httpx.InvalidURL as error:
         raise UsageError(f"{url!r} is not the address of a server: {error}") from error
 
 

@@ -12,7 +12,7 @@ import ssl
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import cast
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import urlunsplit
 
 from websockets.client import ClientProtocol
 from websockets.exceptions import InvalidHandshake, InvalidURI
@@ -22,6 +22,7 @@ from websockets.protocol import State
 from websockets.typing import Subprotocol
 from websockets.uri import parse_uri
 
+from clients.protocol.addresses import server_parts
 from clients.protocol.arrays import DecodeError
 from clients.protocol.errors import ProblemError
 from clients.protocol.frames import loads
@@ -43,9 +44,7 @@ def socket_url(url: str) -> str:
     Raises:
         ValueError: It is no such address.
     """
-    parts = urlsplit(url)
-    if parts.scheme not in _SCHEMES or not parts.hostname:
-        raise ValueError(f"{url!r} is not the address of a server, such as http://127.0.0.1:8000")
+    parts = server_parts(url, _SCHEMES)
     path = parts.path.rstrip("/").removesuffix("/v1/ws") + "/v1/ws"
     return urlunsplit((_SCHEMES[parts.scheme], parts.netloc, path, "", ""))
 

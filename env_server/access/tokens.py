@@ -16,6 +16,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from clients.protocol.errors import ProblemError
+from clients.protocol.yaml_text import read_yaml
 from env_server.common.settings import ConfigurationError
 
 Role = Literal["play", "register", "admin"]
@@ -84,7 +85,7 @@ def read_tokens(path: Path) -> list[TokenEntry]:
         ConfigurationError: If the file cannot be used.
     """
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = read_yaml(path.read_text(encoding="utf-8"))
         entries = _TokenFile.model_validate({} if content is None else content).tokens
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigurationError(f"cannot read {path}: {error}") from error

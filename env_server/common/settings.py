@@ -11,6 +11,7 @@ import yaml
 from pydantic import ValidationError, model_validator
 from pydantic.fields import FieldInfo
 
+from clients.protocol.yaml_text import read_yaml
 from env_server.common.setting_sections import (
     AccessSettings,
     CatalogSettings,
@@ -140,8 +141,8 @@ def check_settings(values: Mapping[str, Any]) -> Settings:
 
 def _read_yaml(path: Path) -> dict[str, Any]:
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError) as error:
+        values = read_yaml(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigurationError(f"cannot read {path}: {error}") from error
     if values is None:
         return {}

@@ -326,7 +326,8 @@ def test_a_task_that_makes_no_sense(double, task, message):
     "kwargs",
     [
         {"template": "x"}, {"split": "x"}, {"abstain": 2}, {"timeout_s": 0}, {"max_calls": 5}, {"url": "http://a/v1"},
-        {"url": "ftp://a", "model": "m"}, {"url": "http://me:pw@a/v1", "model": "m"}, {"max_concurrent": 0},
+        {"url": "ftp://a", "model": "m"}, {"url": "http://a..b", "model": "m"},
+        {"url": "http://me:pw@a/v1", "model": "m"}, {"max_concurrent": 0},
         {"url": "http://a/v1", "model": "m", "temperature": 3}, {"templates_file": "/no/such/file.yaml"},
     ],
 )  # fmt: skip

@@ -103,6 +103,8 @@ def test_a_folder_without_a_manifest_is_no_checkpoint(tmp_path):
     (tmp_path / "state.json").write_text(json.dumps({}))
     with pytest.raises(CheckpointError, match="no checkpoint"):
         load_checkpoint(tmp_path)
+    with pytest.raises(CheckpointError, match=r"there is no folder .*/nowhere"):
+        load_checkpoint(tmp_path / "nowhere")
 
 
 def written(directory: Path, *steps: int, keep: int = 2) -> CheckpointStore:

@@ -29,6 +29,29 @@ def test_a_step_is_one_line(capsys):
     assert capsys.readouterr().out.endswith("step 1: success 0.500  s/step 1.00\n")
 
 
+ALL = {
+    "rollout/success": 0.5,
+    "rollout/reward": -0.25,
+    "policy/entropy": 1.234,
+    "time/tokens_per_s": 12345.0,
+    "rollout/lag_mean": 1.5,
+    "time/step_s": 10.0,
+}
+
+
+def test_a_step_is_broken_between_numbers_in_a_terminal_and_nowhere_in_a_file(monkeypatch, capsys):
+    whole = "success 0.500  reward -0.250  entropy 1.234  tokens/s 12345  staleness 1.50  s/step 10.00"
+    RunConsole(3, live=False).step(0, ALL)
+    assert capsys.readouterr().out.endswith(f"step 1: {whole}\n")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "80")
+    RunConsole(3, live=False).step(0, ALL)
+    first, second = capsys.readouterr().out.splitlines()
+    assert len(first) <= 80
+    assert first.endswith("step 1: success 0.500  reward -0.250  entropy 1.234  tokens/s 12345")
+    assert second == "    staleness 1.50  s/step 10.00"
+
+
 def test_the_live_table_says_where_the_time_of_the_step_went(monkeypatch, capsys):
     monkeypatch.setenv("FORCE_COLOR", "1")
     console = RunConsole(3, live=True)

@@ -7,9 +7,11 @@ import torch
 
 from tests.support.chat_templates import FAMILIES, tokenizer_of
 from trainer.config.data import ExamplesSettings
+from trainer.config.supervised import DpoSettings
 from trainer.core.errors import ConfigError
 from trainer.learn.conversations import conversation_rows, reply_row
 from trainer.learn.example_batches import ExampleBatches
+from trainer.learn.pipelines.example_rows import ExampleRows
 from trainer.rollout.rendering import ChatRenderer
 from trainer.tasks.examples import Conversation, read_conversations, read_judged, read_pairs
 
@@ -169,6 +171,54 @@ def test_pairs_are_judged_replies_too_and_labels_are_truth_values(tmp_path):
     assert [each.good for each in read_judged(written(tmp_path, rows))] == [True, False, True]
     with pytest.raises(ConfigError, match="'label' must be true or false, not 'yes'"):
         list(read_judged(written(tmp_path, [{"prompt": "q", "completion": "c", "label": "yes"}])))
+
+
+def example_rows(said):
+    return ExampleRows(renderer_of("qwen2.5"), DpoSettings(data=[{"path": "rows.jsonl"}]), 1000, said.append)
+
+
+PAIR = {"prompt": "q", "chosen": "a", "rejected": "b"}
+
+
+def test_replies_that_hardly_anybody_means_are_told_and_kept(tmp_path):
+    same, empty = PAIR | {"rejected": "a"}, PAIR | {"chosen": " "}
+    said = []
+    data = written(tmp_path, [PAIR, same, empty, same])
+    assert len(example_rows(said).pairs(data).rows) == 4
+    assert said == [
+        "1 of 4 examples have an empty reply, of which only the end of the turn is learnt; the first: "
+        f"{tmp_path}/rows.jsonl, line 3",
+        "2 of 4 examples have the same reply as 'chosen' and as 'rejected', of whose order nothing is learnt; the "
+        f"first: {tmp_path}/rows.jsonl, line 2",
+    ]
+    said.clear()
+    example_rows(said).judged(data)
+    talk = [{"role": "user", "content": ""}, {"role": "assistant", "content": ""}]
+    example_rows(said).conversations(
+        written(tmp_path, [{"messages": talk}, {"prompt": "q", "completion": "x"}])
+    )
+    assert [line.partition(" have an empty reply")[0] for line in said] == [
+        "1 of 8 examples",
+        "1 of 2 examples",
+    ]
+
+
+def test_nothing_is_said_of_what_is_as_it_should_be(tmp_path):
+    said = []
+    call = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": {}}}]}
+    talk = {"messages": [{"role": "user", "content": "q"}, call, {"role": "assistant", "content": "done"}]}
+    example_rows(said).pairs(written(tmp_path, [PAIR]))
+    example_rows(said).conversations(written(tmp_path, [talk]))
+    assert said == []
+
+
+def test_pairs_that_are_all_one_reply_twice_are_refused(tmp_path):
+    (settings,) = written(tmp_path, [PAIR, PAIR])
+    twice = settings.model_copy(update={"columns": {"rejected": "chosen"}})
+    with pytest.raises(
+        ConfigError, match=r"line 1: here and in all other rows 'chosen' and 'rejected' are the same"
+    ):
+        example_rows([]).pairs([twice])
 
 
 def test_columns_have_names_of_their_own_and_odd_ones_are_refused(tmp_path):

@@ -1,6 +1,7 @@
 """Data sets as tasks: files, routes, shares, passes, and what is refused at load time."""
 
 import json
+import math
 from collections import Counter
 from pathlib import Path
 
@@ -106,6 +107,8 @@ def test_the_same_rows_come_from_every_kind_of_file(tmp_path):
         ("rows.jsonl", "", "has no rows"),
         ("rows.json", '{"a": 1}', "must hold a list of rows"),
         ("rows.json", "[", "is no JSON"),
+        ("rows.json", '[{"a": NaN}]', r"rows\.json is no JSON: .*line 1"),
+        ("rows.json", '[{"a": "\\ud800"}]', "is no JSON: .*surrogate"),
         ("rows.parquet", "nothing", "is no Parquet file"),
         ("rows.csv", "a,b\n", r"ends in \.jsonl, \.json or \.parquet"),
         (None, "", "cannot be read: No such file"),
@@ -117,6 +120,17 @@ def test_what_cannot_be_read_is_named(tmp_path, name, content, message):
         path.write_text(content)
     with pytest.raises(ConfigError, match=message):
         streams(path, verifier="QA-v0")
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, [1.0, math.nan], [{"part": math.nan}]])
+def test_a_number_that_json_does_not_have_is_named_with_its_row(tmp_path, value):
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(pyarrow.table({"question": ["q"], "gold": [value]}), tmp_path / "rows.parquet")
+    with pytest.raises(
+        ConfigError, match=r"rows\.parquet, row 0: 'answer' is (nan|inf), which JSON has no number"
+    ):
+        streams(tmp_path / "rows.parquet", verifier="QA-v0", columns={"answer": "gold"})
 
 
 def test_a_byte_order_mark_is_no_part_of_a_row(tmp_path):
@@ -283,6 +297,15 @@ def test_the_data_of_a_run_do_not_change_under_it(tmp_path, file):
         keep_digests(streams(file, verifier="QA-v0"), tmp_path, resuming=True)
     with pytest.raises(CheckpointError, match="the rows of QA-v0 are not"):
         keep_digests([], tmp_path, resuming=True)
+
+
+@pytest.mark.parametrize("content", [b"{", b"[]", b"\xff"])
+def test_a_damaged_record_of_the_data_is_named_with_the_way_on(tmp_path, file, content):
+    (tmp_path / "data.json").write_bytes(content)
+    with pytest.raises(
+        CheckpointError, match=r"cannot resume: .*data\.json is damaged.*bring it back, or delete"
+    ):
+        keep_digests(streams(file, verifier="QA-v0"), tmp_path, resuming=True)
 
 
 async def test_a_panel_is_what_a_file_begins_with_whichever_verifiers_share_it(tmp_path):

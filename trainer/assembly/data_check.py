@@ -90,11 +90,11 @@ def keep_data(found: Mapping[str, str], directory: Path, *, resuming: bool) -> N
         resuming: Whether it goes on from a checkpoint.
 
     Raises:
-        CheckpointError: If the data have changed.
+        CheckpointError: If the data have changed, or nobody can tell.
     """
     path = directory / DATA_FILE
     if resuming and path.exists():
-        before = json.loads(path.read_text(encoding="utf-8"))
+        before = _kept(path)
         changed = sorted(name for name in {*before, *found} if before.get(name) != found.get(name))
         if changed:
             names = ", ".join(name.partition(" ")[2] for name in changed)
@@ -104,3 +104,23 @@ def keep_data(found: Mapping[str, str], directory: Path, *, resuming: bool) -> N
             )
     if found:
         write_whole(path, json.dumps(found, indent=1) + "\n")
+
+
+def _kept(path: Path) -> dict[str, str]:
+    """Return the digests that a run wrote when it began.
+
+    Raises:
+        CheckpointError: If they cannot be read.
+    """
+    try:
+        digests = json.loads(path.read_bytes())
+    except OSError as error:
+        raise CheckpointError(f"cannot resume: {path} cannot be read: {error.strerror or error}") from error
+    except (ValueError, RecursionError):
+        digests = None
+    if not isinstance(digests, dict):
+        raise CheckpointError(
+            f"cannot resume: {path} is damaged, which says what the run's data were; bring it back, or delete it if "
+            "the data are what they were"
+        )
+    return digests

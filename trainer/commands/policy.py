@@ -80,7 +80,10 @@ def _of_checkpoint(settings: RunSettings, checkpoint: Checkpoint) -> Policy:
     saved = whole_state(checkpoint.parts.get("policy", {})).get("model", {})
     trained = {name: each for name, each in policy.model.named_parameters() if each.requires_grad}
     if not all(name in saved and saved[name].shape == each.shape for name, each in trained.items()):
-        raise CheckpointError(f"{checkpoint.folder} is of another model than these settings name")
+        raise CheckpointError(
+            f"{checkpoint.folder} is of another model than these settings name: give the run's own, which its "
+            "config.yaml holds, model.lora among them"
+        )
     with torch.no_grad():
         for name, parameter in trained.items():
             parameter.copy_(saved[name])

@@ -6,6 +6,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, PositiveInt, model_validator
 
+from clients.protocol.addresses import server_parts
 from trainer.core.strict import Count, Seconds, Settings
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -18,9 +19,7 @@ Transport = Literal["in_process", "disk", "broadcast", "adapter"]
 
 
 def _inference_url(value: str) -> str:
-    parts = urlsplit(value)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError(f"'{value}' is not the address of a server, such as http://127.0.0.1:8000")
+    parts = server_parts(value, ("http", "https"))
     if parts.query or parts.fragment or parts.username or parts.password:
         raise ValueError(
             "an inference server's address holds neither a query nor a password: the key goes into the environment "

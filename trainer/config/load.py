@@ -9,6 +9,7 @@ from typing import Any, cast
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from clients.protocol.yaml_text import read_yaml
 from trainer.config.pipelines import no_section
 from trainer.config.run import SECTIONS, RunSettings
 from trainer.core.errors import ConfigError
@@ -18,6 +19,8 @@ _SECRET = frozenset({"env_token"})
 _SECRET_NAME = re.compile(r"token$|key$|secret|password|authorization", re.IGNORECASE)
 _USER_IN_URL = re.compile(r"(\w://)[^/@\s]*@")
 _MOST_SHOWN = 60
+_NO_MAPPING = frozenset({"dict_type", "model_type", "model_attributes_type"})
+"""pydantic's words for what should be a mapping; its sentences name our classes."""
 _JSON_TYPES = frozenset({"float", "int", "str", "bool", "list", "dict"})
 
 
@@ -38,15 +41,13 @@ def load_settings(
     values: Any = {}
     if path is not None:
         try:
-            values = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+            values = read_yaml(path.read_text(encoding="utf-8")) or {}
         except OSError as error:
             raise ConfigError(f"cannot read {path}: {error.strerror}") from error
         except UnicodeDecodeError as error:
             raise ConfigError(f"{path} is not text in UTF-8: {error.reason}") from error
         except yaml.YAMLError as error:
             raise ConfigError(f"{path} is not YAML: {error}") from error
-        except RecursionError as error:
-            raise ConfigError(f"{path} is nested too deep") from error
         if not isinstance(values, dict):
             raise ConfigError(f"{path} must hold a mapping of settings")
     return settings_from(values, overrides, command)
@@ -110,8 +111,8 @@ def _apply_override(values: dict[str, Any], word: str) -> None:
     if not separator or not key:
         raise ConfigError(f"'{word}' is not key=value, for example rollout.group_size=16")
     try:
-        value = yaml.safe_load(text)
-    except (yaml.YAMLError, RecursionError) as error:
+        value = read_yaml(text)
+    except yaml.YAMLError as error:
         raise ConfigError(f"the value of '{word}' is not YAML: {error}") from error
     _put(values, key, value)
 
@@ -167,13 +168,15 @@ def _readable(error: ValidationError) -> str:
         elif problem["type"] == "union_tag_not_found":
             message = f"names no kind, and there are several; for example {place}.kind=..., or a preset"
         elif problem["type"] not in ("value_error", "missing") and place not in _SECRET:
+            if problem["type"] in _NO_MAPPING:
+                message = "must be a mapping, key: value"
             message += f", not {_shown(problem['input'])}"
         lines.append(f"{place}: {message}")
     return "\n".join(lines)
 
 
 def _shown(value: object) -> str:
-    text = repr(value)
+    text = "null" if value is None else repr(value)
     return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]} ..."
 
 

@@ -1,7 +1,8 @@
 """What a person sees while a run goes on: a live table in a terminal, plain lines elsewhere."""
 
+import textwrap
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -34,6 +35,9 @@ _SHOWN = (
 )
 _SPLIT = ("generate", "environment", "verify", "wait", "train", "sync", "record")
 """What the time of a step is divided into; the table says what of it takes at least one per cent."""
+
+_UNBROKEN = "\N{NO-BREAK SPACE}"
+"""Stands between a number and its name while a line is broken."""
 
 
 class RunConsole:
@@ -72,6 +76,15 @@ class RunConsole:
         """Print a long sentence that stays, broken between words."""
         self._console.print(text, markup=False)
 
+    def numbers(self, head: str, parts: Sequence[str]) -> None:
+        """Print a line of numbers that stays: a whole one in files and pipes; a terminal has it broken between them."""
+        line = head + "  ".join(parts)
+        if self._console.is_terminal:
+            kept = "  ".join(part.replace(" ", _UNBROKEN) for part in parts)
+            lines = textwrap.wrap(head + kept, self._console.width, subsequent_indent=" " * 4)
+            line = "\n".join(lines).replace(_UNBROKEN, " ")
+        self.say(line)
+
     @property
     def live(self) -> bool:
         """Whether there is a terminal, where a line can be changed once it is drawn."""
@@ -104,10 +117,8 @@ class RunConsole:
         self._latest = dict(metrics)
         self.advance(step + 1)
         if self._live is None:
-            shown = "  ".join(
-                f"{label} {form.format(metrics[key])}" for key, label, form in _SHOWN if key in metrics
-            )
-            self.say(f"[{time.monotonic() - self._started:6.1f} s] step {step + 1}: {shown}")
+            parts = [f"{label} {form.format(metrics[key])}" for key, label, form in _SHOWN if key in metrics]
+            self.numbers(f"[{time.monotonic() - self._started:6.1f} s] step {step + 1}: ", parts)
 
     def close(self) -> None:
         """Leave the terminal as it was."""

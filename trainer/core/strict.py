@@ -3,10 +3,11 @@
 import difflib
 import typing
 from typing import Annotated, Any
-from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, model_validator
 from pydantic_core import PydanticCustomError
+
+from clients.protocol.addresses import server_parts
 
 WRONG_VALUE = "wrong_value"
 """Type of the errors whose context names the `key` and the `reason`."""
@@ -27,13 +28,7 @@ JsonObject = dict[str, JsonValue]
 
 
 def _server_url(value: str) -> str:
-    parts = urlsplit(value)
-    if parts.scheme not in ("http", "https", "ws", "wss") or not parts.hostname:
-        raise ValueError(f"'{value}' is not the address of a server, such as http://127.0.0.1:8000")
-    try:
-        _ = parts.port
-    except ValueError:
-        raise ValueError(f"'{value}' has no port that there is: they go from 1 to 65535") from None
+    server_parts(value, ("http", "https", "ws", "wss"))
     return value
 
 

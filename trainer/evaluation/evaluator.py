@@ -101,10 +101,9 @@ class Evaluator:
         """Print scores, one a line."""
         for name, result in scores.items():
             lost = f", {result.failures} failed in the environment" if result.failures else ""
-            self.console.say(
-                f"{title}  {name:<24} success {result.success}  reward {result.reward}  "
-                f"({result.episodes} episodes, {result.turns:.1f} turns{lost})"
-            )
+            played = f"({result.episodes} episodes, {result.turns:.1f} turns{lost})"
+            parts = [f"success {result.success}", f"reward {result.reward}", played]
+            self.console.numbers(f"{title}  {name:<24} ", parts)
 
     def say_gain(self, before: dict[str, Score], after: dict[str, Score]) -> None:
         """Print what training gained on each panel, with its interval."""

@@ -358,6 +358,8 @@ def _write(folder: Path, state: RunState, parts: dict[str, Any]) -> None:
 def _checked_names(folder: Path) -> set[str]:
     """Return the names of a checkpoint's files, each of which is there and as it was written."""
     manifest = folder / _MANIFEST
+    if not folder.is_dir():
+        raise CheckpointError(f"there is no folder {folder}")
     if not manifest.exists():
         raise CheckpointError(f"{folder} is no checkpoint: it has no {_MANIFEST}")
     hashes = _read_json(manifest)

@@ -186,9 +186,29 @@ def _fields(settings: DatasetSettings, row: Row, place: RowPlace) -> bytes:
     try:
         # Tables fill up what a row does not have.
         given = {field: value for field, value in fields.items() if value is not None}
-        return orjson.dumps(given, option=orjson.OPT_SORT_KEYS)
+        row_json = orjson.dumps(given, option=orjson.OPT_SORT_KEYS)
     except TypeError as error:
         raise ConfigError(f"data set {place}: {error}; leave that column out with 'omit'") from error
+    if b"null" in row_json:  # so is written what JSON has no number for, and a verifier would miss the field
+        for field, value in given.items():
+            _check_finite(value, field, place)
+    return row_json
+
+
+def _check_finite(value: Any, field: str, place: RowPlace) -> None:
+    """Refuse numbers that tables hold and JSON does not.
+
+    Raises:
+        ConfigError: If one is not finite.
+    """
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ConfigError(
+            f"data set {place}: '{field}' is {value}, which JSON has no number for; mend the row, or leave that column "
+            "out with 'omit'"
+        )
+    if isinstance(value, dict | list):
+        for part in value.values() if isinstance(value, dict) else value:
+            _check_finite(part, field, place)
 
 
 _ROUNDS = 4

@@ -1,6 +1,5 @@
 """Rows of data sets, read from files: JSON lines, a JSON list, Parquet, or what Hugging Face's `datasets` loads."""
 
-import json
 from codecs import BOM_UTF8
 from collections.abc import Iterator
 from pathlib import Path
@@ -84,8 +83,9 @@ def _row(line: bytes, place: RowPlace) -> Row:
 
 def _list(path: Path) -> Iterator[tuple[RowPlace, Row]]:
     try:
-        rows = json.loads(path.read_text(encoding="utf-8-sig"))
-    except (ValueError, RecursionError) as error:
+        # As lines are read: Python's own reader lets through what no JSON is, such as NaN and half a character.
+        rows = orjson.loads(path.read_bytes().removeprefix(BOM_UTF8))
+    except orjson.JSONDecodeError as error:
         raise ConfigError(f"data set {path} is no JSON: {error}") from error
     if not isinstance(rows, list):
         raise ConfigError(f"data set {path} must hold a list of rows")

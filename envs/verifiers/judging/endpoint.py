@@ -8,10 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
-from urllib.parse import urlsplit
 
 import httpx
 import orjson
+
+from clients.protocol.addresses import server_parts
 
 _CONNECT_TIMEOUT_S = 10.0
 _LARGEST_REPLY = 1024 * 1024
@@ -68,11 +69,13 @@ class Endpoint:
     retries: int = 3
 
     def __post_init__(self) -> None:
-        parts = urlsplit(self.url)
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.username:
-            raise ValueError(
-                "url must be a base URL such as https://api.example.org/v1, without name or query"
-            )
+        wrong = "url must be a base URL such as https://api.example.org/v1, without name or query"
+        try:
+            parts = server_parts(self.url, ("http", "https"))
+        except ValueError as error:
+            raise ValueError(f"{wrong}: {error}") from None
+        if parts.query or parts.username:
+            raise ValueError(wrong)
         if not 0 <= self.temperature <= 2:
             raise ValueError(f"temperature must be between 0 and 2, not {self.temperature}")
         if self.max_output_tokens < 1 or self.retries < 0:

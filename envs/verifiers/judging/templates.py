@@ -11,6 +11,7 @@ from types import MappingProxyType
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from clients.protocol.yaml_text import read_yaml
 from envs.verifiers.judging.verdicts import Reading
 
 _PLACE = re.compile(r"\{\{(\w+)\}\}")
@@ -112,7 +113,7 @@ def read_templates(text: str, name: str) -> dict[str, Template]:
         ValueError: It is none, or a template is not what it should be.
     """
     try:
-        found = yaml.safe_load(text)
+        found = read_yaml(text)
     except yaml.YAMLError as error:
         raise ValueError(f"{name} is no YAML: {error}") from error
     if not isinstance(found, Mapping):

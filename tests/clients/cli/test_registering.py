@@ -130,7 +130,7 @@ def test_a_probe_needs_no_gateway(foreign: ForeignServer) -> None:
     ("arguments", "code", "message"),
     [
         (("register", "A", "http://127.0.0.1:1", "--gateway", "http://127.0.0.1:1"), 1, "cannot be reached"),
-        (("register", "A", "http://127.0.0.1:1", "--gateway", "here"), 1, "cannot be reached"),
+        (("register", "A", "http://127.0.0.1:1", "--gateway", "here"), 2, "is not the address of a server"),
         (("register", "A", "http://127.0.0.1:1"), 2, "--gateway"),
         (("register", "A", "http://127.0.0.1:1", "--protocol", "smoke"), 2, "invalid choice"),
     ],

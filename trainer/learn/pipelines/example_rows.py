@@ -1,7 +1,8 @@
 """Examples of data sets as the rows that pipelines learn from, none of them longer than the model reads."""
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import TypeVar
 
@@ -18,6 +19,7 @@ from trainer.rollout.rendering import ChatRenderer
 from trainer.tasks.examples import (
     Conversation,
     Judged,
+    Pair,
     read_conversations,
     read_judged,
     read_pairs,
@@ -62,15 +64,19 @@ class ExampleRows:
             ConfigError: If a row of the data cannot be learnt from; the message has its place.
         """
         chosen = frozenset(roles)
+        empty = _Oddity(_EMPTY)
 
         def rendered(conversation: Conversation) -> list[TrainRow]:
             rows = conversation_rows(self._renderer, conversation, chosen)
+            empty.note(conversation.place, found=_has_empty_reply(conversation, chosen))
             if teacher_of is None:
                 return rows
             return [with_teacher(row, teacher_of(conversation.domain)) for row in rows]
 
         made = ((each.place, rendered(each)) for each in read_conversations(data))
-        return [row for rows in self._fitting(made, lambda rows: rows) for row in rows]
+        kept = [row for rows in self._fitting(made, lambda rows: rows) for row in rows]
+        self._tell(empty)
+        return kept
 
     def pairs(self, data: Sequence[ExamplesSettings], *, rewarded: bool = False) -> PreferenceRows:
         """Return the rows of pairs.
@@ -80,18 +86,31 @@ class ExampleRows:
             rewarded: Whether a text's reward is read at its end, and not its tokens' log-probabilities.
 
         Raises:
-            ConfigError: If a row of the data is no pair.
+            ConfigError: If a row of the data is no pair, or no two replies of a pair differ.
         """
+        empty, same = _Oddity(_EMPTY), _Oddity(_SAME)
 
         def rendered(conversation: Conversation) -> TrainRow:
             row = reply_row(self._renderer, conversation)
             return whole_text(row) if rewarded else row
 
+        def noted(pair: Pair) -> Pair:
+            replies = (pair.chosen, pair.rejected)
+            empty.note(pair.chosen.place, found=any(_has_empty_reply(each, ASSISTANT) for each in replies))
+            same.note(pair.chosen.place, found=pair.chosen.messages == pair.rejected.messages)
+            return pair
+
         made = (
             (pair.chosen.place, (rendered(pair.chosen), rendered(pair.rejected), pair.margin))
-            for pair in read_pairs(data)
+            for pair in map(noted, read_pairs(data))
         )
         kept = list(self._fitting(made, lambda part: part[:2]))
+        if same.count and same.count == same.looked_at:
+            raise ConfigError(
+                f"data set {same.first}: here and in all other rows 'chosen' and 'rejected' are the same: nothing can "
+                "be learnt of them; does 'columns' name one column twice?"
+            )
+        self._tell(empty, same)
         return PreferenceRows(
             [(chosen, rejected) for chosen, rejected, _ in kept], margins=[margin for *_, margin in kept]
         )
@@ -102,7 +121,10 @@ class ExampleRows:
         Raises:
             ConfigError: If a row of the data is no judged reply, or there is only one.
         """
+        empty = _Oddity(_EMPTY)
         found = list(read_judged(data))
+        for each in found:
+            empty.note(each.reply.place, found=_has_empty_reply(each.reply, ASSISTANT))
         if len(found) == 1:
             raise ConfigError(
                 f"data set {found[0].reply.place}: there is no second example, whose reply would show how far the "
@@ -120,7 +142,14 @@ class ExampleRows:
             for each, other in pairwise([*found, *found[:1]])
         )
         kept = list(self._fitting(made, lambda part: part[:2]))
+        self._tell(empty)
         return PreferenceRows([(own, other) for own, other, _ in kept], good=[good for *_, good in kept])
+
+    def _tell(self, *oddities: "_Oddity") -> None:
+        """Say how many examples are odd, and which is the first."""
+        for odd in oddities:
+            if odd.count:
+                self._say(f"{odd.count} of {odd.looked_at} examples {odd.what}; the first: {odd.first}")
 
     def _fitting(
         self, made: Iterable[tuple[str, _Part]], rows_of: Callable[[_Part], Iterable[TrainRow]]
@@ -151,6 +180,42 @@ class ExampleRows:
             raise ConfigError(
                 f"all {longer} examples are longer than model.max_length {self._longest}: raise it"
             )
+
+
+@dataclass(slots=True)
+class _Oddity:
+    """Examples that can be used, though hardly anybody means them: counted, so that they are not learnt in silence.
+
+    Attributes:
+        what: What is odd about them.
+        looked_at: Examples that were looked at.
+        count: How many of them are odd.
+        first: Where the first one stands.
+    """
+
+    what: str
+    looked_at: int = 0
+    count: int = 0
+    first: str = ""
+
+    def note(self, place: str, *, found: bool) -> None:
+        """Count an example."""
+        self.looked_at += 1
+        if found:
+            self.first = self.first or place
+            self.count += 1
+
+
+_EMPTY = "have an empty reply, of which only the end of the turn is learnt"
+_SAME = "have the same reply as 'chosen' and as 'rejected', of whose order nothing is learnt"
+
+
+def _has_empty_reply(conversation: Conversation, roles: Collection[str]) -> bool:
+    """Whether a message that is learnt says nothing and calls nothing."""
+    return any(
+        message["role"] in roles and not message["content"].strip() and not message.get("tool_calls")
+        for message in conversation.messages[conversation.learnt_from :]
+    )
 
 
 def _answered_by(question: Judged, other: Judged) -> Conversation:

@@ -1,0 +1,42 @@
+"""YAML that people write: what a reader that takes everything would leave out in silence is an error."""
+
+from collections.abc import Hashable
+from typing import Any
+
+import yaml
+
+_MERGE = "tag:yaml.org,2002:merge"
+
+
+def read_yaml(text: str) -> Any:
+    """Read one document of YAML.
+
+    Raises:
+        yaml.YAMLError: If it is none, names a key twice in a mapping, or is nested too deep.
+    """
+    try:
+        return yaml.load(text, _Loader)
+    except RecursionError as error:
+        raise yaml.YAMLError("it is nested too deep") from error
+
+
+class _Loader(yaml.SafeLoader):
+    """Refuses a key that a mapping has already, of which the last would stand and the others do nothing."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        """Return a mapping."""
+        first: dict[Hashable, int] = {}
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode) or key.tag == _MERGE:
+                continue
+            name = self.construct_object(key)
+            line = key.start_mark.line + 1
+            if name in first:
+                raise yaml.constructor.ConstructorError(
+                    None,
+                    None,
+                    f"the key {key.value!r} stands in lines {first[name]} and {line}",
+                    key.start_mark,
+                )
+            first[name] = line
+        return super().construct_mapping(node, deep)
