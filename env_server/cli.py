@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from clients.cli.version import add_version
+from clients.process.installed import add_version
 from env_server.access.tokens import ROLES, Quota, add_token, retire_tokens, revoke_tokens, rotate_token
 from env_server.common.io_process import ProcessRank
 from env_server.common.settings import ConfigurationError, Settings, add_flags, load_settings

@@ -6,7 +6,7 @@ from typing import Any
 
 import gymnasium
 
-from envs.core.spec import EnvironmentSpec
+from envs.registry import EnvironmentSpec
 
 MOST_TURNS = 6
 _LONGEST = 1_500

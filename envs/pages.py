@@ -17,9 +17,8 @@ from typing import Any
 
 from clients.protocol.schema_words import wanted
 from envs.core.kwargs import Kwarg, kwargs_of
-from envs.core.spec import EnvironmentSpec
 from envs.example_episodes import environment_class, example_episode, written
-from envs.registry import builtin_environments
+from envs.registry import EnvironmentSpec, builtin_environments
 
 FOLDER = Path("docs/environments/reference")
 EPISODES = FOLDER / "episodes.json"

@@ -1,6 +1,22 @@
 """The environments that ship with the project. A list, filled by nobody's import."""
 
-from envs.core.spec import EnvironmentSpec
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class EnvironmentSpec:
+    """One environment that ships with the project.
+
+    Attributes:
+        id: Name without the Gymnasium namespace, such as `FrozenLake-v0`.
+        entry_point: `module:Class`.
+        max_episode_steps: Step limit of the defaults; None where there is none.
+    """
+
+    id: str
+    entry_point: str
+    max_episode_steps: int | None = None
+
 
 _BUILTIN = (
     EnvironmentSpec("FrozenLake-v0", "envs.games.frozen_lake:FrozenLakeEnv", 100),

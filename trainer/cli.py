@@ -189,11 +189,11 @@ async def _command(command: str, settings: RunSettings, options: argparse.Namesp
             output=options.output,
         )
     if command == "eval":
-        from trainer.commands.evaluate import evaluate
+        from trainer.commands.policy import evaluate
 
         return await evaluate(settings, checkpoint=options.checkpoint)
     if command == "export":
-        from trainer.commands.export import export
+        from trainer.commands.policy import export
 
         return export(settings, options.checkpoint, options.output, adapter=options.adapter)
     return await learn(settings, ending, command)

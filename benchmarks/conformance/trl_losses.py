@@ -34,8 +34,8 @@ from trl.experimental.gkd import GKDTrainer
 from trl.experimental.orpo import ORPOConfig, ORPOTrainer
 
 from trainer.algorithms.aggregation import Denominators
+from trainer.algorithms.loss_settings import PreferenceLossSettings
 from trainer.algorithms.preference import strength
-from trainer.algorithms.preference_settings import PreferenceLossSettings
 from trainer.backends.base import TrainRow
 from trainer.backends.distillation_head import Distance, DistillationHead
 from trainer.backends.heads import Head, PolicyHead, ValueHead

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from envs.code.boxes import operator_sandbox
+from envs.code.sandboxes import operator_sandbox
 from envs.verifiers.code_tests import CodeTestsEnv
 
 ROOT = Path(__file__).parents[2]

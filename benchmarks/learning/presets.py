@@ -15,8 +15,8 @@ from pathlib import Path
 
 from summary import scores, vars_of
 
+from clients.measuring.statistics import Interval, rate_difference
 from trainer.core.run_files import read_lines
-from trainer.core.statistics import Interval, rate_difference
 
 ROOT = Path(__file__).parents[2]
 CONFIG = "benchmarks/learning/presets.yaml"

@@ -18,9 +18,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from clients.measuring.statistics import success_rate
 from envs.core.splits import split_of_text
 from trainer.core.run_files import read_lines
-from trainer.core.statistics import success_rate
 
 ROOT = Path(__file__).parents[2]
 CONFIG = "benchmarks/learning/rlvr.yaml"

@@ -20,8 +20,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from clients.measuring.statistics import mean_interval, success_rate
 from trainer.core.run_files import read_lines
-from trainer.core.statistics import mean_interval, success_rate
 
 ROOT = Path(__file__).parents[2]
 CONFIG = "examples/frozen_lake_vllm.yaml"

@@ -5,8 +5,8 @@ import json
 import subprocess
 from pathlib import Path
 
+from clients.measuring.statistics import Interval, rate_difference, success_rate
 from trainer.core.run_files import read_lines
-from trainer.core.statistics import Interval, rate_difference, success_rate
 
 
 def scores(rows, panel, mode):

@@ -37,16 +37,16 @@ from tests.support.inference_server.running import InferenceServerProcess  # noq
 from tests.support.processes import env_server  # noqa: E402
 from trainer.config.run import PromptSettings  # noqa: E402
 from trainer.inference.base import GenerationRequest, GenerationResult, SamplingParams  # noqa: E402
-from trainer.inference.queue import GenerationQueue  # noqa: E402
+from trainer.inference.forwarding import GenerationQueue  # noqa: E402
 from trainer.inference.server_client import ServerClient  # noqa: E402
 from trainer.models.tokenizer import build_tiny_tokenizer  # noqa: E402
+from trainer.records.group import GroupPlan  # noqa: E402
 from trainer.records.ledger import Ledger  # noqa: E402
 from trainer.rollout.actors import ModelActor  # noqa: E402
 from trainer.rollout.admission import AdmissionWindow  # noqa: E402
 from trainer.rollout.context import context_policy  # noqa: E402
 from trainer.rollout.environments import EnvironmentPool  # noqa: E402
 from trainer.rollout.episodes import EpisodePlayer  # noqa: E402
-from trainer.rollout.groups import GroupPlan  # noqa: E402
 from trainer.rollout.prompts import PromptBuilder  # noqa: E402
 from trainer.rollout.rendering import ChatRenderer  # noqa: E402
 from trainer.rollout.scheduler import RolloutScheduler  # noqa: E402

@@ -55,8 +55,7 @@ from trainer.core.device import DTYPES, torch_device  # noqa: E402
 from trainer.learn.batches import EpisodeBatch, episode_batch  # noqa: E402
 from trainer.learn.learner import Learner, Models  # noqa: E402
 from trainer.learn.rows import row_builder  # noqa: E402
-from trainer.learn.utilisation import device_name  # noqa: E402
-from trainer.models.flops import training_flops  # noqa: E402
+from trainer.learn.utilisation import device_name, training_flops  # noqa: E402
 from trainer.models.shape import ModelShape  # noqa: E402
 from trainer.models.tiny import TinyPolicySettings, build_tiny_model  # noqa: E402
 from trainer.models.tokenizer import build_tiny_tokenizer  # noqa: E402

@@ -8,8 +8,8 @@
 Each case is a process of its own, so that the memory that it takes is its own: a policy gradient on a batch of 4 groups
 of 8 episodes (512 tokens of prompt, 512 sampled), in bfloat16 from weights in float32, AdamW. Measured are tokens
 trained a second, the peak of the device's memory, and model FLOPs utilisation: operations by the model's mathematics,
-as trainer/models/flops.py counts them, of the device's peak. `generation` samples with the embedded engine. What cannot
-run here is written down with why.
+as trainer/learn/utilisation.py counts them, of the device's peak. `generation` samples with the embedded engine. What
+cannot run here is written down with why.
 """
 
 import argparse
@@ -38,9 +38,7 @@ from trainer.config.optimizer import OptimizerSettings
 from trainer.core.device import torch_device
 from trainer.inference.base import GenerationRequest, SamplingParams
 from trainer.inference.torch_engine import TorchEngine
-from trainer.learn.utilisation import device_name
-from trainer.models.accelerators import accelerator_named
-from trainer.models.flops import training_flops, utilisation
+from trainer.learn.utilisation import accelerator_named, device_name, training_flops, utilisation
 from trainer.models.load import set_attention, without_chance
 from trainer.models.lora import add_lora
 from trainer.models.shape import ModelShape

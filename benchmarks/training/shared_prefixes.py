@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, Gemma2Config, LlamaConfig, PretrainedConfig, Qwen3Config
 
-from trainer.algorithms.metrics import collect
+from trainer.algorithms.aggregation import collect
 from trainer.algorithms.presets import PRESETS, resolve_preset
 from trainer.algorithms.settings import AlgorithmSettings
 from trainer.backends.base import MicroBatch, TrainRow

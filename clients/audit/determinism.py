@@ -8,10 +8,9 @@ from typing import Any
 
 from clients.audit.arena import Game
 from clients.audit.card import Entry, Verdict
-from clients.audit.discovery import discover
 from clients.audit.episodes import Episode
 from clients.audit.policies import GiveUp, Player, Policy, random_policy, script_policy
-from clients.audit.subject import Subject
+from clients.audit.subject import Subject, discover
 
 _SECTION = "determinism"
 _EPISODES = 8

@@ -6,17 +6,15 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import Any, NamedTuple
 
-from clients.audit.baselines import audit_baselines
+from clients.audit.baselines import audit_baselines, audit_difficulty, audit_lengths
 from clients.audit.card import Card, Entry, Verdict
 from clients.audit.conduct import audit_conduct
 from clients.audit.costs import audit_costs
 from clients.audit.determinism import audit_determinism
-from clients.audit.difficulty import audit_difficulty, audit_lengths
-from clients.audit.discovery import discover
 from clients.audit.leaks import audit_leaks
 from clients.audit.rewards import audit_rewards
 from clients.audit.scoring import audit_scoring
-from clients.audit.subject import Budget, Settings, Subject
+from clients.audit.subject import Budget, Settings, Subject, discover
 from clients.client.client import EnvClient
 
 

@@ -15,7 +15,6 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from clients.audit.card import Card, Verdict, print_card
-from clients.audit.memory import resident_by_metrics, resident_of_tree
 from clients.audit.runner import PARTS, run_audit
 from clients.audit.subject import Budget, Settings
 from clients.checks.target import Target, TargetError
@@ -31,7 +30,7 @@ from clients.cli.arguments import (
     server_url,
 )
 from clients.client.client import EnvClient
-from clients.measuring.metrics import queued_by_metrics, queued_seconds
+from clients.measuring.metrics import queued_by_metrics, queued_seconds, resident_by_metrics, resident_of_tree
 from clients.process.local_server import LocalServer
 
 # One worker, so that all sessions share a process: what leaks between them must show. The hash seeds differ, so that

@@ -30,8 +30,8 @@ def _environments(arguments: Sequence[str]) -> int:
     """Carry out the commands that talk to servers."""
     from clients.cli import audit, bench, check, doctor, listing, play, registering, replay, show, verify
     from clients.cli.arguments import UsageError
-    from clients.cli.version import add_version
     from clients.client.client import TOKEN_VARIABLE
+    from clients.process.installed import add_version
     from clients.protocol.errors import ProblemError
 
     parser = argparse.ArgumentParser(

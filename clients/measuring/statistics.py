@@ -1,4 +1,4 @@
-"""Confidence intervals for success rates."""
+"""Confidence intervals for success rates, their differences, and means."""
 
 import math
 from dataclasses import dataclass
@@ -33,3 +33,28 @@ def success_rate(successes: int, trials: int) -> Interval:
     half = Z_95 / scale * math.sqrt(rate * (1 - rate) / trials + Z_95**2 / (4 * trials**2))
     # At 0 and at all successes the bound is exact; rounding must not put the estimate outside.
     return Interval(rate, min(rate, max(0.0, centre - half)), max(rate, min(1.0, centre + half)))
+
+
+def rate_difference(before: Interval, after: Interval) -> Interval:
+    """Return the interval of `after - before` from two Wilson intervals (Newcombe 1998, method 10).
+
+    The two samples are treated as independent. On one fixed panel they are positively related, so this is wider than
+    it need be, never narrower.
+    """
+    difference = after.value - before.value
+    low = difference - math.hypot(after.value - after.low, before.high - before.value)
+    high = difference + math.hypot(after.high - after.value, before.value - before.low)
+    return Interval(difference, low, high)
+
+
+def mean_interval(values: list[float]) -> Interval:
+    """Return the mean of `values` with its normal 95 % interval."""
+    count = len(values)
+    if count == 0:
+        raise ValueError("a mean needs at least one value")
+    mean = sum(values) / count
+    if count == 1:
+        return Interval(mean, mean, mean)
+    variance = sum((value - mean) ** 2 for value in values) / (count - 1)
+    half = Z_95 * math.sqrt(variance / count)
+    return Interval(mean, mean - half, mean + half)

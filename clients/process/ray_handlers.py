@@ -1,10 +1,12 @@
-"""What a process keeps for itself when it connects to Ray: its breakpoints and its signals."""
+"""What a process keeps for itself when it connects to Ray, its breakpoints and its signals, and what Ray says."""
 
 import contextlib
 import os
 import signal
 import threading
 from collections.abc import Iterator
+
+_LONGEST_REASON = 300
 
 
 @contextlib.contextmanager
@@ -26,3 +28,13 @@ def take_back_signals() -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         if (handler := signal.getsignal(number)) is not None:
             signal.signal(number, handler)
+
+
+def gist(error: BaseException) -> str:
+    """The first and the last line of what Ray says: between them are often stacks of other processes."""
+    # What it supposes to be the reason is the same each time.
+    text = str(error).partition("Some common causes include")[0].partition("There are some potential root")[0]
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if not lines:
+        return type(error).__name__
+    return lines[0] if len(lines) == 1 else f"{lines[0]} ({lines[-1][:_LONGEST_REASON]})"

@@ -20,12 +20,14 @@ from clients.protocol.arrays import (
     INTEGER_LIMIT,
     DecodeError,
     EncodeError,
+    MediaBytes,
     decode_array,
+    decode_media,
     decode_nd,
     encode_array,
+    encode_media,
     float_name,
 )
-from clients.protocol.media import MediaBytes, decode_media, encode_media
 from clients.protocol.spaces import UnicodeText
 
 # Deeper free-form values cannot be written as JSON by every library, together with the frame around them.

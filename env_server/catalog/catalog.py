@@ -12,7 +12,7 @@ import gymnasium
 from gymnasium import Space
 from gymnasium.envs.registration import EnvSpec
 
-from clients.process.entry_points import InstalledEnvironment, installed_environments
+from clients.process.installed import InstalledEnvironment, installed_environments
 from clients.protocol.errors import ProblemError
 from clients.protocol.spaces import UnicodeText, describe_space
 from clients.protocol.values import EncodeError, encode_value

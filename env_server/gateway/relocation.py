@@ -14,10 +14,9 @@ from env_server.common.settings import Settings
 from env_server.gateway.moves import Moves
 from env_server.gateway.registry import Registration, Registry
 from env_server.gateway.relayed_session import UNREADABLE, RelayedSession
-from env_server.gateway.restoring import begin_anew
 from env_server.gateway.session_names import SessionName, parse_session_name
 from env_server.gateway.session_release import SessionRelease
-from env_server.gateway.shared_relocation import RECONNECT_S, SharedRelocation
+from env_server.gateway.shared_relocation import RECONNECT_S, SharedRelocation, begin_anew
 from env_server.gateway.upstream.node import Node, Nodes
 from env_server.journal.journal import Journal
 from env_server.sessions.sessions import Sessions, session_gone, unknown_session

@@ -11,7 +11,6 @@ from env_server.common.setting_sections import TimeoutSettings
 from env_server.gateway.journal_entries import LEASE_S, Claim, JournalAway, SharedSession
 from env_server.gateway.registry import Registration, Registry
 from env_server.gateway.relayed_session import RelayedSession
-from env_server.gateway.restoring import begin_anew
 from env_server.gateway.upstream.node import Nodes
 from env_server.journal.journal import EndReason
 from env_server.sessions.sessions import Sessions, session_gone
@@ -320,3 +319,42 @@ def _episode(found: SharedSession, claim: Claim) -> dict[str, Any] | None:
         reseeds=head.reseeds,
     )
     return episode.model_dump(mode="json")
+
+
+async def begin_anew(
+    home: Registration,
+    episode: dict[str, Any] | None,
+    kwargs: dict[str, Any],
+    *,
+    idle_timeout_s: float,
+    make_timeout_s: float,
+) -> tuple[str, int]:
+    """Make a session at a node; gives its id there, and the I/O process of the node that owns it.
+
+    Args:
+        home: Where.
+        episode: The portable episode that it is in; None before the first one.
+        kwargs: What the client set.
+        idle_timeout_s: When the node evicts it.
+        make_timeout_s: How long it may take.
+
+    Raises:
+        ProblemError: The node refuses, or answers something else than it should.
+        ConnectionError: It cannot be reached.
+        TimeoutError: It does not answer.
+    """
+    caller = home.node.link(False).caller
+    fields: dict[str, Any] = {
+        "lingers": False,
+        "idle_timeout_s": idle_timeout_s,
+        "request_id": caller.new_request_id(),
+    }
+    if episode is not None:
+        fields |= {"op": "restore", "episode": {**episode, "env_id": home.upstream_env_id}}
+    else:
+        fields |= {"op": "make", "env_id": home.upstream_env_id, "kwargs": kwargs}
+    process = await caller.pool.next_process()
+    reply = await caller.call(fields, process, caller.deadline(make_timeout_s))
+    if not isinstance(reply.payload, dict) or "session_id" not in reply.payload:
+        raise ProblemError("upstream_error", f"the answer to {fields['op']} cannot be read")
+    return str(reply.payload["session_id"]), reply.process

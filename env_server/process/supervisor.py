@@ -8,18 +8,20 @@ import os
 import signal
 import sys
 import tempfile
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
 from env_server.access.quotas import start_quota_counters
-from env_server.common.settings import Settings
-from env_server.process.listening import reserve, url_of
-from env_server.process.supervised import READY_LINE
+from env_server.common.io_process import ProcessRank
+from env_server.common.settings import ConfigurationError, Settings
+from env_server.process.listening import bind, reserve, url_of
+from env_server.process.server import run_process
 from env_server.telemetry.logs import configure_logs
 
 _BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from env_server.process.supervised import main; sys.exit(main())"
+    "from env_server.process.supervisor import main; sys.exit(main())"
 )
 _FIRST_BACKOFF_S = 0.1
 _MAX_BACKOFF_S = 10.0
@@ -27,6 +29,9 @@ _MAX_BACKOFF_S = 10.0
 _SETTLED_S = 30.0
 # Beyond the grace for running operations, for closing environments and sockets.
 _STOP_MARGIN_S = 20.0
+
+_READY_LINE = b"ready\n"
+"""What an I/O process writes to its standard output once it serves."""
 
 _log = logging.getLogger(__name__)
 
@@ -150,7 +155,7 @@ class Supervisor:
     async def _await_ready(self, index: int, process: asyncio.subprocess.Process) -> bool:
         """Wait until a process serves; whether it did."""
         assert process.stdout is not None
-        if await process.stdout.readline() != READY_LINE:
+        if await process.stdout.readline() != _READY_LINE:
             return False
         if index not in self._serving:
             self._serving.add(index)
@@ -172,3 +177,35 @@ class Supervisor:
                 self._exit_code = 1
                 process.kill()
         return await ending
+
+
+def main() -> int:
+    """Be an I/O process, as told on standard input, until the supervisor says so or is no more; gives the exit code."""
+    # Until the token file is read, there is nothing to read again.
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    orders = json.loads(sys.stdin.buffer.readline())
+    settings = Settings.model_validate(orders["settings"])
+    rank = ProcessRank(orders["index"], settings.processes, Path(orders["directory"]), orders["restarts"])
+    # Standard output is the way to the supervisor; what anybody else prints goes to the log.
+    supervisor = os.dup(sys.stdout.fileno())
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    threading.Thread(target=_end_with_supervisor, name="supervisor", daemon=True).start()
+    try:
+        listening = bind(settings.host, settings.port, shared=True)
+        return run_process(settings, rank, listening, lambda: _tell(supervisor))
+    except ConfigurationError as error:
+        sys.stderr.write(f"roll-serve: {error}\n")
+        return 2
+
+
+def _tell(supervisor: int) -> None:
+    os.write(supervisor, _READY_LINE)
+    os.close(supervisor)
+
+
+def _end_with_supervisor() -> None:
+    """Drain when the other end of standard input is closed, which nothing but the supervisor's end does."""
+    # Not through `sys.stdin`: its lock, held here for ever, would be in the way when the interpreter ends.
+    while os.read(0, 4096):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)

@@ -9,9 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import orjson
-from gymnasium import Space
 
-from clients.protocol.spaces import parse_space
 from env_server.telemetry.logs import LogFormat
 from env_server.workers.base import (
     EnvironmentRaised,
@@ -25,6 +23,7 @@ from env_server.workers.base import (
 )
 from env_server.workers.child_process import ChildProcess
 from env_server.workers.scoring import Scoring
+from env_server.workers.wire import read_space
 
 _CLOSE_TIMEOUT_S = 10.0
 _PREPARE_TIMEOUT_S = 120.0
@@ -68,7 +67,7 @@ class ProcessWorker(Worker):
         self._places: dict[str, _Place] = {}
         self._keys: dict[int, str] = {}
         self._numbers = itertools.count(1)
-        self._space = functools.lru_cache(maxsize=_KNOWN_SPACES)(_read_space)
+        self._space = functools.lru_cache(maxsize=_KNOWN_SPACES)(read_space)
         self._scoring = Scoring(self._pick_scorer, _SCORES_PER_CHILD * processes)
         self._room = asyncio.Event()
         self._failed_starts = 0
@@ -245,7 +244,3 @@ class ProcessWorker(Worker):
         if self._resume_at is not None:
             self._resume_at.cancel()
         await asyncio.gather(*(child.stop(_STOP_GRACE_S) for child in self._children()))
-
-
-def _read_space(description: bytes) -> Space[Any]:
-    return parse_space(orjson.loads(description))

@@ -11,9 +11,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
+import orjson
+from gymnasium import Space
 from gymnasium.spaces import GraphInstance
 
-from clients.protocol.media import MediaBytes
+from clients.protocol.arrays import MediaBytes
+from clients.protocol.spaces import parse_space
 
 _HEADER = struct.Struct("<IIB")
 _PROTOCOL = 5
@@ -81,6 +84,11 @@ def dump_request(request: Any) -> bytes:
 def load_request(body: bytes) -> Any:
     """Read what an I/O process asks."""
     return pickle.loads(body)
+
+
+def read_space(description: bytes) -> Space[Any]:
+    """Return a space that a worker has described as JSON."""
+    return parse_space(orjson.loads(description))
 
 
 class _ResultPickler(pickle.Pickler):

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from envs.adapters.extras import import_extra
+from envs.adapters.known import import_extra
 from envs.adapters.pettingzoo_sheets import SHEETS
 from envs.adapters.seats import OpponentName, Seat, SeatedGame
 from envs.core.kwargs import OPERATOR, OneOf, RenderMode

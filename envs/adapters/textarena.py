@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field
 
-from envs.adapters.extras import import_extra
+from envs.adapters.known import import_extra
 from envs.adapters.seats import OpponentName, Seat, SeatedGame
 from envs.core.kwargs import OPERATOR, RenderMode
 from envs.core.text_game import ActionsPerTurn, FormatPenalty, ProfileName, Refusal, StepLimit

@@ -5,15 +5,15 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from envs.code.answers import NOT_RUN, Checked
 from envs.code.bounds import Bounds, TestSeconds
-from envs.code.boxes import operator_sandbox
 from envs.code.extraction import extract
 from envs.code.forms import read_question
 from envs.code.grader import Grader
 from envs.code.item import Item
+from envs.code.sandboxes import operator_sandbox
 from envs.code.tasks import TaskData, TaskSource
 from envs.code.turns import Turn, TurnEnv, cut
-from envs.code.verdicts import NOT_RUN, Checked
 from envs.core.kwargs import OneOf, RenderMode
 from envs.core.splits import TaskSplit, checked_split
 

@@ -5,22 +5,22 @@ a process of its own; tests that have to be run are run in a second sandbox, whe
 that go out and values that come back.
 """
 
+import hashlib
 import json
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Generic, TypeVar
 
-from envs.code.answers import LATE, Answer, Result, result_of
+from envs.code.answers import LATE, NOT_RUN, Answer, Checked, Result, result_of
 from envs.code.bounds import Bounds
 from envs.code.comparing import holds, same, same_approximately, same_stream
 from envs.code.conversation import Conversation, evaluate
-from envs.code.faults import GraderFaultError
 from envs.code.inside import values
 from envs.code.item import Item, ItemError, Reference, sent_arguments
-from envs.code.memory import Remembered
 from envs.code.runs import Calls, Runs, Units
+from envs.code.sandboxes import GraderFaultError
 from envs.code.suites import Suite
-from envs.code.verdicts import NOT_RUN, Checked
 from sandbox.core.base import Sandbox
 
 _SHOWN = 500
@@ -250,3 +250,24 @@ def _of_stream(accepted: Sequence[str], answer: Answer) -> Checked:
     if same_stream(accepted, answer.output):
         return Checked(True, answer=answer.output[:_SHOWN])
     return Checked(False, "wrong answer", answer.output[:_SHOWN])
+
+
+_Value = TypeVar("_Value")
+_MOST = 64
+
+
+class Remembered(Generic[_Value]):
+    """Values by the content that they were made of; those used least recently are forgotten."""
+
+    def __init__(self) -> None:
+        self._values: OrderedDict[bytes, _Value] = OrderedDict()
+
+    def get(self, content: bytes, make: Callable[[], _Value]) -> _Value:
+        """Return what belongs to a content, making it if it is not known."""
+        key = hashlib.blake2b(content, digest_size=16).digest()
+        if key not in self._values:
+            self._values[key] = make()
+            if len(self._values) > _MOST:
+                self._values.popitem(last=False)
+        self._values.move_to_end(key)
+        return self._values[key]

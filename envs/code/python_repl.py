@@ -4,11 +4,11 @@ import json
 from typing import Any, ClassVar
 
 from envs.code.answers import read_answers
+from envs.code.conversation import Talk
 from envs.code.goals import Goal, same_answer
 from envs.code.inside import values
 from envs.code.repl_goals import draw_goal
 from envs.code.sessions import SessionEnv
-from envs.code.talks import Talk
 from envs.code.turns import cut
 from envs.core.splits import Split
 

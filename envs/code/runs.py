@@ -11,9 +11,9 @@ from envs.code.answers import GIVEN_UP, LATE, NOT_ASKED, Answer, Result, read_an
 from envs.code.bounds import Bounds, Deadline
 from envs.code.bundle import program
 from envs.code.conversation import Lines
-from envs.code.faults import GraderFaultError, raise_faults
 from envs.code.inside import values
 from envs.code.item import sent_arguments
+from envs.code.sandboxes import GraderFaultError, raise_faults
 from sandbox.core.base import Sandbox
 from sandbox.core.limits import Limits
 from sandbox.core.program import Language, Program

@@ -6,9 +6,9 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from envs.code.boxes import operator_sandbox
+from envs.code.conversation import SandboxEndedError, Talk
 from envs.code.goals import Goal
-from envs.code.talks import SandboxEndedError, Talk
+from envs.code.sandboxes import operator_sandbox
 from envs.code.turns import Turn, TurnEnv
 from envs.core.kwargs import RenderMode
 from envs.core.replies import fenced_blocks, fenced_lines, last_tagged, spoken

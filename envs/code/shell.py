@@ -3,10 +3,10 @@
 import hashlib
 from typing import Any, ClassVar
 
+from envs.code.conversation import Talk
 from envs.code.goals import Goal, same_answer
 from envs.code.sessions import SessionEnv
 from envs.code.shell_goals import draw_goal
-from envs.code.talks import Talk
 from envs.code.turns import cut
 from envs.core.splits import Split
 

@@ -1,16 +1,24 @@
 """Where tasks come from: an operator's file of items, or the problems of our own."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
+import orjson
 from pydantic import Field
 
-from envs.code.item_files import ItemFile, item_file
-from envs.code.problems.catalogue import problems_of
+from envs.code.forms import read_item
+from envs.code.item import ItemError
+from envs.code.problems.lists import LISTS
+from envs.code.problems.numbers import NUMBERS
+from envs.code.problems.problem import Problem
+from envs.code.problems.streams import STREAMS
+from envs.code.problems.texts import TEXTS
 from envs.core.kwargs import OPERATOR
-from envs.core.splits import Split
+from envs.core.splits import Split, split_of_text
 
 TaskData = Annotated[
     str | None,
@@ -49,3 +57,75 @@ class TaskSource:
             return self._file.row(rows[int(rng.integers(len(rows)))])
         problems = problems_of(wanted)
         return problems[int(rng.integers(len(problems)))].task(rng)
+
+
+class ItemFile:
+    """The items of a file. Rows stay as they are in the file until they are drawn.
+
+    Args:
+        path: A file that ends in `.jsonl` or `.parquet`.
+
+    Raises:
+        ValueError: There is none, it is of another kind, or its first row is no item.
+    """
+
+    def __init__(self, path: Path) -> None:
+        readers = {".jsonl": _json_lines, ".parquet": _parquet_rows}
+        if path.suffix not in readers:
+            raise ValueError(f"{path.name} must end in {' or '.join(readers)}")
+        if not path.is_file():
+            raise ValueError(f"there is no file {path}: set `data` to a file of items")
+        self._rows = [orjson.dumps(row) for row in readers[path.suffix](path)]
+        if not self._rows:
+            raise ValueError(f"{path.name} has no rows")
+        try:
+            read_item(self.row(0))
+        except ItemError as error:
+            raise ValueError(f"row 1 of {path.name} is no item: {error}") from None
+        self._splits = [split_of_text(row.decode()) for row in self._rows]
+
+    def row(self, number: int) -> dict[str, Any]:
+        """Return the fields of a row."""
+        fields: dict[str, Any] = orjson.loads(self._rows[number])
+        return fields
+
+    def rows_of(self, split: Split | None) -> list[int]:
+        """Return the numbers of the rows of a split, by content."""
+        return [number for number, each in enumerate(self._splits) if split is None or each == split]
+
+
+@lru_cache(maxsize=4)
+def item_file(path: Path) -> ItemFile:
+    """Return the items of a file, which are read once for all environments of a process."""
+    return ItemFile(path)
+
+
+def _json_lines(path: Path) -> Iterator[Mapping[str, Any]]:
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            try:
+                row = orjson.loads(line)
+            except orjson.JSONDecodeError as error:
+                raise ValueError(f"line {number} of {path.name} is no JSON: {error}") from None
+            if not isinstance(row, dict):
+                raise ValueError(f"line {number} of {path.name} is no JSON object")
+            yield row
+
+
+def _parquet_rows(path: Path) -> Iterator[Mapping[str, Any]]:
+    try:
+        parquet = import_module("pyarrow.parquet")
+    except ModuleNotFoundError:
+        raise ValueError(f"{path.name} needs pyarrow: pip install pyarrow") from None
+    for batch in parquet.ParquetFile(path).iter_batches(batch_size=256):
+        yield from batch.to_pylist()
+
+
+PROBLEMS: Sequence[Problem] = (*LISTS, *TEXTS, *NUMBERS, *STREAMS)
+
+
+def problems_of(split: Split | None) -> Sequence[Problem]:
+    """Return the problems of a split, or all of them."""
+    return [problem for problem in PROBLEMS if split is None or split_of_text(problem.name) == split]

@@ -3,9 +3,6 @@
 from collections.abc import Collection, Mapping
 from typing import Any
 
-EXPERT = frozenset({"expert"})
-"""The option of all that have an expert, and of those that say that they have none."""
-
 _FLAGS = ("expert", "labels")
 
 

@@ -59,15 +59,15 @@ class CallFormat:
         name: Of the format.
         read: Reads what a reply says outside thinking.
         write: Writes calls as a policy would.
-        show_result: Writes what a tool gave, for the observation.
         explain: Tells a policy how to write calls, given the tools.
+        show_result: Writes what a tool of a name gave, for the observation.
     """
 
     name: str
     read: Callable[[str, Schemas], Reading]
     write: Callable[[Sequence[ToolCall]], str]
-    show_result: Callable[[str, str], str]
     explain: Callable[[Schemas], str]
+    show_result: Callable[[str, str], str] = lambda name, content: content
 
 
 class CallFault(ValueError):  # noqa: N818 - the field says malformed call, and never error, which tools give

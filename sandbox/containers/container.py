@@ -23,7 +23,7 @@ from sandbox.core.uploads import too_large
 
 _PACKAGE = "sandbox.containers.inside"
 # In the order in which they import each other.
-_MODULES = ("memory", "frames", "files", "run", "main")
+_MODULES = ("frames", "files", "run", "main")
 _START = """
 import json, sys, types
 for name, source in json.loads(sources):

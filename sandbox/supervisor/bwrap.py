@@ -15,7 +15,7 @@ from sandbox.supervisor.order import Order
 PROGRAM = "bwrap"
 CODE = "/run/rollgym.zip"
 # Python of the system starts it: the interpreter of the server may lie where only the server can read.
-_START = f"import sys; sys.path.insert(0, {CODE!r}); from sandbox.supervisor.inner import main; main()"
+_START = f"import sys; sys.path.insert(0, {CODE!r}); from sandbox.supervisor.init import main; main()"
 _PACKAGES = ("", "core", "kernel", "supervisor")
 _UNCHECKED = (1).to_bytes(4, "little")
 _SHARED_MEMORY_MB = 8

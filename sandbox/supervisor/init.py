@@ -9,13 +9,14 @@ import select
 import selectors
 import signal
 import socket
+import sys
 import time
 from collections.abc import Mapping
 from typing import Any
 
 from sandbox.supervisor import files
 from sandbox.supervisor.frames import Frame, FrameError, receive_frame, send_frame
-from sandbox.supervisor.jails import Jail
+from sandbox.supervisor.jails import InnerJail, Jail
 from sandbox.supervisor.restrictions import apply_limits, resource_limits, spawn
 
 _REAP_SECONDS = 2.0
@@ -147,3 +148,10 @@ def run_init(channel: socket.socket, jail: Jail) -> None:
         pass
     finally:
         os._exit(code)
+
+
+def main() -> None:
+    """Serve the monitor."""
+    channel = socket.socket(fileno=int(sys.argv[1]))
+    channel.set_inheritable(False)
+    run_init(channel, InnerJail())

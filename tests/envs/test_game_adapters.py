@@ -10,7 +10,7 @@ from gymnasium.utils.env_checker import check_env
 
 from clients.checks.trace import trace
 from clients.client.env import RemoteEnv
-from envs.adapters.extras import MissingExtraError, import_extra
+from envs.adapters.known import MissingExtraError, import_extra
 from envs.adapters.pettingzoo import PettingZooAdapter
 from envs.adapters.pettingzoo_sheets import SHEETS
 from envs.adapters.textarena import TextArenaAdapter

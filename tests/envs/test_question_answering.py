@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envs.core.splits import split_of_text
-from envs.verifiers.dates import read_date
-from envs.verifiers.question_answering import QuestionAnsweringEnv, normal, overlap, read_boolean
+from envs.verifiers.question_answering import QuestionAnsweringEnv, normal, overlap, read_boolean, read_date
 from envs.verifiers.question_answering_tasks import KINDS
 
 ENVIRONMENT = QuestionAnsweringEnv()

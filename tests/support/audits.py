@@ -10,12 +10,10 @@ from typing import Any, Self
 
 from clients.audit.card import Card, Entry, Verdict
 from clients.audit.costs import audit_costs
-from clients.audit.discovery import discover
-from clients.audit.memory import resident_of_tree
 from clients.audit.runner import run_audit
-from clients.audit.subject import Budget, Settings, Subject
+from clients.audit.subject import Budget, Settings, Subject, discover
 from clients.client.client import EnvClient
-from clients.measuring.metrics import queued_seconds
+from clients.measuring.metrics import queued_seconds, resident_of_tree
 from clients.process.local_server import LocalServer
 
 

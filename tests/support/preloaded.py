@@ -60,7 +60,7 @@ class Command(NamedTuple):
 TRAIN = Command(
     "roll-train",
     "trainer.cli",
-    ("trainer.commands.train", "trainer.commands.evaluate", "trainer.commands.rollout"),
+    ("trainer.commands.train", "trainer.commands.policy", "trainer.commands.rollout"),
 )
 SERVE = Command("roll-serve", "env_server.cli")
 _COMMANDS = {each.name: each for each in (TRAIN, SERVE)}

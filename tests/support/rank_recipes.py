@@ -15,7 +15,7 @@ from tests.support.tiny_models import adapted_model, sharp_model
 from trainer.backends.fsdp2 import fsdp2_backend, fsdp2_model
 from trainer.backends.heads import PolicyHead, ValueHead
 from trainer.backends.optimizer import Schedule
-from trainer.backends.sharded_reference import ShardedPolicyWithoutAdapters
+from trainer.backends.reference import ShardedPolicyWithoutAdapters
 from trainer.backends.zero import zero_backend
 from trainer.config.model import LoraSettings
 from trainer.config.optimizer import OptimizerSettings

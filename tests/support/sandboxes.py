@@ -2,7 +2,7 @@
 
 import pytest
 
-from envs.code.boxes import operator_sandbox
+from envs.code.sandboxes import operator_sandbox
 from sandbox.core.base import Sandbox, SandboxUnavailableError
 
 

@@ -9,7 +9,7 @@ import pytest
 from tests.support.processes import read_lines
 from trainer.config.checks import check_settings
 from trainer.config.load import load_settings, public_settings
-from trainer.config.tracking import TrackingSettings
+from trainer.config.output import TrackingSettings
 from trainer.core.errors import ConfigError
 from trainer.learn.boards import BOARDS_FILE, GuardedBoard, RunIdentity, flat, open_boards
 from trainer.learn.tracking import Tracker

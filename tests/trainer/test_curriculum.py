@@ -12,7 +12,7 @@ from trainer.config.rollout import CurriculumSettings, TaskSettings
 from trainer.core.errors import ConfigError
 from trainer.core.run_files import DamagedFileError
 from trainer.tasks.curriculum import CURRICULUM_FILE, CurriculumTaskSource
-from trainer.tasks.interleaved import EnvironmentStream
+from trainer.tasks.sources import EnvironmentStream
 
 SETTINGS = CurriculumSettings(smoothing=0.0, floor=0.05)
 

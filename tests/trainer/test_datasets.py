@@ -22,7 +22,7 @@ from trainer.evaluation.panels import build_panel
 from trainer.records.checkpoint import CheckpointError
 from trainer.rollout.environments import EnvironmentPool
 from trainer.tasks.dataset import _place_in_pass, load_streams, row_streams
-from trainer.tasks.interleaved import EnvironmentStream, InterleavedTaskSource
+from trainer.tasks.sources import EnvironmentStream, InterleavedTaskSource
 
 ROWS = [
     {"question": f"{number} + 1", "answer": str(number + 1), "kind": "sum", "pass_rate": number / 10}

@@ -12,7 +12,7 @@ from trainer.cli import main
 from trainer.commands.memory import plan_lines
 from trainer.config.load import load_settings
 from trainer.core.errors import ConfigError
-from trainer.models.known_shapes import KNOWN
+from trainer.models.shape import KNOWN
 
 SEVEN, MIXTURE = "model.path=Qwen/Qwen2.5-7B", "model.path=Qwen/Qwen3-30B-A3B"
 LAUNCHED = "inference={kind: vllm, launch: {tensor_parallel: %d}}"

@@ -186,7 +186,7 @@ def test_a_defect_is_no_mistake_of_the_users(capfd, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("command", "function"),
-    [("eval", "trainer.commands.evaluate.evaluate"), ("rollout", "trainer.commands.rollout.rollout")],
+    [("eval", "trainer.commands.policy.evaluate"), ("rollout", "trainer.commands.rollout.rollout")],
 )
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory."), MemoryError()])
 def test_playing_without_memory_names_what_takes_less(capfd, monkeypatch, command, function, error):

@@ -8,7 +8,7 @@ import torch
 from tests.support.tiny_models import WeightsOf, reference_logprobs, sharp_model
 from trainer.algorithms.corrections import banded, importance_weights, truncated
 from trainer.inference.base import GenerationRequest, SamplingParams
-from trainer.inference.queue import GenerationQueue
+from trainer.inference.forwarding import GenerationQueue
 from trainer.inference.torch_engine import TorchEngine
 from trainer.learn.rows import step_rows, trajectory_rows
 from trainer.records.trajectory import Trajectory, Turn

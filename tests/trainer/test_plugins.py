@@ -12,12 +12,12 @@ from trainer.algorithms.episodes import choose_episodes
 from trainer.algorithms.filter_settings import CustomEpisodes, CustomFilter
 from trainer.algorithms.filters import filter_groups
 from trainer.cli import main
-from trainer.config.prompt import PromptSettings
+from trainer.config.rollout import PromptSettings
 from trainer.core.errors import PluginError
 from trainer.core.plugins import load_plugin
 from trainer.core.seeding import MAX_WIRE_SEED
 from trainer.rollout.context import context_policy
-from trainer.tasks.own_source import OwnTaskSource
+from trainer.tasks.sources import OwnTaskSource
 from trainer.tasks.task import Task
 
 _calls = [0]

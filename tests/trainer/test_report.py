@@ -10,10 +10,10 @@ from starlette.testclient import TestClient
 
 from trainer.cli import main
 from trainer.evaluation.reporting.charts import Line, line_chart, short, stacked_chart, thinned
+from trainer.evaluation.reporting.episodes import keep_tokenizer, token_text
 from trainer.evaluation.reporting.live import LivePage
 from trainer.evaluation.reporting.page import duration, render_page
 from trainer.evaluation.reporting.run_folder import NoRunError, number, read_run
-from trainer.evaluation.reporting.tokens import keep_tokenizer, token_text
 from trainer.inference.base import GenerationResult
 from trainer.models.tokenizer import build_tiny_tokenizer
 from trainer.records.group import Group

@@ -126,7 +126,7 @@ def test_an_asynchronous_run_accounts_for_every_task_after_a_kill(tmp_path, conf
         for line in read_lines(tmp_path / "run" / "episodes.jsonl")
     }
     from trainer.config.load import load_settings
-    from trainer.tasks.mixture import MixtureTaskSource
+    from trainer.tasks.sources import MixtureTaskSource
 
     settings = load_settings(config)
     source = MixtureTaskSource(settings.tasks, settings.seed)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainer.config.rollout import TaskSettings
-from trainer.tasks.mixture import MixtureTaskSource
+from trainer.tasks.sources import MixtureTaskSource
 
 MIX = [
     TaskSettings(env_id="A-v0", weight=3, kwargs={"size": 4}),

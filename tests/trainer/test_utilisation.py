@@ -3,12 +3,16 @@
 import pytest
 
 from trainer.config.load import load_settings
-from trainer.learn.utilisation import TrainingWork, training_work
-from trainer.models.accelerators import KNOWN as ACCELERATORS
-from trainer.models.accelerators import accelerator_named
-from trainer.models.flops import forward_flops, training_flops, utilisation
-from trainer.models.known_shapes import KNOWN, tiny_config
-from trainer.models.shape import ModelShape
+from trainer.learn.utilisation import (
+    ACCELERATORS,
+    TrainingWork,
+    accelerator_named,
+    forward_flops,
+    training_flops,
+    training_work,
+    utilisation,
+)
+from trainer.models.shape import KNOWN, ModelShape, tiny_config
 
 SEVEN = ModelShape.from_config(KNOWN["Qwen/Qwen2.5-7B"])
 MIXTURE = ModelShape.from_config(KNOWN["Qwen/Qwen3-30B-A3B"])

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from trainer.algorithms.advantages import NO_DEVIATION, group_advantages
-from trainer.algorithms.rewards import TurnValues, discounted_turn_returns
+from trainer.algorithms.rewards import TurnValues, charged_turn_returns
 
 _Step = tuple[int, int]
 _SAME = 1e-9
@@ -43,12 +43,7 @@ def hgpo_advantages(
         turn_discount: Discount of step returns.
         epsilon: Added to deviations, and to the sum of the weights.
     """
-    returns = [discounted_turn_returns(turns, turn_discount) for turns in rewards]
-    if charges is not None:
-        returns = [
-            [value + charge for value, charge in zip(*pair, strict=True)]
-            for pair in zip(returns, charges, strict=True)
-        ]
+    returns = charged_turn_returns(rewards, charges, turn_discount)
     found: dict[_Step, list[tuple[int, float]]] = {}
     if episode_group:
         for step, value in _episode_advantages(

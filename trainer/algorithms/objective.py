@@ -5,7 +5,7 @@ from typing import assert_never
 import torch
 from torch import Tensor
 
-from trainer.algorithms.aggregation import Denominators, aggregate, share
+from trainer.algorithms.aggregation import Denominators, Metrics, aggregate, collect, share
 from trainer.algorithms.batch import LossInputs, SurrogateInputs
 from trainer.algorithms.corrections import (
     banded,
@@ -27,7 +27,6 @@ from trainer.algorithms.losses import (
     vespo_surrogate,
     weighted_surrogate,
 )
-from trainer.algorithms.metrics import Metrics, collect
 from trainer.algorithms.ratio import Clip, clipped_difference, log_ratio
 from trainer.algorithms.settings import AlgorithmSettings
 from trainer.core.plugins import load_plugin

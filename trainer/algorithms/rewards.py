@@ -119,6 +119,19 @@ def discounted_turn_returns(rewards: Sequence[float], discount: float) -> list[f
     return returns[::-1]
 
 
+def charged_turn_returns(
+    rewards: Sequence[Sequence[float]], charges: Sequence[Sequence[float]] | None, discount: float
+) -> list[list[float]]:
+    """Return each turn's discounted return, with what is charged on that turn's own return after discounting."""
+    returns = [discounted_turn_returns(turns, discount) for turns in rewards]
+    if charges is None:
+        return returns
+    return [
+        [value + charge for value, charge in zip(*pair, strict=True)]
+        for pair in zip(returns, charges, strict=True)
+    ]
+
+
 def placed_rewards(rewards: Sequence[Sequence[float]], stream: TokenStream, mask: Tensor) -> Tensor:
     """Return turn rewards on the last sampled token of each turn, float64 `[rows, tokens]`.
 

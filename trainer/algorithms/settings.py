@@ -11,7 +11,6 @@ from pydantic import Field, PositiveInt, field_validator, model_validator
 from trainer.algorithms.advantage_settings import (
     AdvantageSettings,
     GroupAdvantage,
-    MovingBaselineAdvantage,
     OptimalTokenAdvantage,
     SpoAdvantage,
 )
@@ -209,11 +208,6 @@ class AlgorithmSettings(Settings):
     def needs_squared_probabilities(self) -> bool:
         """Whether the sum of squared probabilities at each token is read."""
         return isinstance(self.advantage, OptimalTokenAdvantage)
-
-    @property
-    def tracks_returns(self) -> bool:
-        """Whether returns are remembered between steps, by domain or task."""
-        return isinstance(self.advantage, MovingBaselineAdvantage)
 
     @property
     def tracks_values(self) -> bool:

@@ -22,8 +22,8 @@ from trainer.algorithms.hgpo import hgpo_advantages
 from trainer.algorithms.moving_baseline import moving_baseline_advantages
 from trainer.algorithms.rewards import (
     TurnValues,
+    charged_turn_returns,
     discounted_return,
-    discounted_turn_returns,
     turn_charges,
     turn_rewards,
 )
@@ -160,12 +160,7 @@ def _return_advantages(
     advantage: TurnAdvantage, batch: TrajectoryBatch, rewards: TurnValues, charges: TurnValues | None
 ) -> TurnValues:
     lengths = torch.tensor([len(turns) for turns in rewards], dtype=torch.int64)
-    steps = [discounted_turn_returns(turns, advantage.turn_discount) for turns in rewards]
-    if charges is not None:
-        steps = [
-            [value + charge for value, charge in zip(*pair, strict=True)]
-            for pair in zip(steps, charges, strict=True)
-        ]
+    steps = charged_turn_returns(rewards, charges, advantage.turn_discount)
     flat = group_advantages(
         torch.tensor([value for turns in steps for value in turns], dtype=torch.float64),
         torch.tensor(batch.groups, dtype=torch.int64).repeat_interleave(lengths),

@@ -31,15 +31,14 @@ from trainer.core.errors import ConfigError
 from trainer.core.plugins import load_plugin
 from trainer.core.seeding import derive_seed
 from trainer.inference.base import InferenceClient, SamplingParams
-from trainer.inference.queue import GenerationQueue
+from trainer.inference.forwarding import GenerationQueue
 from trainer.learn.weights.publisher import WeightPublisher
 from trainer.models.load import load_model, load_tokenizer, model_folder
 from trainer.models.lora import ADAPTER_CONFIG, add_lora, load_adapter
 from trainer.models.pictures import BLIND, PictureProcessor, load_pictures, sees
 from trainer.models.reward_model import RewardModel
-from trainer.models.stop_ids import stop_ids
 from trainer.models.tiny import TinyPolicySettings, build_tiny_model, tiny_pictures
-from trainer.models.tokenizer import IMAGE, build_tiny_tokenizer
+from trainer.models.tokenizer import IMAGE, build_tiny_tokenizer, stop_ids
 from trainer.models.value_head import ValueModel
 from trainer.models.weights import place, twin_of
 from trainer.rollout.actors import ModelActor
@@ -53,9 +52,13 @@ from trainer.rollout.rendering import ChatRenderer
 from trainer.rollout.slots import BoundedSlots, EpisodeSlots
 from trainer.tasks.curriculum import CurriculumTaskSource
 from trainer.tasks.dataset import load_streams
-from trainer.tasks.interleaved import EnvironmentStream, InterleavedTaskSource, TaskStream
-from trainer.tasks.mixture import MixtureTaskSource
-from trainer.tasks.own_source import OwnTaskSource
+from trainer.tasks.sources import (
+    EnvironmentStream,
+    InterleavedTaskSource,
+    MixtureTaskSource,
+    OwnTaskSource,
+    TaskStream,
+)
 from trainer.tasks.task import TaskSource
 
 _STREAM_BLOCK = 1000

@@ -13,7 +13,6 @@ from trainer.config.distillation import DistillSettings
 from trainer.config.model import LoraSettings, ModelSettings
 from trainer.config.run import RunSettings
 from trainer.core.errors import ConfigError
-from trainer.models.known_shapes import KNOWN, tiny_config
 from trainer.models.memory_plan import (
     Engine,
     MemoryPlan,
@@ -25,7 +24,7 @@ from trainer.models.memory_plan import (
     frozen_need,
     trained_need,
 )
-from trainer.models.shape import ModelShape
+from trainer.models.shape import KNOWN, ModelShape, tiny_config
 
 _LAUNCHED_SHARE = 0.9
 """What a server takes of its device's memory where nobody says (vLLM's own choice)."""

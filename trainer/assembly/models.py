@@ -24,16 +24,16 @@ from trainer.assembly.build import (
     warm_start_backend,
 )
 from trainer.assembly.layout import check_combinations
-from trainer.assembly.rank_groups import RankGroups, mesh_shape
+from trainer.assembly.standing import RankGroups, mesh_shape
 from trainer.assembly.turns import SharedDevices
 from trainer.backends.base import Scorer, TrainBackend
 from trainer.backends.fsdp2 import fsdp2_backend, fsdp2_model
-from trainer.backends.gradient_checkpointing import bodies_of
 from trainer.backends.heads import Head
+from trainer.backends.layers import bodies_of
 from trainer.backends.optimizer import Schedule
 from trainer.backends.rank_group import RankGroup
 from trainer.backends.ranked import RankedBackend, Ranks
-from trainer.backends.sharded_reference import ShardedPolicyWithoutAdapters
+from trainer.backends.reference import ShardedPolicyWithoutAdapters
 from trainer.backends.zero import zero_backend
 from trainer.cluster.cluster import Cluster
 from trainer.cluster.local_roles import RANKS_FOLDER

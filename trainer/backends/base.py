@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 from torch import Tensor
 
-from trainer.algorithms.metrics import Metrics
+from trainer.algorithms.aggregation import Metrics
 from trainer.records.images import PlacedImage
 
 

@@ -9,8 +9,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from trainer.backends.base import TrainRow
-
 
 def length_buckets(lengths: Sequence[int], budget: int) -> list[list[int]]:
     """Return row indices by micro-batch, longest rows first.
@@ -37,8 +35,3 @@ def length_buckets(lengths: Sequence[int], budget: int) -> list[list[int]]:
 def pad_rows(rows: Sequence[Tensor]) -> Tensor:
     """Return `[rows, longest]`, zeros behind the end of each row."""
     return torch.nn.utils.rnn.pad_sequence(list(rows), batch_first=True)
-
-
-def pad_field(rows: Sequence[TrainRow], name: str) -> Tensor:
-    """Return one of the rows' fields as `[rows, longest]`."""
-    return pad_rows([row.fields[name] for row in rows])

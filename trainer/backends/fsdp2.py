@@ -15,10 +15,9 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.tensor import DTensor, Replicate
 
-from trainer.backends.compilation import CompiledLayers
 from trainer.backends.dtensor_pieces import DTensorPieces, local_of, whole_of
-from trainer.backends.gradient_checkpointing import bodies_of, layers_of
 from trainer.backends.heads import Head
+from trainer.backends.layers import CompiledLayers, bodies_of, layers_of
 from trainer.backends.optimizer import Schedule, make_optimizer
 from trainer.backends.prefix_costs import sharing_costs
 from trainer.backends.rank_group import RankGroup

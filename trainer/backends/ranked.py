@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainer.algorithms.metrics import merge
+from trainer.algorithms.aggregation import merge
 from trainer.backends.balance import balanced, balanced_trees, row_cost
 from trainer.backends.base import (
     Digest,

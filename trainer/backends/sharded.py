@@ -11,12 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainer.algorithms.metrics import Metrics, merge
+from trainer.algorithms.aggregation import Metrics, merge
 from trainer.backends.base import EntropyMode, LossFunction, MicroBatch, StepReport, TrainRow
-from trainer.backends.compilation import CompiledLayers
 from trainer.backends.forward_pass import KeptOutputs
-from trainer.backends.gradient_checkpointing import GradientCheckpointing
 from trainer.backends.heads import Head
+from trainer.backends.layers import CompiledLayers, GradientCheckpointing
 from trainer.backends.optimizer import Schedule
 from trainer.backends.prefix_tree import Bucket, CallCosts
 from trainer.backends.rank_group import RankGroup

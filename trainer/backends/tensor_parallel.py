@@ -12,7 +12,7 @@ from torch.distributed.tensor.parallel import (
 )
 from transformers import PreTrainedModel
 
-from trainer.backends.gradient_checkpointing import bodies_of
+from trainer.backends.layers import bodies_of
 from trainer.backends.rank_group import RankGroup
 from trainer.core.errors import ConfigError
 from trainer.models.lora import has_adapters

@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from trainer.algorithms.metrics import Metrics, merge
+from trainer.algorithms.aggregation import Metrics, merge
 from trainer.backends.base import (
     Digest,
     EntropyMode,
@@ -17,17 +17,15 @@ from trainer.backends.base import (
     StepReport,
     TrainRow,
 )
-from trainer.backends.compilation import CompiledLayers
 from trainer.backends.forward_pass import ForwardPass, KeptOutputs
-from trainer.backends.gradient_checkpointing import GradientCheckpointing
 from trainer.backends.heads import Head
-from trainer.backends.master_weights import MasterWeights
+from trainer.backends.layers import CompiledLayers, GradientCheckpointing
 from trainer.backends.optimizer import Schedule, make_optimizer
 from trainer.backends.prefix_costs import sharing_costs
 from trainer.backends.skipping import LOSS, gradient_named
 from trainer.config.optimizer import OptimizerSettings
 from trainer.models.load import save_weights
-from trainer.models.lora import has_adapters, save_adapter
+from trainer.models.lora import has_adapters, is_adapter, save_adapter
 from trainer.models.weights import hub_tensors, parameters_of
 from trainer.records.pieces import whole_state
 
@@ -214,3 +212,76 @@ class TorchBackend:
         self._masters.publish()
         self._optimizer.load_state_dict(state["optimizer"])
         self._steps = state["steps"]
+
+
+class MasterWeights:
+    """The weights that are trained, in float32 (Micikevicius et al. 2018, section 3.1).
+
+    A step of AdamW is often smaller than half the distance of two neighbouring bfloat16 numbers: added to such weights,
+    it is lost. The optimizer therefore keeps weights and gradients in float32, and the model computes with rounded
+    copies. Autocast over float32 weights would take as much memory and round every weight anew at each use; and the
+    embedded engine could not share the weights that training computes with, bit by bit.
+
+    Weights that the model computes with in float32 are their own masters. Gradients of the others move over to their
+    masters as soon as they are there, so that those of micro-batches add up in float32 and none is held twice.
+
+    Args:
+        model: The model. Those of its bodies' trained weights that are no adapters are rounded to `dtype`; what is
+            frozen stays as it is.
+        dtype: Type of numbers that the model computes in.
+    """
+
+    def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
+        self._model = model
+        self._rounded: dict[nn.Parameter, nn.Parameter] = {}
+        self._hooks = []
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad and not is_adapter(name) and _is_of_a_body(model, name):
+                master = nn.Parameter(parameter.data.float())
+                parameter.data = master.data.to(dtype)
+                if dtype == torch.float32:
+                    continue  # one and the same
+                self._rounded[parameter] = master
+                self._hooks.append(parameter.register_post_accumulate_grad_hook(self._take_gradient))
+        self.trained = [
+            self._rounded.get(parameter, parameter)
+            for parameter in model.parameters()
+            if parameter.requires_grad
+        ]
+
+    def named(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield what is trained by name, in float32; tied weights once."""
+        for name, parameter in self._model.named_parameters():
+            if parameter.requires_grad:
+                yield name, self._rounded.get(parameter, parameter).detach()
+
+    @torch.no_grad()
+    def publish(self) -> None:
+        """Round the masters into the model, after a step or where they were loaded."""
+        for parameter, master in self._rounded.items():
+            parameter.copy_(master)
+
+    def release(self) -> None:
+        """Give the model its weights in float32: who trains it next loses nothing."""
+        for hook in self._hooks:
+            hook.remove()
+        for parameter, master in self._rounded.items():
+            parameter.data = master.data
+        self._rounded, self._hooks = {}, []
+
+    def _take_gradient(self, parameter: Tensor) -> None:
+        assert isinstance(parameter, nn.Parameter)
+        assert parameter.grad is not None
+        master = self._rounded[parameter]
+        if master.grad is None:
+            master.grad = parameter.grad.float()
+        else:
+            master.grad.add_(parameter.grad)
+        parameter.grad = None
+
+
+def _is_of_a_body(model: nn.Module, name: str) -> bool:
+    """Whether a parameter belongs to a language model, and not to what was put on top of one."""
+    if isinstance(model, PreTrainedModel):
+        return True
+    return isinstance(getattr(model, name.partition(".")[0]), PreTrainedModel)

@@ -14,13 +14,13 @@ from typing import Any
 import ray
 from ray.exceptions import GetTimeoutError, OutOfMemoryError, RayError, RayTaskError
 
+from clients.process.ray_handlers import gist
 from trainer.backends.local_ranks import last_words
 from trainer.backends.transport import pack
 from trainer.core.errors import RoleDiedError, RunError
 
 _LOOK_AT_NODE_EVERY_S = 2.0
 _GONE_TIMEOUT_S = 15.0
-_LONGEST_REASON = 300
 _NODE_DIED = re.compile(
     r"node has died|node died|node was (?:terminated|removed)|node .{0,80} (?:is|was) dead"
 )
@@ -178,13 +178,3 @@ class RayProcess:
 def _aside(work: Callable[[], None]) -> None:
     """Do what asks Ray something in a thread of its own: Ray's, which hands answers over, would wait for itself."""
     threading.Thread(target=work, name="ray-death", daemon=True).start()
-
-
-def gist(error: BaseException) -> str:
-    """The first and the last line of what Ray says: between them are often stacks of other processes."""
-    # What it supposes to be the reason is the same each time.
-    text = str(error).partition("Some common causes include")[0].partition("There are some potential root")[0]
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    if not lines:
-        return type(error).__name__
-    return lines[0] if len(lines) == 1 else f"{lines[0]} ({lines[-1][:_LONGEST_REASON]})"

@@ -17,9 +17,9 @@ from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from clients.process.ray_handlers import own_breakpoints, take_back_signals
+from clients.process.ray_handlers import gist, own_breakpoints, take_back_signals
 from trainer.cluster.placement import Placement
-from trainer.cluster.ray_process import Node, RayProcess, gist, nodes
+from trainer.cluster.ray_process import Node, RayProcess, nodes
 from trainer.cluster.role_host import RoleHost
 from trainer.core.errors import ConfigError, RunError
 

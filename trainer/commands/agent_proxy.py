@@ -12,7 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NoReturn, get_args
 
-from clients.cli.version import add_version
+from clients.process.installed import add_version
 from trainer.config.inference import DialectName
 from trainer.core.errors import ConfigError, TrainerError
 
@@ -201,7 +201,7 @@ async def opened_policy(options: argparse.Namespace) -> AsyncIterator["PolicySer
     from trainer.config.checks import check_model_path
     from trainer.inference.base import SamplingParams
     from trainer.models.load import load_model, load_tokenizer, model_folder
-    from trainer.models.stop_ids import stop_ids
+    from trainer.models.tokenizer import stop_ids
 
     check_model_path(options.model)
     folder = model_folder(options.model)

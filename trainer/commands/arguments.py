@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from clients.cli.version import add_version
+from clients.process.installed import add_version
 
 COMMANDS = {
     "train": "train a policy in served environments (what is done without a command)",

@@ -20,7 +20,7 @@ from trainer.cluster.cluster import open_cluster
 from trainer.cluster.placement import picture, place_roles
 from trainer.commands.plots import plot_curves
 from trainer.commands.policy import MODEL_FOLDER, save_policy
-from trainer.commands.resume import clear_records, find_checkpoint, keep_settings
+from trainer.commands.resume import find_checkpoint, go_back, keep_settings
 from trainer.commands.supervision import run_supervised
 from trainer.config.checks import check_settings
 from trainer.config.cluster import ClusterSettings
@@ -41,7 +41,7 @@ from trainer.core.ending import Ending
 from trainer.core.errors import ConfigError
 from trainer.core.run_files import write_errors
 from trainer.evaluation.demonstrations import collect_demonstrations
-from trainer.evaluation.reporting.tokens import keep_tokenizer
+from trainer.evaluation.reporting.episodes import keep_tokenizer
 from trainer.learn.boards import RunIdentity, open_boards
 from trainer.learn.example_batches import ExampleBatches
 from trainer.learn.learner import Models
@@ -116,12 +116,7 @@ async def _learn(
     ours = checkpoint is not None and store.holds(checkpoint.folder)
     keep_settings(settings, directory, resuming=ours)
     keep_data(prepared.data, directory, resuming=ours)
-    if checkpoint is not None:
-        console.say(f"resuming at step {checkpoint.state.step} from {checkpoint.folder}")
-    if checkpoint is not None and ours:
-        store.go_back_to(checkpoint.folder, checkpoint.state.step)
-    elif clear_records(directory):
-        console.say(f"the run in {directory} left no checkpoint: it begins again, and its records with it")
+    go_back(store, checkpoint, directory, console.say)
     keep_tokenizer(policy.tokenizer, directory)
     placement = place_roles(settings)
     if settings.cluster != ClusterSettings():

@@ -23,11 +23,7 @@ def plot_run(directory: Path, title: str) -> Path:
     Every panel of the evaluation is drawn with its 95 % interval, the baselines as dashed lines, and below it what was
     seen while training.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
+    pyplot = _pyplot()
     rows = read_lines(directory / "metrics.jsonl")
     panels = sorted({key.split("/")[1] for row in rows for key in row if key.startswith("evaluate/")})
     figure, axes = pyplot.subplots(
@@ -45,19 +41,12 @@ def plot_run(directory: Path, title: str) -> Path:
         axis.set_title(label, fontsize=10)
         axis.set_xlabel("training step")
         axis.grid(alpha=0.3)
-    path = directory / "curves.png"
-    figure.savefig(path, dpi=110)
-    pyplot.close(figure)
-    return path
+    return _saved(figure, directory)
 
 
 def plot_curves(directory: Path, title: str) -> Path:
     """Draw what a run that learns from examples measured, loss and all, and return the picture's path."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
+    pyplot = _pyplot()
     rows = read_lines(directory / "metrics.jsonl")
     names = sorted({key for row in rows for key in row if key.startswith(_LEARNT) and row[key] is not None})
     held_out = "evaluate/held_out/"
@@ -79,9 +68,22 @@ def plot_curves(directory: Path, title: str) -> Path:
         axis.set_xlabel("step")
         axis.grid(alpha=0.3)
         axis.legend(fontsize=8)
+    return _saved(figure, directory)
+
+
+def _pyplot() -> Any:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    return pyplot
+
+
+def _saved(figure: Any, directory: Path) -> Path:
     path = directory / "curves.png"
     figure.savefig(path, dpi=110)
-    pyplot.close(figure)
+    _pyplot().close(figure)
     return path
 
 

@@ -1,14 +1,30 @@
-"""The trained policy of a run."""
+"""The trained policy of a run, measured (`roll-train eval`) and written for other tools (`roll-train export`)."""
 
 import sys
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import torch
 
-from trainer.assembly.build import Policy, build_policy
+from trainer.assembly.agents import open_player
+from trainer.assembly.build import (
+    Policy,
+    bring_weights,
+    build_policy,
+    open_environments,
+    open_players,
+    task_source,
+)
+from trainer.assembly.inference import check_inference
+from trainer.assembly.judges import open_judges_alone
 from trainer.backends.base import TrainBackend
 from trainer.config.run import RunSettings
-from trainer.models.lora import ADAPTER_CONFIG
+from trainer.core.console import RunConsole
+from trainer.core.errors import ConfigError, RunError
+from trainer.core.run_files import write_errors
+from trainer.evaluation.evaluator import Evaluator, build_panels
+from trainer.models.load import save_model
+from trainer.models.lora import ADAPTER_CONFIG, has_adapters, save_adapter
 from trainer.records.checkpoint import Checkpoint, CheckpointError, CheckpointStore, load_checkpoint
 from trainer.records.pieces import whole_state
 
@@ -76,3 +92,52 @@ def _of_checkpoint(settings: RunSettings, checkpoint: Checkpoint) -> Policy:
 
 def _say(text: str) -> None:
     sys.stderr.write(f"roll-train: {text}\n")
+
+
+async def evaluate(settings: RunSettings, checkpoint: Path | None) -> int:
+    """Measure a trained policy on the panels of its run."""
+    check_inference(settings)
+    async with AsyncExitStack() as stack:
+        console = RunConsole(settings.steps, live=False)
+        policy = trained_policy(settings, checkpoint)
+        settings = await open_judges_alone(settings, stack, console.say)
+        pool = await stack.enter_async_context(open_environments(settings, console))
+        players = await stack.enter_async_context(open_players(settings, policy, pool, console))
+        await bring_weights(settings, policy, players)
+        panels = await build_panels(settings, pool)
+        player = await stack.enter_async_context(open_player(settings, policy, players, console))
+        evaluator = Evaluator(settings, player, pool, console, panels, task_source(settings))
+        evaluator.say("baseline", await evaluator.baselines())
+        scores = await evaluator.measure(whole=True)
+        evaluator.say("policy", scores)
+        if panels and not scores:
+            raise RunError("nothing could be measured; the lines above say why")
+    return 0
+
+
+def export(settings: RunSettings, checkpoint: Path | None, output: Path, *, adapter: bool) -> int:
+    """Write the policy of a checkpoint, or the run's newest, in Hugging Face layout.
+
+    Args:
+        settings: The run.
+        checkpoint: Checkpoint folder, model directory or adapter's folder; the run's newest if None.
+        output: Where to; a folder that is empty, or not there yet.
+        adapter: Whether to write the adapters alone, in peft's layout, in place of adding them to the model's weights.
+
+    Raises:
+        ConfigError: If there is something in `output`, or no adapter to keep.
+        CheckpointError: If there is no such policy.
+    """
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise ConfigError(f"--output {output} holds something already: name another folder")
+    policy = trained_policy(settings, checkpoint)
+    if adapter and not has_adapters(policy.model):
+        raise ConfigError("--adapter: this policy has no adapters beside its weights; leave --adapter out")
+    with write_errors(output):
+        if adapter:
+            save_adapter(policy.model, output)
+            policy.processor.save_pretrained(output)
+        else:
+            save_model(policy.model, policy.processor, output)
+    RunConsole(settings.steps, live=False).say(f"{'adapters' if adapter else 'model'}: {output}")
+    return 0

@@ -158,6 +158,18 @@ def _step_of(line: bytes) -> object:
         return None
 
 
+def go_back(
+    store: CheckpointStore, checkpoint: Checkpoint | None, directory: Path, say: Callable[[str], None]
+) -> None:
+    """Have a directory's records end where a run goes on: at its checkpoint, or, without one of its own, nowhere."""
+    if checkpoint is not None:
+        say(f"resuming at step {checkpoint.state.step} from {checkpoint.folder}")
+    if checkpoint is not None and store.holds(checkpoint.folder):
+        store.go_back_to(checkpoint.folder, checkpoint.state.step)
+    elif clear_records(directory):
+        say(f"the run in {directory} left no checkpoint: it begins again, and its records with it")
+
+
 def clear_records(directory: Path) -> bool:
     """Remove what a run wrote that ended before its first checkpoint, and return whether it had trained.
 

@@ -1,12 +1,14 @@
 """`roll-train rollout`: episodes without training, one after the other, where a debugger works."""
 
 import sys
-from collections.abc import Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from clients.client.session import EnvSession
+from clients.measuring.statistics import mean_interval, success_rate
+from env_server.process.embedding import ConfigurationError, serve_here
 from trainer.assembly.agents import PolicyPlayer, open_player
 from trainer.assembly.build import (
     bring_weights,
@@ -17,14 +19,13 @@ from trainer.assembly.build import (
 from trainer.assembly.data_check import check_streams
 from trainer.assembly.inference import check_inference
 from trainer.assembly.judges import open_judges_alone
-from trainer.commands.own_server import server_in_this_process
 from trainer.commands.policy import trained_policy
 from trainer.commands.recordings import EpisodeWriter, read_recording
 from trainer.config.run import RunSettings
 from trainer.core.console import RunConsole
 from trainer.core.errors import ConfigError
+from trainer.core.plugins import load_attribute
 from trainer.core.seeding import generator
-from trainer.core.statistics import mean_interval, success_rate
 from trainer.evaluation.panels import build_panel
 from trainer.evaluation.play import in_time
 from trainer.records.trajectory import Trajectory
@@ -161,3 +162,21 @@ def _print_episode(console: RunConsole, number: int, trajectory: Trajectory) -> 
         console.say(f"{turn.observation}\n  turn {place}: {turn.reply!r}  reward {turn.reward:g}")
     console.say(f"  {trajectory.outcome.value} {trajectory.detail}  reward {trajectory.total_reward:g}")
     sys.stdout.flush()
+
+
+@asynccontextmanager
+async def server_in_this_process(environments: Sequence[str]) -> AsyncIterator[str]:
+    """Serve the built-in environments and `environments` while the context is open, and give the server's URL.
+
+    Raises:
+        ConfigError: If an environment cannot be served, or a module cannot be imported.
+    """
+    for named in environments:
+        # Whatever a module of the user's raises when it is imported is made readable here.
+        load_attribute(named.rpartition("=")[2])
+    async with AsyncExitStack() as stack:
+        try:
+            url = await stack.enter_async_context(serve_here(environments, allow_expert=True))
+        except ConfigurationError as error:
+            raise ConfigError(f"cannot serve {', '.join(environments)}: {error}") from error
+        yield url

@@ -10,12 +10,12 @@ from trainer.core.console import RunConsole
 from trainer.core.plugins import Plugin, load_plugin
 from trainer.learn.pipelines import rl
 from trainer.records.checkpoint import RunState
+from trainer.records.group import GroupPlan
 from trainer.records.ledger import Ledger
 from trainer.records.rollout_log import ROLLOUT_LOG_FOLDER, RolloutLog
 from trainer.rollout.admission import AdmissionWindow
 from trainer.rollout.environments import EnvironmentPool
 from trainer.rollout.episodes import EpisodePlayer, group_reward
-from trainer.rollout.groups import GroupPlan
 from trainer.rollout.recall import Recall
 from trainer.rollout.scheduler import RolloutScheduler
 from trainer.tasks.task import TaskSource

@@ -10,6 +10,7 @@ import torch
 
 from trainer.assembly.agents import open_player
 from trainer.assembly.build import (
+    Policy,
     build_policy,
     open_environments,
     open_players,
@@ -18,18 +19,17 @@ from trainer.assembly.build import (
 from trainer.assembly.data_check import check_streams, keep_digests
 from trainer.assembly.inference import check_inference
 from trainer.assembly.layout import check_model
-from trainer.assembly.models import check_backend, open_models
+from trainer.assembly.models import ModelSource, check_backend, open_models
 from trainer.assembly.standing import StandingRoles
 from trainer.assembly.turns import device_turns
 from trainer.cluster.placement import picture, place_roles
-from trainer.commands.beginning import begin
 from trainer.commands.learners import make_learner
 from trainer.commands.plots import plot_run
 from trainer.commands.policy import save_policy
 from trainer.commands.resume import (
-    clear_records,
     clear_rollout_log,
     find_checkpoint,
+    go_back,
     keep_settings,
 )
 from trainer.commands.scheduling import make_scheduler, open_recall
@@ -39,22 +39,30 @@ from trainer.config.cluster import ClusterSettings
 from trainer.config.load import public_settings
 from trainer.config.pipelines import check_command
 from trainer.config.run import RunSettings
+from trainer.config.supervised import WarmStartSettings
 from trainer.core.console import RunConsole
-from trainer.core.ending import Ending
+from trainer.core.ending import Ending, to_its_end
 from trainer.core.run_files import write_errors
+from trainer.evaluation.demonstrations import collect_demonstrations
 from trainer.evaluation.evaluator import Evaluator, as_metrics, build_panels
 from trainer.evaluation.play import Score
-from trainer.evaluation.reporting.tokens import keep_tokenizer
+from trainer.evaluation.reporting.episodes import keep_tokenizer
 from trainer.learn.boards import RunIdentity, open_boards
+from trainer.learn.learner import Models
 from trainer.learn.pipelines import rl
 from trainer.learn.pipelines.saving import Saver
+from trainer.learn.pipelines.sft import supervised_rows, train_supervised
 from trainer.learn.rows import row_builder
 from trainer.learn.tracking import Tracker
 from trainer.learn.utilisation import training_work
-from trainer.records.checkpoint import CheckpointStore
+from trainer.records.checkpoint import Checkpoint, CheckpointError, CheckpointStore, RunState
 from trainer.records.ledger import LEDGER_FILE, Ledger
+from trainer.rollout.context import context_policy
+from trainer.rollout.environments import EnvironmentPool
+from trainer.rollout.prompts import PromptBuilder
 from trainer.tasks.curriculum import CurriculumTaskSource
 from trainer.tasks.dataset import row_streams
+from trainer.tasks.task import TaskSource
 
 
 async def train(settings: RunSettings, ending: Ending, command: str = "train") -> int:
@@ -100,12 +108,7 @@ async def _train(
     streams = row_streams(source)
     keep_digests(streams, directory, resuming=ours)
     torch.set_num_threads(settings.threads)
-    if checkpoint is not None:
-        console.say(f"resuming at step {checkpoint.state.step} from {checkpoint.folder}")
-    if checkpoint is not None and ours:
-        store.go_back_to(checkpoint.folder, checkpoint.state.step)
-    elif clear_records(directory):
-        console.say(f"the run in {directory} left no checkpoint: it begins again, and its records with it")
+    go_back(store, checkpoint, directory, console.say)
     trains_here = settings.backend.kind == "torch"
     # Where ranks train and servers sample, the one that is here is there to be asked for names and shapes.
     computes = trains_here or settings.inference.embedded or settings.warm_start is not None
@@ -228,3 +231,71 @@ async def _measure_start(evaluator: Evaluator, tracker: Tracker) -> dict[str, Sc
     evaluator.say("start", before)
     tracker.metrics(0, as_metrics(before) | as_metrics(baselines))
     return before
+
+
+async def begin(
+    settings: RunSettings,
+    store: CheckpointStore,
+    checkpoint: Checkpoint | None,
+    policy: Policy,
+    pool: EnvironmentPool,
+    source: TaskSource,
+    console: RunConsole,
+    made: ModelSource,
+) -> tuple[Models, RunState]:
+    """Return the models as they go on or begin; a warm start is made where one is wanted, and saved."""
+    if checkpoint is not None:
+        models = await asyncio.to_thread(made.models)
+        try:
+            await asyncio.to_thread(models.load_state_dicts, checkpoint.parts)
+        except ValueError as error:
+            raise CheckpointError(f"cannot resume from {checkpoint.folder}: {error}") from error
+        return models, checkpoint.state
+    if settings.warm_start is not None:
+        await _warm_start(settings, settings.warm_start, policy, pool, source, console, made)
+    models, state = await asyncio.to_thread(made.models), RunState(0, 0, 0, ())
+    if settings.warm_start is not None:
+        await to_its_end(asyncio.to_thread(lambda: store.save(state, models.state_dicts())))
+    return models, state
+
+
+async def _warm_start(
+    settings: RunSettings,
+    warm: WarmStartSettings,
+    policy: Policy,
+    pool: EnvironmentPool,
+    source: TaskSource,
+    console: RunConsole,
+    made: ModelSource,
+) -> None:
+    context = context_policy(settings.prompt)
+    console.begin("expert demonstrations", warm.demonstrations)
+    shown = await collect_demonstrations(
+        source,
+        warm.demonstrations,
+        lambda: PromptBuilder(policy.renderer, context, settings.prompt),
+        warm.reply,
+        pool,
+        settings.rollout.max_turns,
+    )
+    rows = supervised_rows(shown)
+    console.say(
+        f"warm start on {len(shown)} expert demonstrations ({len(rows)} rows); none are used after it"
+    )
+    backend = await asyncio.to_thread(made.warm_start, warm.learning_rate)
+    work = train_supervised(
+        backend,
+        rows,
+        epochs=warm.epochs,
+        batch_rows=warm.batch_rows,
+        seed=settings.seed,
+        max_skipped_steps=settings.optimizer.max_skipped_steps,
+    )
+    # In a thread, batch by batch: the console goes on, and an interruption waits for one batch at most.
+    while (progress := await asyncio.to_thread(next, work, None)) is not None:
+        if progress.batches == 1:
+            console.begin("warm start", progress.total)
+        console.advance(progress.batches)
+        if progress.epoch is not None:
+            console.say(f"warm start, epoch {progress.epoch + 1}/{warm.epochs}: loss {progress.loss:.4f}")
+    await asyncio.to_thread(made.end_warm_start, backend)

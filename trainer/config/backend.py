@@ -15,6 +15,11 @@ _DIMENSIONS: dict[str, tuple[str, ...]] = {
     "megatron": ("data", "tensor", "pipeline", "context", "expert"),
 }
 """What each kind can divide."""
+_READ_BY: dict[str, BackendKind] = {
+    "zero_stage": "deepspeed",
+    "sharded_checkpoints": "fsdp2",
+    "sequence_parallel": "megatron",
+}
 
 
 class MeshSettings(Settings):
@@ -108,18 +113,9 @@ class BackendSettings(Settings):
             raise ValueError(
                 f"mesh.expert {self.mesh.expert} does not divide the {self.data} ranks of mesh.data"
             )
-        if self.kind != "deepspeed" and self._set("zero_stage"):
-            raise ValueError(
-                f"zero_stage is read by kind 'deepspeed' only, not by '{self.kind}': leave it out"
-            )
-        if self.kind != "fsdp2" and self.sharded_checkpoints:
-            raise ValueError(
-                f"sharded_checkpoints is read by kind 'fsdp2' only, not by '{self.kind}': leave it out"
-            )
-        if self.kind != "megatron" and not self.sequence_parallel:
-            raise ValueError(
-                f"sequence_parallel is read by kind 'megatron' only, not by '{self.kind}': leave it out"
-            )
+        for name, kind in _READ_BY.items():
+            if self.kind != kind and self._set(name):
+                raise ValueError(f"{name} is read by kind '{kind}' only, not by '{self.kind}': leave it out")
         if self.kind == "megatron" and self._set("cpu_offload"):
             raise ValueError("cpu_offload is read by kinds 'fsdp2' and 'deepspeed' only: leave it out")
         return self

@@ -8,8 +8,8 @@ from pathlib import Path
 import gymnasium
 
 from trainer.config.agents import AgentsSettings, agent_kind, command_line
+from trainer.config.output import TrackingSettings
 from trainer.config.run import RunSettings
-from trainer.config.tracking import TrackingSettings
 from trainer.core.errors import ConfigError
 from trainer.core.plugins import load_attribute
 

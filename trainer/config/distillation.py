@@ -9,9 +9,6 @@ from trainer.config.inference import DialectName
 from trainer.config.supervised import LearningFromExamples
 from trainer.core.strict import Count, Seconds, ServerUrl, Settings
 
-SELF = "self"
-"""The name of a teacher that is the student itself."""
-
 
 class TeacherSettings(Settings):
     """One teacher."""

@@ -11,7 +11,6 @@ from trainer.algorithms.presets import lay_over_preset, resolve_preset
 from trainer.algorithms.settings import AlgorithmSettings
 from trainer.config.agents import AgentsSettings
 from trainer.config.backend import BackendSettings
-from trainer.config.checkpoint import CheckpointSettings
 from trainer.config.cluster import ClusterSettings
 from trainer.config.data import DatasetSettings
 from trainer.config.distillation import DistillSettings
@@ -19,10 +18,9 @@ from trainer.config.evaluation import EvaluationSettings
 from trainer.config.inference import InferenceSettings, WeightSettings, disagreement
 from trainer.config.model import ModelSettings
 from trainer.config.optimizer import OptimizerSettings
-from trainer.config.prompt import PromptSettings
-from trainer.config.rollout import CurriculumSettings, RolloutSettings, TaskSettings
+from trainer.config.output import CheckpointSettings, TrackingSettings
+from trainer.config.rollout import CurriculumSettings, PromptSettings, RolloutSettings, TaskSettings
 from trainer.config.supervised import DpoSettings, RewardModelSettings, SftSettings, WarmStartSettings
-from trainer.config.tracking import TrackingSettings
 from trainer.core.strict import ServerUrl, Settings
 
 SECTIONS = ("sft", "dpo", "distill", "reward")

@@ -4,7 +4,7 @@ from typing import Literal, Self
 
 from pydantic import Field, NonNegativeFloat, PositiveInt, field_validator, model_validator
 
-from trainer.algorithms.preference_settings import PreferenceLossSettings
+from trainer.algorithms.loss_settings import PreferenceLossSettings
 from trainer.config.data import ExamplesSettings
 from trainer.core.strict import Count, LearningRate, Settings
 

@@ -64,6 +64,15 @@ def write_whole(path: Path, text: str) -> None:
     scratch.replace(path)
 
 
+def sync_to_disk(path: Path) -> None:
+    """Wait until the disk has a file, or the names of a folder."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 class LineFile:
     """A file that grows by lines, and names itself when the disk does not take one.
 

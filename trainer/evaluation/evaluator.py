@@ -3,11 +3,11 @@
 from dataclasses import dataclass, replace
 from functools import partial
 
+from clients.measuring.statistics import rate_difference
 from trainer.assembly.agents import PolicyPlayer
 from trainer.config.run import RunSettings
 from trainer.config.supervised import PLAIN_REPLY
 from trainer.core.console import RunConsole
-from trainer.core.statistics import rate_difference
 from trainer.evaluation.panels import Panel, build_panel
 from trainer.evaluation.play import (
     NoBlindBaselineError,

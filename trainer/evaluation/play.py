@@ -8,12 +8,12 @@ from functools import partial
 from typing import Any
 
 from clients.client.session import EnvSession
+from clients.measuring.statistics import Interval, mean_interval, success_rate
 from clients.protocol.errors import ProblemError
 from clients.protocol.spaces import parse_space
 from trainer.config.evaluation import PanelSettings
 from trainer.core.errors import RunError
 from trainer.core.seeding import generator
-from trainer.core.statistics import Interval, mean_interval, success_rate
 from trainer.evaluation.panels import Panel
 from trainer.records.trajectory import Outcome, Trajectory
 from trainer.rollout.actors import Actor, ExpertActor, RandomActor, ScriptedActor

@@ -157,6 +157,22 @@ class AdapterSource(Protocol):
         ...
 
 
+def check_length(request: GenerationRequest, longest: int | None, whose: str) -> None:
+    """Refuse a request without a prompt, or of more tokens than the longest row; `whose` says which limit that is.
+
+    Raises:
+        ValueError: If it cannot be answered.
+    """
+    if not request.prompt_ids:
+        raise ValueError(f"request {request.request_id} has an empty prompt")
+    tokens, most = len(request.prompt_ids), request.sampling.max_new_tokens
+    if longest is not None and tokens + most > longest:
+        raise ValueError(
+            f"request {request.request_id}: a prompt of {tokens} tokens and a reply of up to {most} pass the longest "
+            f"row of {whose}"
+        )
+
+
 class InferenceClient(Protocol):
     """Samples from the policy."""
 

@@ -1,7 +1,8 @@
 """HTTP calls and their answers as plain data, and the reading of answers that may be anything. No I/O."""
 
+import asyncio
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote
@@ -161,3 +162,14 @@ def _shown(value: Any) -> str:
 def header_value(text: str) -> str:
     """Return `text` as the value of a header: printable, without line ends, and short."""
     return quote(text, safe="-_.:~/")[:256]
+
+
+async def all_or_cancel(calls: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
+    """Return all answers; where one call fails, the others are cancelled first."""
+    tasks = [asyncio.ensure_future(call) for call in calls]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -119,14 +119,27 @@ class GroupAddress:
 
 
 @dataclass(frozen=True, slots=True)
-class Capabilities:
-    """What a server can do, as probed at its start.
+class Seen:
+    """What a server says of itself to whoever changes nothing there.
 
     Attributes:
         server: Name and release, for people.
         release: Numbers of the release.
         model: Name of the base model.
         max_length: Longest row in tokens; None where the server does not say.
+    """
+
+    server: str
+    release: tuple[int, ...]
+    model: str
+    max_length: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities(Seen):
+    """What a server can do, as probed at its start.
+
+    Attributes:
         logprobs_of: Whose log-probabilities it reports.
         weight_label: What its weights are called now; None where it does not say.
         spans: Whether replies say which weights drew each token.
@@ -139,10 +152,6 @@ class Capabilities:
             started with `--incremental-streaming-output`.
     """
 
-    server: str
-    release: tuple[int, ...]
-    model: str
-    max_length: int | None
     logprobs_of: LogprobsOf
     weight_label: str | None
     spans: bool
@@ -161,23 +170,6 @@ class Capabilities:
         if self.logprobs_of == "temperature":
             return cuts
         return cuts or sampling.temperature not in (0.0, 1.0)
-
-
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """What a server says of itself to whoever changes nothing there.
-
-    Attributes:
-        server: Name and release, for people.
-        release: Numbers of the release.
-        model: Name of the base model.
-        max_length: Longest row in tokens; None where the server does not say.
-    """
-
-    server: str
-    release: tuple[int, ...]
-    model: str
-    max_length: int | None
 
 
 @dataclass(frozen=True, slots=True)

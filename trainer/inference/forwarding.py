@@ -1,4 +1,4 @@
-"""What an inference client in front of another one passes on as it comes."""
+"""Inference clients in front of another one: what they pass on as it comes, and one that holds requests back."""
 
 from collections.abc import Sequence
 
@@ -11,6 +11,7 @@ from trainer.inference.base import (
     PauseMode,
     WeightSource,
 )
+from trainer.inference.places import OrderedPlaces
 
 
 class ForwardingClient:
@@ -60,3 +61,26 @@ class ForwardingClient:
     async def close(self) -> None:
         """Close the client behind."""
         await self._client.close()
+
+
+class GenerationQueue(ForwardingClient):
+    """Has so many replies sampled at once, those of the oldest step first.
+
+    Who waits is served by the step that will train it, and not by arrival alone: a step waits for its own groups, and
+    what those of later steps need can be sampled meanwhile. The engine is as busy either way, and the last episode of a
+    step ends sooner. Within a step all groups are waited for, so there the order is that of arrival: going by age, the
+    youngest group's longest episode would begin last.
+
+    Args:
+        client: What answers.
+        limit: Replies that it samples at once.
+    """
+
+    def __init__(self, client: InferenceClient, limit: int) -> None:
+        super().__init__(client)
+        self._places = OrderedPlaces(limit)
+
+    async def generate(self, request: GenerationRequest) -> GenerationResult:
+        """Wait for a place, and return the reply."""
+        async with self._places.held(request.priority):
+            return await self._client.generate(request)

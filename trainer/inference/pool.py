@@ -21,6 +21,7 @@ from trainer.inference.base import (
     PauseMode,
     WeightSource,
 )
+from trainer.inference.calls import all_or_cancel
 from trainer.inference.dialect import MemoryTag
 from trainer.inference.errors import (
     ForeignWeightsError,
@@ -174,7 +175,7 @@ class ServerPool:
         deadline = asyncio.get_running_loop().time() + self._patience_s
         told = False
         while True:
-            await _all_or_cancel([self._connect(member) for member in self._members])
+            await all_or_cancel([self._connect(member) for member in self._members])
             away = [f"{each.name}: {each.trouble}" for each in self._members if not each.connected]
             if away and not told:  # an address that was typed wrong looks like a server that is still to come
                 told = True
@@ -259,7 +260,7 @@ class ServerPool:
 
     async def generate_together(self, requests: list[GenerationRequest]) -> list[GenerationResult]:
         """Return the replies in the order given; each server batches what it gets by itself."""
-        return await _all_or_cancel([self.generate(request) for request in requests])
+        return await all_or_cancel([self.generate(request) for request in requests])
 
     async def abort(self, request_ids: Sequence[str] | None = None) -> int:
         """End replies with what they have on all servers, and return how many."""
@@ -283,7 +284,7 @@ class ServerPool:
             member.asleep = True
             await self._ask(member, "sleep", lambda client: client.sleep(keep_weights=keep_weights))
 
-        await _all_or_cancel([send_to_sleep(member) for member in self._members if member.serving])
+        await all_or_cancel([send_to_sleep(member) for member in self._members if member.serving])
 
     async def sync(self, source: WeightSource, version: int) -> None:
         """Bring new weights to all servers that answer, and have each verified; the others get them when they are back.
@@ -296,7 +297,7 @@ class ServerPool:
         deadline = asyncio.get_running_loop().time() + self._patience_s
         while True:
             known = [member for member in self._members if member.connected]
-            if any(await _all_or_cancel([self._bring_up_to_date(member) for member in known])):
+            if any(await all_or_cancel([self._bring_up_to_date(member) for member in known])):
                 return
             self._changed.clear()
             try:
@@ -455,7 +456,7 @@ class ServerPool:
     async def _on_all(self, what: str, ask: Callable[[PooledClient], Coroutine[Any, Any, Any]]) -> list[Any]:
         """Ask all servers that answer."""
         asked = [self._ask(member, what, ask) for member in self._members if member.serving]
-        return await _all_or_cancel(asked)
+        return await all_or_cancel(asked)
 
     async def _ask(
         self, member: _Member, what: str, ask: Callable[[PooledClient], Coroutine[Any, Any, Any]]
@@ -479,14 +480,3 @@ class ServerPool:
 
 def _is_own_fault(error: InferenceError) -> bool:
     return isinstance(error, RequestRefusedError) and error.status in _OWN_FAULT
-
-
-async def _all_or_cancel(calls: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
-    """Return all answers; where one call fails, the others are cancelled first."""
-    tasks = [asyncio.ensure_future(call) for call in calls]
-    try:
-        return list(await asyncio.gather(*tasks))
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)

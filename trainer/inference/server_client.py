@@ -21,16 +21,16 @@ from trainer.inference.base import (
     SamplingParams,
     WeightSource,
 )
+from trainer.inference.calls import all_or_cancel
 from trainer.inference.dialect import Bucket, Capabilities, GroupAddress, MemoryTag, Need, Seen, UpdateWay
 from trainer.inference.errors import InferenceError, WeightsError
 from trainer.inference.partial_reply import PartialReply
-from trainer.inference.server_adapters import ServedAdapters
 from trainer.inference.server_http import ServerHttp
 from trainer.inference.server_link import FAREWELL_S, ServerLink
 from trainer.inference.server_pauses import ServerPauses
 from trainer.inference.server_replies import ServerReplies
 from trainer.inference.server_updates import TensorCarrier, WeightUpdates
-from trainer.inference.server_weights import ServedWeights
+from trainer.inference.server_weights import ServedAdapters, ServedWeights
 from trainer.inference.under_way import UnderWay
 
 
@@ -185,13 +185,7 @@ class ServerClient:
 
     async def generate_together(self, requests: list[GenerationRequest]) -> list[GenerationResult]:
         """Return the replies of one batch in order; the server decides which of them it computes together."""
-        tasks = [asyncio.ensure_future(self.generate(request)) for request in requests]
-        try:
-            return list(await asyncio.gather(*tasks))
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        return await all_or_cancel([self.generate(request) for request in requests])
 
     async def abort(self, request_ids: Sequence[str] | None = None) -> int:
         """End replies with what they have, and return how many.

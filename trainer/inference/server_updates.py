@@ -9,10 +9,9 @@ from trainer.core.errors import ConfigError
 from trainer.inference.base import AdapterSource, PauseMode, WeightSource
 from trainer.inference.dialect import Bucket, GroupAddress
 from trainer.inference.errors import InferenceError, RequestRefusedError, WeightUpdateError, words_of
-from trainer.inference.server_adapters import ServedAdapters
 from trainer.inference.server_link import ServerLink
 from trainer.inference.server_pauses import ServerPauses
-from trainer.inference.server_weights import ServedWeights
+from trainer.inference.server_weights import ServedAdapters, ServedWeights
 from trainer.inference.under_way import UnderWay
 
 

@@ -22,6 +22,7 @@ from trainer.inference.base import (
     InferenceHealth,
     PauseMode,
     WeightSource,
+    check_length,
 )
 from trainer.inference.decoding import ActiveBatch
 from trainer.models.weights import load_weights, twin_of
@@ -182,13 +183,7 @@ class TorchEngine:
         self._thread.shutdown(wait=True)
 
     def _count(self, request: GenerationRequest) -> None:
-        if not request.prompt_ids:
-            raise ValueError(f"request {request.request_id} has an empty prompt")
-        if len(request.prompt_ids) + request.sampling.max_new_tokens > self._max_length:
-            raise ValueError(
-                f"request {request.request_id}: a prompt of {len(request.prompt_ids)} tokens and a reply of up to "
-                f"{request.sampling.max_new_tokens} pass the longest row of {self._max_length} (model.max_length)"
-            )
+        check_length(request, self._max_length, f"{self._max_length} (model.max_length)")
         self._requests += 1
         self._prompt_tokens += len(request.prompt_ids)
 

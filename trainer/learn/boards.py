@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from trainer.config.tracking import MlflowSettings, SwanlabSettings, TrackingSettings, WandbSettings
+from trainer.config.output import MlflowSettings, SwanlabSettings, TrackingSettings, WandbSettings
 from trainer.core.run_files import write_errors
 
 BOARDS_FILE = "boards.json"

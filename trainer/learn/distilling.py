@@ -8,9 +8,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from trainer.algorithms.aggregation import Denominators, aggregate
+from trainer.algorithms.aggregation import Denominators, Metrics, aggregate, collect, means
 from trainer.algorithms.distillation import sampled_reverse_kl
-from trainer.algorithms.metrics import Metrics, collect, means
 from trainer.backends.base import MicroBatch, StepReport, TrainBackend, TrainRow
 from trainer.backends.distillation_head import TEACHER_FIELD
 from trainer.backends.skipping import SkippedSteps

@@ -12,11 +12,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from trainer.algorithms.aggregation import Denominators
+from trainer.algorithms.aggregation import Denominators, means, merge
 from trainer.algorithms.batch import RowBatch
 from trainer.algorithms.corrections import version_shares
 from trainer.algorithms.credit import after_update, compute_advantages, select_episodes, with_returns
-from trainer.algorithms.metrics import means, merge
 from trainer.algorithms.settings import AlgorithmSettings
 from trainer.algorithms.state import AlgorithmState, Memory, adapted_coefficient
 from trainer.backends.base import Digest, Scorer, StepReport, TrainBackend, TrainRow

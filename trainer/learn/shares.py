@@ -2,9 +2,8 @@
 
 from torch import Tensor
 
-from trainer.algorithms.aggregation import Denominators
+from trainer.algorithms.aggregation import Denominators, Metrics
 from trainer.algorithms.batch import LossInputs
-from trainer.algorithms.metrics import Metrics
 from trainer.algorithms.objective import critic_loss, policy_loss
 from trainer.algorithms.settings import AlgorithmSettings
 from trainer.backends.base import MicroBatch

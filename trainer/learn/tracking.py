@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainer.config.tracking import TrackingSettings
+from trainer.config.output import TrackingSettings
 from trainer.core.run_files import LineFile, lines_and_sizes, read_lines, write_errors
 from trainer.learn.boards import GuardedBoard
 from trainer.records.group import Group

@@ -5,10 +5,12 @@ tokens from its neighbour; the words that our environments and replies use are o
 back to bytes.
 """
 
+from collections.abc import Iterable
+
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel, Split
-from transformers import PreTrainedTokenizerFast
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 PAD, END = "<|pad|>", "<|end|>"
 IMAGE = "<|image|>"
@@ -87,3 +89,18 @@ def _add_merges(
             merges.append(pair)
         if built not in vocabulary:
             vocabulary[built] = len(vocabulary)
+
+
+def stop_ids(model: PreTrainedModel) -> frozenset[int]:
+    """Return the ids that the model's generation_config (and its config) name as ends: one, or a list of them.
+
+    Instruct models often end their turns with another token than their tokenizer's end of text, and some with several.
+    """
+    configs = (getattr(model, "generation_config", None), model.config)
+    return frozenset(each for config in configs for each in _listed(getattr(config, "eos_token_id", None)))
+
+
+def _listed(value: int | Iterable[int] | None) -> Iterable[int]:
+    if value is None:
+        return ()
+    return (value,) if isinstance(value, int) else value

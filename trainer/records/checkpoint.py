@@ -12,7 +12,6 @@ it until then. So there is a whole checkpoint at every moment after the first on
 import hashlib
 import json
 import math
-import os
 import pickle
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -24,7 +23,7 @@ from typing import Any, Literal
 import torch
 
 from trainer.core.errors import TrainerError
-from trainer.core.run_files import write_errors
+from trainer.core.run_files import sync_to_disk, write_errors
 from trainer.records.pieces import InPieces, SavedPieces
 
 _MANIFEST = "manifest.json"
@@ -256,12 +255,12 @@ class CheckpointStore:
         _remove(replaced)
 
     def _point_at(self, folder: Path) -> None:
-        _sync(self._directory)
+        sync_to_disk(self._directory)
         pointer = self._directory / f".{_LATEST}.partial"
         pointer.write_text(_plain_name(folder), encoding="utf-8")
-        _sync(pointer)
+        sync_to_disk(pointer)
         pointer.rename(self._directory / _LATEST)
-        _sync(self._directory)
+        sync_to_disk(self._directory)
 
     def _remove_old(self, newest: int, scores: Mapping[int, float]) -> None:
         """Keep the checkpoint of step `newest`, those next below it and the best; nothing above it is touched."""
@@ -353,7 +352,7 @@ def _write(folder: Path, state: RunState, parts: dict[str, Any]) -> None:
     hashes = {file.relative_to(folder).as_posix(): _hash(file) for file in inside if file.is_file()}
     (folder / _MANIFEST).write_text(json.dumps(hashes, indent=1), encoding="utf-8")
     for path in [*inside, folder / _MANIFEST, folder]:
-        _sync(path)
+        sync_to_disk(path)
 
 
 def _checked_names(folder: Path) -> set[str]:
@@ -440,11 +439,3 @@ def _remove(folder: Path) -> None:
 def _hash(file: Path) -> str:
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "blake2b").hexdigest()
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

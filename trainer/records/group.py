@@ -1,4 +1,4 @@
-"""Episodes of one task, and what the algorithm's filter made of them."""
+"""Groups of episodes of one task: how each is played, and which of them a training step is given."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -47,3 +47,54 @@ class Group:
             "decision": self.decision,
             "failures": self.failures,
         }
+
+
+@dataclass(frozen=True, slots=True)
+class GroupPlan:
+    """How a group is played.
+
+    Attributes:
+        size: Episodes that a group hands to training.
+        extra: Episodes started beyond `size`; when `size` have ended the others are cancelled.
+        max_attempts: Attempts at one episode before the whole group is dropped.
+        episode_timeout_s: An episode that takes longer is cancelled and played again.
+        max_failed_groups: Groups of one environment that may be dropped in a row; one more ends the run.
+        replace_at_once: Whether a dropped group's place is taken at once, or only when no other group plays any
+            more: then it never hangs on time who shares a batch.
+        greedy: Whether one more episode of each group is played with the most likely tokens; its member is the number
+            after all others.
+        max_left_out: Groups that a filter may leave out in one step before no more are played for it; None is no
+            limit.
+    """
+
+    size: int
+    extra: int
+    max_attempts: int
+    episode_timeout_s: float
+    max_failed_groups: int = 8
+    replace_at_once: bool = True
+    max_left_out: int | None = None
+    greedy: bool = False
+
+    @property
+    def sampled(self) -> int:
+        """Episodes that a group starts with sampled tokens."""
+        return self.size + self.extra
+
+
+@dataclass(frozen=True, slots=True)
+class StepGroups:
+    """The groups of one training step, each list in the order of the stream.
+
+    Attributes:
+        kept: Those to train on.
+        left_out: Those that a filter has left out since the step before, with their episodes.
+    """
+
+    kept: list[Group]
+    left_out: list[Group] = field(default_factory=list)
+
+    @property
+    def played(self) -> list[Group]:
+        """All of them, in the order of the stream."""
+        return sorted([*self.kept, *self.left_out], key=lambda group: group.index)

@@ -17,7 +17,7 @@ from zlib import crc32
 
 import msgpack
 
-from trainer.core.run_files import WriteError, write_errors
+from trainer.core.run_files import WriteError, sync_to_disk, write_errors
 
 ROLLOUT_LOG_FOLDER = "rollout_log"
 """The log's name in a run's directory."""
@@ -198,7 +198,7 @@ class RolloutLog:
             self._tasks[self._path] = set()
             _write_all(self._descriptor, _MAGIC)
             if self._durable:
-                _sync_folder(self._folder)
+                sync_to_disk(self._folder)
         self._size = len(_MAGIC)
 
     def _entries(self, path: Path) -> Iterator[Entry]:
@@ -239,11 +239,3 @@ def _write_all(descriptor: int, content: bytes) -> None:
     left = memoryview(content)
     while left:
         left = left[os.write(descriptor, left) :]
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

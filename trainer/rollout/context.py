@@ -10,9 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from clients.protocol.arrays import DecodeError
-from clients.protocol.media import MediaBytes
-from trainer.config.prompt import PromptSettings
+from clients.protocol.arrays import DecodeError, MediaBytes
+from trainer.config.rollout import PromptSettings
 from trainer.core.plugins import Plugin, load_plugin
 from trainer.records.images import Picture, is_picture
 

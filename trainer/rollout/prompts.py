@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from clients.protocol.arrays import DecodeError
-from trainer.config.prompt import PromptSettings
+from trainer.config.rollout import PromptSettings
 from trainer.records.trajectory import Trajectory
 from trainer.rollout.chat_template import Tool
 from trainer.rollout.context import ContextPolicy, Exchange, Message, with_instruction

@@ -11,11 +11,10 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 
 from trainer.core.errors import InvalidNumberError, RunError
-from trainer.records.group import KEPT, Group
+from trainer.records.group import KEPT, Group, GroupPlan, StepGroups
 from trainer.records.ledger import Ledger
 from trainer.records.trajectory import Outcome, Trajectory
 from trainer.rollout.admission import AdmissionWindow
-from trainer.rollout.groups import GroupPlan, StepGroups
 from trainer.rollout.slots import EpisodeSlots, Seat
 from trainer.tasks.task import Task, TaskSource
 

@@ -16,7 +16,7 @@ from trainer.config.rollout import CurriculumSettings
 from trainer.core.errors import ConfigError
 from trainer.core.run_files import DamagedFileError, LineFile, lines_and_sizes, write_errors
 from trainer.core.seeding import generator
-from trainer.tasks.interleaved import TaskStream, counts_in_block
+from trainer.tasks.sources import TaskStream, counts_in_block
 from trainer.tasks.task import Task
 
 CURRICULUM_FILE = "curriculum.jsonl"

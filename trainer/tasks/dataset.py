@@ -13,8 +13,8 @@ from trainer.config.data import DatasetSettings, DifficultySettings
 from trainer.core.errors import ConfigError
 from trainer.core.seeding import derive_seed, generator
 from trainer.tasks.curriculum import CurriculumTaskSource
-from trainer.tasks.interleaved import InterleavedTaskSource
 from trainer.tasks.rows import Row, RowPlace, read_rows
+from trainer.tasks.sources import InterleavedTaskSource
 from trainer.tasks.task import RewardMixture, RewardPart, Task, TaskSource
 
 _MOST_NAMED = 8

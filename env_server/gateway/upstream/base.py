@@ -8,9 +8,10 @@ from typing import Any, ClassVar
 from gymnasium import Space
 
 from clients.protocol.errors import ProblemError
+from clients.protocol.messages import UpstreamProtocol
 from clients.protocol.spaces import UnicodeText
 from env_server.catalog.kwargs_rules import NO_KWARGS
-from env_server.workers.base import Spaces, StepOutcome, Verdict
+from env_server.workers.base import EnvironmentRaised, Spaces, StepOutcome, Verdict
 
 LATER = frozenset({429, 503})
 """The statuses of HTTP that say that nothing was done, and may be at another time."""
@@ -73,10 +74,12 @@ class Upstream(ABC):
     that it was the environment that failed, and `OperationTimeout`.
 
     Attributes:
+        protocol: What the server speaks.
         keeps_sessions: Whether the server has a session still after a call that it failed.
         ends_with_its_calls: Whether a call that is given up leaves nothing at the server.
     """
 
+    protocol: ClassVar[UpstreamProtocol]
     keeps_sessions: ClassVar[bool] = False
     ends_with_its_calls: ClassVar[bool] = False
 
@@ -106,17 +109,17 @@ class Upstream(ABC):
     async def step(self, key: str, action: Any, *, timeout: float | None) -> StepOutcome:
         """Take a step."""
 
-    @abstractmethod
     async def render(self, key: str, mode: str | None, *, timeout: float | None) -> Any:
-        """Draw the state."""
+        """Draw the state, where the protocol can say that."""
+        raise EnvironmentRaised("NotImplementedError", f"the protocol {self.protocol} has no render")
 
     async def reseed(self, key: str, seed: int, *, timeout: float | None) -> None:
         """Seed the environment's generator anew in the middle of an episode, where the protocol can say that."""
         raise ProblemError("fork_unsupported", "copies of this environment cannot be seeded anew")
 
-    @abstractmethod
     async def verify(self, items: Sequence[Mapping[str, Any]], *, timeout: float | None) -> list[Verdict]:
-        """Score responses, in their order."""
+        """Score responses, in their order, where the protocol can say that."""
+        raise EnvironmentRaised("NotImplementedError", f"the protocol {self.protocol} has no verify")
 
     @abstractmethod
     async def close(self, key: str) -> None:

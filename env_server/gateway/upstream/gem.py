@@ -1,6 +1,6 @@
 """The protocol `gem`: GEM over HTTP, as ROCK's admin serves it under `/apis/v1/envs/gem`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from env_server.gateway.upstream.http import read_outcome
 from env_server.gateway.upstream.http_client import TargetClient, TargetLimits, detail_of
 from env_server.gateway.upstream.reading import as_text, read_foreign_info
 from env_server.gateway.upstream.targets import Target
-from env_server.workers.base import EnvironmentRaised, Spaces, StepOutcome, Verdict
+from env_server.workers.base import EnvironmentRaised, Spaces, StepOutcome
 
 PREFIX = "/apis/v1/envs/gem"
 
@@ -45,6 +45,7 @@ class GemUpstream(Upstream):
         limits: How large a reply, and how many connections.
     """
 
+    protocol = "gem"
     keeps_sessions = True
 
     def __init__(self, target: Target, env_id: str, token: str | None, limits: TargetLimits) -> None:
@@ -87,14 +88,6 @@ class GemUpstream(Upstream):
         body = {"sandbox_id": sandbox.sandbox_id, "action": action}
         reply = await self._run(key, sandbox, "/step", body, timeout)
         return read_outcome(_observation(reply), _info(reply), reply)
-
-    async def render(self, key: str, mode: str | None, *, timeout: float | None) -> Any:
-        """Not part of this protocol."""
-        raise EnvironmentRaised("NotImplementedError", "the protocol gem has no render")
-
-    async def verify(self, items: Sequence[Mapping[str, Any]], *, timeout: float | None) -> list[Verdict]:
-        """Not part of this protocol."""
-        raise EnvironmentRaised("NotImplementedError", "the protocol gem has no verify")
 
     async def close(self, key: str) -> None:
         """End a session."""

@@ -40,6 +40,7 @@ class HttpUpstream(Upstream):
         limits: How large a reply, and how many connections.
     """
 
+    protocol = "http"
     keeps_sessions = True
 
     def __init__(self, target: Target, token: str | None, limits: TargetLimits) -> None:
@@ -92,10 +93,6 @@ class HttpUpstream(Upstream):
         reply = _answer("POST /step", status, reply)
         observation = _observation(self._spec.observation_space, reply)
         return read_outcome(observation, read_info(reply), reply)
-
-    async def render(self, key: str, mode: str | None, *, timeout: float | None) -> Any:
-        """Not part of this protocol."""
-        raise EnvironmentRaised("NotImplementedError", "the protocol http has no render")
 
     async def verify(self, items: Sequence[Mapping[str, Any]], *, timeout: float | None) -> list[Verdict]:
         """Score responses."""

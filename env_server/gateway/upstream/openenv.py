@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 from urllib.parse import urlsplit, urlunsplit
 
@@ -19,7 +19,7 @@ from env_server.gateway.upstream.openenv_messages import (
     read_data,
 )
 from env_server.gateway.upstream.targets import Target
-from env_server.workers.base import EnvironmentRaised, OperationTimeout, Spaces, StepOutcome, Verdict
+from env_server.workers.base import EnvironmentRaised, OperationTimeout, Spaces, StepOutcome
 
 _CONNECT_TIMEOUT_S = 10.0
 _GOODBYE_TIMEOUT_S = 5.0
@@ -148,6 +148,7 @@ class OpenEnvUpstream(Upstream):
         observation_field: The field of an observation that is the text, likewise.
     """
 
+    protocol = "openenv"
     keeps_sessions = True
     ends_with_its_calls = True
 
@@ -231,14 +232,6 @@ class OpenEnvUpstream(Upstream):
                 info = {"action_is_valid": False, "error": refused.message}
                 return StepOutcome(f"Invalid action: {refused.message}", 0.0, False, False, info)
             raise _failure(refused) from refused
-
-    async def render(self, key: str, mode: str | None, *, timeout: float | None) -> Any:
-        """Not part of this protocol."""
-        raise EnvironmentRaised("NotImplementedError", "the protocol openenv has no render")
-
-    async def verify(self, items: Sequence[Mapping[str, Any]], *, timeout: float | None) -> list[Verdict]:
-        """Not part of this protocol."""
-        raise EnvironmentRaised("NotImplementedError", "the protocol openenv has no verify")
 
     async def close(self, key: str) -> None:
         """End a session."""

@@ -61,6 +61,8 @@ class RollgymUpstream(Upstream):
         env_id: What the environment is called there.
     """
 
+    protocol = "rollgym"
+
     def __init__(self, node: Node, env_id: str) -> None:
         self._env_id = env_id
         self._node = node

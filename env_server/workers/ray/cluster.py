@@ -13,7 +13,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
-from clients.process.ray_handlers import own_breakpoints, take_back_signals
+from clients.process.ray_handlers import gist, own_breakpoints, take_back_signals
 from env_server.common.settings import ConfigurationError
 from env_server.workers.base import WorkerLost
 from env_server.workers.ray.host import Host
@@ -54,7 +54,7 @@ class RayCluster:
             await asyncio.get_running_loop().run_in_executor(self._thread, self._connect)
         except (RayError, OSError, ValueError, RuntimeError, ImportError) as error:
             raise ConfigurationError(
-                f"cannot connect to Ray at {self._address!r}: {_gist(error)}; `ray status` shows whether "
+                f"cannot connect to Ray at {self._address!r}: {gist(error)}; `ray status` shows whether "
                 "a cluster runs (`ray start --head` starts one), one that asks for a token is reached with "
                 "RAY_AUTH_MODE=token, and without ray_address the server starts its own"
             ) from error
@@ -142,14 +142,6 @@ def _settle(answer: "asyncio.Future[Any]", called: Any) -> None:
     if error is None:
         answer.set_result(called.result())
     elif isinstance(error, RayError | ConnectionError):
-        answer.set_exception(WorkerLost(_gist(error)))
+        answer.set_exception(WorkerLost(gist(error)))
     else:
         answer.set_exception(error)
-
-
-def _gist(error: BaseException) -> str:
-    """The first and the last line of what Ray says: between them are often stacks of other processes."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    if not lines:
-        return type(error).__name__
-    return lines[0] if len(lines) == 1 else f"{lines[0]} ({lines[-1]})"

@@ -9,9 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import orjson
-from gymnasium import Space
 
-from clients.protocol.spaces import parse_space
 from env_server.common.setting_sections import RaySettings
 from env_server.workers import boundary
 from env_server.workers.base import (
@@ -28,6 +26,7 @@ from env_server.workers.ray.actor import ActorLost, RayActor
 from env_server.workers.ray.cluster import RayCluster
 from env_server.workers.ray.pool import RayPool
 from env_server.workers.ray.scaling import ScalingPolicy
+from env_server.workers.wire import read_space
 
 # So many actors may die under one environment's operations before it is blamed.
 _FORGIVEN_DEATHS = 3
@@ -68,7 +67,7 @@ class RayWorker(Worker):
         self._places: dict[str, _Place] = {}
         self._deaths: Counter[str] = Counter()
         self._numbers = itertools.count(1)
-        self._space = functools.lru_cache(maxsize=_KNOWN_SPACES)(_read_space)
+        self._space = functools.lru_cache(maxsize=_KNOWN_SPACES)(read_space)
 
     @property
     def trouble(self) -> str | None:
@@ -233,7 +232,3 @@ def ray_worker(settings: RaySettings) -> RayWorker:
     )
     cluster = RayCluster(settings.ray_address, settings.ray_working_dir)
     return RayWorker(RayPool(cluster, policy, settings.ray_num_cpus))
-
-
-def _read_space(description: bytes) -> Space[Any]:
-    return parse_space(orjson.loads(description))

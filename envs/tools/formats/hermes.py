@@ -1,6 +1,7 @@
 """The format of Hermes, Qwen2.5 and Qwen3: JSON in tool_call tags."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 
 from envs.core.replies import Section, sections
 from envs.tools.calls import (
@@ -19,11 +20,7 @@ from envs.tools.calls import (
 
 def _read(text: str, schemas: Schemas) -> Reading:
     found, rest = sections(text, "<tool_call>", "</tool_call>")
-    return collect([_reader(section) for section in found], rest)
-
-
-def _reader(section: Section) -> Callable[[], ToolCall]:
-    return lambda: _call(section)
+    return collect([partial(_call, section) for section in found], rest)
 
 
 def _call(section: Section) -> ToolCall:
@@ -48,4 +45,4 @@ def _explain(schemas: Schemas) -> str:
     )
 
 
-HERMES = CallFormat("hermes", _read, _write, _show_result, _explain)
+HERMES = CallFormat("hermes", _read, _write, _explain, _show_result)

@@ -58,10 +58,6 @@ def _write(calls: Sequence[ToolCall]) -> str:
     return _TAG + "; ".join(written)
 
 
-def _show_result(name: str, content: str) -> str:
-    return content
-
-
 def _explain(schemas: Schemas) -> str:
     return (
         f"To call a tool, write {_TAG} and a JSON object with its name and parameters, and nothing after it, "
@@ -69,4 +65,4 @@ def _explain(schemas: Schemas) -> str:
     )
 
 
-LLAMA = CallFormat("llama", _read, _write, _show_result, _explain)
+LLAMA = CallFormat("llama", _read, _write, _explain)

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Sequence
-from typing import Any
+from functools import partial
 
 from envs.tools.calls import (
     CallFault,
@@ -40,11 +40,7 @@ def _read(text: str, schemas: Schemas) -> Reading:
             raise CallFault(f"after {_MARK} a JSON list of calls is wanted")
     except CallFault as fault:
         return Reading((), content.strip(), (str(fault),))
-    return collect([_listed(item) for item in value], content)
-
-
-def _listed(item: Any) -> Callable[[], ToolCall]:
-    return lambda: call_of_object(item, "arguments")
+    return collect([partial(call_of_object, item, "arguments") for item in value], content)
 
 
 def _named(part: str) -> Callable[[], ToolCall]:
@@ -81,4 +77,4 @@ def _explain(schemas: Schemas) -> str:
     )
 
 
-MISTRAL = CallFormat("mistral", _read, _write, _show_result, _explain)
+MISTRAL = CallFormat("mistral", _read, _write, _explain, _show_result)

@@ -1,6 +1,7 @@
 """The format of OpenAI's chat API: an assistant's message with `tool_calls`, or that list alone."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from envs.tools.calls import (
@@ -39,11 +40,9 @@ def _read(text: str, schemas: Schemas) -> Reading:
         items = []
     if not isinstance(items, list):
         return Reading(faults=("tool_calls must be a list",))
-    return collect([_reader(item) for item in items], content if isinstance(content, str) else "")
-
-
-def _reader(item: Any) -> Callable[[], ToolCall]:
-    return lambda: call_of_item(item)
+    return collect(
+        [partial(call_of_item, item) for item in items], content if isinstance(content, str) else ""
+    )
 
 
 def call_of_item(item: Any) -> ToolCall:
@@ -78,10 +77,6 @@ def _write(calls: Sequence[ToolCall]) -> str:
     return as_json_of_calls({"role": "assistant", "content": None, "tool_calls": items_of(calls)})
 
 
-def _show_result(name: str, content: str) -> str:
-    return content
-
-
 def _explain(schemas: Schemas) -> str:
     example = items_of([ToolCall("tool", {"parameter": "value"}, "call_0")])
     return (
@@ -90,4 +85,4 @@ def _explain(schemas: Schemas) -> str:
     )
 
 
-OPENAI = CallFormat("openai", _read, _write, _show_result, _explain)
+OPENAI = CallFormat("openai", _read, _write, _explain)

@@ -2,7 +2,8 @@
 
 import ast
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from envs.tools.calls import CallFault, CallFormat, Reading, Schemas, ToolCall, collect
@@ -24,7 +25,7 @@ def _read(text: str, schemas: Schemas) -> Reading:
         # Prose such as "f(x) grows" begins like a call; a list of calls is meant as one.
         named = plain.split("(", 1)[0].strip(" [\n\t") in schemas
         return Reading(faults=(str(fault),)) if named or plain.startswith("[") else Reading(content=plain)
-    return collect([_reader(item) for item in items], "")
+    return collect([partial(_call, item) for item in items], "")
 
 
 def _without_fence(text: str) -> str:
@@ -38,10 +39,6 @@ def _without_fence(text: str) -> str:
 def _expressions(text: str) -> list[ast.expr]:
     body = parse_expression(text)
     return list(body.elts) if isinstance(body, ast.List | ast.Tuple) else [body]
-
-
-def _reader(item: ast.expr) -> Callable[[], ToolCall]:
-    return lambda: _call(item)
 
 
 def _call(item: ast.expr) -> ToolCall:
@@ -78,10 +75,6 @@ def _written(call: ToolCall) -> str:
     return f"{call.name}({', '.join(f'{name}={value!r}' for name, value in call.arguments.items())})"
 
 
-def _show_result(name: str, content: str) -> str:
-    return content
-
-
 def _explain(schemas: Schemas) -> str:
     return (
         "To call tools, reply with nothing but a list of calls in Python's syntax, with arguments by name, "
@@ -89,4 +82,4 @@ def _explain(schemas: Schemas) -> str:
     )
 
 
-PYTHON_CALLS = CallFormat("python", _read, _write, _show_result, _explain)
+PYTHON_CALLS = CallFormat("python", _read, _write, _explain)

@@ -1,6 +1,7 @@
 """The format of Qwen3-Coder: a tag for the function and one for each parameter, typed by the tool's schema."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from envs.core.replies import sections
@@ -22,11 +23,7 @@ from envs.tools.literals import literal_of, parse_expression
 def _read(text: str, schemas: Schemas) -> Reading:
     # A call that the end of the reply cut off counts, as it does where this format comes from.
     found, rest = sections(text, "<tool_call>", "</tool_call>")
-    return collect([_reader(section.body, schemas) for section in found], rest)
-
-
-def _reader(body: str, schemas: Schemas) -> Callable[[], ToolCall]:
-    return lambda: _call(body, schemas)
+    return collect([partial(_call, section.body, schemas) for section in found], rest)
 
 
 def _call(body: str, schemas: Schemas) -> ToolCall:
@@ -102,4 +99,4 @@ def _explain(schemas: Schemas) -> str:
     )
 
 
-QWEN_XML = CallFormat("qwen-xml", _read, _write, _show_result, _explain)
+QWEN_XML = CallFormat("qwen-xml", _read, _write, _explain, _show_result)

@@ -118,4 +118,4 @@ def _explain(schemas: Schemas) -> str:
     return "To call a tool, write what it needs in a tag of its name: " + ", ".join(examples)
 
 
-TAGS = CallFormat("tags", _read, _write, _show_result, _explain)
+TAGS = CallFormat("tags", _read, _write, _explain, _show_result)

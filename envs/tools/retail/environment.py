@@ -14,7 +14,6 @@ from envs.tools.base import CallsPerTurn, Heard, StepLimit, ToolEnv, ToolKwargs,
 from envs.tools.calls import ToolCall
 from envs.tools.retail.customer import MOST_HEARD, Customer, Identity
 from envs.tools.retail.database import Database, draw_database
-from envs.tools.retail.policy import POLICY
 from envs.tools.retail.requests import REQUEST_KINDS, Request, draw_request, usable_orders
 from envs.tools.retail.shop import WRITES, Shop
 from envs.tools.tool import Tool, Toolbox, ToolResult, parameters
@@ -269,3 +268,20 @@ def _finding(user: Mapping[str, Any], *, by_email: bool) -> ToolCall:
         "find_user_by_name_and_zip",
         {"first_name": user["first_name"], "last_name": user["last_name"], "zip": user["address"]["zip"]},
     )
+
+
+POLICY = """You work in the customer service of an online shop. In each reply either call tools, or write to the \
+customer.
+
+Rules:
+1. First find out who the customer is: by e-mail address, or by name and zip code. Help with nobody else's data.
+2. Orders are pending, processed, delivered or cancelled. Look at an order before you say anything about it.
+3. Before you change anything, tell the customer what you are going to do, and get a clear yes.
+4. Pending orders can be cancelled (the reason is "no longer needed" or "ordered by mistake"), sent to another \
+address, and their items exchanged for other variants of the same product, once.
+5. Delivered orders can be returned, to the payment method of the order or to a gift card, or their items exchanged \
+for other variants of the same product. Name all the items in one call: an order takes one return or exchange.
+6. Anything else cannot be done, such as cancelling an order that is processed or delivered. Then tell the customer \
+that you cannot do it. Where that is of no use, transfer the conversation to a human.
+7. When something was done, tell the customer so, with the amounts that were asked for, and ask if there is anything \
+else. The customer ends the conversation."""

@@ -5,6 +5,8 @@ from typing import Any
 
 from numpy.random import Generator
 
+from envs.verifiers.instructions.prompts import between, one_of
+
 _THINGS = (
     *("a lighthouse", "an old bicycle", "the first snow", "a night train", "a village market", "the sea"),
     *("a small library", "a broken bridge", "the moon", "a garden at dawn", "a paper boat", "a mountain hut"),
@@ -26,16 +28,8 @@ _LANGUAGES = {"Greek": "Greek", "Cyrillic": "Russian"}
 Drawn = tuple[str, list[dict[str, Any]]]
 
 
-def _between(draw: Generator, low: int, high: int) -> int:
-    return int(draw.integers(low, high + 1))
-
-
-def _one(draw: Generator, choices: Sequence[str]) -> str:
-    return choices[int(draw.integers(len(choices)))]
-
-
 def _thinking(draw: Generator) -> Drawn:
-    left, right = _between(draw, 10, 999), _between(draw, 10, 999)
+    left, right = between(draw, 10, 999), between(draw, 10, 999)
     said = (
         f"Which is larger, {left} or {right}? Reason between the tags <think> and </think>, then answer between the "
         "tags <answer> and </answer>. Use each tag once, and write nothing outside of them."
@@ -44,9 +38,9 @@ def _thinking(draw: Generator) -> Drawn:
 
 
 def _boxed(draw: Generator) -> Drawn:
-    low = _between(draw, 1, 800)
+    low = between(draw, 1, 800)
     said = (
-        f"Name a whole number between {low} and {low + _between(draw, 10, 90)}, and say why you like it. Put the "
+        f"Name a whole number between {low} and {low + between(draw, 10, 90)}, and say why you like it. Put the "
         "number into a LaTeX box (the command boxed, with braces), and use that command exactly once."
     )
     return said, [{"rule": "single_boxed"}, {"rule": "length_within", "least": 8, "most": 200}]
@@ -55,16 +49,16 @@ def _boxed(draw: Generator) -> Drawn:
 def _record(draw: Generator) -> Drawn:
     properties: dict[str, Any] = {}
     said = []
-    for name in _sample(draw, _TEXTS, _between(draw, 1, 3)):
-        longest = 10 * _between(draw, 2, 6)
+    for name in _sample(draw, _TEXTS, between(draw, 1, 3)):
+        longest = 10 * between(draw, 2, 6)
         properties[name] = {"type": "string", "minLength": 1, "maxLength": longest}
         said.append(f'"{name}", a string of at most {longest} characters')
-    for name in _sample(draw, _NUMBERS, _between(draw, 1, 2)):
-        low = _between(draw, 1, 500)
-        high = low + _between(draw, 5, 500)
+    for name in _sample(draw, _NUMBERS, between(draw, 1, 2)):
+        low = between(draw, 1, 500)
+        high = low + between(draw, 5, 500)
         properties[name] = {"type": "integer", "minimum": low, "maximum": high}
         said.append(f'"{name}", an integer from {low} to {high}')
-    count = _between(draw, 2, 4)
+    count = between(draw, 2, 4)
     properties["tags"] = {
         **{"type": "array", "items": {"type": "string"}},
         **{"minItems": count, "maxItems": count, "uniqueItems": True},
@@ -75,7 +69,7 @@ def _record(draw: Generator) -> Drawn:
         **{"required": sorted(properties), "additionalProperties": False},
     }
     prompt = (
-        f"Invent a {_one(draw, _RECORDS)}. Describe it by one JSON object and nothing else, with exactly these keys: "
+        f"Invent a {one_of(draw, _RECORDS)}. Describe it by one JSON object and nothing else, with exactly these keys: "
         f"{'; '.join(said)}."
     )
     return prompt, [{"rule": "json_schema", "schema": schema}]
@@ -83,13 +77,13 @@ def _record(draw: Generator) -> Drawn:
 
 def _code(draw: Generator) -> Drawn:
     said, pattern = [], ""
-    for number in range(_between(draw, 2, 3)):
+    for number in range(between(draw, 2, 3)):
         if number:
             words, sign = _JOINTS[int(draw.integers(len(_JOINTS)))]
             said.append(words)
             pattern += sign
         words, form = _PIECES[int(draw.integers(len(_PIECES)))]
-        count = _between(draw, 2, 6)
+        count = between(draw, 2, 6)
         said.append(words.format(n=_NUMBER_WORDS[count - 2]))
         pattern += form.format(n=count)
     prompt = f"Make up a code of this form: {', then '.join(said)}. Reply with the code alone."
@@ -97,9 +91,10 @@ def _code(draw: Generator) -> Drawn:
 
 
 def _description(draw: Generator) -> Drawn:
-    least = 10 * _between(draw, 4, 9)
-    most = least + 10 * _between(draw, 2, 4)
-    said = f"Describe {_one(draw, _THINGS)} in {least} to {most} words, without saying the same thing again and again."
+    least = 10 * between(draw, 4, 9)
+    most = least + 10 * between(draw, 2, 4)
+    thing = one_of(draw, _THINGS)
+    said = f"Describe {thing} in {least} to {most} words, without saying the same thing again and again."
     rules = [
         {"rule": "length_within", "least": least, "most": most},
         {"rule": "repetition", "n": 3, "least": 0.9},
@@ -109,8 +104,8 @@ def _description(draw: Generator) -> Drawn:
 
 
 def _foreign(draw: Generator) -> Drawn:
-    script, least = _one(draw, _OTHER_SCRIPTS), _between(draw, 5, 15)
-    said = f"Write about {_one(draw, _THINGS)} in {_LANGUAGES[script]} only, in at least {least} words."
+    script, least = one_of(draw, _OTHER_SCRIPTS), between(draw, 5, 15)
+    said = f"Write about {one_of(draw, _THINGS)} in {_LANGUAGES[script]} only, in at least {least} words."
     rules = [
         {"rule": "script", "script": script, "least": 0.95},
         {"rule": "length_within", "least": least, "most": 300},
@@ -135,5 +130,5 @@ FAMILIES: dict[str, Callable[[Generator], Drawn]] = {
 
 def draw_form(draw: Generator, families: Sequence[str]) -> dict[str, Any]:
     """Draw a task of one of some families: its `prompt` and its `rules`."""
-    prompt, rules = FAMILIES[_one(draw, families)](draw)
+    prompt, rules = FAMILIES[one_of(draw, families)](draw)
     return {"prompt": prompt, "rules": rules}

@@ -1,15 +1,113 @@
 """All rules of form by their names, read from a task and held against a response."""
 
+import math
+import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+from envs.core.replies import boxes
 from envs.verifiers import patterns
 from envs.verifiers.arguments import Reader, count, counts, flag, read_arguments, share, text
-from envs.verifiers.formats import schemas, shaping, structure
-from envs.verifiers.formats.reply import Measure, Reply, unit
-from envs.verifiers.languages import SCRIPTS
+from envs.verifiers.formats import schemas
+from envs.verifiers.formats.reply import Measure, Reply, Unit, unit
+from envs.verifiers.languages import SCRIPTS, script_shares
+
+_WORD = re.compile(r"\w+")
+
+
+def length_within(reply: Reply, most: int, least: int = 0, unit: Unit = "words") -> float:
+    """Whether the length is in a range."""
+    return float(least <= reply.length(unit) <= most)
+
+
+def length_target(reply: Reply, target: int, per_unit: float | None = None, unit: Unit = "words") -> float:
+    """1 - per_unit * |length - target|, no less than 0; `per_unit` is 1 / target if it is not said.
+
+    LCPO-Exact of L1 (Aggarwal and Welleck 2025, arXiv:2503.04697), with its alpha = 0.0003 for tokens.
+    """
+    slope = 1 / max(1, target) if per_unit is None else per_unit
+    return max(0.0, 1.0 - slope * abs(reply.length(unit) - target))
+
+
+def length_cosine(reply: Reply, most: int, floor: float = 0.0, unit: Unit = "words") -> float:
+    """floor + (1 - floor) * (1 + cos(pi * min(length, most) / most)) / 2: from 1 at no length to the floor at most.
+
+    The cosine reward for right answers (Yeo et al. 2025, arXiv:2502.03373).
+    """
+    progress = min(reply.length(unit), most) / max(1, most)
+    return floor + (1.0 - floor) * (1.0 + math.cos(math.pi * progress)) / 2.0
+
+
+def overlong(reply: Reply, most: int, buffer: int, unit: Unit = "words") -> float:
+    """1 up to most - buffer, then linearly down to 0 at most.
+
+    1 plus the soft overlong punishment of DAPO (Yu et al. 2025, arXiv:2503.14476, equation 13).
+    """
+    over = reply.length(unit) - (most - buffer)
+    if over <= 0:
+        return 1.0
+    return max(0.0, 1.0 - over / buffer) if buffer else 0.0
+
+
+def repetition(reply: Reply, n: int = 3, penalty: float = 1.0, least: float | None = None) -> float:
+    """1 - penalty * (1 - distinct n-grams / n-grams) of words in lower case; whether it is `least`, where that is said.
+
+    The repetition penalty of Yeo et al. 2025 (arXiv:2502.03373, appendix) as open-r1 has it.
+    """
+    words = _WORD.findall(reply.raw.lower())
+    grams = Counter(zip(*(words[start:] for start in range(n)), strict=False))
+    rating = 1.0 - penalty * (1.0 - len(grams) / grams.total()) if grams else 1.0
+    return rating if least is None else float(rating >= least)
+
+
+def long_block(reply: Reply, most: int = 100) -> float:
+    """Whether nothing longer than this stands without a space (ROLL's penalty for long blocks)."""
+    return float(all(len(word) <= most for word in reply.words))
+
+
+def script(reply: Reply, script: str, least: float | None = None) -> float:
+    """The share of letters that are of a script; whether it is large enough, where `least` is said.
+
+    Language consistency as a share of the target language (DeepSeek-R1, arXiv:2501.12948, 2.3.2), by letters. A reply
+    without letters has a share of 0.
+    """
+    share = script_shares(reply.raw).get(script, 0.0)
+    return share if least is None else float(share >= least)
+
+
+def think_answer(reply: Reply, think: str = "think", answer: str = "answer") -> float:
+    """Whether the reply is `<think>...</think>` and then `<answer>...</answer>`, each once, and nothing else.
+
+    The format reward of DeepSeek-R1 (arXiv:2501.12948, 2.2.2). Neither part may be blank.
+    """
+    tags = (f"<{think}>", f"</{think}>", f"<{answer}>", f"</{answer}>")
+    if any(reply.raw.count(tag) != 1 for tag in tags):
+        return 0.0
+    opened, closed, begun, ended = (reply.raw.index(tag) for tag in tags)
+    outside = (
+        reply.raw[:opened] + reply.raw[closed + len(tags[1]) : begun] + reply.raw[ended + len(tags[3]) :]
+        if opened < closed < begun < ended
+        else "x"
+    )
+    if outside.strip():
+        return 0.0
+    parts = (reply.raw[opened + len(tags[0]) : closed], reply.raw[begun + len(tags[2]) : ended])
+    return float(all(part.strip() for part in parts))
+
+
+def tag_counts(reply: Reply, tags: Mapping[str, int]) -> float:
+    """The share of tags that occur exactly as often as they should (open-r1's tag count reward: 1/4 for each of 4)."""
+    return sum(reply.raw.count(tag) == times for tag, times in tags.items()) / len(tags)
+
+
+def single_boxed(reply: Reply) -> float:
+    r"""Whether there is exactly one `\boxed{...}` outside of thinking, with something in it."""
+    found, opened = boxes(reply.spoken)
+    return float(opened == 1 and len(found) == 1 and bool(found[0].content.strip()))
+
 
 _MOST = 32
 _HEAVIEST = 1000.0
@@ -72,19 +170,19 @@ def _rule(rate: Measure, needed: Mapping[str, Reader], **optional: Reader) -> Ru
 
 RULES: Mapping[str, Rule] = MappingProxyType(
     {
-        "think_answer": _rule(structure.think_answer, {}, think=text, answer=text),
-        "tag_counts": _rule(structure.tag_counts, {"tags": counts}),
-        "single_boxed": _rule(structure.single_boxed, {}),
+        "think_answer": _rule(think_answer, {}, think=text, answer=text),
+        "tag_counts": _rule(tag_counts, {"tags": counts}),
+        "single_boxed": _rule(single_boxed, {}),
         "json_schema": _rule(schemas.json_schema, {"schema": schemas.schema}),
         "regex": _rule(_regex, {"pattern": _pattern}, whole=flag),
         "exact": _rule(_exact, {"text": text}),
-        "length_within": _rule(shaping.length_within, {"most": count}, least=count, unit=unit),
-        "length_target": _rule(shaping.length_target, {"target": count}, per_unit=share, unit=unit),
-        "length_cosine": _rule(shaping.length_cosine, {"most": _positive}, floor=share, unit=unit),
-        "overlong": _rule(shaping.overlong, {"most": count, "buffer": count}, unit=unit),
-        "repetition": _rule(shaping.repetition, {}, n=_gram, penalty=share, least=share),
-        "long_block": _rule(shaping.long_block, {}, most=_positive),
-        "script": _rule(shaping.script, {"script": _script}, least=share),
+        "length_within": _rule(length_within, {"most": count}, least=count, unit=unit),
+        "length_target": _rule(length_target, {"target": count}, per_unit=share, unit=unit),
+        "length_cosine": _rule(length_cosine, {"most": _positive}, floor=share, unit=unit),
+        "overlong": _rule(overlong, {"most": count, "buffer": count}, unit=unit),
+        "repetition": _rule(repetition, {}, n=_gram, penalty=share, least=share),
+        "long_block": _rule(long_block, {}, most=_positive),
+        "script": _rule(script, {"script": _script}, least=share),
     }
 )
 """The rules."""

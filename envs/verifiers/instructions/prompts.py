@@ -88,11 +88,13 @@ class Kind:
     demanding: bool = False
 
 
-def _between(draw: Generator, low: int, high: int) -> int:
+def between(draw: Generator, low: int, high: int) -> int:
+    """Draw a whole number from one bound to the other, both of which can be drawn."""
     return int(draw.integers(low, high + 1))
 
 
-def _one(draw: Generator, choices: Sequence[str]) -> str:
+def one_of(draw: Generator, choices: Sequence[str]) -> str:
+    """Draw one of some texts."""
     return choices[int(draw.integers(len(choices)))]
 
 
@@ -105,49 +107,49 @@ def _listing(words: Sequence[str]) -> str:
 
 
 def _existence(draw: Generator) -> tuple[dict[str, Any], str]:
-    keywords = _some(draw, _WORDS, _between(draw, 1, 3))
+    keywords = _some(draw, _WORDS, between(draw, 1, 3))
     return {"keywords": keywords}, f"Use {_listing(keywords)}."
 
 
 def _frequency(draw: Generator) -> tuple[dict[str, Any], str]:
-    keyword, times = _one(draw, _WORDS), _between(draw, 2, 4)
+    keyword, times = one_of(draw, _WORDS), between(draw, 2, 4)
     said = f"Use the word '{keyword}' at least {times} times."
     return {"keyword": keyword, "frequency": times, "relation": "at least"}, said
 
 
 def _word_once(draw: Generator) -> tuple[dict[str, Any], str]:
-    keyword = _one(draw, _WORDS)
+    keyword = one_of(draw, _WORDS)
     return {"keyword": keyword}, f"Use the word '{keyword}' exactly once."
 
 
 def _forbidden(draw: Generator) -> tuple[dict[str, Any], str]:
-    words = _some(draw, _COMMON, _between(draw, 2, 4))
+    words = _some(draw, _COMMON, between(draw, 2, 4))
     return {"forbidden_words": words}, f"Do not use the words {_listing(words)}."
 
 
 def _letter(draw: Generator) -> tuple[dict[str, Any], str]:
-    letter, times = _one(draw, "jkqvwxz"), _between(draw, 4, 9)
+    letter, times = one_of(draw, "jkqvwxz"), between(draw, 4, 9)
     said = f"Let the letter '{letter}' occur at least {times} times."
     return {"letter": letter, "let_frequency": times, "let_relation": "at least"}, said
 
 
 def _sentences(draw: Generator) -> tuple[dict[str, Any], str]:
-    count = _between(draw, 9, 14)
+    count = between(draw, 9, 14)
     return {"num_sentences": count, "relation": "at least"}, f"Write at least {count} sentences."
 
 
 def _words_at_least(draw: Generator) -> tuple[dict[str, Any], str]:
-    count = 10 * _between(draw, 10, 20)
+    count = 10 * between(draw, 10, 20)
     return {"num_words": count, "relation": "at least"}, f"Write at least {count} words."
 
 
 def _words_less_than(draw: Generator) -> tuple[dict[str, Any], str]:
-    count = 10 * _between(draw, 20, 30)
+    count = 10 * between(draw, 20, 30)
     return {"num_words": count, "relation": "less than"}, f"Write less than {count} words."
 
 
 def _paragraphs(draw: Generator) -> tuple[dict[str, Any], str]:
-    count = _between(draw, 2, 4)
+    count = between(draw, 2, 4)
     said = (
         f"Write exactly {count} paragraphs, with a line of three asterisks between each two and nowhere else."
     )
@@ -155,8 +157,8 @@ def _paragraphs(draw: Generator) -> tuple[dict[str, Any], str]:
 
 
 def _nth_paragraph(draw: Generator) -> tuple[dict[str, Any], str]:
-    count = _between(draw, 2, 4)
-    nth, word = _between(draw, 1, count), _one(draw, _WORDS)
+    count = between(draw, 2, 4)
+    nth, word = between(draw, 1, count), one_of(draw, _WORDS)
     said = (
         f"Write exactly {count} paragraphs, with an empty line between each two and nowhere else; "
         f"begin paragraph {nth} with the word '{word}'."
@@ -165,46 +167,46 @@ def _nth_paragraph(draw: Generator) -> tuple[dict[str, Any], str]:
 
 
 def _placeholders(draw: Generator) -> tuple[dict[str, Any], str]:
-    count = _between(draw, 2, 4)
+    count = between(draw, 2, 4)
     said = f"Leave at least {count} placeholders in square brackets, such as [name]."
     return {"num_placeholders": count}, said
 
 
 def _postscript(draw: Generator) -> tuple[dict[str, Any], str]:
-    marker = _one(draw, ("P.S.", "P.P.S"))
+    marker = one_of(draw, ("P.S.", "P.P.S"))
     return {"postscript_marker": marker}, f"Add a postscript at the end that begins with {marker}"
 
 
 def _bullets(draw: Generator) -> tuple[dict[str, Any], str]:
-    count = _between(draw, 2, 5)
+    count = between(draw, 2, 5)
     said = f"Have exactly {count} bullet points, each on a line that begins with an asterisk and a space."
     return {"num_bullets": count}, said
 
 
 def _highlights(draw: Generator) -> tuple[dict[str, Any], str]:
-    count = _between(draw, 2, 4)
+    count = between(draw, 2, 4)
     return {"num_highlights": count}, f"Highlight at least {count} phrases, each between two asterisks."
 
 
 def _sections(draw: Generator) -> tuple[dict[str, Any], str]:
-    count, splitter = _between(draw, 2, 4), _one(draw, ("Section", "Part", "Chapter"))
+    count, splitter = between(draw, 2, 4), one_of(draw, ("Section", "Part", "Chapter"))
     said = f"Have {count} sections, and begin each with {splitter} and its number, counted from one."
     return {"section_spliter": splitter, "num_sections": count}, said
 
 
 def _end(draw: Generator) -> tuple[dict[str, Any], str]:
-    phrase = _one(draw, _PHRASES)
+    phrase = one_of(draw, _PHRASES)
     return {"end_phrase": phrase}, f"End with exactly this phrase and nothing after it: {phrase}"
 
 
 def _capitals(draw: Generator) -> tuple[dict[str, Any], str]:
-    count = _between(draw, 3, 8)
+    count = between(draw, 3, 8)
     said = f"Write at least {count} words in capital letters only."
     return {"capital_frequency": count, "capital_relation": "at least"}, said
 
 
 def _first_word(draw: Generator) -> tuple[dict[str, Any], str]:
-    word = _one(draw, _WORDS)
+    word = one_of(draw, _WORDS)
     return {"first_word": word}, f"Let the first word of your response be '{word}'."
 
 
@@ -297,8 +299,8 @@ def draw_prompt(draw: Generator, least: int, most: int) -> dict[str, Any]:
     Returns:
         `prompt`, `instruction_id_list` and `kwargs`, as IFEval has them.
     """
-    request = _one(draw, _REQUESTS).format(topic=_one(draw, _TOPICS))
-    wanted = _between(draw, least, most)
+    request = one_of(draw, _REQUESTS).format(topic=one_of(draw, _TOPICS))
+    wanted = between(draw, least, most)
     names: list[str] = []
     arguments: list[dict[str, Any]] = []
     said: list[str] = []

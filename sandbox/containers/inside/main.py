@@ -10,8 +10,7 @@ import sys
 
 from sandbox.containers.inside.files import shown, wipe
 from sandbox.containers.inside.frames import READY, RUN, Host, frame
-from sandbox.containers.inside.memory import close_memory
-from sandbox.containers.inside.run import Run
+from sandbox.containers.inside.run import Run, close_memory
 
 _TOOLS = {"python": ("python3",), "bash": ("bash",), "cxx": ("g++", "clang++")}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import json
 import os
@@ -16,7 +17,6 @@ from typing import Any
 
 from sandbox.containers.inside.files import WORKING_DIRECTORY, count, read_plain
 from sandbox.containers.inside.frames import CHUNK, INPUT, OUTPUT, RESULT, STOP, Host, frame
-from sandbox.containers.inside.memory import close_memory
 
 HARD_OUTPUT_BYTES = 32 * 1024 * 1024
 _UNSENT_BYTES = 1024 * 1024
@@ -318,3 +318,18 @@ class Run:
             content = read_plain(self._directory, path, self._order["collect_bytes"])
             if content is not None:
                 yield path, content
+
+
+_PR_SET_DUMPABLE = 4
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def close_memory(closed: bool) -> None:
+    """Close the memory of this process to others of its user, or open it.
+
+    Raises:
+        OSError: If the kernel refuses.
+    """
+    arguments = [ctypes.c_ulong(int(not closed)), *[ctypes.c_ulong(0)] * 3]
+    if _libc.prctl(ctypes.c_int(_PR_SET_DUMPABLE), *arguments) != 0:
+        raise OSError(ctypes.get_errno(), "who may read this memory cannot be set")

@@ -10,9 +10,8 @@ from gymnasium.utils.env_checker import data_equivalence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clients.protocol.arrays import LIST_LIMIT
+from clients.protocol.arrays import LIST_LIMIT, MediaBytes
 from clients.protocol.frames import dumps, loads
-from clients.protocol.media import MediaBytes
 from clients.protocol.spaces import UnicodeText, describe_space, parse_space
 from clients.protocol.values import DecodeError, EncodeError, decode_value, encode_value
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from clients.checks.target import Target, TargetError
-from clients.process.entry_points import InstalledEnvironment, installed_environments
+from clients.process.installed import InstalledEnvironment, installed_environments
 from env_server.catalog.catalog import Catalog
 from env_server.common.settings import ConfigurationError, Settings
 

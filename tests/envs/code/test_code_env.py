@@ -7,7 +7,7 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 
 from envs.code.debugging import CodeEnv
-from envs.code.problems.catalogue import PROBLEMS, problems_of
+from envs.code.tasks import PROBLEMS, problems_of
 from tests.support import code_items
 from tests.support.sandboxes import working_sandbox
 

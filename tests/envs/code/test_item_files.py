@@ -5,7 +5,7 @@ import json
 import pytest
 
 from envs.code.debugging import CodeEnv
-from envs.code.item_files import ItemFile
+from envs.code.tasks import ItemFile
 from envs.verifiers.code_tests import CodeTestsEnv
 from tests.support import code_items
 

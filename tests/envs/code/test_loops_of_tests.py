@@ -2,10 +2,10 @@
 
 import pytest
 
+from envs.code.answers import NOT_RUN
 from envs.code.bounds import Bounds
 from envs.code.forms import read_item
 from envs.code.grader import Grader
-from envs.code.verdicts import NOT_RUN
 from envs.verifiers.code_tests import CodeTestsEnv
 from tests.support.sandboxes import working_sandbox
 

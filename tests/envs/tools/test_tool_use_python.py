@@ -3,13 +3,12 @@
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-from envs.code.boxes import operator_sandbox
+from envs.code.sandboxes import operator_sandbox
 from envs.tools.calls import ToolCall
 from envs.tools.formats.hermes import HERMES
 from envs.tools.formats.tags import TAGS
-from envs.tools.python_tool import SandboxFailedError, python_tool
 from envs.tools.tool import Toolbox
-from envs.tools.tool_use_python import ToolUsePythonEnv
+from envs.tools.tool_use_python import SandboxFailedError, ToolUsePythonEnv, python_tool
 from sandbox.core.base import SandboxUnavailableError
 from sandbox.core.limits import Limits
 from sandbox.core.result import Outcome, RunResult

@@ -8,9 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.algorithm_cases import random_case
-from trainer.algorithms.aggregation import Denominators
+from trainer.algorithms.aggregation import Denominators, means, merge
 from trainer.algorithms.credit import compute_advantages
-from trainer.algorithms.metrics import means, merge
 from trainer.algorithms.objective import critic_loss, policy_loss
 from trainer.algorithms.presets import PRESETS, resolve_preset
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from trainer.algorithms.distillation import divergence, sampled_reverse_kl, with_rest
+from trainer.algorithms.loss_settings import PreferenceLossSettings
 from trainer.algorithms.preference import Replies, bradley_terry_loss, paired_loss, unpaired_loss
-from trainer.algorithms.preference_settings import PreferenceLossSettings
 
 RECORDED = Path(__file__).parents[3] / "benchmarks" / "results" / "trl_losses.json"
 """Written by benchmarks/conformance/trl_losses.py, which runs TRL."""

@@ -7,15 +7,15 @@ import torch
 
 from tests.support.algorithm_cases import random_case
 from trainer.algorithms.batch import StepTokens
-from trainer.algorithms.prepare import prepare_step
-from trainer.algorithms.presets import resolve_preset
-from trainer.algorithms.selection import (
+from trainer.algorithms.prepare import (
     clip_cov_mask,
     covariances,
     high_entropy_mask,
     kl_cov_mask,
+    prepare_step,
     second_moment_mask,
 )
+from trainer.algorithms.presets import resolve_preset
 from trainer.core.errors import InvalidNumberError, PluginError
 
 

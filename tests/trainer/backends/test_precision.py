@@ -9,7 +9,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from tests.support.tiny_models import reference_logprobs, sharp_model
-from trainer.algorithms.metrics import collect
+from trainer.algorithms.aggregation import collect
 from trainer.backends.base import TrainRow
 from trainer.backends.heads import PolicyHead, ValueHead
 from trainer.backends.torch_backend import Schedule, TorchBackend

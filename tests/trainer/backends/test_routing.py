@@ -7,7 +7,7 @@ import torch
 from torch.nn.functional import pad
 
 from tests.support.megatron_ranks import family_model
-from trainer.algorithms.metrics import collect
+from trainer.algorithms.aggregation import collect
 from trainer.backends.base import TrainRow
 from trainer.backends.heads import PolicyHead
 from trainer.backends.optimizer import Schedule

@@ -28,7 +28,7 @@ from tests.support.sharded_models import (
 )
 from tests.support.sharing_ranks import SharingRecipe
 from tests.trainer.backends.test_shared_prefixes import played_groups as prefix_groups
-from trainer.algorithms.metrics import collect
+from trainer.algorithms.aggregation import collect
 from trainer.algorithms.presets import PRESETS as EVERY_PRESET
 from trainer.algorithms.presets import resolve_preset
 from trainer.backends.base import TrainRow

@@ -9,7 +9,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from tests.support.played_groups import with_all_that_presets_read
 from tests.trainer.models.test_families import _SHAPE, FAMILIES, model_of
-from trainer.algorithms.metrics import collect
+from trainer.algorithms.aggregation import collect
 from trainer.algorithms.presets import PRESETS, resolve_preset
 from trainer.backends import torch_backend
 from trainer.backends.base import TrainRow

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.tiny_models import reference_logprobs, sharp_model
-from trainer.algorithms.metrics import collect
+from trainer.algorithms.aggregation import collect
 from trainer.backends.base import TrainRow
 from trainer.backends.batching import length_buckets
 from trainer.backends.heads import PolicyHead, ValueHead

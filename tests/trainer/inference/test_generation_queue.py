@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.virtual_time import run_virtually
 from trainer.inference.base import GenerationRequest, GenerationResult, SamplingParams
-from trainer.inference.queue import GenerationQueue
+from trainer.inference.forwarding import GenerationQueue
 
 
 class Client:

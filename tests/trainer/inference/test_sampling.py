@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainer.inference.base import SamplingParams
-from trainer.inference.sampling import RequestStream, draw_tokens, inverse_transform, sampled_distribution
+from trainer.inference.decoding import RequestStream, draw_tokens, inverse_transform, sampled_distribution
 
 LOGITS = torch.tensor([[2.0, 1.0, 0.0, -1.0]])
 

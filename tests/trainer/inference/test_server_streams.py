@@ -11,8 +11,8 @@ from tests.trainer.inference.test_server_client import request
 from trainer.inference.calls import HttpAnswer
 from trainer.inference.dialect import Capabilities
 from trainer.inference.errors import InferenceError
-from trainer.inference.event_stream import ReplyEvents
 from trainer.inference.server_client import ServerClient
+from trainer.inference.server_replies import ReplyEvents
 from trainer.inference.vllm import VllmDialect
 
 

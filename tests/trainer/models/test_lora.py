@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, Qwen3MoeConfig
 
 from tests.support.tiny_models import VOCABULARY, reference_logprobs, sharp_model
-from trainer.algorithms.metrics import collect
+from trainer.algorithms.aggregation import collect
 from trainer.backends.base import TrainRow
 from trainer.backends.heads import PolicyHead, ValueHead
 from trainer.backends.reference import PolicyWithoutAdapters

@@ -17,7 +17,6 @@ from trainer.commands.memory import plan_lines
 from trainer.config.load import load_settings
 from trainer.config.model import LoraSettings
 from trainer.core.errors import ConfigError
-from trainer.models.known_shapes import KNOWN, TINY_VOCABULARY
 from trainer.models.memory_plan import (
     GIB,
     Sharding,
@@ -26,7 +25,7 @@ from trainer.models.memory_plan import (
     parameters_per_device,
     trained_need,
 )
-from trainer.models.shape import ModelShape
+from trainer.models.shape import KNOWN, TINY_VOCABULARY, ModelShape
 from trainer.models.tokenizer import build_tiny_tokenizer
 
 ROOT = Path(__file__).parents[3]

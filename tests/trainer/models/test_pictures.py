@@ -18,7 +18,7 @@ from tests.support.seeing_models import (
     shown,
 )
 from tests.support.tiny_models import WeightsOf
-from trainer.algorithms.metrics import collect
+from trainer.algorithms.aggregation import collect
 from trainer.assembly.probe import try_pictures
 from trainer.backends.heads import PolicyHead, ValueHead
 from trainer.backends.optimizer import Schedule

@@ -9,10 +9,10 @@ from tests.support.chat_templates import FAMILIES, QWEN3, tokenizer_of
 from trainer.assembly.build import chat_renderer
 from trainer.config.checks import check_settings
 from trainer.config.load import load_settings
-from trainer.config.prompt import PromptSettings
+from trainer.config.rollout import PromptSettings
 from trainer.core.errors import ConfigError
 from trainer.inference.base import GenerationResult
-from trainer.models.stop_ids import stop_ids
+from trainer.models.tokenizer import stop_ids
 from trainer.records.trajectory import Fork, Trajectory
 from trainer.rollout.context import context_policy
 from trainer.rollout.prompts import PromptBuilder

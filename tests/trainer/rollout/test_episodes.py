@@ -13,7 +13,7 @@ import pytest
 
 from clients.protocol.arrays import DecodeError
 from clients.protocol.errors import ProblemError
-from trainer.config.prompt import PromptSettings
+from trainer.config.rollout import PromptSettings
 from trainer.core.errors import PluginError
 from trainer.core.plugins import load_plugin
 from trainer.inference.base import GenerationResult, SamplingParams

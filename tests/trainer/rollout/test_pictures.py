@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from clients.protocol.arrays import DecodeError
-from clients.protocol.media import MediaBytes
+from clients.protocol.arrays import DecodeError, MediaBytes
 from tests.support.seeing_models import PICTURES, TOKENIZER, picture
-from trainer.config.prompt import PromptSettings
+from trainer.config.rollout import PromptSettings
 from trainer.core.errors import ConfigError
 from trainer.inference.base import GenerationRequest, GenerationResult, SamplingParams
 from trainer.learn.rows import step_rows, trajectory_rows

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.config.prompt import PromptSettings
+from trainer.config.rollout import PromptSettings
 from trainer.inference.base import GenerationResult
 from trainer.models.tokenizer import CHAT_TEMPLATE, build_tiny_tokenizer
 from trainer.records.trajectory import Trajectory

@@ -8,11 +8,11 @@ import pytest
 from tests.support.virtual_time import run_virtually
 from trainer.inference.base import GenerationRequest, GenerationResult, SamplingParams
 from trainer.records.checkpoint import RunState
+from trainer.records.group import GroupPlan
 from trainer.records.ledger import Ledger
 from trainer.records.rollout_log import EpisodeKey, RolloutLog
 from trainer.records.trajectory import Outcome, Segment, Trajectory
 from trainer.rollout.admission import AdmissionWindow
-from trainer.rollout.groups import GroupPlan
 from trainer.rollout.recall import LoggedClient, Recall, session_key
 from trainer.rollout.scheduler import RolloutScheduler
 from trainer.rollout.slots import EpisodeSlots

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from tests.support.virtual_time import run_virtually
 from tests.trainer.rollout.test_scheduler import CountedSlots, CountingSource, scheduler_of, solved
+from trainer.records.group import GroupPlan
 from trainer.records.ledger import Fate, Ledger
 from trainer.records.trajectory import Outcome, Trajectory
 from trainer.rollout.admission import AdmissionWindow
-from trainer.rollout.groups import GroupPlan
 from trainer.rollout.scheduler import NothingToLearnError, RolloutScheduler
 
 

@@ -5,10 +5,10 @@ import asyncio
 import pytest
 
 from trainer.core.errors import RunError
+from trainer.records.group import GroupPlan
 from trainer.records.ledger import Fate, Ledger
 from trainer.records.trajectory import Outcome, Trajectory
 from trainer.rollout.admission import AdmissionWindow
-from trainer.rollout.groups import GroupPlan
 from trainer.rollout.scheduler import EnvironmentFailsError, RolloutScheduler
 from trainer.rollout.slots import EpisodeSlots
 from trainer.tasks.task import Task

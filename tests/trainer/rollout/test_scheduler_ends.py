@@ -7,11 +7,11 @@ import pytest
 from tests.support.virtual_time import run_virtually
 from tests.trainer.rollout.test_scheduler import CountedSlots, CountingSource, scheduler_of, solved
 from trainer.core.errors import RunError
+from trainer.records.group import GroupPlan
 from trainer.records.ledger import Ledger
 from trainer.records.trajectory import Outcome
 from trainer.rollout.admission import AdmissionWindow
 from trainer.rollout.gate import WaveGate
-from trainer.rollout.groups import GroupPlan
 from trainer.rollout.scheduler import RolloutScheduler
 from trainer.rollout.slots import BoundedSlots
 

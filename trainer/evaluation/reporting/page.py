@@ -13,11 +13,10 @@ import yaml
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
-from trainer.core.statistics import Interval, rate_difference
+from clients.measuring.statistics import Interval, rate_difference
 from trainer.evaluation.reporting.charts import Line, Point, line_chart, short, stacked_chart
-from trainer.evaluation.reporting.episodes import episode_views
+from trainer.evaluation.reporting.episodes import episode_views, token_text
 from trainer.evaluation.reporting.run_folder import Row, RunFolder, number
-from trainer.evaluation.reporting.tokens import token_text
 
 _MOST_OTHERS = 60
 _MOST_PANELS = 12

@@ -7,6 +7,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from trainer.algorithms.aggregation import Metrics
+from trainer.algorithms.loss_settings import PreferenceLossSettings
 from trainer.algorithms.preference import (
     PreferenceResult,
     Replies,
@@ -14,15 +16,30 @@ from trainer.algorithms.preference import (
     paired_loss,
     unpaired_loss,
 )
-from trainer.algorithms.preference_settings import PreferenceLossSettings
-from trainer.backends.base import Scorer, TrainBackend, TrainRow
+from trainer.backends.base import MicroBatch, Scorer, StepReport, TrainBackend, TrainRow
 from trainer.backends.skipping import SkippedSteps
 from trainer.learn.pipelines.offline import in_parts
 from trainer.learn.pipelines.sft import step_metrics
-from trainer.learn.sequence_steps import CoupledLoss, Sums, coupled_step, row_sums, token_counts
 
 _AT_ONCE = 256
 """Rows whose outputs are held at one time where nothing is trained."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """What a loss reads of a batch, `[rows]` each.
+
+    Attributes:
+        outputs: Sum of the outputs of each row, float64, with gradient.
+        tokens: Number of them.
+    """
+
+    outputs: Tensor
+    tokens: Tensor
+
+
+CoupledLoss = Callable[[Sums], tuple[Tensor, dict[str, float]]]
+"""Returns the loss of a batch, and metrics."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,3 +219,47 @@ def _ranking_loss(sums: Sums, margins: Tensor, centre: float) -> tuple[Tensor, d
         "margin": float(difference.mean()),
         "mean": float(sums.outputs.detach().mean()),
     }
+
+
+def row_sums(scorer: Scorer, rows: Sequence[TrainRow]) -> Tensor:
+    """Return the sum of each row's outputs, float64 `[rows]`, without gradient."""
+    outputs = scorer.forward(rows)
+    return torch.stack([line[row.mask].double().sum() for line, row in zip(outputs, rows, strict=True)])
+
+
+def token_counts(rows: Sequence[TrainRow]) -> Tensor:
+    """Return the number of each row's outputs, float64 `[rows]`."""
+    return torch.tensor([float(row.mask.sum()) for row in rows], dtype=torch.float64)
+
+
+def coupled_step(
+    backend: TrainBackend, rows: Sequence[TrainRow], loss: CoupledLoss
+) -> tuple[StepReport, dict[str, float]]:
+    """Take one optimizer step of a loss that couples rows, such as the two replies of a pair.
+
+    Such a loss reads one number of each row, the sum of its outputs, and rows of one pair may be computed in different
+    micro-batches, or by different ranks. So it is computed in two passes. The first, without gradient, gives all sums;
+    the loss of the sums and its derivative by each of them, w, follow in the run's own process. The second pass trains
+    on the sum of w times each row's outputs, whose gradient by the weights is that of the loss (the chain rule),
+    whatever the cut.
+
+    Args:
+        backend: What is trained.
+        rows: The batch.
+        loss: The loss of the whole batch.
+
+    Returns:
+        What became of the step, and the loss's metrics from before it.
+    """
+    sums = row_sums(backend, rows).requires_grad_()
+    value, metrics = loss(Sums(sums, token_counts(rows)))
+    (weights,) = torch.autograd.grad(value, sums)
+    # A loss that is not finite has to leave the step out, as one that a backend computes itself does.
+    weights = weights if bool(value.isfinite()) else torch.full_like(weights, torch.nan)
+    report = backend.step(rows, partial(_weighted_outputs, weights=weights.float()))
+    return report, metrics | {"loss": float(value.detach())}
+
+
+def _weighted_outputs(micro: MicroBatch, weights: Tensor) -> tuple[Tensor, Metrics]:
+    share = weights.to(micro.rows.device)[micro.rows]
+    return (torch.where(micro.mask, micro.outputs, 0.0).sum(dim=1) * share).sum(), {}

@@ -34,9 +34,8 @@ from trainer.learn.tracking import Tracker
 from trainer.learn.utilisation import TrainingWork
 from trainer.learn.weights.publisher import WeightPublisher
 from trainer.records.checkpoint import RunState
-from trainer.records.group import KEPT, Group
+from trainer.records.group import KEPT, Group, StepGroups
 from trainer.records.ledger import Ledger
-from trainer.rollout.groups import StepGroups
 from trainer.rollout.recall import Recall
 from trainer.rollout.scheduler import LeaveOut, RolloutScheduler
 from trainer.tasks.curriculum import CurriculumTaskSource

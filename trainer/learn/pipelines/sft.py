@@ -7,8 +7,7 @@ from functools import partial
 
 import torch
 
-from trainer.algorithms.aggregation import Denominators, aggregate
-from trainer.algorithms.metrics import Metrics, collect, means
+from trainer.algorithms.aggregation import Denominators, Metrics, aggregate, collect, means
 from trainer.backends.base import MicroBatch, Scorer, StepReport, TrainBackend, TrainRow
 from trainer.backends.skipping import SkippedSteps
 from trainer.learn.example_batches import ExampleBatches

@@ -154,6 +154,20 @@ def tool_choice(body: Mapping[str, Any]) -> tuple[bool, tuple[str, ...]]:
     raise invalid("tool_choice must be none, auto, required, or name a tool", "tool_choice")
 
 
+def checked_body(body: object, refused: Sequence[str]) -> Mapping[str, Any]:
+    """Return a request's body, an object without the fields that are refused.
+
+    Raises:
+        ApiError: If it is none, or has one of them.
+    """
+    if not isinstance(body, Mapping):
+        raise invalid("the body must be a JSON object")
+    for name in refused:
+        if body.get(name) is not None:
+            raise unsupported(f"{name} is not supported", name)
+    return body
+
+
 def refuse_format(value: object, param: str) -> None:
     """Refuse replies in a forced format: nothing here constrains what a policy samples."""
     if value is None or (isinstance(value, Mapping) and value.get("type") in (None, "text")):

@@ -8,6 +8,7 @@ from trainer.rollout.agents.calls import (
     MOST_CHOICES,
     AgentCall,
     chat_messages,
+    checked_body,
     declared_tools,
     flag,
     refuse_format,
@@ -15,7 +16,7 @@ from trainer.rollout.agents.calls import (
     tool_choice,
     whole,
 )
-from trainer.rollout.agents.errors import ApiError, invalid, unsupported
+from trainer.rollout.agents.errors import ApiError, unsupported
 from trainer.rollout.agents.streaming import Delta
 
 _REFUSED = ("functions", "function_call", "audio", "prediction", "web_search_options")
@@ -27,11 +28,7 @@ def parse_chat(body: object) -> AgentCall:
     Raises:
         ApiError: If it is malformed, or asks for what is not done here.
     """
-    if not isinstance(body, Mapping):
-        raise invalid("the body must be a JSON object")
-    for name in _REFUSED:
-        if body.get(name) is not None:
-            raise unsupported(f"{name} is not supported", name)
+    body = checked_body(body, _REFUSED)
     if body.get("modalities") not in (None, ["text"]):
         raise unsupported("modalities: only text is supported", "modalities")
     refuse_format(body.get("response_format"), "response_format")

@@ -32,9 +32,9 @@ from trainer.rollout.agents.errors import ApiError, invalid
 from trainer.rollout.agents.event_stream import Event, EventStream, LiveAnswer
 from trainer.rollout.agents.mcp import mcp_answer
 from trainer.rollout.agents.responses import ResponseEvents, parse_responses, response_body
+from trainer.rollout.agents.serving import UnreadBodies
 from trainer.rollout.agents.session import AgentSession
 from trainer.rollout.agents.splicing import message_of
-from trainer.rollout.agents.unread_bodies import UnreadBodies
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")

@@ -8,6 +8,7 @@ from trainer.rollout.agents.calls import (
     AgentCall,
     Message,
     assistant_parts,
+    checked_body,
     declared_tools,
     flag,
     made_call,
@@ -47,11 +48,7 @@ def parse_responses(body: object, conversation: Conversation) -> AgentCall:
     Raises:
         ApiError: If it is malformed, or asks for what is not done here.
     """
-    if not isinstance(body, Mapping):
-        raise invalid("the body must be a JSON object")
-    for name in _REFUSED:
-        if body.get(name) is not None:
-            raise unsupported(f"{name} is not supported", name)
+    body = checked_body(body, _REFUSED)
     if flag(body, "background"):
         raise unsupported("background is not supported: wait for the answer", "background")
     text = body.get("text")

@@ -28,7 +28,7 @@ from tests.support.sharded_models import (
     weights_of,
 )
 from tests.support.tiny_models import sharp_model
-from trainer.algorithms.metrics import collect
+from trainer.algorithms.aggregation import collect
 from trainer.backends.local_ranks import LocalRanks
 from trainer.backends.megatron.layout import groups
 from trainer.backends.optimizer import Schedule

@@ -7,7 +7,7 @@ from transformers import LlamaConfig
 
 from tests.support.megatron_ranks import family_head
 from trainer.assembly.models import check_backend
-from trainer.assembly.rank_groups import mesh_shape
+from trainer.assembly.standing import mesh_shape
 from trainer.backends.rank_group import MeshShape
 from trainer.config.run import RunSettings
 from trainer.core.errors import ConfigError

@@ -1,8 +1,10 @@
-"""Environments that other packages bring, as their entry points say it."""
+"""What is installed: our own version, and the environments that other packages bring by their entry points."""
 
 from __future__ import annotations
 
+import argparse
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, entry_points, version
 
 GROUP = "rollgym.environments"
 """Entry points `Id-v0 = "module:Class"` of environments in other packages."""
@@ -25,8 +27,6 @@ class InstalledEnvironment:
 
 def installed_environments() -> dict[str, InstalledEnvironment]:
     """Return the environments that other packages bring, by id; nothing of them is imported."""
-    from importlib.metadata import entry_points  # As heavy as a client's start, which has no use for it.
-
     found: dict[str, dict[str, str]] = {}
     for entry in entry_points(group=GROUP):
         package = "?" if entry.dist is None else entry.dist.name
@@ -37,3 +37,18 @@ def installed_environments() -> dict[str, InstalledEnvironment]:
         )
         for name, paths in sorted(found.items())
     }
+
+
+def add_version(parser: argparse.ArgumentParser) -> None:
+    """Let a command say which version it is of."""
+    parser.add_argument(
+        "--version", action="version", version=f"rollgym {_version()}", help="Print the version and exit."
+    )
+
+
+def _version() -> str:
+    try:
+        return version("rollgym")
+    except PackageNotFoundError:
+        # The tree is used as it is, without having been installed.
+        return "(not installed)"

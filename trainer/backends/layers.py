@@ -1,0 +1,92 @@
+"""A model's layers in training: compiled (torch.compile), or computed once more for the gradient."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from trainer.backends.prefix_cache import take_replays
+from trainer.core.errors import ConfigError
+
+
+class GradientCheckpointing:
+    """Lets the library compute activations again, which it does in training mode only.
+
+    Args:
+        model: What is trained: a language model, or a critic with one as its body.
+        enabled: Whether it does; if not, nothing is changed.
+    """
+
+    def __init__(self, model: nn.Module, *, enabled: bool) -> None:
+        self._bodies = bodies_of(model) if enabled else []
+        for body in self._bodies:
+            body.gradient_checkpointing_enable({"use_reentrant": False})
+            take_replays(body)
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Let it while inside."""
+        for body in self._bodies:
+            body.train()
+        try:
+            yield
+        finally:
+            for body in self._bodies:
+                body.eval()
+
+
+def bodies_of(model: nn.Module) -> list[PreTrainedModel]:
+    """Return the language models in what is trained: the policy itself, or a critic's body."""
+    if isinstance(model, PreTrainedModel):
+        return [model]
+    return [module for module in model.children() if isinstance(module, PreTrainedModel)]
+
+
+def layers_of(body: nn.Module) -> list[nn.Module]:
+    """Return a language model's layers: what the library says must not be cut in two."""
+    names = set(getattr(body, "_no_split_modules", None) or [])
+    return [module for module in body.modules() if type(module).__name__ in names]
+
+
+class CompiledLayers:
+    """Has training steps run compiled layers, each by itself, as a model's layers share their code.
+
+    Whoever samples with the same weights runs them as they are.
+
+    Rows are of many lengths: layers are compiled for any length, and once more where rows share what they begin with.
+
+    Args:
+        model: What is trained; nothing wraps it yet.
+        backend: What compiles, by torch's name, such as `inductor`; None leaves the layers as they are.
+
+    Raises:
+        ConfigError: If torch has no such backend.
+    """
+
+    def __init__(self, model: nn.Module, backend: str | None) -> None:
+        self._layers: list[nn.Module] = []
+        if backend is None:
+            return
+        if backend not in torch.compiler.list_backends(exclude_tags=()):
+            known = ", ".join(torch.compiler.list_backends())
+            raise ConfigError(f"model.compile {backend}: torch has no such backend; it has {known}")
+        self._layers = [layer for body in bodies_of(model) for layer in layers_of(body)]
+        for layer in self._layers:
+            layer.compile(backend=backend, dynamic=True)
+        self._compiled = [layer._compiled_call_impl for layer in self._layers]
+        self._use(compiled=False)
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Run them while inside."""
+        self._use(compiled=True)
+        try:
+            yield
+        finally:
+            self._use(compiled=False)
+
+    def _use(self, *, compiled: bool) -> None:
+        for number, layer in enumerate(self._layers):
+            layer._compiled_call_impl = self._compiled[number] if compiled else None
