@@ -8,14 +8,20 @@ import yaml
 _MERGE = "tag:yaml.org,2002:merge"
 
 
-def read_yaml(text: str) -> Any:
+def read_yaml(text: str, name: str) -> Any:
     """Read one document of YAML.
+
+    Args:
+        text: The document.
+        name: What it is called where it is told in which of its lines something is wrong.
 
     Raises:
         yaml.YAMLError: If it is none, names a key twice in a mapping, or is nested too deep.
     """
     try:
-        return yaml.load(text, _Loader)
+        loader = _Loader(text)
+        loader.name = name
+        return loader.get_single_data()
     except RecursionError as error:
         raise yaml.YAMLError("it is nested too deep") from error
 

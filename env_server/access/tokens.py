@@ -85,7 +85,7 @@ def read_tokens(path: Path) -> list[TokenEntry]:
         ConfigurationError: If the file cannot be used.
     """
     try:
-        content = read_yaml(path.read_text(encoding="utf-8"))
+        content = read_yaml(path.read_text(encoding="utf-8"), path.name)
         entries = _TokenFile.model_validate({} if content is None else content).tokens
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigurationError(f"cannot read {path}: {error}") from error

@@ -141,7 +141,7 @@ def check_settings(values: Mapping[str, Any]) -> Settings:
 
 def _read_yaml(path: Path) -> dict[str, Any]:
     try:
-        values = read_yaml(path.read_text(encoding="utf-8"))
+        values = read_yaml(path.read_text(encoding="utf-8"), path.name)
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigurationError(f"cannot read {path}: {error}") from error
     if values is None:

@@ -41,7 +41,7 @@ def load_settings(
     values: Any = {}
     if path is not None:
         try:
-            values = read_yaml(path.read_text(encoding="utf-8")) or {}
+            values = read_yaml(path.read_text(encoding="utf-8"), path.name) or {}
         except OSError as error:
             raise ConfigError(f"cannot read {path}: {error.strerror}") from error
         except UnicodeDecodeError as error:
@@ -111,7 +111,7 @@ def _apply_override(values: dict[str, Any], word: str) -> None:
     if not separator or not key:
         raise ConfigError(f"'{word}' is not key=value, for example rollout.group_size=16")
     try:
-        value = read_yaml(text)
+        value = read_yaml(text, key)
     except yaml.YAMLError as error:
         raise ConfigError(f"the value of '{word}' is not YAML: {error}") from error
     _put(values, key, value)

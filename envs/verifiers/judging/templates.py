@@ -113,7 +113,7 @@ def read_templates(text: str, name: str) -> dict[str, Template]:
         ValueError: It is none, or a template is not what it should be.
     """
     try:
-        found = read_yaml(text)
+        found = read_yaml(text, name)
     except yaml.YAMLError as error:
         raise ValueError(f"{name} is no YAML: {error}") from error
     if not isinstance(found, Mapping):

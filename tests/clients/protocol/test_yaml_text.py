@@ -22,18 +22,23 @@ from trainer.core.errors import ConfigError
 )
 def test_a_key_that_stands_twice_is_refused_with_its_lines(text):
     with pytest.raises(yaml.YAMLError, match=r"stands in lines \d and \d"):
-        read_yaml(text)
+        read_yaml(text, "it")
 
 
 def test_what_is_merged_in_may_be_laid_over():
-    found = read_yaml("x: &x {a: 1, b: 1}\ny: {<<: *x, b: 2}\nz: {<<: [*x, *x]}\n2: two\n")
+    found = read_yaml("x: &x {a: 1, b: 1}\ny: {<<: *x, b: 2}\nz: {<<: [*x, *x]}\n2: two\n", "it")
     assert found == {"x": {"a": 1, "b": 1}, "y": {"a": 1, "b": 2}, "z": {"a": 1, "b": 1}, 2: "two"}
-    assert read_yaml("") is None
+    assert read_yaml("", "it") is None
 
 
 def test_what_is_nested_too_deep_is_refused():
     with pytest.raises(yaml.YAMLError, match="nested too deep"):
-        read_yaml("[" * 100_000)
+        read_yaml("[" * 100_000, "it")
+
+
+def test_the_place_of_a_mistake_is_named_as_its_reader_knows_it():
+    with pytest.raises(yaml.YAMLError, match=r'in "run\.yaml", line 2, column 4'):
+        read_yaml("a: 1\nb: [1\n", "run.yaml")
 
 
 def test_files_of_settings_refuse_it(tmp_path):
