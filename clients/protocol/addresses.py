@@ -4,6 +4,9 @@ from collections.abc import Collection
 from urllib.parse import SplitResult, urlsplit
 
 EXAMPLE = "http://127.0.0.1:8000"
+_LONGEST_NAME = 253
+"""Of a host, RFC 1035. Longer ones are not translated to be looked up, which takes seconds for a megabyte."""
+_MOST_SHOWN = 100
 
 
 def server_parts(url: str, schemes: Collection[str]) -> SplitResult:
@@ -17,19 +20,29 @@ def server_parts(url: str, schemes: Collection[str]) -> SplitResult:
         ValueError: If it is none: another scheme, no name, a name or a port that no network has, or half a character,
             as the shell hands on what is no UTF-8.
     """
-    wrong = f"{url!r} is not the address of a server, such as {EXAMPLE}"
+    wrong = f"{_shown(url)} is not the address of a server, such as {EXAMPLE}"
     try:
         parts = urlsplit(url)
         url.encode()
-        (parts.hostname or "").encode("idna")  # as it is looked up: a label of it has 1 to 63 characters
+        host = parts.hostname or ""
+        if len(host) > _LONGEST_NAME:
+            raise ValueError
+        host.encode("idna")  # as it is looked up: a label of it has 1 to 63 characters
     except ValueError:
         raise ValueError(wrong) from None
-    if parts.scheme not in schemes or not parts.hostname:
+    if parts.scheme not in schemes or not host:
         raise ValueError(wrong)
     try:
         port = parts.port
     except ValueError:
         port = 0
     if port == 0:
-        raise ValueError(f"{url!r} has no port that there is: they go from 1 to 65535")
+        raise ValueError(f"{_shown(url)} has no port that there is: they go from 1 to 65535")
     return parts
+
+
+def _shown(url: str) -> str:
+    """Return as much of an address as tells which it is, without a password in it."""
+    user, at, rest = url.rpartition("@")
+    text = f"...@{rest}" if at else user + rest
+    return repr(text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]} ...")

@@ -1,5 +1,7 @@
 """Addresses that no server can have are refused where they are written, in one line."""
 
+import time
+
 import pytest
 
 from clients.cli.main import main
@@ -66,3 +68,18 @@ def test_a_command_says_so_in_one_line(words, capsys):
 def test_a_client_refuses_it_before_it_is_asked_anything():
     with pytest.raises(ValueError, match="is not the address of a server"):
         EnvClient("http://a..b")
+
+
+@pytest.mark.parametrize("host", ["\u00e9" * 10**6, "\u00e9." * 10**5, "a." * 10**6, "a:" + "9" * 10**6])
+def test_a_megabyte_is_refused_at_once_and_not_shown(host):
+    begun = time.process_time()
+    with pytest.raises(ValueError, match="http://") as refused:
+        server_parts(f"http://{host}", ("http",))
+    assert time.process_time() - begun < 1.0
+    assert len(str(refused.value)) < 500
+
+
+def test_a_password_is_not_shown():
+    with pytest.raises(ValueError, match=r"@host:99999'") as refused:
+        server_parts("https://user:secret@host:99999", ("https",))
+    assert "secret" not in str(refused.value)
