@@ -1,7 +1,7 @@
 """A judge as a program that a run starts: `python -m tests.support.judge_program HOST PORT [GATE]`.
 
 It judges by equality of texts, behind OpenAI's API, and says at `/health` that it is there. With a gate, a path, it
-answers no question before a file lies there; it leaves `GATE.asked` when it was asked.
+answers no question before a file lies there; it leaves `GATE.asked`, a character for each question.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ class Judge(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         if GATE is not None:
-            GATE.with_name(f"{GATE.name}.asked").touch()
+            with GATE.with_name(f"{GATE.name}.asked").open("a") as asked:
+                asked.write("?")
             while not GATE.exists():
                 time.sleep(0.01)
         status, headers, body = honest(request)

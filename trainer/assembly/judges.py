@@ -9,6 +9,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack
 
 from trainer.cluster.cluster import Cluster, open_cluster
 from trainer.cluster.placement import place_roles
+from trainer.config.cluster import JudgeSettings
 from trainer.config.data import DatasetSettings
 from trainer.config.run import RunSettings
 from trainer.core.embedded_server import embedded_server
@@ -50,6 +51,11 @@ async def open_judges(
         known = {"url": f"{address}/v1", "model": judge.model}
         words = ["--operator-kwargs", f"{name}={json.dumps(known)}"]
         served = [] if name == _BUILT_IN else [f"{name}={judge.verifier}"]
+        if judge.verifier == JudgeSettings.model_fields["verifier"].default:
+            # It waits for a network. Under a name of its own it would be taken for an author's, and run in worker
+            # processes, which wait for one verdict after the other; and a session that is closed while it waits
+            # would take all others of its process along.
+            words += ["--isolation", f"{name}=thread"]
         urls[name] = await stack.enter_async_context(serve(served, words))
         say(f"judge {name} answers on {address}")
     return brought_to_judges(settings, urls)

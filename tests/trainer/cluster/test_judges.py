@@ -87,3 +87,33 @@ async def test_a_judge_that_is_busy_slows_no_other(tmp_path):
         assert not waiting.done()
         busy.touch()
         assert {verdict.score for verdict in await waiting} == {1.0}
+
+
+async def test_verdicts_that_wait_are_many_and_one_that_is_given_up_takes_no_other_along(tmp_path):
+    gate = tmp_path / "gate"
+    command = [sys.executable, "-m", "tests.support.judge_program", "{host}", "{port}", str(gate)]
+    judge = f"{{devices: 1, model: m, command: {command}}}"
+    words = ["tasks=[{env_id: Rubric}]", f"output_dir={tmp_path}/run", f"cluster.roles.judges.Rubric={judge}"]
+    settings = load_settings(None, words)
+    task = {"question": "What is the capital of Peru?", "reference": "Lima"}
+    async with asyncio.timeout(PATIENCE_S), AsyncExitStack() as stack:
+        cluster = LocalRoles(settings, place_roles(settings), lambda _: None)
+        stack.push_async_callback(cluster.close)
+        serve = lambda served, words: partial(embedded_server, words=words)(served)  # noqa: E731
+        brought = await open_judges(settings, cluster, serve, stack, lambda _: None)
+        client = await stack.enter_async_context(EnvClient(brought.tasks[0].url))
+        sessions = [await client.make("Rubric") for _ in range(6)]
+        for session in sessions:
+            await session.reset(seed=0, options=task)
+        # Each says something else: what was judged before is remembered.
+        steps = [
+            asyncio.ensure_future(session.step(f"Lima {number}")) for number, session in enumerate(sessions)
+        ]
+        asked = tmp_path / "gate.asked"
+        while not asked.exists() or len(asked.read_text()) < len(steps):
+            await asyncio.sleep(0.01)
+        given_up, *others = steps
+        given_up.cancel()
+        await sessions[0].close()
+        gate.touch()
+        assert {(await step).info["outcome"] for step in others} == {"wrong"}
