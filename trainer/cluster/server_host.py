@@ -93,7 +93,10 @@ class JudgeProgram:
         for place, value in filled.items():
             command = [word.replace(place, value) for word in command]
         seen = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, self.devices))} if self.devices else {}
-        return ServerProcess(tuple(command), f"http://{host}:{port}", logs / f"judge-{self.name}.log", seen)
+        log = logs / f"judge-{self.name}.log"
+        return ServerProcess(
+            tuple(command), f"http://{host}:{port}", log, seen, f"server of judge {self.name}"
+        )
 
 
 class ServerHost:

@@ -15,6 +15,8 @@ from contextlib import suppress
 GRACE_S = 15.0
 """How long a program that was asked to end may take."""
 
+_CANNOT_START = 127
+"""A shell's exit code where there is no such program."""
 _PARENT_DEATH_SIGNAL = 1
 """Linux's name of it to `prctl`."""
 
@@ -26,10 +28,14 @@ def keep(command: list[str]) -> int:
     signal.set_wakeup_fd(stop_writer)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
         signal.signal(number, lambda *_: None)
-    # A session of its own: whatever processes it starts can be ended together.
-    program = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=_end_with_keeper
-    )
+    try:
+        # A session of its own: whatever processes it starts can be ended together.
+        program = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=_end_with_keeper
+        )
+    except OSError as error:
+        sys.stderr.write(f"cannot start {command[0]!r}: {error.strerror}: install it, or give its path\n")
+        return _CANNOT_START
     try:
         _wait(program, stop_reader)
     finally:

@@ -64,12 +64,14 @@ class ServerProcess:
         environment: Variables that are set for it, beside those that we have.
         url: Where it will answer.
         log: File that what it says is appended to.
+        name: What it is called in messages.
     """
 
     command: tuple[str, ...]
     url: str
     log: Path
     environment: Mapping[str, str] = field(default_factory=dict)
+    name: str = "inference server"
 
 
 def server_processes(
@@ -243,7 +245,8 @@ async def launched(
     try:
         for server in servers:
             await server.start()
-            say(f"starting an inference server on {server.process.url}; what it says: {server.process.log}")
+            process = server.process
+            say(f"starting the {process.name} on {process.url}; what it says: {process.log}")
         waits = [asyncio.ensure_future(server.ready(status)) for server in servers]
         try:
             await asyncio.gather(*waits)
@@ -360,7 +363,7 @@ class _Server:
         self._say(f"{self.process.url} answers after {time.monotonic() - began:.0f} s")
 
     def _named(self) -> str:
-        return f"the inference server on {self.process.url}"
+        return f"the {self.process.name} on {self.process.url}"
 
     def _last_words(self) -> str:
         lines = self._lines()[-_LAST_LINES:]
