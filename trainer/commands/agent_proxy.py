@@ -171,14 +171,17 @@ async def _serve(options: argparse.Namespace) -> None:
     async with opened_policy(options) as service:
         sessions = ProxySessions(service, write, token, options.idle_s, time.time)
         app = agents_app(sessions, options.max_body_mb << 20, sessions.routes())
+        served = False
         try:
             async with serve_app(app, options.host, options.port) as url:
+                served = True
                 _say(f"roll-agent-proxy serving on {url}, records in {options.output}")
                 await asyncio.Event().wait()
         finally:
             sessions.close()
             file.close()
-            _say(f"{sessions.written} episodes written to {options.output}")
+            if served:
+                _say(f"{sessions.written} episodes written to {options.output}")
 
 
 def _say(text: str) -> None:

@@ -118,6 +118,8 @@ def test_a_port_in_use_is_told_in_a_line_and_loading_draws_no_bars(model, tmp_pa
     assert done.returncode == 2
     (line,) = [each for each in done.stderr.splitlines() if "Warning" not in each]
     assert line.startswith("roll-agent-proxy: agents: cannot listen on 127.0.0.1 port")
+    # What was never open has no episodes to tell of.
+    assert "episodes written" not in done.stdout
 
 
 @asynccontextmanager
