@@ -197,6 +197,13 @@ def test_a_value_of_another_type_is_refused(path, annotation, kind):
         (["optimizer.betas=[1.0, 0.9]"], "optimizer.betas.0: Input should be less than 1, not 1.0"),
         (["optimizer.betas=[0.9]"], "optimizer.betas"),
         (["steps=true"], "steps: true is a truth value"),
+        (["steps=99999999999999"], "steps: Input should be less than or equal to 1000000000"),
+        (["rollout.max_turns=99999999999999"], "rollout.max_turns: Input should be less than or equal to"),
+        (["algorithm.epochs=99999999999999"], "algorithm.epochs: Input should be less than or equal to"),
+        (
+            ["optimizer.warmup_steps=99999999999999"],
+            "optimizer.warmup_steps: Input should be less than or equal to",
+        ),
         (
             ["checkpoint.resume=maybe"],
             "checkpoint.resume: 'maybe' is neither auto, nor never, nor a checkpoint's folder",

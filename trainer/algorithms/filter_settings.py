@@ -2,9 +2,9 @@
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
-from trainer.core.strict import Count, Settings
+from trainer.core.strict import Amount, Count, Settings
 
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 
@@ -212,8 +212,8 @@ EpisodeSettings = Annotated[
 class OverlongSettings(Settings):
     """Soft penalty on episodes near the longest length (DAPO, arXiv:2503.14476)."""
 
-    max_tokens: PositiveInt = Field(description="Sampled tokens of an episode at which the penalty is full.")
-    buffer_tokens: PositiveInt = Field(description="Tokens before that over which it grows from nothing.")
+    max_tokens: Amount = Field(description="Sampled tokens of an episode at which the penalty is full.")
+    buffer_tokens: Amount = Field(description="Tokens before that over which it grows from nothing.")
     penalty: PositiveFloat = Field(1.0, description="The full penalty.")
 
     @model_validator(mode="after")

@@ -2,10 +2,10 @@
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
 from trainer.algorithms.modes import AggregationMode, KLEstimator, RatioLevel
-from trainer.core.strict import Settings
+from trainer.core.strict import Amount, Settings
 
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 
@@ -155,7 +155,7 @@ class AggregationSettings(Settings):
         "trajectory: always the whole episode; row: each training row (verl), so that an episode whose history was "
         "edited counts once for each of its segments.",
     )
-    horizon: PositiveInt | None = Field(
+    horizon: Amount | None = Field(
         None, description="The constant that 'seq-mean-token-sum-norm' divides by (Dr. GRPO)."
     )
 
@@ -196,7 +196,7 @@ class KLSettings(Settings):
         description="Adapt the coefficient after every step so that the estimate stays near this "
         "(arXiv:1909.08593, section 2.2); absent: it is fixed.",
     )
-    horizon: PositiveInt = Field(
+    horizon: Amount = Field(
         10_000, description="Episodes over which an adaptive coefficient moves (verl, ROLL: 10000)."
     )
 

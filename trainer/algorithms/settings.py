@@ -6,7 +6,7 @@ Sources are named as in docs/algorithms.md. The parts are in `advantage_settings
 
 from typing import Any, Literal, Self
 
-from pydantic import Field, PositiveInt, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from trainer.algorithms.advantage_settings import (
     AdvantageSettings,
@@ -40,7 +40,7 @@ from trainer.algorithms.token_settings import (
     SelectionSettings,
     TruncateCorrection,
 )
-from trainer.core.strict import Settings
+from trainer.core.strict import Amount, Settings
 
 _OWN_RETURNS = ("group", "turn", "gigpo", "hgpo", "spo", "moving_baseline")
 _RATIO_OF = {"gmpo": "sequence", "vespo": "sequence_sum"}
@@ -72,8 +72,8 @@ class AlgorithmSettings(Settings):
         "guess between these and the current ones by the versions that sampled (AReaL's loglinear), which needs no "
         "forward pass.",
     )
-    epochs: PositiveInt = Field(1, description="Passes over a batch.")
-    minibatches: PositiveInt = Field(1, description="Optimizer steps per pass.")
+    epochs: Amount = Field(1, description="Passes over a batch.")
+    minibatches: Amount = Field(1, description="Optimizer steps per pass.")
 
     @field_validator("correction", mode="before")
     @classmethod

@@ -2,9 +2,9 @@
 
 from typing import Literal, Self
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, model_validator
 
-from trainer.core.strict import Seconds, Settings
+from trainer.core.strict import Amount, Seconds, Settings
 
 BackendKind = Literal["torch", "fsdp2", "deepspeed", "megatron"]
 
@@ -25,13 +25,13 @@ _READ_BY: dict[str, BackendKind] = {
 class MeshSettings(Settings):
     """How ranks share the work; the product of all but `expert` is their number."""
 
-    data: PositiveInt | None = Field(
+    data: Amount | None = Field(
         None, description="Parts of the batch; absent: the ranks that the other dimensions leave."
     )
-    tensor: PositiveInt = Field(1, description="Parts of each layer's weights.")
-    pipeline: PositiveInt = Field(1, description="Parts of the layers, one after the other.")
-    context: PositiveInt = Field(1, description="Parts of each row.")
-    expert: PositiveInt = Field(1, description="Parts of the experts of a layer, over the ranks of `data`.")
+    tensor: Amount = Field(1, description="Parts of each layer's weights.")
+    pipeline: Amount = Field(1, description="Parts of the layers, one after the other.")
+    context: Amount = Field(1, description="Parts of each row.")
+    expert: Amount = Field(1, description="Parts of the experts of a layer, over the ranks of `data`.")
 
     @property
     def model_ranks(self) -> int:
@@ -47,9 +47,7 @@ class BackendSettings(Settings):
         description="torch: in the run's own process. Several ranks: fsdp2 (torch's own sharding), deepspeed (ZeRO; "
         "the extra [deepspeed]), or megatron (Megatron-Core on GPUs; the extra [megatron]).",
     )
-    ranks: PositiveInt = Field(
-        1, description="Processes that share the model, each with a device of its own."
-    )
+    ranks: Amount = Field(1, description="Processes that share the model, each with a device of its own.")
     mesh: MeshSettings = MeshSettings()
     zero_stage: Literal[1, 2, 3] = Field(
         3,

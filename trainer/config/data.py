@@ -2,9 +2,9 @@
 
 from typing import Self
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, model_validator
 
-from trainer.core.strict import JsonObject, ServerUrl, Settings, Weight
+from trainer.core.strict import Amount, JsonObject, ServerUrl, Settings, Weight
 
 
 class RouteSettings(Settings):
@@ -52,7 +52,7 @@ class RowsSettings(Settings):
     split: str | None = Field(
         None, description="Split of a Hugging Face data set; needed where it has several."
     )
-    limit: PositiveInt | None = Field(None, description="Only so many rows, from the first one on.")
+    limit: Amount | None = Field(None, description="Only so many rows, from the first one on.")
 
     @model_validator(mode="after")
     def _one_place(self) -> Self:

@@ -2,12 +2,12 @@
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, PositiveFloat, model_validator
 
 from trainer.algorithms.modes import Divergence
 from trainer.config.inference import DialectName
 from trainer.config.supervised import LearningFromExamples
-from trainer.core.strict import Count, Seconds, ServerUrl, Settings
+from trainer.core.strict import Amount, Count, Seconds, ServerUrl, Settings
 
 
 class TeacherSettings(Settings):
@@ -72,7 +72,7 @@ class DistillSettings(LearningFromExamples):
         description="Over which tokens: the whole vocabulary, the teacher's likeliest `top_k` and all others as one, "
         "or the sampled token alone (reverse_kl on the student's own tokens).",
     )
-    top_k: PositiveInt = Field(64, description="Of estimate top_k.")
+    top_k: Amount = Field(64, description="Of estimate top_k.")
     temperature: PositiveFloat = Field(1.0, description="Divides the logits of teacher and student.")
     likelihood: Annotated[float, Field(ge=0.0, lt=1.0)] = Field(
         0.0,

@@ -2,10 +2,10 @@
 
 from typing import Self
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, model_validator
 
 from trainer.config.data import DatasetSettings
-from trainer.core.strict import Count, JsonObject, ServerUrl, Settings
+from trainer.core.strict import Amount, Count, JsonObject, ServerUrl, Settings
 
 
 class PanelSettings(Settings):
@@ -21,7 +21,7 @@ class PanelSettings(Settings):
     distinct: bool = Field(
         True, description="Keep only tasks whose first state (of a data set: row) differs from all before it."
     )
-    max_turns: PositiveInt | None = Field(None, description="The rollout's max_turns if absent.")
+    max_turns: Amount | None = Field(None, description="The rollout's max_turns if absent.")
     url: ServerUrl | None = None
     baselines: bool = Field(
         True,

@@ -4,10 +4,10 @@ import re
 from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, Field, PositiveInt, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from clients.protocol.addresses import server_parts
-from trainer.core.strict import Count, Seconds, Settings
+from trainer.core.strict import Amount, Count, Seconds, Settings
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -230,9 +230,7 @@ class WeightSettings(Settings):
         description="Largest difference of a probe's log-probabilities after each update; if absent 0.001 for float32, "
         "0.25 for 16 bits, 1 for fp8, where the mean of the differences is what counts.",
     )
-    attempts: PositiveInt = Field(
-        2, description="Updates of one server before its wrong weights end the run."
-    )
+    attempts: Amount = Field(2, description="Updates of one server before its wrong weights end the run.")
 
     def chosen(self, inference: InferenceSettings) -> Transport:
         """Return the transport: the one that was set, or what suits who samples."""

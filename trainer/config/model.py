@@ -2,9 +2,9 @@
 
 from typing import Literal, Self
 
-from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
+from pydantic import Field, PositiveFloat, field_validator, model_validator
 
-from trainer.core.strict import Settings
+from trainer.core.strict import Amount, Settings
 
 
 class LoraSettings(Settings):
@@ -68,7 +68,7 @@ class ModelSettings(Settings):
         None,
         description="Tiny policy: have it see pictures; absent: it reads text only. A model of `path` sees if it can.",
     )
-    max_length: PositiveInt = Field(1024, description="Longest row in tokens, prompt and replies together.")
+    max_length: Amount = Field(1024, description="Longest row in tokens, prompt and replies together.")
     device: str = Field(
         "auto",
         pattern=r"^[a-z][a-z0-9_]*(:[0-9]{1,4})?$",

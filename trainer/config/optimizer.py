@@ -2,9 +2,9 @@
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, PositiveFloat, model_validator
 
-from trainer.core.strict import LearningRate, Settings
+from trainer.core.strict import Amount, LearningRate, Settings
 
 _Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
 
@@ -27,14 +27,14 @@ class OptimizerSettings(Settings):
         description="Take a step in one kernel of torch's, where the device has one: faster, rounded otherwise.",
     )
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    warmup_steps: int = Field(0, ge=0)
+    warmup_steps: int = Field(0, ge=0, le=1_000_000_000)
     gradient_clip: PositiveFloat = 1.0
-    max_skipped_steps: PositiveInt = Field(
+    max_skipped_steps: Amount = Field(
         8,
         description="Optimizer steps in a row that may be left out because loss or gradient is not finite; one more "
         "ends the run.",
     )
-    tokens_per_micro_batch: PositiveInt = 16384
+    tokens_per_micro_batch: Amount = 16384
     shared_prefixes: Literal["auto", "off"] = Field(
         "auto",
         description="Whether tokens of rows that begin alike go through the model once: where that is exact and costs "

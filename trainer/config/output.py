@@ -2,9 +2,9 @@
 
 from typing import Literal, Self
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, model_validator
 
-from trainer.core.strict import Seconds, Settings
+from trainer.core.strict import Amount, Seconds, Settings
 
 
 class WandbSettings(Settings):
@@ -62,7 +62,7 @@ class CheckpointSettings(Settings):
     """What is kept so that a killed run goes on."""
 
     every: int = Field(10, ge=0, description="Training steps between checkpoints; 0 keeps only the last.")
-    keep: PositiveInt = Field(2, description="How many of the newest stay.")
+    keep: Amount = Field(2, description="How many of the newest stay.")
     keep_best: int = Field(
         0, ge=0, le=1_000_000, description="How many of those with the best `best_metric` stay beside them."
     )

@@ -2,10 +2,10 @@
 
 from typing import Any, Literal, Self
 
-from pydantic import Field, PositiveInt, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from trainer.config.agents import agent_kind
-from trainer.core.strict import Count, JsonObject, Seconds, ServerUrl, Settings, Weight
+from trainer.core.strict import Amount, Count, JsonObject, Seconds, ServerUrl, Settings, Weight
 
 _SET_BY_US = frozenset({"conversation", "tools", "tokenize", "add_generation_prompt", "return_dict"})
 
@@ -14,7 +14,7 @@ class PromptSettings(Settings):
     """What of an episode the policy is shown."""
 
     context: Literal["full_history", "last_turns", "single_turn"] = "full_history"
-    turns: PositiveInt | None = Field(
+    turns: Amount | None = Field(
         None, description="Turns that `last_turns` keeps, the current one included; 3 if absent."
     )
     instruction: Literal["system", "first_user", "none"] = Field(
@@ -100,8 +100,8 @@ class RolloutSettings(Settings):
         "not ready are stopped, and begin anew as soon as groups_per_step of them are aside, in a round of their own "
         "that waits for them. All lengths are trained, long ones later; what they had sampled is thrown away.",
     )
-    max_turns: PositiveInt = 30
-    max_new_tokens: PositiveInt = 64
+    max_turns: Amount = 30
+    max_new_tokens: Amount = 64
     temperature: float = Field(1.0, ge=0.01, le=100.0, description="Divides the logits.")
     top_p: float = Field(
         1.0,
@@ -133,7 +133,7 @@ class RolloutSettings(Settings):
     server_timeout_s: Seconds = Field(
         300.0, description="A server that is gone is waited for so long; then the run is saved and ends."
     )
-    max_attempts: PositiveInt = Field(3, description="Attempts at an episode before its group is dropped.")
+    max_attempts: Amount = Field(3, description="Attempts at an episode before its group is dropped.")
     max_failed_groups: Count = Field(
         8,
         description="Groups of one environment that may be dropped in a row because it fails; one more ends the run.",

@@ -3,7 +3,7 @@
 import re
 from typing import Any, Literal, Self
 
-from pydantic import Field, PositiveInt, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from trainer.algorithms.advantage_settings import compares_members
 from trainer.algorithms.filter_settings import RankedFilter
@@ -21,7 +21,7 @@ from trainer.config.optimizer import OptimizerSettings
 from trainer.config.output import CheckpointSettings, TrackingSettings
 from trainer.config.rollout import CurriculumSettings, PromptSettings, RolloutSettings, TaskSettings
 from trainer.config.supervised import DpoSettings, RewardModelSettings, SftSettings, WarmStartSettings
-from trainer.core.strict import ServerUrl, Settings
+from trainer.core.strict import Amount, ServerUrl, Settings
 
 SECTIONS = ("sft", "dpo", "distill", "reward")
 """The sections of pipelines; each is read by the command of its name."""
@@ -38,7 +38,7 @@ class RunSettings(Settings):
         False, description="Ids, rewards and weights equal between two runs, step by step."
     )
     output_dir: str = Field("runs/default", min_length=1)
-    steps: PositiveInt = Field(100, description="Training steps.")
+    steps: Amount = Field(100, description="Training steps.")
     threads: int = Field(1, ge=1, le=1024, description="Threads of torch's operators.")
     env_url: ServerUrl | None = Field(
         None, description="Default environment server; absent: one is started on loopback."

@@ -2,11 +2,11 @@
 
 from typing import Literal, Self
 
-from pydantic import Field, NonNegativeFloat, PositiveInt, field_validator, model_validator
+from pydantic import Field, NonNegativeFloat, field_validator, model_validator
 
 from trainer.algorithms.loss_settings import PreferenceLossSettings
 from trainer.config.data import ExamplesSettings
-from trainer.core.strict import Count, LearningRate, Settings
+from trainer.core.strict import Amount, Count, LearningRate, Settings
 
 PLAIN_REPLY = "{action}"
 """A reply that is the action and nothing else."""
@@ -29,8 +29,8 @@ class ExpertSettings(Settings):
 class WarmStartSettings(ExpertSettings):
     """Supervised start on expert demonstrations that are collected over the wire; none are used after it."""
 
-    epochs: PositiveInt = 4
-    batch_rows: PositiveInt = 64
+    epochs: Amount = 4
+    batch_rows: Amount = 64
     learning_rate: LearningRate = 2e-3
 
 
@@ -44,11 +44,11 @@ class LearningFromExamples(Settings):
     held_out_every: int = Field(
         25, ge=0, description="Steps between measurements on held_out; 0 measures at the two ends only."
     )
-    epochs: PositiveInt | None = Field(
+    epochs: Amount | None = Field(
         None, description="Passes over the examples; they take the place of `steps`. Absent: `steps` steps."
     )
     batch: Count = Field(32, description="Examples of one optimizer step.")
-    batch_tokens: PositiveInt | None = Field(
+    batch_tokens: Amount | None = Field(
         None,
         description="In place of `batch`: a step takes as many examples as have so many tokens, so that steps cost the "
         "same, whatever their examples' lengths.",

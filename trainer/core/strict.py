@@ -17,6 +17,8 @@ _LARGEST = 2**53
 
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
 """How many of something of which each takes memory."""
+Amount = Annotated[int, Field(ge=1, le=1_000_000_000)]
+"""How many of something that takes time, or that is only compared with: far more is a slip of the keyboard."""
 Seconds = Annotated[float, Field(gt=0.0, le=31_536_000.0)]
 """A time to wait, at most a year."""
 Weight = Annotated[float, Field(gt=0.0, le=1e9)]
