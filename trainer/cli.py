@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
+from clients.process.terminal import visible
 from clients.protocol.arrays import DecodeError, EncodeError
 from clients.protocol.errors import ProblemError
 from trainer.assembly.layout import check_model
@@ -85,10 +86,10 @@ def _told(work: Callable[[], int], known: Sequence[RunSettings] = ()) -> int:
         kept = ""
         if isinstance(error, PluginError):
             kept = f"; traceback in {keep_traceback(_of(known), error)}"
-            kept += "".join(f"; {note}" for note in getattr(error, "__notes__", ()))
         if isinstance(error, ProblemError) and error.code == "unauthorized":
             kept += "; give the server's token in the environment variable ROLLGYM_TOKEN, or as env_token=..."
-        print(f"roll-train: {error}{kept}", file=sys.stderr)
+        kept += "".join(f"; {note}" for note in getattr(error, "__notes__", ()))
+        print(visible(f"roll-train: {error}{kept}"), file=sys.stderr)
         return getattr(error, "exit_code", 2)
     except KeyboardInterrupt:
         print("roll-train: interrupted", file=sys.stderr)
@@ -101,7 +102,7 @@ def _told(work: Callable[[], int], known: Sequence[RunSettings] = ()) -> int:
             return 2
         # Not a user's mistake: a defect of ours, or of a library.
         file = keep_traceback(_of(known), error)
-        print(f"roll-train: a defect: {described(error)}; traceback in {file}", file=sys.stderr)
+        print(visible(f"roll-train: a defect: {described(error)}; traceback in {file}"), file=sys.stderr)
         return 1
 
 

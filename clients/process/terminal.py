@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import textwrap
 from typing import Any, TypeGuard
@@ -10,6 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 _LONGEST_LINE, _SHORTEST_LINE = 100, 20
+_OBEYED = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]|\r(?!\n)")
+"""What a terminal obeys in place of showing it, ends of lines and tabulators aside."""
+
+
+def visible(text: str) -> str:
+    """Write what a terminal would obey as escapes: others' words may set its title, or hide what stands before them."""
+    return _OBEYED.sub(lambda found: repr(found.group())[1:-1], text)
 
 
 def wrapped(text: str, width: int | None = None) -> str:

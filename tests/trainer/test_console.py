@@ -59,3 +59,31 @@ def test_the_live_table_says_where_the_time_of_the_step_went(monkeypatch, capsys
     console.step(0, {"time/step_s": 4.0, **parts})
     console.close()
     assert "of the step: generate 25%, train 74%" in capsys.readouterr().out
+
+
+def test_before_the_first_step_no_empty_line_stands_below_the_bar(monkeypatch, capsys):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    console = RunConsole(3, live=True)
+    console.begin_training(0)
+    console.close()
+    last = capsys.readouterr().out.split("training")[-1]
+    assert last.count("\n") == 1
+
+
+HOSTILE = "agent said \x1b]0;owned\x07\x1b[2Jred\r and \x9b31m"
+SHOWN = r"agent said \x1b]0;owned\x07\x1b[2Jred\r and \x9b31m"
+
+
+@pytest.mark.parametrize("live", [False, True])
+def test_what_a_terminal_would_obey_is_shown_as_escapes(monkeypatch, capsys, live):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "100")
+    console = RunConsole(3, live=live)
+    console.say(HOSTILE)
+    console.explain(HOSTILE)
+    console.status(HOSTILE)
+    console.close()
+    said = capsys.readouterr().out
+    assert said.count(SHOWN) >= 2 + live
+    assert "\x1b]" not in said
+    assert "\x9b" not in said

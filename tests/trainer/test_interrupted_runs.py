@@ -304,8 +304,36 @@ def test_a_server_that_is_gone_is_counted_and_waited_for_a_bounded_time(run, con
     assert "timeout" not in (tmp_path / "run" / "ledger.jsonl").read_text(), "no episode is blamed for it"
 
 
-def start_server() -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "env_server", "--port", "0"]
+def test_a_server_in_whose_place_another_stands_is_named_with_the_way_to_go_on(run, config, tmp_path):
+    with running(start_server()) as server:
+        assert server.stdout is not None
+        url = server.stdout.readline().split()[-1]
+        others: list[subprocess.Popen[str]] = []
+
+        def replace() -> None:
+            end(server)
+            words = ["--no-builtin", "--env", "examples.custom_environment:Countdown"]
+            others.append(start_server(url.rpartition(":")[2], *words))
+
+        try:
+            code, output = run(
+                *("--config", str(config), f"output_dir={tmp_path}/run", "steps=100000", "--env-url", url),
+                at="step 2:",
+                act=replace,
+            )
+        finally:
+            for other in others:
+                end(other)
+    assert code == 2, output
+    last = output.splitlines()[-1]
+    assert "unknown_env: there is no environment 'FrozenLake-v0'" in last
+    assert f"`roll-env list --url {url}` shows what that server has" in last
+    assert re.search(r"go on from \S+ by the same command with checkpoint.resume=auto$", last)
+    assert newest_step(tmp_path / "run") >= 2
+
+
+def start_server(port: str = "0", *words: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "env_server", "--port", port, *words]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
 
 

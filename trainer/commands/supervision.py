@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 
+from clients.protocol.errors import ProblemError
 from trainer.assembly.standing import StandingRoles
 from trainer.backends.transport import RankFailedError
 from trainer.cluster.supervision import RoleRestarts, death_in
@@ -64,8 +65,8 @@ async def run_supervised(
             if ending.reason is None:
                 raise
             raise _stopped(ending.reason, store, directory) from None
-        except PluginError as error:
-            if has_trained(directory):  # what the user's code did not break is saved
+        except (PluginError, ProblemError) as error:
+            if has_trained(directory):  # what the user's code, or a server's refusal, did not break is saved
                 error.add_note(_how_to_go_on(store, directory))
             raise
         except (*_ENDS, RuntimeError, MemoryError) as error:

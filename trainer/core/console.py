@@ -18,6 +18,8 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
+from clients.process.terminal import visible
+
 _SHOWN = (
     ("rollout/success", "success", "{:.3f}"),
     ("rollout/reward", "reward", "{:.3f}"),
@@ -69,12 +71,15 @@ class RunConsole:
             self._live.start()
 
     def say(self, text: str) -> None:
-        """Print text that stays, as it is: an observation may hold what elsewhere means a colour or a picture."""
-        self._console.print(text, markup=False, soft_wrap=True)
+        """Print text that stays, as it is: an observation may hold what elsewhere means a colour or a picture.
+
+        What a terminal would obey is shown as escapes: agents, environments and servers may say anything.
+        """
+        self._console.print(visible(text), markup=False, soft_wrap=True)
 
     def explain(self, text: str) -> None:
         """Print a long sentence that stays, broken between words."""
-        self._console.print(text, markup=False)
+        self._console.print(visible(text), markup=False)
 
     def numbers(self, head: str, parts: Sequence[str]) -> None:
         """Print a line of numbers that stays: a whole one in files and pipes; a terminal has it broken between them."""
@@ -109,7 +114,7 @@ class RunConsole:
 
     def status(self, text: str | None) -> None:
         """Show a line below the table until another takes its place; only in a terminal."""
-        self._status = None if text is None else Text(text)
+        self._status = None if text is None else Text(visible(text))
         self._redraw()
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -137,8 +142,10 @@ class RunConsole:
             table.add_column(label, justify="right")
         if present:
             table.add_row(*(form.format(self._latest[key]) for key, _, form in present))
+        # A table without columns is drawn as an empty line.
+        tables = [table] if present else []
         lines = [text for text in (self._split(), self._status) if text is not None]
-        return Group(self._progress, table, *lines)
+        return Group(self._progress, *tables, *lines)
 
     def _split(self) -> Text | None:
         whole = self._latest.get("time/step_s", 0.0)

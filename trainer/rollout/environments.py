@@ -182,6 +182,10 @@ class EnvironmentPool:
         try:
             async with self._lend(server, task) as session:
                 yield session
+        except ProblemError as error:
+            if error.code == "unknown_env":
+                error.add_note(f"`roll-env list --url {server.client.url}` shows what that server has")
+            raise
         finally:
             server.lent -= 1
 
