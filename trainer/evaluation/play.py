@@ -136,7 +136,7 @@ async def in_time(
     except TimeoutError:
         if not limit.expired():
             raise
-        return Trajectory(task, 0, outcome=Outcome.TIMEOUT, detail=f"no end within {timeout_s} s")
+        return Trajectory(task, 0, outcome=Outcome.TIMEOUT, detail=f"no end within {timeout_s:g} s")
 
 
 async def _all_of(plays: Sequence[Coroutine[Any, Any, Trajectory]]) -> list[Trajectory]:

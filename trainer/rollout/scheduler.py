@@ -264,7 +264,7 @@ class RolloutScheduler:
             await self._judge(group)
         except InvalidNumberError as error:
             group.failures[Outcome.INVALID_NUMBER.value] = len(group.trajectories)
-            group.detail = str(error)[:_LONGEST_DETAIL]
+            group.detail = _brief(str(error))
             return False
         return True
 
@@ -315,7 +315,7 @@ class RolloutScheduler:
                     return trajectory
                 outcome = trajectory.outcome.value
                 group.failures[outcome] = group.failures.get(outcome, 0) + 1
-                group.detail = " ".join(trajectory.detail.split())[:_LONGEST_DETAIL]
+                group.detail = _brief(trajectory.detail)
                 self.counters[f"episodes_{outcome}"] += 1
                 if trajectory.outcome is Outcome.UNPLAYABLE:
                     break  # the next attempt would end as this one
@@ -339,7 +339,7 @@ class RolloutScheduler:
             else:
                 await self._stop(playing, task)
         hung = Trajectory(task, member, attempt, outcome=Outcome.TIMEOUT)
-        hung.detail = f"no end within {self._plan.episode_timeout_s} s"
+        hung.detail = f"no end within {self._plan.episode_timeout_s:g} s (rollout.episode_timeout_s)"
         return hung
 
     async def _stop(self, playing: asyncio.Future[Trajectory], task: Task) -> None:
@@ -358,3 +358,12 @@ class RolloutScheduler:
         self._left_behind.discard(playing)
         if not playing.cancelled():
             playing.exception()  # whatever it is, it is known or nobody waits for it any more
+
+
+def _brief(detail: str) -> str:
+    """Return a reason in one line, without its middle where it is long: a program's last words say why it ended."""
+    line = " ".join(detail.split())
+    end = _LONGEST_DETAIL * 2 // 3
+    if len(line) <= _LONGEST_DETAIL:
+        return line
+    return f"{line[: _LONGEST_DETAIL - end]} ... {line[-end:]}"

@@ -236,6 +236,21 @@ async def test_an_environment_that_always_fails_ends_the_run_with_its_reason():
     await scheduler.close()
 
 
+async def failing_with_much_to_say(task, member, attempt):
+    trajectory = Trajectory(task, member, attempt, outcome=Outcome.AGENT_ERROR)
+    trajectory.detail = "the program ended with code 1: " + "File line\n" * 100 + "ValueError: no such tool"
+    return trajectory
+
+
+async def test_a_long_reason_is_told_with_its_beginning_and_its_end():
+    window, plan = AdmissionWindow(1, 0), GroupPlan(1, 0, 1, 5.0, max_failed_groups=0)
+    parts = (CountingSource(), window, failing_with_much_to_say, plan, Ledger(), EpisodeSlots())
+    async with asyncio.timeout(20):
+        with pytest.raises(EnvironmentFailsError, match=r"code 1: File.*ValueError: no such tool$") as ended:
+            await RolloutScheduler(*parts).next_groups(version=0)
+    assert len(str(ended.value)) < 500
+
+
 async def test_an_environment_that_fails_now_and_then_does_not():
     async def play(task, member, attempt):
         return await (always_failing if task.index % 3 else solved)(task, member, attempt)
