@@ -218,12 +218,26 @@ def _as_array(value: Any, dtype: Any, shape: tuple[int, ...] | None) -> np.ndarr
     try:
         array = np.asarray(value)
         if array.dtype != dtype:
-            array = np.asarray(array, dtype=dtype)
+            array = _cast(array, np.dtype(dtype))
     except (ValueError, TypeError, OverflowError) as error:
         raise EncodeError(f"not an array of {np.dtype(dtype).name}: {error}") from error
     if shape is not None and array.shape != shape:
         raise EncodeError(f"shape is {list(array.shape)}, expected {list(shape)}")
     return array
+
+
+def _cast(array: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    """Return the same numbers in another type; whole numbers hold no others: a picture of fractions would be black.
+
+    Raises:
+        EncodeError: If whole numbers are wanted, and these are none, or none that the type can hold.
+        ValueError: If they are no numbers at all.
+    """
+    with np.errstate(invalid="ignore"):
+        cast = np.asarray(array, dtype=dtype)
+    if dtype.kind in "iu" and array.dtype.kind in "iuf" and not np.array_equal(cast, array):
+        raise EncodeError(f"not an array of {dtype.name}: its {array.dtype.name} numbers do not fit")
+    return cast
 
 
 def _encode_box(space: _Arrays, value: Any, binary: bool) -> Any:

@@ -327,3 +327,17 @@ def test_unicode_text_is_seedable_and_holds_every_string() -> None:
     assert "漢\n\x00" in first
     assert 3 not in first
     assert UnicodeText() != spaces.Text(3)
+
+
+@pytest.mark.parametrize("numbers", [[0.5, 1.0], [float("nan"), 0.0], [300, 0], [-1, 0]])
+def test_numbers_that_whole_ones_cannot_hold_are_refused_and_not_changed(numbers):
+    space = spaces.Box(0, 255, (2,), np.uint8)
+    with pytest.raises(EncodeError, match=r"not an array of uint8: its .* numbers do not fit"):
+        encode_value(space, np.array(numbers), binary=False)
+
+
+def test_whole_numbers_of_another_type_are_the_same_numbers():
+    space = spaces.Box(0, 255, (2,), np.uint8)
+    for kind in (np.float64, np.int64, np.uint8):
+        wire = encode_value(space, np.array([7, 255], kind), binary=False)
+        assert decode_value(space, wire).tolist() == [7, 255]
