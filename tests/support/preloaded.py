@@ -1,10 +1,10 @@
 """Our commands in processes of their own that are forked from one which has imported all that they need.
 
 Torch and transformers take seconds of CPU to import, a server's modules most of one, and the tests start `roll-train`
-some seventy times and `roll-serve` some hundreds. A process that is forked has its own memory, files, signals and end
-like any other; only the imports are not made again. What is forked has the hash seed of the others, so that what must
-be equal to one of these is better started afresh, as is what depends on variables that are read while modules are
-imported (`can_be_forked`).
+some seventy times, ranks as often and `roll-serve` some hundreds. A process that is forked has its own memory, files,
+signals and end like any other; only the imports are not made again. What is forked has the hash seed of the others, so
+that what must be equal to one of these is better started afresh, as is what depends on variables that are read while
+modules are imported (`can_be_forked`).
 """
 
 from __future__ import annotations
@@ -49,12 +49,16 @@ class Command(NamedTuple):
     Attributes:
         name: What it is called.
         main: The module whose function `main` it is.
-        beside: What it imports only once it runs.
+        beside: What it imports only once it runs; what is not installed is passed over.
+        variables: Those that it is always started with, beside the test's own.
+        read_late: Those that it reads only once it runs.
     """
 
     name: str
     main: str
     beside: tuple[str, ...] = ()
+    variables: tuple[tuple[str, str], ...] = ()
+    read_late: tuple[str, ...] = ()
 
 
 TRAIN = Command(
@@ -63,7 +67,15 @@ TRAIN = Command(
     ("trainer.commands.train", "trainer.commands.policy", "trainer.commands.rollout"),
 )
 SERVE = Command("roll-serve", "env_server.cli")
-_COMMANDS = {each.name: each for each in (TRAIN, SERVE)}
+RANK = Command(
+    "rank",
+    "trainer.backends.rank",
+    ("tests.support.sharded_models", "deepspeed", "trainer.backends.megatron.backend"),
+    (("OMP_NUM_THREADS", "1"),),
+    # Modules are found here where the test finds them.
+    ("RANK", "WORLD_SIZE", "LOCAL_RANK", "GLOO_SOCKET_IFNAME", "PYTHONPATH"),
+)
+_COMMANDS = {each.name: each for each in (TRAIN, SERVE, RANK)}
 
 
 class Forked:
@@ -74,7 +86,10 @@ class Forked:
         arguments: The command's.
         environment: All of its variables.
         stdin: `PIPE`, or `DEVNULL`.
+        stdout: `PIPE`, or a descriptor to write to.
         stderr: `PIPE`, `STDOUT`, or None: they go where those of this process go.
+        passed: A descriptor that it has as number 3.
+        start_new_session: Whether a key that interrupts this process leaves it alone.
     """
 
     def __init__(
@@ -84,10 +99,14 @@ class Forked:
         environment: Mapping[str, str],
         *,
         stdin: int = subprocess.DEVNULL,
+        stdout: int = subprocess.PIPE,
         stderr: int | None = subprocess.STDOUT,
+        passed: int | None = None,
+        start_new_session: bool = False,
     ) -> None:
         self.args = list(arguments)
         self.returncode: int | None = None
+        self._reading = threading.Lock()
         self.stdin: IO[str] | None = None
         self.stderr: IO[str] | None = None
         self._told = b""
@@ -96,15 +115,26 @@ class Forked:
             os.close(given)
             given, writable = os.pipe()
             self.stdin = open(writable, "w", encoding="utf-8")  # noqa: SIM115 - closed with the process
-        self.stdout, output = _read_end()
+        self.stdout: IO[str] | None = None
+        if stdout == subprocess.PIPE:
+            self.stdout, output = _read_end()
+        else:
+            output = os.dup(stdout)
         theirs = [given, output, output]
         if stderr == subprocess.PIPE:
             self.stderr, theirs[2] = _read_end()
         elif stderr is None:
             theirs[2] = os.dup(2)
+        if passed is not None:
+            theirs.append(os.dup(passed))
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.connect(address)
-        order = json.dumps({"arguments": self.args, "environment": dict(environment)}).encode() + b"\n"
+        wishes = {
+            "arguments": self.args,
+            "environment": dict(environment),
+            "start_new_session": start_new_session,
+        }
+        order = json.dumps(wishes).encode() + b"\n"
         try:
             sent = socket.send_fds(self._socket, [order], theirs)
             self._socket.sendall(order[sent:])
@@ -115,19 +145,23 @@ class Forked:
 
     def poll(self) -> int | None:
         """The exit code, if it has ended; the number of the signal that ended it, negated."""
-        if self.returncode is None:
-            with contextlib.suppress(TimeoutError):
-                self.returncode = int(self._line(0.0))
+        # A thread that waits for its end takes the code.
+        if self.returncode is None and self._reading.acquire(blocking=False):
+            try:
+                self._take_code(0.0)
+            except TimeoutError:
+                pass
+            finally:
+                self._reading.release()
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
         """Wait for its end; gives the exit code."""
-        if self.returncode is None:
-            try:
-                self.returncode = int(self._line(timeout))
-            except TimeoutError:
-                raise subprocess.TimeoutExpired(self.args, timeout or 0.0) from None
-        return self.returncode
+        try:
+            with self._reading:
+                return self._take_code(timeout)
+        except TimeoutError:
+            raise subprocess.TimeoutExpired(self.args, timeout or 0.0) from None
 
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
         """Wait for its end, and for that of all who write to its output; gives what it wrote."""
@@ -176,6 +210,12 @@ class Forked:
         self.wait()
         self._socket.close()
 
+    def _take_code(self, timeout: float | None) -> int:
+        """Read the exit code, unless it has been read; by one thread at a time."""
+        if self.returncode is None:
+            self.returncode = int(self._line(timeout))
+        return self.returncode
+
     def _line(self, timeout: float | None) -> bytes:
         """The next line that is told of it."""
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -201,7 +241,7 @@ def _read_end() -> tuple[IO[str], int]:
 def _preloaded(command: Command) -> tuple[str, dict[str, str], subprocess.Popen[str]]:
     """The process to fork from, its address and its environment. It ends with this one, whose pipe it reads."""
     address = f"{tempfile.mkdtemp(prefix='rollgym-tests-')}/socket"
-    environment = dict(os.environ)
+    environment = os.environ | dict(command.variables)
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.support.preloaded", command.name, address],
         stdin=subprocess.PIPE,
@@ -211,14 +251,15 @@ def _preloaded(command: Command) -> tuple[str, dict[str, str], subprocess.Popen[
         env=environment,
     )
     assert process.stdout is not None
-    assert process.stdout.readline() == "ready\n", f"{command.name} cannot be imported"
+    # Libraries may say something first.
+    assert "ready\n" in process.stdout, f"{command.name} cannot be imported"
     return address, environment, process
 
 
 def can_be_forked(command: Command, environment: Mapping[str, str]) -> bool:
     """Whether nothing that modules may have read when they were imported is different."""
     _, preloaded, _ = _preloaded(command)
-    names = (preloaded.keys() | environment.keys()) - {*_READ_LATE, *_LEFT_BEHIND}
+    names = (preloaded.keys() | environment.keys()) - {*_READ_LATE, *_LEFT_BEHIND, *command.read_late}
     return all(
         preloaded.get(name) == environment.get(name)
         for name in names
@@ -226,12 +267,10 @@ def can_be_forked(command: Command, environment: Mapping[str, str]) -> bool:
     )
 
 
-def fork(
-    command: Command, arguments: Sequence[str], environment: Mapping[str, str], **pipes: int | None
-) -> Forked:
-    """Run a command with these arguments, and with pipes as `Forked` has them."""
+def fork(command: Command, arguments: Sequence[str], environment: Mapping[str, str], **wishes: Any) -> Forked:
+    """Run a command with these arguments, and with pipes and a session as `Forked` has them."""
     address, _, _ = _preloaded(command)
-    return Forked(address, arguments, environment, **pipes)
+    return Forked(address, arguments, environment, **wishes)
 
 
 # -- in the process to fork from ---------------------------------------------------------------------------------------
@@ -239,8 +278,10 @@ def fork(
 
 def _serve(command: Command, address: str) -> Callable[[], int]:
     """Fork a process for each connection until standard input ends; returns in the forked ones: what they are to do."""
-    for name in (*command.beside, command.main):
-        import_module(name)
+    for name in command.beside:
+        with contextlib.suppress(ModuleNotFoundError):
+            import_module(name)
+    import_module(command.main)
     # What is there is shared with all that are forked; a collection would copy it into each.
     gc.collect()
     gc.freeze()
@@ -267,7 +308,7 @@ def _serve(command: Command, address: str) -> Callable[[], int]:
 def _ordered(command: Command, connection: socket.socket) -> Callable[[], int]:
     """Fork the command, and tell its process id and its exit code; returns in the command's process."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    content, streams, _, _ = socket.recv_fds(connection, 65536, 3)
+    content, streams, _, _ = socket.recv_fds(connection, 65536, 4)
     while not content.endswith(b"\n"):
         content += connection.recv(65536)
     order = json.loads(content)
@@ -288,7 +329,10 @@ def _run(command: Command, order: dict[str, Any], streams: Sequence[int]) -> int
     for target, source in enumerate(streams):
         os.dup2(source, target)
     for descriptor in streams:
-        os.close(descriptor)
+        if descriptor >= len(streams):
+            os.close(descriptor)
+    if order["start_new_session"]:
+        os.setsid()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)

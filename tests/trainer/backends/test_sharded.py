@@ -8,6 +8,7 @@ from importlib.util import find_spec
 import pytest
 import torch
 
+from tests.support.forked_ranks import ForkedRanks
 from tests.support.megatron_ranks import family_model
 from tests.support.rank_recipes import Routed, gradient_not_finite_at, head_of, not_finite_at
 from tests.support.sharded_models import (
@@ -33,7 +34,6 @@ from trainer.algorithms.presets import PRESETS as EVERY_PRESET
 from trainer.algorithms.presets import resolve_preset
 from trainer.backends.base import TrainRow
 from trainer.backends.heads import PolicyHead
-from trainer.backends.local_ranks import LocalRanks
 from trainer.backends.optimizer import Schedule
 from trainer.backends.ranked import RankedBackend, Ranks
 from trainer.backends.torch_backend import TorchBackend
@@ -46,7 +46,7 @@ from trainer.learn.rows import row_builder
     scope="module", params=["data", "tensor", pytest.param("both", marks=pytest.mark.four_processes)]
 )
 def ranks(request, tmp_path_factory):
-    started = Ranks(LocalRanks(tmp_path_factory.mktemp("ranks")), MESHES[request.param], DEVICE, 120.0)
+    started = Ranks(ForkedRanks(tmp_path_factory.mktemp("ranks")), MESHES[request.param], DEVICE, 120.0)
     started.start()
     yield started
     started.close()

@@ -13,6 +13,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from tests.support.forked_ranks import ForkedRanks
 from tests.support.megatron_ranks import MegatronRecipe, family_head, generated, vocabulary
 from tests.support.played_groups import played_groups
 from tests.support.rank_recipes import gradient_not_finite_at, not_finite_at
@@ -29,7 +30,6 @@ from tests.support.sharded_models import (
 )
 from tests.support.tiny_models import sharp_model
 from trainer.algorithms.aggregation import collect
-from trainer.backends.local_ranks import LocalRanks
 from trainer.backends.megatron.layout import groups
 from trainer.backends.optimizer import Schedule
 from trainer.backends.rank_group import MeshShape
@@ -67,7 +67,7 @@ def launched():
 @pytest.fixture
 def ranks(launched, tmp_path_factory):
     if not launched or launched[-1].failed:
-        started = Ranks(LocalRanks(tmp_path_factory.mktemp("ranks")), TENSOR, DEVICE, 120.0)
+        started = Ranks(ForkedRanks(tmp_path_factory.mktemp("ranks")), TENSOR, DEVICE, 120.0)
         started.start()
         launched.append(started)
     launched[-1].mesh = TENSOR
