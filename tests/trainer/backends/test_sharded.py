@@ -64,7 +64,7 @@ QUICK = [("ppo", "fsdp2"), ("ppo", "zero1"), ("gigpo", "zero2"), ("grpo", "zero3
         for kind in KINDS
     ],
 )
-async def test_losses_gradients_and_weights_are_those_of_one_process(ranks, preset, kind):
+async def test_losses_gradients_and_weights_are_those_of_one_process(ranks, trained_alone, preset, kind):
     if kind != "fsdp2" and ranks.mesh.tensor > 1:
         pytest.skip("DeepSpeed divides over data-parallel ranks only")
     if kind != "fsdp2":
@@ -74,7 +74,8 @@ async def test_losses_gradients_and_weights_are_those_of_one_process(ranks, pres
         (settings_of(kind="sgd"), 0.01, 5, 1e-6),
         (settings_of(epsilon=1e-5), 1e-3, 5, 1e-4),
     ):
-        expected, metrics = await trained(Made(None, kind, optimizer, rate), preset, steps)
+        alone = Made(None, kind, optimizer, rate)
+        expected, metrics = await trained_alone(alone, preset, optimizer, steps)
         found, ranked_metrics = await trained(Made(ranks, kind, optimizer, rate), preset, steps)
         assert relative(found, expected) < tolerance, (optimizer.kind, rate)
         assert_equal_losses(ranked_metrics[:1], metrics[:1])
