@@ -66,7 +66,7 @@ TRAIN = Command(
     "trainer.cli",
     ("trainer.commands.train", "trainer.commands.policy", "trainer.commands.rollout"),
 )
-SERVE = Command("roll-serve", "env_server.cli")
+SERVE = Command("roll-serve", "env_server.cli", ("tests.support.every_environment",))
 RANK = Command(
     "rank",
     "trainer.backends.rank",
