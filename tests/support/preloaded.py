@@ -10,12 +10,14 @@ modules are imported (`can_be_forked`).
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import functools
 import gc
 import io
 import json
 import os
 import select
+import shutil
 import signal
 import socket
 import subprocess
@@ -23,7 +25,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import IO, Any, NamedTuple, Self
@@ -31,7 +33,13 @@ from typing import IO, Any, NamedTuple, Self
 ROOT = Path(__file__).parents[2]
 # Read when the command runs, and not while modules are imported.
 # Ray, which leaves some of these in a test's process, is imported only by who asks for it.
-_READ_LATE = ("ROLLGYM_TOKEN", "PYTEST_CURRENT_TEST", "PYTHONUNBUFFERED", "PYTHONBREAKPOINT")
+_READ_LATE = (
+    "ROLLGYM_TOKEN",
+    "PYTEST_CURRENT_TEST",
+    "PYTEST_XDIST_WORKER",
+    "PYTHONUNBUFFERED",
+    "PYTHONBREAKPOINT",
+)
 _READ_LATE_PREFIX = "RAY_"
 # Left in a test's process by libraries that it imports, to be read by themselves: no test sets them.
 _LEFT_BEHIND = (
@@ -237,13 +245,47 @@ def _read_end() -> tuple[IO[str], int]:
     return open(readable, encoding="utf-8", errors="replace"), writable
 
 
+class _Source(NamedTuple):
+    """What to fork from.
+
+    Attributes:
+        address: Where it takes orders.
+        variables: Its environment.
+        kept_by: What it ends with, once it has ended in all test processes.
+    """
+
+    address: str
+    variables: Mapping[str, str]
+    kept_by: object
+
+
 @functools.cache
-def _preloaded(command: Command) -> tuple[str, dict[str, str], subprocess.Popen[str]]:
-    """The process to fork from, its address and its environment. It ends with this one, whose pipe it reads."""
-    address = f"{tempfile.mkdtemp(prefix='rollgym-tests-')}/socket"
+def _preloaded(command: Command) -> _Source:
+    """The process to fork from; all workers of a test run have the same one, which the first of them starts."""
+    run = os.environ.get("PYTEST_XDIST_TESTRUNUID")
+    if run is None:
+        return _started(command, tempfile.mkdtemp(prefix="rollgym-tests-"))
+    folder = Path(tempfile.gettempdir(), f"rollgym-tests-{run}-{command.name}")
+    folder.mkdir(mode=0o700, exist_ok=True)
+    with _locked(folder):
+        folder.mkdir(mode=0o700, exist_ok=True)
+        return _joined(str(folder)) or _started(command, str(folder))
+
+
+@contextlib.contextmanager
+def _locked(folder: Path, waiting: bool = True) -> Iterator[None]:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if waiting else fcntl.LOCK_NB))
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _started(command: Command, folder: str) -> _Source:
     environment = os.environ | dict(command.variables)
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.support.preloaded", command.name, address],
+        [sys.executable, "-m", "tests.support.preloaded", command.name, folder],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -253,12 +295,24 @@ def _preloaded(command: Command) -> tuple[str, dict[str, str], subprocess.Popen[
     assert process.stdout is not None
     # Libraries may say something first.
     assert "ready\n" in process.stdout, f"{command.name} cannot be imported"
-    return address, environment, process
+    return _Source(f"{folder}/orders", environment, process)
+
+
+def _joined(folder: str) -> _Source | None:
+    """That which another worker has started, if it is still there."""
+    keeper = socket.socket(socket.AF_UNIX)
+    try:
+        keeper.connect(f"{folder}/keepers")
+        environment = json.loads(keeper.makefile().readline())
+    except (OSError, ValueError):  # it has not been started, or it ends
+        keeper.close()
+        return None
+    return _Source(f"{folder}/orders", environment, keeper)
 
 
 def can_be_forked(command: Command, environment: Mapping[str, str]) -> bool:
     """Whether nothing that modules may have read when they were imported is different."""
-    _, preloaded, _ = _preloaded(command)
+    preloaded = _preloaded(command).variables
     names = (preloaded.keys() | environment.keys()) - {*_READ_LATE, *_LEFT_BEHIND, *command.read_late}
     return all(
         preloaded.get(name) == environment.get(name)
@@ -269,15 +323,14 @@ def can_be_forked(command: Command, environment: Mapping[str, str]) -> bool:
 
 def fork(command: Command, arguments: Sequence[str], environment: Mapping[str, str], **wishes: Any) -> Forked:
     """Run a command with these arguments, and with pipes and a session as `Forked` has them."""
-    address, _, _ = _preloaded(command)
-    return Forked(address, arguments, environment, **wishes)
+    return Forked(_preloaded(command).address, arguments, environment, **wishes)
 
 
 # -- in the process to fork from ---------------------------------------------------------------------------------------
 
 
-def _serve(command: Command, address: str) -> Callable[[], int]:
-    """Fork a process for each connection until standard input ends; returns in the forked ones: what they are to do."""
+def _serve(command: Command, folder: str) -> Callable[[], int]:
+    """Fork a process for each order until nobody keeps this one; returns in the forked ones: what they are to do."""
     for name in command.beside:
         with contextlib.suppress(ModuleNotFoundError):
             import_module(name)
@@ -287,22 +340,39 @@ def _serve(command: Command, address: str) -> Callable[[], int]:
     gc.freeze()
     # Nobody waits for those that wait for the commands.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    with socket.socket(socket.AF_UNIX) as listening:
-        listening.bind(address)
-        listening.listen(64)
-        print("ready", flush=True)
-        while True:
-            readable = select.select([listening, 0], [], [])[0]
-            if 0 in readable:
-                Path(address).unlink()
-                Path(address).parent.rmdir()
+    orders, keepers = _listening(f"{folder}/orders"), _listening(f"{folder}/keepers")
+    # Standard input is held by who started this process.
+    kept_by: set[int | socket.socket] = {0}
+    print("ready", flush=True)
+    while True:
+        readable = select.select([orders, keepers, *kept_by], [], [], None if kept_by else 1.0)[0]
+        kept_by.difference_update(readable)
+        if keepers in readable:
+            keeper, _ = keepers.accept()
+            with contextlib.suppress(BrokenPipeError):
+                keeper.sendall(json.dumps(dict(os.environ)).encode() + b"\n")
+            kept_by.add(keeper)
+        if not kept_by:
+            # Whoever holds the lock is about to keep this one.
+            with contextlib.suppress(BlockingIOError), _locked(Path(folder), waiting=False):
+                shutil.rmtree(folder)
                 os._exit(0)
-            connection, _ = listening.accept()
+        if orders in readable:
+            connection, _ = orders.accept()
             if os.fork():
                 connection.close()
                 continue
-            listening.close()
+            for each in (orders, keepers, *kept_by):
+                if isinstance(each, socket.socket):
+                    each.close()
             return _ordered(command, connection)
+
+
+def _listening(address: str) -> socket.socket:
+    listening = socket.socket(socket.AF_UNIX)
+    listening.bind(address)
+    listening.listen(64)
+    return listening
 
 
 def _ordered(command: Command, connection: socket.socket) -> Callable[[], int]:
