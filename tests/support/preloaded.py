@@ -1,21 +1,23 @@
 """Our commands in processes of their own that are forked from one which has imported all that they need.
 
 Torch and transformers take seconds of CPU to import, a server's modules most of one, and the tests start `roll-train`
-some seventy times and `roll-serve` some hundreds. A process that is forked has its own memory, files, signals and end
-like any other; only the imports are not made again. What is forked has the hash seed of the others, so that what must
-be equal to one of these is better started afresh, as is what depends on variables that are read while modules are
-imported (`can_be_forked`).
+some seventy times, ranks as often and `roll-serve` some hundreds. A process that is forked has its own memory, files,
+signals and end like any other; only the imports are not made again. What is forked has the hash seed of the others, so
+that what must be equal to one of these is better started afresh, as is what depends on variables that are read while
+modules are imported (`can_be_forked`).
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import functools
 import gc
 import io
 import json
 import os
 import select
+import shutil
 import signal
 import socket
 import subprocess
@@ -23,7 +25,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import IO, Any, NamedTuple, Self
@@ -31,7 +33,13 @@ from typing import IO, Any, NamedTuple, Self
 ROOT = Path(__file__).parents[2]
 # Read when the command runs, and not while modules are imported.
 # Ray, which leaves some of these in a test's process, is imported only by who asks for it.
-_READ_LATE = ("ROLLGYM_TOKEN", "PYTEST_CURRENT_TEST", "PYTHONUNBUFFERED", "PYTHONBREAKPOINT")
+_READ_LATE = (
+    "ROLLGYM_TOKEN",
+    "PYTEST_CURRENT_TEST",
+    "PYTEST_XDIST_WORKER",
+    "PYTHONUNBUFFERED",
+    "PYTHONBREAKPOINT",
+)
 _READ_LATE_PREFIX = "RAY_"
 # Left in a test's process by libraries that it imports, to be read by themselves: no test sets them.
 _LEFT_BEHIND = (
@@ -49,12 +57,16 @@ class Command(NamedTuple):
     Attributes:
         name: What it is called.
         main: The module whose function `main` it is.
-        beside: What it imports only once it runs.
+        beside: What it imports only once it runs; what is not installed is passed over.
+        variables: Those that it is always started with, beside the test's own.
+        read_late: Those that it reads only once it runs.
     """
 
     name: str
     main: str
     beside: tuple[str, ...] = ()
+    variables: tuple[tuple[str, str], ...] = ()
+    read_late: tuple[str, ...] = ()
 
 
 TRAIN = Command(
@@ -62,8 +74,16 @@ TRAIN = Command(
     "trainer.cli",
     ("trainer.commands.train", "trainer.commands.policy", "trainer.commands.rollout"),
 )
-SERVE = Command("roll-serve", "env_server.cli")
-_COMMANDS = {each.name: each for each in (TRAIN, SERVE)}
+SERVE = Command("roll-serve", "env_server.cli", ("tests.support.every_environment",))
+RANK = Command(
+    "rank",
+    "trainer.backends.rank",
+    ("tests.support.sharded_models", "deepspeed", "trainer.backends.megatron.backend"),
+    (("OMP_NUM_THREADS", "1"),),
+    # Modules are found here where the test finds them.
+    ("RANK", "WORLD_SIZE", "LOCAL_RANK", "GLOO_SOCKET_IFNAME", "PYTHONPATH"),
+)
+_COMMANDS = {each.name: each for each in (TRAIN, SERVE, RANK)}
 
 
 class Forked:
@@ -74,7 +94,10 @@ class Forked:
         arguments: The command's.
         environment: All of its variables.
         stdin: `PIPE`, or `DEVNULL`.
+        stdout: `PIPE`, or a descriptor to write to.
         stderr: `PIPE`, `STDOUT`, or None: they go where those of this process go.
+        passed: A descriptor that it has as number 3.
+        start_new_session: Whether a key that interrupts this process leaves it alone.
     """
 
     def __init__(
@@ -84,10 +107,14 @@ class Forked:
         environment: Mapping[str, str],
         *,
         stdin: int = subprocess.DEVNULL,
+        stdout: int = subprocess.PIPE,
         stderr: int | None = subprocess.STDOUT,
+        passed: int | None = None,
+        start_new_session: bool = False,
     ) -> None:
         self.args = list(arguments)
         self.returncode: int | None = None
+        self._reading = threading.Lock()
         self.stdin: IO[str] | None = None
         self.stderr: IO[str] | None = None
         self._told = b""
@@ -96,15 +123,26 @@ class Forked:
             os.close(given)
             given, writable = os.pipe()
             self.stdin = open(writable, "w", encoding="utf-8")  # noqa: SIM115 - closed with the process
-        self.stdout, output = _read_end()
+        self.stdout: IO[str] | None = None
+        if stdout == subprocess.PIPE:
+            self.stdout, output = _read_end()
+        else:
+            output = os.dup(stdout)
         theirs = [given, output, output]
         if stderr == subprocess.PIPE:
             self.stderr, theirs[2] = _read_end()
         elif stderr is None:
             theirs[2] = os.dup(2)
+        if passed is not None:
+            theirs.append(os.dup(passed))
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.connect(address)
-        order = json.dumps({"arguments": self.args, "environment": dict(environment)}).encode() + b"\n"
+        wishes = {
+            "arguments": self.args,
+            "environment": dict(environment),
+            "start_new_session": start_new_session,
+        }
+        order = json.dumps(wishes).encode() + b"\n"
         try:
             sent = socket.send_fds(self._socket, [order], theirs)
             self._socket.sendall(order[sent:])
@@ -115,19 +153,23 @@ class Forked:
 
     def poll(self) -> int | None:
         """The exit code, if it has ended; the number of the signal that ended it, negated."""
-        if self.returncode is None:
-            with contextlib.suppress(TimeoutError):
-                self.returncode = int(self._line(0.0))
+        # A thread that waits for its end takes the code.
+        if self.returncode is None and self._reading.acquire(blocking=False):
+            try:
+                self._take_code(0.0)
+            except TimeoutError:
+                pass
+            finally:
+                self._reading.release()
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
         """Wait for its end; gives the exit code."""
-        if self.returncode is None:
-            try:
-                self.returncode = int(self._line(timeout))
-            except TimeoutError:
-                raise subprocess.TimeoutExpired(self.args, timeout or 0.0) from None
-        return self.returncode
+        try:
+            with self._reading:
+                return self._take_code(timeout)
+        except TimeoutError:
+            raise subprocess.TimeoutExpired(self.args, timeout or 0.0) from None
 
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
         """Wait for its end, and for that of all who write to its output; gives what it wrote."""
@@ -176,6 +218,12 @@ class Forked:
         self.wait()
         self._socket.close()
 
+    def _take_code(self, timeout: float | None) -> int:
+        """Read the exit code, unless it has been read; by one thread at a time."""
+        if self.returncode is None:
+            self.returncode = int(self._line(timeout))
+        return self.returncode
+
     def _line(self, timeout: float | None) -> bytes:
         """The next line that is told of it."""
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -197,13 +245,47 @@ def _read_end() -> tuple[IO[str], int]:
     return open(readable, encoding="utf-8", errors="replace"), writable
 
 
+class _Source(NamedTuple):
+    """What to fork from.
+
+    Attributes:
+        address: Where it takes orders.
+        variables: Its environment.
+        kept_by: What it ends with, once it has ended in all test processes.
+    """
+
+    address: str
+    variables: Mapping[str, str]
+    kept_by: object
+
+
 @functools.cache
-def _preloaded(command: Command) -> tuple[str, dict[str, str], subprocess.Popen[str]]:
-    """The process to fork from, its address and its environment. It ends with this one, whose pipe it reads."""
-    address = f"{tempfile.mkdtemp(prefix='rollgym-tests-')}/socket"
-    environment = dict(os.environ)
+def _preloaded(command: Command) -> _Source:
+    """The process to fork from; all workers of a test run have the same one, which the first of them starts."""
+    run = os.environ.get("PYTEST_XDIST_TESTRUNUID")
+    if run is None:
+        return _started(command, tempfile.mkdtemp(prefix="rollgym-tests-"))
+    folder = Path(tempfile.gettempdir(), f"rollgym-tests-{run}-{command.name}")
+    folder.mkdir(mode=0o700, exist_ok=True)
+    with _locked(folder):
+        folder.mkdir(mode=0o700, exist_ok=True)
+        return _joined(str(folder)) or _started(command, str(folder))
+
+
+@contextlib.contextmanager
+def _locked(folder: Path, waiting: bool = True) -> Iterator[None]:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if waiting else fcntl.LOCK_NB))
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _started(command: Command, folder: str) -> _Source:
+    environment = os.environ | dict(command.variables)
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.support.preloaded", command.name, address],
+        [sys.executable, "-m", "tests.support.preloaded", command.name, folder],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -211,14 +293,27 @@ def _preloaded(command: Command) -> tuple[str, dict[str, str], subprocess.Popen[
         env=environment,
     )
     assert process.stdout is not None
-    assert process.stdout.readline() == "ready\n", f"{command.name} cannot be imported"
-    return address, environment, process
+    # Libraries may say something first.
+    assert "ready\n" in process.stdout, f"{command.name} cannot be imported"
+    return _Source(f"{folder}/orders", environment, process)
+
+
+def _joined(folder: str) -> _Source | None:
+    """That which another worker has started, if it is still there."""
+    keeper = socket.socket(socket.AF_UNIX)
+    try:
+        keeper.connect(f"{folder}/keepers")
+        environment = json.loads(keeper.makefile().readline())
+    except (OSError, ValueError):  # it has not been started, or it ends
+        keeper.close()
+        return None
+    return _Source(f"{folder}/orders", environment, keeper)
 
 
 def can_be_forked(command: Command, environment: Mapping[str, str]) -> bool:
     """Whether nothing that modules may have read when they were imported is different."""
-    _, preloaded, _ = _preloaded(command)
-    names = (preloaded.keys() | environment.keys()) - {*_READ_LATE, *_LEFT_BEHIND}
+    preloaded = _preloaded(command).variables
+    names = (preloaded.keys() | environment.keys()) - {*_READ_LATE, *_LEFT_BEHIND, *command.read_late}
     return all(
         preloaded.get(name) == environment.get(name)
         for name in names
@@ -226,48 +321,64 @@ def can_be_forked(command: Command, environment: Mapping[str, str]) -> bool:
     )
 
 
-def fork(
-    command: Command, arguments: Sequence[str], environment: Mapping[str, str], **pipes: int | None
-) -> Forked:
-    """Run a command with these arguments, and with pipes as `Forked` has them."""
-    address, _, _ = _preloaded(command)
-    return Forked(address, arguments, environment, **pipes)
+def fork(command: Command, arguments: Sequence[str], environment: Mapping[str, str], **wishes: Any) -> Forked:
+    """Run a command with these arguments, and with pipes and a session as `Forked` has them."""
+    return Forked(_preloaded(command).address, arguments, environment, **wishes)
 
 
 # -- in the process to fork from ---------------------------------------------------------------------------------------
 
 
-def _serve(command: Command, address: str) -> Callable[[], int]:
-    """Fork a process for each connection until standard input ends; returns in the forked ones: what they are to do."""
-    for name in (*command.beside, command.main):
-        import_module(name)
+def _serve(command: Command, folder: str) -> Callable[[], int]:
+    """Fork a process for each order until nobody keeps this one; returns in the forked ones: what they are to do."""
+    for name in command.beside:
+        with contextlib.suppress(ModuleNotFoundError):
+            import_module(name)
+    import_module(command.main)
     # What is there is shared with all that are forked; a collection would copy it into each.
     gc.collect()
     gc.freeze()
     # Nobody waits for those that wait for the commands.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    with socket.socket(socket.AF_UNIX) as listening:
-        listening.bind(address)
-        listening.listen(64)
-        print("ready", flush=True)
-        while True:
-            readable = select.select([listening, 0], [], [])[0]
-            if 0 in readable:
-                Path(address).unlink()
-                Path(address).parent.rmdir()
+    orders, keepers = _listening(f"{folder}/orders"), _listening(f"{folder}/keepers")
+    # Standard input is held by who started this process.
+    kept_by: set[int | socket.socket] = {0}
+    print("ready", flush=True)
+    while True:
+        readable = select.select([orders, keepers, *kept_by], [], [], None if kept_by else 1.0)[0]
+        kept_by.difference_update(readable)
+        if keepers in readable:
+            keeper, _ = keepers.accept()
+            with contextlib.suppress(BrokenPipeError):
+                keeper.sendall(json.dumps(dict(os.environ)).encode() + b"\n")
+            kept_by.add(keeper)
+        if not kept_by:
+            # Whoever holds the lock is about to keep this one.
+            with contextlib.suppress(BlockingIOError), _locked(Path(folder), waiting=False):
+                shutil.rmtree(folder)
                 os._exit(0)
-            connection, _ = listening.accept()
+        if orders in readable:
+            connection, _ = orders.accept()
             if os.fork():
                 connection.close()
                 continue
-            listening.close()
+            for each in (orders, keepers, *kept_by):
+                if isinstance(each, socket.socket):
+                    each.close()
             return _ordered(command, connection)
+
+
+def _listening(address: str) -> socket.socket:
+    listening = socket.socket(socket.AF_UNIX)
+    listening.bind(address)
+    listening.listen(64)
+    return listening
 
 
 def _ordered(command: Command, connection: socket.socket) -> Callable[[], int]:
     """Fork the command, and tell its process id and its exit code; returns in the command's process."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    content, streams, _, _ = socket.recv_fds(connection, 65536, 3)
+    content, streams, _, _ = socket.recv_fds(connection, 65536, 4)
     while not content.endswith(b"\n"):
         content += connection.recv(65536)
     order = json.loads(content)
@@ -288,7 +399,10 @@ def _run(command: Command, order: dict[str, Any], streams: Sequence[int]) -> int
     for target, source in enumerate(streams):
         os.dup2(source, target)
     for descriptor in streams:
-        os.close(descriptor)
+        if descriptor >= len(streams):
+            os.close(descriptor)
+    if order["start_new_session"]:
+        os.setsid()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -135,23 +135,28 @@ class LocalRanks:
         ours, theirs = socket.socketpair()
         log = self._logs / f"rank_{number}.log"
         with theirs, log.open("ab") as said:
-            process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    "trainer.backends.rank",
-                    str(theirs.fileno()),
-                    str(os.getpid()),
-                ],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=said,
-                stderr=said,
-                env=_environment(number, world_size, self._threads, self._device_of(number)),
-                # An interruption from the keyboard is the driver's: it ends the ranks in order.
-                start_new_session=True,
-            )
+            environment = _environment(number, world_size, self._threads, self._device_of(number))
+            process = self._launched(theirs.fileno(), said.fileno(), environment)
         return _Rank(number, process, Connection(ours.detach()), log)
+
+    def _launched(self, pipe: int, said: int, environment: dict[str, str]) -> "subprocess.Popen[bytes]":
+        """Start the process of a rank.
+
+        Args:
+            pipe: Descriptor of its end of the pipe.
+            said: Descriptor of its log.
+            environment: All of its variables.
+        """
+        return subprocess.Popen(
+            [sys.executable, "-m", "trainer.backends.rank", str(pipe), str(os.getpid())],
+            pass_fds=[pipe],
+            stdin=subprocess.DEVNULL,
+            stdout=said,
+            stderr=said,
+            env=environment,
+            # An interruption from the keyboard is the driver's: it ends the ranks in order.
+            start_new_session=True,
+        )
 
     def _wait_until_ready(self, answers: "Sequence[Future[Any]]") -> None:
         _, silent = wait(answers, self._start_timeout_s, FIRST_EXCEPTION)

@@ -15,6 +15,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.forked_ranks import ForkedRanks
 from tests.support.patient_ranks import apart, patient, restless
 from tests.support.rank_recipes import impatient, killed_at, stopped_at
 from tests.support.sharded_models import some_rows
@@ -49,7 +50,7 @@ def wait_until_gone(pids: list[int]) -> bool:
 
 @pytest.fixture
 def opened(tmp_path):
-    transport = LocalRanks(tmp_path / "ranks")
+    transport = ForkedRanks(tmp_path / "ranks")
     ranks = Ranks(transport, MeshShape(data=2), "cpu", timeout_s=600.0)
     ranks.start()
     ranks.everywhere("build", "it", patient)
@@ -92,7 +93,7 @@ def test_the_death_of_a_rank_is_told_at_once_with_its_last_words(opened, tmp_pat
     ids=["killed", "hung"],
 )
 def test_a_rank_that_is_lost_in_a_step_ends_the_others(loss, told, tmp_path):
-    transport = LocalRanks(tmp_path / "ranks")
+    transport = ForkedRanks(tmp_path / "ranks")
     ranks = Ranks(transport, MeshShape(data=2), "cpu", timeout_s=600.0)
     ranks.start()
     try:
@@ -112,7 +113,7 @@ def test_a_rank_that_is_lost_in_a_step_ends_the_others(loss, told, tmp_path):
 
 @pytest.mark.slow
 def test_a_rank_that_stands_still_blocks_nobody_who_gives_it_more_than_a_pipe_holds(tmp_path):
-    transport = LocalRanks(tmp_path / "ranks")
+    transport = ForkedRanks(tmp_path / "ranks")
     ranks = Ranks(transport, MeshShape(data=2), "cpu", timeout_s=600.0)
     ranks.start()
     try:
@@ -193,7 +194,7 @@ def test_a_rank_that_does_not_come_up_is_waited_for_so_long(tmp_path, monkeypatc
 
 @pytest.mark.slow
 def test_groups_that_libraries_make_wait_no_longer_than_was_asked_for(tmp_path):
-    ranks = Ranks(LocalRanks(tmp_path / "ranks"), MeshShape(data=2), "cpu", timeout_s=600.0)
+    ranks = Ranks(ForkedRanks(tmp_path / "ranks"), MeshShape(data=2), "cpu", timeout_s=600.0)
     ranks.start()
     try:
         ranks.everywhere("build", "it", apart)

@@ -8,6 +8,7 @@ from importlib.util import find_spec
 import pytest
 import torch
 
+from tests.support.forked_ranks import ForkedRanks
 from tests.support.megatron_ranks import family_model
 from tests.support.rank_recipes import Routed, gradient_not_finite_at, head_of, not_finite_at
 from tests.support.sharded_models import (
@@ -33,7 +34,6 @@ from trainer.algorithms.presets import PRESETS as EVERY_PRESET
 from trainer.algorithms.presets import resolve_preset
 from trainer.backends.base import TrainRow
 from trainer.backends.heads import PolicyHead
-from trainer.backends.local_ranks import LocalRanks
 from trainer.backends.optimizer import Schedule
 from trainer.backends.ranked import RankedBackend, Ranks
 from trainer.backends.torch_backend import TorchBackend
@@ -46,7 +46,7 @@ from trainer.learn.rows import row_builder
     scope="module", params=["data", "tensor", pytest.param("both", marks=pytest.mark.four_processes)]
 )
 def ranks(request, tmp_path_factory):
-    started = Ranks(LocalRanks(tmp_path_factory.mktemp("ranks")), MESHES[request.param], DEVICE, 120.0)
+    started = Ranks(ForkedRanks(tmp_path_factory.mktemp("ranks")), MESHES[request.param], DEVICE, 120.0)
     started.start()
     yield started
     started.close()
@@ -64,7 +64,7 @@ QUICK = [("ppo", "fsdp2"), ("ppo", "zero1"), ("gigpo", "zero2"), ("grpo", "zero3
         for kind in KINDS
     ],
 )
-async def test_losses_gradients_and_weights_are_those_of_one_process(ranks, preset, kind):
+async def test_losses_gradients_and_weights_are_those_of_one_process(ranks, trained_alone, preset, kind):
     if kind != "fsdp2" and ranks.mesh.tensor > 1:
         pytest.skip("DeepSpeed divides over data-parallel ranks only")
     if kind != "fsdp2":
@@ -74,7 +74,8 @@ async def test_losses_gradients_and_weights_are_those_of_one_process(ranks, pres
         (settings_of(kind="sgd"), 0.01, 5, 1e-6),
         (settings_of(epsilon=1e-5), 1e-3, 5, 1e-4),
     ):
-        expected, metrics = await trained(Made(None, kind, optimizer, rate), preset, steps)
+        alone = Made(None, kind, optimizer, rate)
+        expected, metrics = await trained_alone(alone, preset, optimizer, steps)
         found, ranked_metrics = await trained(Made(ranks, kind, optimizer, rate), preset, steps)
         assert relative(found, expected) < tolerance, (optimizer.kind, rate)
         assert_equal_losses(ranked_metrics[:1], metrics[:1])

@@ -7,6 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.support.forked_ranks import ForkedRanks
 from tests.support.played_groups import played_groups
 from tests.support.rank_recipes import OnAFullDisk, Recipe, dying_in_a_save, head_of
 from tests.support.sharded_models import (
@@ -23,7 +24,6 @@ from tests.support.sharded_models import (
     weights_of,
 )
 from tests.support.tiny_models import sharp_model
-from trainer.backends.local_ranks import LocalRanks
 from trainer.backends.optimizer import Schedule
 from trainer.backends.rank_group import MeshShape
 from trainer.backends.ranked import RankedBackend, Ranks
@@ -42,7 +42,7 @@ pytestmark = pytest.mark.slow
 
 
 def started(folder, mesh, timeout_s=120.0):
-    ranks = Ranks(LocalRanks(folder), mesh, DEVICE, timeout_s)
+    ranks = Ranks(ForkedRanks(folder), mesh, DEVICE, timeout_s)
     ranks.start()
     return ranks
 

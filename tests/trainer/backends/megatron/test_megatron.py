@@ -13,32 +13,27 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from tests.support.forked_ranks import ForkedRanks
 from tests.support.megatron_ranks import MegatronRecipe, family_head, generated, vocabulary
-from tests.support.played_groups import played_groups
 from tests.support.rank_recipes import gradient_not_finite_at, not_finite_at
 from tests.support.sharded_models import (
     GRADIENT_RATE,
-    PRESETS,
     SUPERVISED,
     WIDTH,
     assert_equal_losses,
     relative,
     settings_of,
     some_rows,
-    weights_of,
+    trained,
 )
-from tests.support.tiny_models import sharp_model
 from trainer.algorithms.aggregation import collect
-from trainer.backends.local_ranks import LocalRanks
 from trainer.backends.megatron.layout import groups
 from trainer.backends.optimizer import Schedule
 from trainer.backends.rank_group import MeshShape
 from trainer.backends.ranked import RankedBackend, Ranks
 from trainer.backends.reference import FrozenModel
 from trainer.backends.torch_backend import TorchBackend
-from trainer.learn.batches import episode_batch
-from trainer.learn.learner import Learner, Models
-from trainer.learn.rows import row_builder
+from trainer.learn.learner import Models
 
 needs_megatron = pytest.mark.skipif(
     find_spec("megatron") is None, reason="the extra [megatron] is not installed"
@@ -67,7 +62,7 @@ def launched():
 @pytest.fixture
 def ranks(launched, tmp_path_factory):
     if not launched or launched[-1].failed:
-        started = Ranks(LocalRanks(tmp_path_factory.mktemp("ranks")), TENSOR, DEVICE, 120.0)
+        started = Ranks(ForkedRanks(tmp_path_factory.mktemp("ranks")), TENSOR, DEVICE, 120.0)
         started.start()
         launched.append(started)
     launched[-1].mesh = TENSOR
@@ -163,17 +158,6 @@ class Made:
         return Models(self.backend("policy"), critic, reference)
 
 
-async def trained(made, preset, steps):
-    settings = PRESETS[preset]
-    models = made.models(settings)
-    learner = Learner(settings, models, seed=1)
-    metrics = []
-    for step in range(steps):
-        batch = episode_batch(played_groups(sharp_model()), row_builder("step"))
-        metrics.append(await learner.update(batch, step))
-    return weights_of(models), metrics
-
-
 @needs_megatron
 @pytest.mark.parametrize(
     ("preset", "mesh"),
@@ -186,13 +170,14 @@ async def trained(made, preset, steps):
         pytest.param("ppo", "data", marks=pytest.mark.slow),
     ],
 )
-async def test_losses_gradients_and_weights_are_those_of_one_process(ranks, preset, mesh):
+async def test_losses_gradients_and_weights_are_those_of_one_process(ranks, trained_alone, preset, mesh):
     for optimizer, rate, steps, tolerance in (
         (settings_of(kind="sgd"), GRADIENT_RATE, 1, 1e-5),
         (settings_of(kind="sgd"), 0.01, 5, 1e-6),
         (settings_of(epsilon=1e-5), 1e-3, 5, 1e-4),
     ):
-        expected, metrics = await trained(Made(None, None, optimizer, rate), preset, steps)
+        alone = Made(None, None, optimizer, rate)
+        expected, metrics = await trained_alone(alone, preset, optimizer, steps)
         found, ranked_metrics = await trained(Made(ranks, MESHES[mesh], optimizer, rate), preset, steps)
         assert relative(found, expected) < tolerance, (optimizer.kind, rate)
         assert_equal_losses(ranked_metrics[:1], metrics[:1])

@@ -6,12 +6,12 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import pytest
 import torch
 
+from tests.support.forked_ranks import ForkedRanks
 from tests.support.inference_server.running import InferenceServer, InferenceServerProcess
 from tests.support.inference_server.weights import digests
 from tests.support.rank_recipes import Adapted, Recipe
 from tests.support.tiny_models import VOCABULARY, adapted_model, sharp_model
 from trainer.backends.heads import PolicyHead
-from trainer.backends.local_ranks import LocalRanks
 from trainer.backends.rank_group import MeshShape
 from trainer.backends.ranked import RankedBackend, Ranks
 from trainer.backends.torch_backend import Schedule, TorchBackend
@@ -171,7 +171,7 @@ async def test_weights_that_a_server_quantises_are_allowed_for_where_the_run_kno
 
 
 def opened_ranks(folder, mesh):
-    pair = Ranks(LocalRanks(folder), mesh, "cpu", 60.0)
+    pair = Ranks(ForkedRanks(folder), mesh, "cpu", 60.0)
     pair.start()
     return pair
 
