@@ -13,7 +13,7 @@ help:
 	@echo "make train      a policy learns FrozenLake in a served environment (about ten minutes on a laptop)"
 	@echo "make reproduce  the same with three seeds"
 	@echo "make test       all tests but those that take minutes each"
-	@echo "make test-slow  those: clusters, measurements of memory, the site of the documentation"
+	@echo "make test-slow  those: ranks and clusters, measurements of memory, the site of the documentation"
 	@echo "make check      lint, types and import contracts"
 	@echo "make format     what the formatter and the linter can mend by themselves"
 	@echo "make coverage   all tests, and which lines none of them runs (takes twice as long)"
@@ -45,8 +45,8 @@ test: $(STAMP)
 
 # Where the tests that take long stand: to look through all files takes longer than two cores need for some of them.
 SLOW := tests/test_public_face.py tests/test_docs_site.py tests/clients/audit tests/env_server/http \
-  tests/env_server/workers \
-  tests/trainer/cluster tests/trainer/models tests/trainer/backends tests/trainer/test_config.py tests/trainer/test_kills.py \
+  tests/env_server/workers tests/trainer/cluster tests/trainer/learn/weights tests/trainer/models \
+  tests/trainer/backends tests/trainer/test_config.py tests/trainer/test_kills.py \
   tests/trainer/test_training_benchmarks.py tests/trainer/test_one_gpu.py
 
 test-slow: $(STAMP)

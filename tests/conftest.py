@@ -1,5 +1,7 @@
 """What every test can count on."""
 
+import atexit
+import gc
 import os
 import signal
 import sys
@@ -32,6 +34,16 @@ def pytest_configure() -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     # Ray lets its workers stand back for everybody else, which here are the other tests: they would time out.
     os.environ.setdefault("RAY_worker_niceness", "0")
+    # What the tests' modules import stays, and is much: no collection looks through it, not even the last one.
+    gc.disable()
+    atexit.register(gc.freeze)
+
+
+def pytest_collection_finish() -> None:
+    """Collect garbage from now on, among what comes."""
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -2,6 +2,8 @@
 
 import argparse
 import asyncio
+import atexit
+import gc
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -19,7 +21,7 @@ from trainer.commands.defects import (
     memory_does_not_suffice,
     remedies_of_playing,
 )
-from trainer.commands.learning import learn
+from trainer.commands.learning import large_imports, learn
 from trainer.commands.memory import plan_lines
 from trainer.config.checks import check_settings
 from trainer.config.load import dump_settings, load_settings
@@ -40,6 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # A console script does not look in the current directory, where users keep the modules that a config names.
     if (here := os.getcwd()) not in sys.path:
         sys.path.insert(0, here)
+    # The end of the process looks for garbage, among all that torch and transformers made: two seconds for nothing.
+    atexit.register(gc.freeze)
     command, words = split_command(list(sys.argv[1:] if arguments is None else arguments))
     parser = parser_of(command)
     options = parser.parse_intermixed_args(words)
@@ -128,10 +132,10 @@ def _algorithms(options: argparse.Namespace) -> int:
 
 def _replay(options: argparse.Namespace) -> int:
     """Take steps of a run again; its settings are those that it wrote."""
-    from transformers.utils.logging import disable_progress_bar
+    with large_imports():  # Imported late: torch takes seconds.
+        from transformers.utils.logging import disable_progress_bar
 
-    from trainer.commands.replay import replay  # Imported late: torch takes seconds.
-
+        from trainer.commands.replay import replay
     disable_progress_bar()  # the command has a console of its own
 
     return asyncio.run(
@@ -169,17 +173,19 @@ async def _run(command: str, settings: RunSettings, options: argparse.Namespace)
 
 
 async def _command(command: str, settings: RunSettings, options: argparse.Namespace, ending: Ending) -> int:
+    if command not in ("rollout", "eval", "export") and not options.probe:
+        return await learn(settings, ending, command)
     # Imported late: torch and transformers take seconds, and --dry-run and --help need neither.
-    from transformers.utils.logging import disable_progress_bar
+    with large_imports():
+        from transformers.utils.logging import disable_progress_bar
 
+        from trainer.commands.policy import evaluate, export
+        from trainer.commands.probe import probe
+        from trainer.commands.rollout import rollout
     disable_progress_bar()  # the run has a console of its own
     if options.probe:
-        from trainer.commands.probe import probe
-
         return await probe(settings)
     if command == "rollout":
-        from trainer.commands.rollout import rollout
-
         return await rollout(
             settings,
             player=options.policy,
@@ -190,14 +196,8 @@ async def _command(command: str, settings: RunSettings, options: argparse.Namesp
             output=options.output,
         )
     if command == "eval":
-        from trainer.commands.policy import evaluate
-
         return await evaluate(settings, checkpoint=options.checkpoint)
-    if command == "export":
-        from trainer.commands.policy import export
-
-        return export(settings, options.checkpoint, options.output, adapter=options.adapter)
-    return await learn(settings, ending, command)
+    return export(settings, options.checkpoint, options.output, adapter=options.adapter)
 
 
 if __name__ == "__main__":

@@ -331,6 +331,7 @@ def fork(command: Command, arguments: Sequence[str], environment: Mapping[str, s
 
 def _serve(command: Command, folder: str) -> Callable[[], int]:
     """Fork a process for each order until nobody keeps this one; returns in the forked ones: what they are to do."""
+    gc.disable()
     for name in command.beside:
         with contextlib.suppress(ModuleNotFoundError):
             import_module(name)
@@ -338,6 +339,7 @@ def _serve(command: Command, folder: str) -> Callable[[], int]:
     # What is there is shared with all that are forked; a collection would copy it into each.
     gc.collect()
     gc.freeze()
+    gc.enable()
     # Nobody waits for those that wait for the commands.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     orders, keepers = _listening(f"{folder}/orders"), _listening(f"{folder}/keepers")

@@ -1,8 +1,10 @@
 """Learning by settings, whoever asks for it: the command line, or a program by `rollgym.train`."""
 
 import asyncio
+import gc
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -52,16 +54,30 @@ async def train_async(settings: Settings = None, /, *, command: Command = "train
 
 async def learn(settings: RunSettings, ending: Ending, command: str) -> int:
     """Carry out a command that learns; what it needs of torch is imported now."""
-    from transformers.utils.logging import disable_progress_bar
+    with large_imports():
+        from transformers.utils.logging import disable_progress_bar
 
+        from trainer.commands.examples import learn_from_examples
+        from trainer.commands.train import train as play_and_train
     disable_progress_bar()  # the run has a console of its own
     if command != "train" and not settings.plays:
-        from trainer.commands.examples import learn_from_examples
-
         return await learn_from_examples(settings, command, ending)
-    from trainer.commands.train import train as play_and_train
-
     return await play_and_train(settings, ending, command)
+
+
+@contextmanager
+def large_imports() -> Iterator[None]:
+    """Look for no garbage: what torch and transformers make while they are imported stays, and is much.
+
+    To look through it again and again takes a fifth of the time that the imports take.
+    """
+    looked_for = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if looked_for:
+            gc.enable()
 
 
 def _resolved(settings: Settings, overrides: Mapping[str, Any], command: str) -> RunSettings:

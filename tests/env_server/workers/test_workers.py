@@ -26,7 +26,7 @@ EVERYWHERE = ("Fragile", "Thread", "Pinned", "Inline")
 WORKERS = {"process": ("--workers", "1"), "ray": ("--workers", "ray", "--ray-max-actors", "1")}
 
 
-@pytest.fixture(scope="module", params=WORKERS)
+@pytest.fixture(scope="module", params=["process", pytest.param("ray", marks=pytest.mark.slow)])
 def server(request: pytest.FixtureRequest) -> Iterator[Server]:
     with pytest.MonkeyPatch.context() as patch:
         # Ray would leave one in the home directory.

@@ -43,7 +43,12 @@ from trainer.learn.rows import row_builder
 
 
 @pytest.fixture(
-    scope="module", params=["data", "tensor", pytest.param("both", marks=pytest.mark.four_processes)]
+    scope="module",
+    params=[
+        "data",
+        pytest.param("tensor", marks=pytest.mark.slow),
+        pytest.param("both", marks=pytest.mark.four_processes),
+    ],
 )
 def ranks(request, tmp_path_factory):
     started = Ranks(ForkedRanks(tmp_path_factory.mktemp("ranks")), MESHES[request.param], DEVICE, 120.0)
@@ -52,8 +57,8 @@ def ranks(request, tmp_path_factory):
     started.close()
 
 
-# Each kind and each preset once; the other pairs take minutes.
-QUICK = [("ppo", "fsdp2"), ("ppo", "zero1"), ("gigpo", "zero2"), ("grpo", "zero3")]
+# With a critic, and with a reference; the other pairs take minutes.
+QUICK = [("ppo", "fsdp2"), ("grpo", "zero3")]
 
 
 @pytest.mark.parametrize(

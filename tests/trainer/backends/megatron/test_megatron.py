@@ -35,6 +35,8 @@ from trainer.backends.reference import FrozenModel
 from trainer.backends.torch_backend import TorchBackend
 from trainer.learn.learner import Models
 
+pytestmark = pytest.mark.slow
+
 needs_megatron = pytest.mark.skipif(
     find_spec("megatron") is None, reason="the extra [megatron] is not installed"
 )
@@ -163,11 +165,11 @@ class Made:
     ("preset", "mesh"),
     [
         ("ppo", "tensor"),
-        pytest.param("grpo", "tensor", marks=pytest.mark.slow),
-        pytest.param("gigpo", "tensor", marks=pytest.mark.slow),
+        ("grpo", "tensor"),
+        ("gigpo", "tensor"),
         ("ppo", "stages"),
         ("grpo", "context"),
-        pytest.param("ppo", "data", marks=pytest.mark.slow),
+        ("ppo", "data"),
     ],
 )
 async def test_losses_gradients_and_weights_are_those_of_one_process(ranks, trained_alone, preset, mesh):
@@ -213,13 +215,13 @@ def compared(ranks, mesh, family="qwen3", **options):
     ("family", "mesh", "options"),
     [
         ("qwen2", "tensor", {}),
-        pytest.param("llama", "tensor", {"sequence_parallel": False}, marks=pytest.mark.slow),
-        pytest.param("qwen2", "stages", {}, marks=pytest.mark.slow),
+        ("llama", "tensor", {"sequence_parallel": False}),
+        ("qwen2", "stages", {}),
         ("llama", "context", {"gradient_checkpointing": True}),
         ("qwen3_moe", "experts", {}),
-        pytest.param("qwen3_moe", "tensor", {"gradient_checkpointing": True}, marks=pytest.mark.slow),
+        ("qwen3_moe", "tensor", {"gradient_checkpointing": True}),
         ("qwen3_moe", "stages", {"gradient_checkpointing": True}),
-        pytest.param("qwen3_moe", "context", {}, marks=pytest.mark.slow),
+        ("qwen3_moe", "context", {}),
     ],
 )
 def test_every_family_learns_as_in_one_process(ranks, family, mesh, options):
@@ -267,10 +269,10 @@ def routed_rows(seed=5):
 @pytest.mark.parametrize(
     ("mesh", "options"),
     [
-        pytest.param("tensor", {}, marks=pytest.mark.slow),
+        ("tensor", {}),
         ("experts", {}),
-        pytest.param("context", {"gradient_checkpointing": True}, marks=pytest.mark.slow),
-        pytest.param("stages", {"gradient_checkpointing": True}, marks=pytest.mark.slow),
+        ("context", {"gradient_checkpointing": True}),
+        ("stages", {"gradient_checkpointing": True}),
     ],
 )
 def test_recorded_experts_are_taken_again(ranks, mesh, options):
@@ -311,8 +313,8 @@ def test_recorded_experts_are_taken_again(ranks, mesh, options):
     [
         ("qwen3", "tensor"),
         ("qwen3", "stages"),
-        pytest.param("qwen3_moe", "tensor", marks=pytest.mark.slow),
-        pytest.param("qwen3_moe", "stages", marks=pytest.mark.slow),
+        ("qwen3_moe", "tensor"),
+        ("qwen3_moe", "stages"),
         ("qwen3_moe", "experts"),
     ],
 )
@@ -339,7 +341,7 @@ def test_weights_come_back_bit_by_bit(ranks, family, mesh, tmp_path):
 @pytest.mark.parametrize(
     ("family", "mesh"), [("qwen3", "tensor"), ("qwen3_moe", "experts"), ("qwen2", "stages")]
 )
-@pytest.mark.parametrize("kind", ["adamw", pytest.param("sgd", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", ["adamw", "sgd"])
 def test_a_checkpoint_is_one_processs_and_the_reverse(ranks, family, mesh, kind):
     optimizer = settings_of(kind=kind, epsilon=1e-5) if kind == "adamw" else settings_of(kind=kind)
     made = [Made(where, MESHES[mesh], optimizer, 1e-3, family) for where in (ranks, None)]
@@ -360,7 +362,7 @@ def test_a_checkpoint_is_one_processs_and_the_reverse(ranks, family, mesh, kind)
 
 
 @needs_megatron
-@pytest.mark.parametrize("mesh", ["tensor", "stages", pytest.param("data", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("mesh", ["tensor", "stages", "data"])
 @pytest.mark.parametrize(
     ("loss", "broken"),
     [

@@ -192,7 +192,12 @@ def tensor_ranks(tmp_path_factory):
     pair.close()
 
 
-HOLDERS = [("torch", None), ("fsdp2", "data_ranks"), ("fsdp2", "tensor_ranks"), ("zero3", "data_ranks")]
+HOLDERS = [
+    ("torch", None),
+    ("fsdp2", "data_ranks"),
+    pytest.param("fsdp2", "tensor_ranks", marks=pytest.mark.slow),
+    pytest.param("zero3", "data_ranks", marks=pytest.mark.slow),
+]
 
 
 async def held_by(request, kind, ranks, recipe, name):
@@ -231,7 +236,9 @@ async def test_each_weight_arrives_once_whoever_holds_it(servers, kind, ranks, w
         await asyncio.to_thread(backend.drop)
 
 
-@pytest.mark.parametrize(("kind", "ranks"), [("fsdp2", "data_ranks"), ("zero3", "data_ranks")])
+@pytest.mark.parametrize(
+    ("kind", "ranks"), [("fsdp2", "data_ranks"), pytest.param("zero3", "data_ranks", marks=pytest.mark.slow)]
+)
 async def test_adapters_that_two_ranks_hold_travel_alone(start, kind, ranks, tmp_path, request):
     backend = await held_by(request, kind, ranks, Adapted(kind), "adapted")
     with InferenceServer("vllm", model=start) as server:
