@@ -212,7 +212,7 @@ async def _demonstrations(
             pool,
             settings.rollout.max_turns,
         )
-    return supervised_rows(shown)
+    return supervised_rows(shown, settings.model.max_length, console.say)
 
 
 def _of_rows(

@@ -278,7 +278,7 @@ async def _warm_start(
         pool,
         settings.rollout.max_turns,
     )
-    rows = supervised_rows(shown)
+    rows = supervised_rows(shown, settings.model.max_length, console.say)
     console.say(
         f"warm start on {len(shown)} expert demonstrations ({len(rows)} rows); none are used after it"
     )

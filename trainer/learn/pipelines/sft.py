@@ -1,7 +1,7 @@
 """Supervised learning: every reply becomes more likely, token by token."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -10,6 +10,7 @@ import torch
 from trainer.algorithms.aggregation import Denominators, Metrics, aggregate, collect, means
 from trainer.backends.base import MicroBatch, Scorer, StepReport, TrainBackend, TrainRow
 from trainer.backends.skipping import SkippedSteps
+from trainer.core.errors import ConfigError
 from trainer.learn.example_batches import ExampleBatches
 from trainer.learn.pipelines.offline import in_parts
 from trainer.learn.rows import trajectory_rows
@@ -19,12 +20,34 @@ _MEASURED_AT_ONCE = 256
 """Held-out rows whose outputs are held at one time."""
 
 
-def supervised_rows(trajectories: Sequence[Trajectory]) -> list[TrainRow]:
-    """Return the training rows of episodes whose replies are to be imitated."""
+def supervised_rows(
+    trajectories: Sequence[Trajectory], longest: int, say: Callable[[str], None]
+) -> list[TrainRow]:
+    """Return the training rows of episodes whose replies are to be imitated.
+
+    Args:
+        trajectories: The episodes.
+        longest: `model.max_length`, in tokens; longer rows are left out.
+        say: Is told how many those are.
+
+    Raises:
+        ConfigError: If all of them are.
+    """
     rows = [
         row for index, trajectory in enumerate(trajectories) for row in trajectory_rows(index, trajectory)
     ]
-    return [TrainRow(torch.tensor(row.ids), torch.tensor(row.mask), images=row.images) for row in rows]
+    kept = [row for row in rows if len(row.ids) <= longest]
+    if rows and not kept:
+        raise ConfigError(
+            f"the expert's demonstrations take {min(len(row.ids) for row in rows)} tokens a row and more, and "
+            f"model.max_length is {longest}: raise it, or show less with prompt.instruction"
+        )
+    if len(kept) < len(rows):
+        left_out = len(rows) - len(kept)
+        say(
+            f"{left_out} of {len(rows)} rows of demonstrations are longer than model.max_length and are left out"
+        )
+    return [TrainRow(torch.tensor(row.ids), torch.tensor(row.mask), images=row.images) for row in kept]
 
 
 class Imitation:

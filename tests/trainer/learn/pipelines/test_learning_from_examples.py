@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 import socket
 import subprocess
 import sys
@@ -206,13 +207,34 @@ def test_teachers_are_routed_by_domain(data, imitated, tmp_path, capsys):
     assert "nobody teaches the domain 'b'" in capsys.readouterr().err
 
 
+LAKE = "{size: 4, split: train, max_episode_steps: 6, format_penalty: -0.1}"
+EXPERTS = [
+    *("sft", f"tasks=[{{env_id: FrozenLake-v0, kwargs: {LAKE}}}]", "rollout.max_turns=6"),
+    "sft={expert: {demonstrations: 12}, epochs: 3}",
+]
+
+
+@pytest.mark.parametrize(
+    ("longest", "code", "told"),
+    [
+        (
+            12,
+            2,
+            r"the expert's demonstrations take \d+ tokens a row and more, and model.max_length is 12: raise",
+        ),
+        (144, 0, r"\d+ of 12 rows of demonstrations are longer than model.max_length and are left out"),
+    ],
+)
+def test_demonstrations_that_are_longer_than_a_row_are_told_of(tmp_path, capfd, longest, code, told):
+    larger = "{env_id: FrozenLake-v0, kwargs: {size: 5, split: train, max_episode_steps: 8}}"
+    words = [f"tasks=[{{env_id: FrozenLake-v0, kwargs: {LAKE}}}, {larger}]", "rollout.max_turns=8", *SMALL]
+    words += ["prompt={context: full_history, instruction: none}", f"output_dir={tmp_path}"]
+    assert main([*EXPERTS, *words, f"model.max_length={longest}"]) == code
+    assert re.search(told, " ".join("".join(capfd.readouterr()).split()))
+
+
 def test_the_environments_experts_are_imitated(tmp_path):
-    lake = "{size: 4, split: train, max_episode_steps: 6, format_penalty: -0.1}"
-    words = ["sft", f"tasks=[{{env_id: FrozenLake-v0, kwargs: {lake}}}]", "rollout.max_turns=6"]
-    words += [
-        "prompt={context: single_turn, instruction: none}",
-        "sft={expert: {demonstrations: 12}, epochs: 3}",
-    ]
+    words = [*EXPERTS, "prompt={context: single_turn, instruction: none}"]
     assert main([*words, *SMALL, f"output_dir={tmp_path}"]) == 0
     losses = [
         line["supervised/loss"]
