@@ -468,8 +468,9 @@ class Round:
             )
             if problem is None:
                 problem = await self._problem("POST", f"{path}/step", {"action": "go"})
-            # What sockets had asked for before they dropped is done all the same, cancels among it.
-            disturbed = problem in ("busy", "step_timeout")
+            # What sockets had asked for before they dropped is done all the same, cancels among it: an episode
+            # that is broken off between our reset and our step is reset again.
+            disturbed = problem in ("busy", "step_timeout", "not_reset")
             if not disturbed or asyncio.get_running_loop().time() > deadline:
                 break
         if problem is not None and problem not in ("session_gone", "unknown_session"):
