@@ -371,6 +371,8 @@ def _serve(command: Command, folder: str) -> Callable[[], int]:
 
 
 def _listening(address: str) -> socket.socket:
+    # Left by one that was killed; who starts this one holds the lock.
+    Path(address).unlink(missing_ok=True)
     listening = socket.socket(socket.AF_UNIX)
     listening.bind(address)
     listening.listen(64)
