@@ -1,0 +1,1 @@
+"""Recorders of other trainers' functions, and what of ours stands beside each."""

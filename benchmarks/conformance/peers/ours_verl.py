@@ -1,0 +1,421 @@
+"""Ours beside verl's functions."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from benchmarks.conformance.peers.ours import Case, Choice, Peer, advantages, algorithm, loss
+from trainer.algorithms.advantages import whitened
+from trainer.algorithms.aggregation import Denominators, aggregate
+from trainer.algorithms.corrections import banded, importance_weights, normalised, rejection_mask, truncated
+from trainer.algorithms.gdpo import gdpo_advantages
+from trainer.algorithms.kl import kl_estimate
+from trainer.algorithms.loss_settings import KLSettings
+from trainer.algorithms.objective import critic_loss
+from trainer.algorithms.state import adapted_coefficient
+from trainer.algorithms.token_baseline import optimal_token_baseline_advantages
+
+Found = Mapping[str, Any]
+
+GROUP = {
+    "grpo": {"baseline": "mean"},
+    "grpo_vectorized": {"baseline": "mean"},
+    "grpo_passk": {"baseline": "second_best"},
+    "rloo": {"baseline": "leave_one_out", "scale": "none"},
+    "rloo_vectorized": {"baseline": "leave_one_out", "scale": "none", "singleton": "zero"},
+    "opo": {"baseline": "length_weighted", "scale": "none"},
+    "gpg": {"baseline": "mean", "scale": "none", "factor": "nonzero_scores"},
+    "reinforce_plus_plus_baseline": {"baseline": "mean", "scale": "none", "whiten": True},
+    "remax": {"baseline": "greedy", "scale": "none"},
+}
+ESTIMATORS = {
+    "kl": "k1",
+    "k1": "k1",
+    "abs": "abs",
+    "mse": "k2",
+    "k2": "k2",
+    "low_var_kl": "k3",
+    "k3": "k3",
+}
+
+
+def group(case: Case) -> Found:
+    """Advantages of episodes."""
+    chosen = {"kind": "group", "singleton": "raw", **GROUP[case.function.removeprefix("advantage/")]}
+    if not case.options.get("norm_adv_by_std_in_grpo", True):
+        chosen["scale"] = "none"
+    if "epsilon" in case.options:
+        chosen["epsilon"] = case.options["epsilon"]
+    settings = algorithm(advantage=chosen)
+    found = advantages(
+        settings, case.mask, case["rewards"].sum(dim=1), case["groups"], greedy=case.inputs.get("greedy")
+    )
+    return {"advantages": found.advantages}
+
+
+def remax(case: Case) -> Found:
+    """Returns of tokens less the greedy episode's."""
+    return {**group(case), "returns": token_returns(case, gamma=1.0).advantages}
+
+
+def gdpo(case: Case) -> Found:
+    """Several rewards."""
+    scores = torch.stack([case["format"], case["accuracy"]])
+    found = gdpo_advantages(
+        scores,
+        case["groups"],
+        weights=case.options["gdpo_reward_weights"],
+        scale="group_std" if case.options["norm_adv_by_std_in_grpo"] else "none",
+        singleton="raw",
+    )
+    return {"advantages": whitened(found[:, None].expand(case.mask.shape), case.mask)}
+
+
+def gae(case: Case) -> Found:
+    """GAE over sampled tokens, whitened."""
+    settings = algorithm(
+        advantage={"kind": "gae", "gamma": case.options["gamma"], "gae_lambda": case.options["lam"]},
+        critic={},
+    )
+    found = advantages(
+        settings, case.mask, case["rewards"], case["groups"], turns=True, values=case["values"]
+    )
+    return {"advantages": found.advantages, "returns": found.returns}
+
+
+def token_returns(case: Case, *, gamma: float, whiten: bool = False, **parts: Any) -> Any:
+    """Returns from each token on."""
+    settings = algorithm(advantage={"kind": "token_return", "gamma": gamma, "whiten": whiten}, **parts)
+    rows = {"old_logprobs": case["old"], "reference_logprobs": case["reference"]} if parts else {}
+    return advantages(settings, case.mask, case["rewards"], case["groups"], turns=True, **rows)
+
+
+def reinforce_plus_plus(case: Case) -> Found:
+    """Returns of tokens, whitened."""
+    gamma = case.options["gamma"]
+    return {
+        "advantages": token_returns(case, gamma=gamma, whiten=True).advantages,
+        "returns": token_returns(case, gamma=gamma).advantages,
+    }
+
+
+def compute_rewards(case: Case) -> Found:
+    """A penalty at each token: of what is to come nothing counts."""
+    kl = {"coefficient": case.options["kl_ratio"], "estimator": "k1", "placement": "reward"}
+    return {"rewards": token_returns(case, gamma=0.0, kl=kl).advantages}
+
+
+def optimal_baseline(case: Case) -> Found:
+    """The optimal token baseline."""
+    found, returns = optimal_token_baseline_advantages(
+        case["rewards"],
+        case.mask,
+        case["groups"],
+        case["old"],
+        case["squared_probabilities"],
+        weights=case.inputs.get("weights"),
+        zero_tail=case.options["handle_zero_tail"],
+    )
+    return {"advantages": found, "returns": returns}
+
+
+def agg_loss(case: Case) -> Found:
+    """One number; what ranks' gradients are averaged over is the share of each."""
+    options = case.options
+    found = aggregate(
+        case["values"],
+        case.mask,
+        options["loss_agg_mode"],
+        denominators(case),
+        horizon=options.get("loss_scale_factor") or case.mask.shape[1],
+    )
+    return {"loss": found * options.get("dp_size", 1)}
+
+
+def denominators(case: Case) -> Denominators:
+    """Return the counts that verl was given, or else those of the mask."""
+    own = Denominators.from_mask(case.mask)
+    tokens, rows = (case.options.get(name) for name in ("batch_num_tokens", "global_batch_size"))
+    return Denominators(tokens or own.tokens, rows or own.rows)
+
+
+def bounds(case: Case) -> dict[str, float]:
+    """Return how far ratios may go."""
+    both = case.options["clip_ratio"]
+    # The configuration's own defaults.
+    return {
+        "clip_low": case.options.get("clip_ratio_low", 0.2 if both else both),
+        "clip_high": case.options.get("clip_ratio_high", 0.2 if both else both),
+    }
+
+
+def surrogate(case: Case) -> dict[str, Any]:
+    """Return our parts of verl's policy loss of this name."""
+    options, clip = case.options, bounds(case)
+    low, high = clip["clip_low"], clip["clip_high"]
+    own = options.get("policy_loss", {})
+    cap = options.get("clip_ratio_c", 3.0)
+    match case.function.split()[0].removeprefix("loss/"):
+        case "vanilla" | "bypass_mode":
+            return {"surrogate": {"kind": "ppo", **clip, "dual_clip": cap}}
+        case "dppo_tv" | "dppo_kl" as name:
+            divergence = name.removeprefix("dppo_")
+            return {
+                "surrogate": {"kind": "dppo", "divergence": divergence, "low": low, "high": high, "cap": cap}
+            }
+        case "gspo":
+            return {"surrogate": {"kind": "ppo", **clip}, "ratio": {"level": "sequence"}}
+        case "sapo":
+            return {
+                "surrogate": {
+                    "kind": "sapo",
+                    "tau_positive": options["tau_pos"],
+                    "tau_negative": options["tau_neg"],
+                }
+            }
+        case "gpg":
+            return {"surrogate": {"kind": "reinforce"}}
+        case "geo_mean":
+            return {"surrogate": {"kind": "gmpo", **clip}, "ratio": {"level": "sequence"}}
+        case "dro":
+            return {"surrogate": {"kind": "quadratic", "coefficient": own["dro_beta"]}}
+        case "cispo":
+            return {"surrogate": {"kind": "weighted", "weight_low": 1 - low, "weight_high": 1 + high}}
+        case "kl_cov":
+            selection = {"kind": "kl_cov", "fraction": own["kl_cov_ratio"], "coefficient": own["ppo_kl_coef"]}
+            return {"surrogate": {"kind": "ppo", "clip_low": None, "clip_high": None}, "selection": selection}
+        case "clip_cov":
+            selection = {
+                "kind": "clip_cov",
+                "fraction": own["clip_cov_ratio"],
+                "low": own["clip_cov_lb"],
+                "high": own["clip_cov_ub"],
+            }
+            return {"surrogate": {"kind": "ppo", **clip}, "selection": selection}
+        case name:
+            raise ValueError(name)
+
+
+def policy(case: Case) -> Found:
+    """A policy loss."""
+    mode = case.options["loss_agg_mode"]
+    if case.function in ("loss/sapo", "loss/geo_mean"):
+        mode = "seq-mean-token-mean"
+    settings = algorithm(**surrogate(case), aggregation={"mode": mode})
+    return {"loss": loss(settings, case, counts=denominators(case))}
+
+
+def value(case: Case) -> Found:
+    """The critic's loss."""
+    settings = algorithm(
+        advantage={"kind": "gae"},
+        critic={"value_clip": case.options["cliprange_value"]},
+        aggregation={"mode": case.options["loss_agg_mode"]},
+    )
+    found, _ = critic_loss(
+        settings,
+        case["values"],
+        case["old_values"],
+        case["returns"],
+        case.mask,
+        Denominators.from_mask(case.mask),
+    )
+    return {"loss": found}
+
+
+def kl_penalty(case: Case) -> Found:
+    """An estimate of the divergence at each token."""
+    name = case.options["kl_penalty"]
+    return {
+        "kl": kl_estimate(
+            case["logprobs"],
+            case["reference"],
+            ESTIMATORS[name.removesuffix("+")],
+            straight_through=name.endswith("+"),
+        )
+    }
+
+
+def adaptive_kl(case: Case) -> Found:
+    """The coefficient after an update."""
+    options = case.options
+    settings = KLSettings(
+        coefficient=options["init_kl_coef"], target=options["target_kl"], horizon=options["horizon"]
+    )
+    return {
+        "coefficient": adapted_coefficient(options["init_kl_coef"], case["kl"], options["n_steps"], settings)
+    }
+
+
+def weights(case: Case) -> Found:
+    """Importance weights."""
+    options = case.options
+    level = "sequence" if options["rollout_is"] == "sequence" else "token"
+    found = importance_weights(case["old"], case["behaviour"], case.mask, level=level)
+    low, high = band(options["rollout_is_threshold"])
+    found = truncated(found, high) if low is None else banded(found, low, high)
+    if options["rollout_is_batch_normalize"]:
+        rows = torch.arange(len(case.mask))[:, None].expand(case.mask.shape)
+        found = normalised(found, case.mask, rows if level == "sequence" else None)
+    return {"weights": found}
+
+
+def band(threshold: str | float) -> tuple[float | None, float]:
+    """Return the bounds that a threshold says."""
+    if isinstance(threshold, float):
+        return None, threshold
+    low, high = threshold.split("_")
+    return float(low), float(high)
+
+
+def rejections(names: str, thresholds: str) -> list[dict[str, Any]]:
+    """Return our settings of verl's rejections: bounds of k1 are logarithms of bounds of the inverse ratio."""
+    found = []
+    for name, threshold in zip(names.split(","), thresholds.split(","), strict=True):
+        level, _, measure = name.rpartition("_")
+        chosen: dict[str, Any] = {"level": "token", "measure": measure}
+        if level != "token":
+            chosen |= {"level": "sequence", "statistic": level.removeprefix("seq_")}
+        if measure == "k1":
+            low, high = threshold.split("_") if "_" in threshold else (str(1 / float(threshold)), threshold)
+            chosen |= {"low": math.log(float(low)), "high": math.log(float(high))}
+        else:
+            chosen["high"] = float(threshold)
+        found.append(chosen)
+    return found
+
+
+def rejection(case: Case) -> Found:
+    """Which tokens are kept."""
+    kept = torch.ones_like(case.mask)
+    rows = torch.arange(len(case.mask))[:, None].expand(case.mask.shape)
+    for each in rejections(case.options["rollout_rs"], case.options["rollout_rs_threshold"]):
+        segment = None if each.pop("level") == "token" else rows
+        kept = kept & rejection_mask(case["old"], case["behaviour"], case.mask, segment=segment, **each)
+    return {"kept": kept}
+
+
+def correction(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return our settings of verl's rollout correction."""
+    reject = (
+        rejections(options["rollout_rs"], options["rollout_rs_threshold"]) if "rollout_rs" in options else []
+    )
+    if options["rollout_is"] is None:
+        return {"kind": "reject", "reject": reject} if reject else {"kind": "off"}
+    low, high = band(options["rollout_is_threshold"])
+    chosen = {"kind": "truncate", "cap": high} if low is None else {"kind": "band", "low": low, "high": high}
+    return {
+        **chosen,
+        "level": options["rollout_is"],
+        "normalise": options.get("rollout_is_batch_normalize", False),
+        "reject": reject,
+    }
+
+
+def corrected(case: Case) -> Found:
+    """PPO's loss with a correction."""
+    settings = algorithm(
+        **surrogate(case),
+        correction=correction(case.options),
+        aggregation={"mode": case.options["loss_agg_mode"]},
+    )
+    return {"loss": loss(settings, case, counts=denominators(case))}
+
+
+def bypass(case: Case) -> Found:
+    """Ratios from the policy that sampled; weights and rejections are those of the current one."""
+    options = case.options
+    chosen = dict(options)
+    parts = surrogate(case)
+    if options["loss_type"] == "reinforce":
+        parts = {"surrogate": {"kind": "reinforce"}}
+    else:
+        chosen["rollout_is"] = None
+    settings = algorithm(
+        **parts, correction=correction(chosen), aggregation={"mode": options["loss_agg_mode"]}
+    )
+    return {"loss": loss(settings, at_the_start(case), counts=denominators(case))}
+
+
+def at_the_start(case: Case) -> Case:
+    """Return the case as one of an update's first step: `old` is what the policy says now, and verl's is behaviour."""
+    own = {**case.inputs, "behaviour": case["old"], "old": case["logprobs"].detach()}
+    return Case(case.function, case.options, own)
+
+
+def has_group_of_one(case: Case) -> bool:
+    """Whether some episode is alone."""
+    return bool((torch.unique(case["groups"], return_counts=True)[1] == 1).any())
+
+
+def rejects(case: Case) -> bool:
+    """Whether some token is rejected, and verl counts what is left."""
+    return "rollout_rs" in case.options and case.options.get("counted") == "kept"
+
+
+PEER = Peer(
+    adapters={
+        **{f"advantage/{name}": group for name in GROUP},
+        "advantage/remax": remax,
+        "advantage/gdpo": gdpo,
+        "advantage/gae": gae,
+        "advantage/reinforce_plus_plus": reinforce_plus_plus,
+        "advantage/optimal_token_baseline": optimal_baseline,
+        "advantage/tir_optimal_token_baseline": optimal_baseline,
+        "masked_whiten": lambda case: {"values": whitened(case["values"], case.mask)},
+        "compute_rewards": compute_rewards,
+        **{
+            f"agg_loss/{mode}": agg_loss
+            for mode in (
+                "token-mean",
+                "token-sum",
+                "seq-mean-token-sum",
+                "seq-mean-token-sum-norm",
+                "seq-mean-token-mean",
+            )
+        },
+        **{
+            f"loss/{name}": policy
+            for name in (
+                "vanilla",
+                "dppo_tv",
+                "dppo_kl",
+                "gspo",
+                "sapo",
+                "gpg",
+                "geo_mean",
+                "dro",
+                "cispo",
+                "kl_cov",
+                "clip_cov",
+            )
+        },
+        "loss/value": value,
+        "loss/vanilla corrected": corrected,
+        "loss/bypass_mode": bypass,
+        **{f"kl_penalty/{name}{plus}": kl_penalty for name in ESTIMATORS for plus in ("", "+")},
+        "AdaptiveKLController": adaptive_kl,
+        "rollout_is/token": weights,
+        "rollout_is/sequence": weights,
+        **{
+            f"rollout_rs/{level}_{k}": rejection
+            for level in ("token", "seq_sum", "seq_mean", "seq_max")
+            for k in ("k1", "k2", "k3")
+        },
+        "rollout_rs/several": rejection,
+    },
+    choices=(
+        Choice(
+            ("advantage/grpo",),
+            "group of one: A = R, not R / (1 + epsilon) (docs: group of one)",
+            lambda case: has_group_of_one(case) and case.options["norm_adv_by_std_in_grpo"],
+        ),
+        Choice(
+            ("loss/vanilla corrected",),
+            "rejected tokens stay in the denominator (algorithm-choices 23; docs: rejected tokens)",
+            rejects,
+        ),
+    ),
+)

@@ -1,0 +1,581 @@
+"""Record verl's functions, in an interpreter that has verl (0.9.1):
+
+PYTHONPATH=. PYTHON -m benchmarks.conformance.peers.record_verl --out CASES
+"""
+
+import argparse
+from collections.abc import Callable, Iterator
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from verl.trainer.config import AlgoConfig
+from verl.trainer.ppo import core_algos, rollout_corr_helper
+from verl.utils import torch_functional
+from verl.workers.config import ActorConfig, PolicyLossConfig
+
+from benchmarks.conformance.peers.cases import Draw, Recorder
+
+CASES = 30
+MODES = ("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-sum-norm", "seq-mean-token-mean")
+
+
+def main() -> None:
+    """Record all of it."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--out", type=Path, required=True)
+    recorder = Recorder("verl", version("verl"), parser.parse_args().out)
+    for part in (
+        group_advantages,
+        token_advantages,
+        optimal_baselines,
+        aggregation,
+        losses,
+        penalties,
+        corrections,
+    ):
+        part(recorder)
+    recorder.close()
+
+
+def drawn(function: str, cases: int = CASES) -> Iterator[Draw]:
+    """Yield the draws of a function's cases."""
+    for number in range(cases):
+        yield Draw(function, number)
+
+
+def episodes(draw: Draw, *, turns: bool = False, alone: bool = True) -> dict[str, Any]:
+    """Return a batch of episodes with their rewards and groups."""
+    rows = draw.whole(4, 12)
+    mask = draw.mask(rows, draw.whole(6, 16))
+    groups = draw.groups(rows, alone=alone)
+    scores = draw.scores(groups)
+    return {"mask": mask, "rewards": draw.rewards(mask, scores, turns=turns), "groups": groups}
+
+
+def group_advantages(recorder: Recorder) -> None:
+    """Advantages of episodes in groups."""
+    names = {
+        "grpo": core_algos.compute_grpo_outcome_advantage,
+        "grpo_vectorized": core_algos.compute_grpo_vectorized_outcome_advantage,
+        "grpo_passk": core_algos.compute_grpo_passk_outcome_advantage,
+        "rloo": core_algos.compute_rloo_outcome_advantage,
+        "rloo_vectorized": core_algos.compute_rloo_vectorized_outcome_advantage,
+        "opo": core_algos.compute_opo_outcome_advantage,
+        "gpg": core_algos.compute_gpg_outcome_advantage,
+        "reinforce_plus_plus_baseline": core_algos.compute_reinforce_plus_plus_baseline_outcome_advantage,
+    }
+    for name, function in names.items():
+        for draw in drawn(name):
+            batch = episodes(draw, alone=name != "grpo_passk")
+            options: dict[str, Any] = {}
+            if name.startswith("grpo"):
+                options = {"epsilon": draw.choice((1e-6, 1e-4)), "norm_adv_by_std_in_grpo": draw.chance(0.7)}
+            config = AlgoConfig(norm_adv_by_std_in_grpo=options.get("norm_adv_by_std_in_grpo", True))
+
+            def call(
+                given: dict[str, Any],
+                function: Callable = function,
+                options: Any = options,
+                config: Any = config,
+            ) -> Any:
+                advantages, _ = function(
+                    token_level_rewards=given["rewards"],
+                    response_mask=given["mask"].to(given["rewards"].dtype),
+                    index=np.array([f"prompt {each}" for each in given["groups"]]),
+                    config=config,
+                    **options,
+                )
+                return {"advantages": advantages}
+
+            recorder.record(f"advantage/{name}", options, batch, call)
+    for draw in drawn("remax"):
+        batch = episodes(draw, turns=True)
+        greedy = draw.normal(max(batch["groups"]) + 1)
+        batch["greedy"] = greedy[torch.tensor(batch["groups"])]
+        recorder.record("advantage/remax", {}, batch, remax)
+    for draw in drawn("gdpo"):
+        batch = episodes(draw)
+        rows = len(batch["mask"])
+        parts = {
+            "format": draw.scores(batch["groups"]).float(),
+            "accuracy": draw.scores(batch["groups"]).float(),
+        }
+        options = {
+            "norm_adv_by_std_in_grpo": draw.chance(0.7),
+            "gdpo_reward_weights": draw.choice((None, [0.5, 2.0])),
+        }
+        del batch["rewards"]
+        batch["mask"] = draw.mask(rows, 12, empty=0.0)
+        recorder.record(
+            "advantage/gdpo", options, {**batch, **parts}, lambda given, options=options: gdpo(given, options)
+        )
+
+
+def remax(given: dict[str, Any]) -> dict[str, Tensor]:
+    """Returns less the greedy episode's."""
+    advantages, returns = core_algos.compute_remax_outcome_advantage(
+        given["rewards"], given["greedy"], given["mask"].double()
+    )
+    return {"advantages": advantages, "returns": returns}
+
+
+def gdpo(given: dict[str, Any], options: dict[str, Any]) -> dict[str, Tensor]:
+    """Several rewards, each by its group; in float32, as the function makes its scores."""
+    mask = given["mask"].double()
+    rewards = torch.zeros(mask.shape)
+    advantages, _ = core_algos.compute_gdpo_outcome_advantage(
+        rewards,
+        mask,
+        np.array(given["groups"]),
+        norm_adv_by_std_in_grpo=options["norm_adv_by_std_in_grpo"],
+        config={
+            "gdpo_reward_keys": ["format", "accuracy"],
+            "gdpo_reward_weights": options["gdpo_reward_weights"],
+        },
+        non_tensor_batch={name: given[name].numpy() for name in ("format", "accuracy")},
+        batch={
+            "prompts": torch.zeros(len(mask), 1),
+            "attention_mask": torch.cat([torch.ones(len(mask), 1), mask], 1).long(),
+        },
+    )
+    return {"advantages": advantages}
+
+
+def token_advantages(recorder: Recorder) -> None:
+    """Advantages of tokens."""
+    for draw in drawn("gae", 40):
+        batch = episodes(draw, turns=True)
+        batch["values"] = draw.normal(*batch["mask"].shape)
+        options = {"gamma": draw.choice((1.0, 0.99, 0.9)), "lam": draw.choice((1.0, 0.95, 0.5, 0.0))}
+
+        def gae(given: dict[str, Any], options: Any = options) -> Any:
+            advantages, returns = core_algos.compute_gae_advantage_return(
+                given["rewards"], given["values"], given["mask"].double(), **options
+            )
+            return {"advantages": advantages, "returns": returns}
+
+        recorder.record("advantage/gae", options, batch, gae)
+    for draw in drawn("reinforce_plus_plus", 40):
+        batch = episodes(draw, turns=True)
+        options = {"gamma": draw.choice((1.0, 0.99, 0.9))}
+
+        def returns(given: dict[str, Any], options: Any = options) -> Any:
+            advantages, returns = core_algos.compute_reinforce_plus_plus_outcome_advantage(
+                given["rewards"], given["mask"].double(), AlgoConfig(**options)
+            )
+            return {"advantages": advantages, "returns": returns}
+
+        recorder.record("advantage/reinforce_plus_plus", options, batch, returns)
+    for draw in drawn("masked_whiten"):
+        mask = draw.mask(draw.whole(1, 8), 10)
+        batch = {"mask": mask, "values": 3 * draw.normal(*mask.shape) + 1}
+        recorder.record(
+            "masked_whiten",
+            {},
+            batch,
+            lambda given: {"values": torch_functional.masked_whiten(given["values"], given["mask"].double())},
+        )
+
+
+def optimal_baselines(recorder: Recorder) -> None:
+    """The optimal token baseline, of one turn and of several."""
+    names = {
+        "optimal_token_baseline": core_algos.compute_optimal_token_baseline_advantage,
+        "tir_optimal_token_baseline": core_algos.compute_multi_turn_optimal_token_baseline_advantage,
+    }
+    for name, function in names.items():
+        for draw in drawn(name):
+            batch = episodes(draw, turns=True)
+            if name == "optimal_token_baseline":
+                batch["mask"] = draw.mask(len(batch["groups"]), 12, holes=False)
+                batch["rewards"] = draw.rewards(batch["mask"], draw.scores(batch["groups"]))
+            shape = batch["mask"].shape
+            batch["old"] = draw.logprobs(*shape)
+            batch["squared_probabilities"] = batch["old"].exp().square() + 0.1 * draw.normal(*shape).abs()
+            if draw.chance(0.4):
+                batch["weights"] = draw.normal(*shape).exp().clamp(max=2.0)
+            options = {"handle_zero_tail": draw.chance(0.6)}
+
+            def call(given: dict[str, Any], function: Callable = function, options: Any = options) -> Any:
+                advantages, returns = function(
+                    given["rewards"],
+                    given["mask"].double(),
+                    np.array(given["groups"]),
+                    given["old"],
+                    given["squared_probabilities"],
+                    rollout_is_weights=given.get("weights"),
+                    **options,
+                )
+                return {"advantages": advantages, "returns": returns}
+
+            recorder.record(f"advantage/{name}", options, batch, call)
+
+
+def aggregation(recorder: Recorder) -> None:
+    """One number of token losses."""
+    for mode in MODES:
+        for draw in drawn(mode, 20):
+            mask = draw.mask(draw.whole(1, 8), draw.whole(4, 12))
+            options = {"loss_agg_mode": mode}
+            if mode == "seq-mean-token-sum-norm":
+                options["loss_scale_factor"] = draw.choice((None, 100))
+            if draw.chance(0.5):
+                # A micro-batch of a larger batch, whose ranks' gradients are averaged.
+                options |= {"dp_size": draw.whole(1, 4), "batch_num_tokens": 500, "global_batch_size": 64}
+            recorder.record(
+                f"agg_loss/{mode}",
+                options,
+                {"mask": mask, "values": draw.normal(*mask.shape)},
+                lambda given, options=options: {
+                    "loss": core_algos.agg_loss(given["values"], given["mask"].double(), **options)
+                },
+                differentiate=("values",),
+            )
+
+
+def actor_config(options: dict[str, Any]) -> ActorConfig:
+    """Return verl's configuration of an actor with these options."""
+    names = (
+        "clip_ratio",
+        "clip_ratio_low",
+        "clip_ratio_high",
+        "clip_ratio_c",
+        "tau_pos",
+        "tau_neg",
+        "loss_scale_factor",
+    )
+    own = {name: options[name] for name in names if name in options}
+    policy = options.get("policy_loss", {})
+    return ActorConfig(
+        strategy="fsdp",
+        rollout_n=1,
+        use_dynamic_bsz=True,
+        policy_loss=PolicyLossConfig(**policy),
+        global_batch_info={
+            "dp_size": 1,
+            "batch_num_tokens": options.get("batch_num_tokens"),
+            "global_batch_size": options.get("global_batch_size"),
+            "loss_scale_factor": options.get("loss_scale_factor"),
+        },
+        **own,
+    )
+
+
+def updates(draw: Draw, *, clear: bool = False) -> dict[str, Any]:
+    """Return what a policy loss reads."""
+    mask = draw.mask(draw.whole(2, 8), draw.whole(4, 14), empty=0.0 if clear else 0.1)
+    old = draw.logprobs(*mask.shape)
+    return {"mask": mask, "old": old, "logprobs": draw.near(old), "advantages": draw.advantages(mask)}
+
+
+def clips(draw: Draw) -> dict[str, Any]:
+    """Return bounds of ratios."""
+    return draw.choice(
+        (
+            {"clip_ratio": 0.2},
+            {"clip_ratio": 0.2, "clip_ratio_low": 0.2, "clip_ratio_high": 0.28},
+            {"clip_ratio": 0.3, "clip_ratio_low": 0.1, "clip_ratio_high": 0.5, "clip_ratio_c": 10.0},
+        )
+    )
+
+
+def losses(recorder: Recorder) -> None:
+    """Policy losses by their registered names, and the critic's."""
+    for name in (
+        "vanilla",
+        "dppo_tv",
+        "dppo_kl",
+        "gspo",
+        "sapo",
+        "gpg",
+        "geo_mean",
+        "dro",
+        "cispo",
+        "kl_cov",
+        "clip_cov",
+    ):
+        for draw in drawn(name, 40):
+            options = {"loss_agg_mode": draw.choice(MODES[:3] + MODES[4:]), **clips(draw)}
+            if name == "gspo":
+                options |= draw.choice(({}, {"clip_ratio_low": 3e-4, "clip_ratio_high": 4e-4}))
+            if name == "sapo":
+                options |= {"tau_pos": draw.choice((1.0, 0.5)), "tau_neg": draw.choice((1.05, 2.0))}
+            if name == "dro":
+                options["policy_loss"] = {"dro_beta": draw.choice((0.1, 1.0))}
+            if name == "kl_cov":
+                options["policy_loss"] = {
+                    "kl_cov_ratio": draw.choice((2e-4, 0.1, 0.5)),
+                    "ppo_kl_coef": draw.choice((1.0, 0.2)),
+                }
+            if name == "clip_cov":
+                # So many that all candidates are dropped: nothing is left to the draw.
+                options["policy_loss"] = {
+                    "clip_cov_ratio": 1.0,
+                    "clip_cov_lb": draw.choice((1.0, 0.1)),
+                    "clip_cov_ub": 5.0,
+                }
+            if draw.chance(0.3):
+                options |= {"batch_num_tokens": 300, "global_batch_size": 32}
+            recorder.record(
+                f"loss/{name}",
+                options,
+                updates(draw),
+                lambda given, name=name, options=options: policy(given, name, options),
+                differentiate=("logprobs",),
+            )
+    for draw in drawn("value", 40):
+        mask = draw.mask(draw.whole(2, 8), draw.whole(4, 14))
+        old = draw.normal(*mask.shape)
+        batch = {
+            "mask": mask,
+            "old_values": old,
+            "values": old + draw.normal(*mask.shape),
+            "returns": draw.normal(*mask.shape),
+        }
+        options = {
+            "cliprange_value": draw.choice((0.5, 0.1, 10.0)),
+            "loss_agg_mode": draw.choice(MODES[:3] + MODES[4:]),
+        }
+        recorder.record(
+            "loss/value",
+            options,
+            batch,
+            lambda given, options=options: value(given, options),
+            differentiate=("values",),
+        )
+
+
+def policy(given: dict[str, Any], name: str, options: dict[str, Any], **further: Any) -> dict[str, Tensor]:
+    """One of verl's policy losses."""
+    loss, _ = core_algos.get_policy_loss_fn(name)(
+        old_log_prob=given["old"],
+        log_prob=given["logprobs"],
+        advantages=given["advantages"],
+        response_mask=given["mask"].to(given["logprobs"].dtype),
+        loss_agg_mode=options["loss_agg_mode"],
+        config=actor_config(options),
+        **further,
+    )
+    return {"loss": loss}
+
+
+def value(given: dict[str, Any], options: dict[str, Any]) -> dict[str, Tensor]:
+    """The critic's loss."""
+    loss, _ = core_algos.compute_value_loss(
+        given["values"], given["returns"], given["old_values"], given["mask"].double(), **options
+    )
+    return {"loss": loss}
+
+
+def penalties(recorder: Recorder) -> None:
+    """Estimates of the divergence, and the controller of its weight."""
+    for name in ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3", "k1+", "abs+", "k3+", "low_var_kl+"):
+        for draw in drawn(name, 20):
+            mask = draw.mask(4, 10)
+            reference = draw.logprobs(4, 10)
+            # Far enough for the bounds of k3.
+            current = draw.near(reference, draw.choice((0.1, 1.0, 5.0)))
+            recorder.record(
+                "kl_penalty/" + name,
+                {"kl_penalty": name},
+                {"mask": mask, "logprobs": current, "reference": reference},
+                lambda given, name=name: {
+                    "kl": core_algos.kl_penalty(given["logprobs"], given["reference"], name)
+                },
+                differentiate=("logprobs",),
+                gradient_of="kl",
+                everywhere=("kl",),
+            )
+    for draw in drawn("compute_rewards", 20):
+        batch = episodes(draw, turns=True)
+        batch["old"] = draw.logprobs(*batch["mask"].shape)
+        batch["reference"] = draw.near(batch["old"])
+        options = {"kl_ratio": draw.choice((0.001, 0.1))}
+        recorder.record(
+            "compute_rewards",
+            options,
+            batch,
+            lambda given, options=options: {
+                "rewards": core_algos.compute_rewards(
+                    given["rewards"], given["old"], given["reference"], **options
+                )
+            },
+        )
+    for draw in drawn("adaptive_kl", 20):
+        options = {
+            "init_kl_coef": draw.choice((0.001, 0.1)),
+            "target_kl": draw.choice((0.1, 0.01)),
+            "horizon": draw.choice((10000, 500)),
+            "n_steps": draw.whole(1, 512),
+        }
+        recorder.record(
+            "AdaptiveKLController",
+            options,
+            {"kl": float(draw.normal(1).abs()[0]) * 0.1},
+            lambda given, options=options: adaptive(given, options),
+        )
+
+
+def adaptive(given: dict[str, Any], options: dict[str, Any]) -> dict[str, float]:
+    """The coefficient after an update."""
+    controller = core_algos.AdaptiveKLController(
+        options["init_kl_coef"], options["target_kl"], options["horizon"]
+    )
+    controller.update(given["kl"], options["n_steps"])
+    return {"coefficient": float(controller.value)}
+
+
+def mismatched(draw: Draw) -> dict[str, Any]:
+    """Return log-probabilities of the sampling policy and of that at the start of the update."""
+    mask = draw.mask(draw.whole(3, 10), draw.whole(4, 14))
+    behaviour = draw.logprobs(*mask.shape)
+    return {"mask": mask, "behaviour": behaviour, "old": draw.near(behaviour, draw.choice((0.01, 0.1, 0.5)))}
+
+
+REJECTIONS = (
+    ("token_k1", ("0.5_2.0", "1.2", "0.9_1.1")),
+    ("token_k2", ("0.02", "0.5")),
+    ("token_k3", ("0.02", "0.5")),
+    ("seq_sum_k1", ("0.5_2.0", "0.9_1.1")),
+    ("seq_sum_k2", ("0.1", "1.0")),
+    ("seq_sum_k3", ("0.1", "1.0")),
+    ("seq_mean_k1", ("0.99_1.01", "0.9_1.1", "1.05")),
+    ("seq_mean_k2", ("0.01", "0.2")),
+    ("seq_mean_k3", ("0.01", "0.2")),
+    ("seq_max_k2", ("0.05", "0.5")),
+    ("seq_max_k3", ("0.05", "0.5")),
+)
+
+
+def corrections(recorder: Recorder) -> None:
+    """Weights and rejection of the mismatch, alone and in a loss."""
+    for level in ("token", "sequence"):
+        for draw in drawn(f"weights {level}", 40):
+            options = {
+                "rollout_is": level,
+                "rollout_is_threshold": draw.choice((2.0, 1.1, "0.5_5.0", "0.8_1.25")),
+                "rollout_is_batch_normalize": draw.chance(0.4),
+            }
+            recorder.record(
+                f"rollout_is/{level}",
+                options,
+                mismatched(draw),
+                lambda given, options=options: weights(given, options),
+            )
+    for name, thresholds in REJECTIONS:
+        for draw in drawn(f"reject {name}", 20):
+            options = {"rollout_rs": name, "rollout_rs_threshold": draw.choice(thresholds)}
+            recorder.record(
+                f"rollout_rs/{name}",
+                options,
+                mismatched(draw),
+                lambda given, options=options: rejection(given, options),
+            )
+    for draw in drawn("reject several", 20):
+        options = {"rollout_rs": "token_k1,seq_max_k3", "rollout_rs_threshold": "0.5_2.0,0.5"}
+        recorder.record(
+            "rollout_rs/several",
+            options,
+            mismatched(draw),
+            lambda given, options=options: rejection(given, options),
+        )
+    for draw in drawn("corrected", 40):
+        options = {
+            "loss_agg_mode": draw.choice(MODES[:3] + MODES[4:]),
+            **clips(draw),
+            "rollout_is": draw.choice(("token", "sequence", None)),
+            "rollout_is_threshold": draw.choice((2.0, 1.1, "0.5_5.0")),
+            "rollout_is_batch_normalize": draw.chance(0.3),
+            "counted": draw.choice(("kept", "all")),
+        }
+        if draw.chance(0.6):
+            name, thresholds = draw.choice(REJECTIONS)
+            options |= {"rollout_rs": name, "rollout_rs_threshold": draw.choice(thresholds)}
+        batch = updates(draw)
+        batch["behaviour"] = draw.near(batch["old"])
+        if options["counted"] == "all":
+            options |= counts(batch["mask"])
+        recorder.record(
+            "loss/vanilla corrected",
+            options,
+            batch,
+            lambda given, options=options: corrected(given, options),
+            differentiate=("logprobs",),
+        )
+    for draw in drawn("bypass", 40):
+        options = {
+            "loss_agg_mode": draw.choice(MODES[:3] + MODES[4:]),
+            **clips(draw),
+            "loss_type": draw.choice(("ppo_clip", "reinforce")),
+            "rollout_is": draw.choice(("token", "sequence", None)),
+            "rollout_is_threshold": draw.choice((2.0, 1.1)),
+        }
+        if draw.chance(0.5):
+            name, thresholds = draw.choice(REJECTIONS)
+            options |= {"rollout_rs": name, "rollout_rs_threshold": draw.choice(thresholds)}
+        batch = updates(draw)
+        options |= counts(batch["mask"])
+        recorder.record(
+            "loss/bypass_mode",
+            options,
+            batch,
+            lambda given, options=options: bypass(given, options),
+            differentiate=("logprobs",),
+        )
+
+
+def counts(mask: Tensor) -> dict[str, int]:
+    """Return the counts that verl's engine passes on: those of the mask before anything is rejected."""
+    return {"batch_num_tokens": int(mask.sum()), "global_batch_size": int(mask.any(dim=1).sum())}
+
+
+def weights(given: dict[str, Any], options: dict[str, Any]) -> dict[str, Tensor]:
+    """Importance weights."""
+    found, _ = rollout_corr_helper.compute_rollout_correction_weights(
+        given["old"] - given["behaviour"], given["mask"].double(), **options
+    )
+    return {"weights": found}
+
+
+def rejection(given: dict[str, Any], options: dict[str, Any]) -> dict[str, Tensor]:
+    """Which tokens are kept."""
+    mask, _ = rollout_corr_helper.compute_rollout_rejection_mask(
+        given["old"] - given["behaviour"], given["mask"].double(), **options
+    )
+    return {"kept": mask}
+
+
+def corrected(given: dict[str, Any], options: dict[str, Any]) -> dict[str, Tensor]:
+    """PPO's loss with weights and rejection, composed as in verl's trainer."""
+    names = (
+        "rollout_is",
+        "rollout_is_threshold",
+        "rollout_is_batch_normalize",
+        "rollout_rs",
+        "rollout_rs_threshold",
+    )
+    found, mask, _ = rollout_corr_helper.compute_rollout_correction_and_rejection_mask(
+        given["old"],
+        given["behaviour"],
+        given["mask"].double(),
+        **{name: options.get(name) for name in names},
+    )
+    kept = {**given, "mask": mask}
+    return policy(
+        kept, "vanilla", options, rollout_is_weights=found.batch["rollout_is_weights"] if found else None
+    )
+
+
+def bypass(given: dict[str, Any], options: dict[str, Any]) -> dict[str, Tensor]:
+    """The loss of bypass mode: the policy that sampled is the one that ratios start from."""
+    names = ("loss_type", "rollout_is", "rollout_is_threshold", "rollout_rs", "rollout_rs_threshold")
+    chosen = {name: options[name] for name in names if name in options}
+    return policy(given, "bypass_mode", {**options, "policy_loss": {"rollout_correction": chosen}})
+
+
+if __name__ == "__main__":
+    main()
