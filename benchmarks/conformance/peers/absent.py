@@ -41,7 +41,14 @@ class _AbsentModule(types.ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return type(name, (_Nothing,), {}) if name[0].isupper() else _Nothing()
+        return _NothingType(name, (_Nothing,), {}) if name[0].isupper() else _Nothing()
+
+
+class _NothingType(type):
+    """A class of which parts may be deleted that it never had."""
+
+    def __delattr__(cls, name: str) -> None:
+        """There is nothing to delete."""
 
 
 class _Nothing:
