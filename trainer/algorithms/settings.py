@@ -103,7 +103,7 @@ class AlgorithmSettings(Settings):
             raise ValueError(
                 f"surrogate '{kind}' is made of the ratios of whole episodes: set ratio.level to '{_RATIO_OF[kind]}'"
             )
-        if kind in ("quadratic", "dppo") and self.ratio.level != "token":
+        if kind in ("quadratic", "cpgd", "dppo") and self.ratio.level != "token":
             raise ValueError(f"surrogate '{kind}' is about single tokens: set ratio.level to 'token'")
         if self.reward.penalty_in == "return" and self.advantage.kind not in _OWN_RETURNS:
             raise ValueError(

@@ -182,6 +182,8 @@ def surrogate(case: Case) -> dict[str, Any]:
             return {"surrogate": {"kind": "reinforce"}}
         case "geo_mean":
             return {"surrogate": {"kind": "gmpo", **clip}, "ratio": {"level": "sequence"}}
+        case "cpgd":
+            return {"surrogate": {"kind": "cpgd", **clip}}
         case "dro":
             return {"surrogate": {"kind": "quadratic", "coefficient": own["dro_beta"]}}
         case "cispo":
