@@ -119,7 +119,7 @@ def furthest(line: Mapping[str, Any], ours: Peer) -> float:
 def distance(ours: Any, theirs: Any, kept: Tensor | None = None) -> float:
     """Return how far two numbers, or tensors of them, are apart in relation to those above 1."""
     first = torch.as_tensor(ours).detach().double()
-    second = torch.as_tensor(theirs).double()
+    second = torch.as_tensor(theirs, dtype=torch.float64)
     if kept is not None and first.shape == kept.shape:
         first, second = first[kept], second[kept]
     if first.shape != second.shape:

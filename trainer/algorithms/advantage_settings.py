@@ -245,9 +245,10 @@ class TokenReturnAdvantage(Whitened):
 
     kind: Literal["token_return"]
     gamma: Fraction = Field(1.0, description=_GAMMA)
-    baseline: Literal["none", "group_mean"] = Field(
+    baseline: Literal["none", "group_mean", "greedy"] = Field(
         "none",
-        description="Nothing, or the group's mean return, taken off every token (REINFORCE++-baseline with its KL).",
+        description="Nothing, or the group's mean return, taken off every token (REINFORCE++-baseline with its KL), or "
+        "that of a greedy episode that is played beside each group (verl's ReMax).",
     )
 
 

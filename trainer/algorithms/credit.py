@@ -36,7 +36,7 @@ from trainer.algorithms.settings import AlgorithmSettings
 from trainer.algorithms.state import AlgorithmState, with_averages, with_outcomes
 from trainer.algorithms.stream import TokenStream
 from trainer.algorithms.token_baseline import optimal_token_baseline_advantages
-from trainer.algorithms.turn_credit import returns_of, total_scores, tracked_keys, turn_advantages
+from trainer.algorithms.turn_credit import greedy_scores, returns_of, total_scores, tracked_keys, turn_advantages
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +179,9 @@ def _token_advantages(
                 groups = torch.tensor(batch.groups, dtype=torch.int64, device=dense.device)
                 mean = group_statistics(dense.sum(dim=1), groups).mean
                 advantages = torch.where(sampled, advantages - mean[:, None], 0.0)
+            elif advantage.baseline == "greedy":
+                greedy = greedy_scores(settings, batch).to(dense.device)
+                advantages = torch.where(sampled, advantages - greedy[:, None], 0.0)
             return stream.scatter(advantages, rows.mask), None
         case "optimal_token":
             advantages, _ = optimal_token_baseline_advantages(

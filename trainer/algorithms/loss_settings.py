@@ -82,6 +82,18 @@ class QuadraticSurrogate(Settings):
     coefficient: PositiveFloat = Field(0.1, description="c (ROLL's kimi15: 0.1; verl's dro_beta).")
 
 
+class CpgdSurrogate(Settings):
+    """Policy gradient of tokens whose ratio has not left its bounds in the advantage's direction (CPGD)."""
+
+    kind: Literal["cpgd"]
+    clip_low: Annotated[float, Field(ge=0.0, lt=1.0)] = Field(
+        0.2, description="How far the ratio may fall where the advantage is negative (siiRL: 0.2)."
+    )
+    clip_high: NonNegativeFloat = Field(
+        0.2, description="How far it may rise where the advantage is positive."
+    )
+
+
 class DppoSurrogate(Settings):
     """Policy gradient inside a trust region of probabilities, not of ratios (DPPO, arXiv:2602.04879)."""
 
@@ -137,6 +149,7 @@ SurrogateSettings = Annotated[
     | WeightedSurrogate
     | SapoSurrogate
     | QuadraticSurrogate
+    | CpgdSurrogate
     | DppoSurrogate
     | GmpoSurrogate
     | VespoSurrogate

@@ -1,5 +1,6 @@
 """Token losses: surrogates for the policy, errors of the critic. All are to be minimised."""
 
+import math
 from typing import Literal, NamedTuple
 
 import torch
@@ -123,6 +124,27 @@ def quadratic_surrogate(
     move = (logprobs - old_logprobs).square()
     loss = -advantages * logprobs + 0.5 * coefficient * move
     return SurrogateLoss(loss, torch.zeros_like(loss, dtype=torch.bool))
+
+
+def cpgd_surrogate(
+    logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, *, clip_low: float = 0.2, clip_high: float = 0.2
+) -> SurrogateLoss:
+    """Return `-A lp` per token, with lp kept from going further in A's direction (CPGD, arXiv:2505.12504; siiRL).
+
+    At most `old + log(1 + clip_high)` where A > 0, at least `old + log(1 - clip_low)` elsewhere. It bounds what PPO
+    bounds, and has no ratio that could make the gradient of what lies within large.
+
+    Args:
+        logprobs: lp, with gradient.
+        old_logprobs: old.
+        advantages: A.
+        clip_low: How far the ratio may fall.
+        clip_high: How far it may rise.
+    """
+    rises = torch.minimum(logprobs, old_logprobs + math.log1p(clip_high))
+    falls = torch.maximum(logprobs, old_logprobs + math.log1p(-clip_low))
+    kept = torch.where(advantages > 0, rises, falls)
+    return SurrogateLoss(-advantages * kept, kept.detach() != logprobs.detach())
 
 
 def dppo_surrogate(

@@ -16,6 +16,7 @@ from trainer.algorithms.corrections import (
 from trainer.algorithms.kl import kl_estimate
 from trainer.algorithms.losses import (
     SurrogateLoss,
+    cpgd_surrogate,
     dppo_surrogate,
     geometric_surrogate,
     positive_nll,
@@ -229,6 +230,10 @@ def _surrogate(
             )
         case "quadratic":
             return quadratic_surrogate(logprobs, old, advantages, coefficient=surrogate.coefficient)
+        case "cpgd":
+            return cpgd_surrogate(
+                logprobs, old, advantages, clip_low=surrogate.clip_low, clip_high=surrogate.clip_high
+            )
         case "dppo":
             return dppo_surrogate(
                 logprobs,

@@ -13,6 +13,7 @@ from trainer.algorithms.advantage_settings import (
     GroupAdvantage,
     OptimalTokenAdvantage,
     SpoAdvantage,
+    TokenReturnAdvantage,
 )
 from trainer.algorithms.correction_presets import correction_named
 from trainer.algorithms.filter_settings import (
@@ -102,7 +103,7 @@ class AlgorithmSettings(Settings):
             raise ValueError(
                 f"surrogate '{kind}' is made of the ratios of whole episodes: set ratio.level to '{_RATIO_OF[kind]}'"
             )
-        if kind in ("quadratic", "dppo") and self.ratio.level != "token":
+        if kind in ("quadratic", "cpgd", "dppo") and self.ratio.level != "token":
             raise ValueError(f"surrogate '{kind}' is about single tokens: set ratio.level to 'token'")
         if self.reward.penalty_in == "return" and self.advantage.kind not in _OWN_RETURNS:
             raise ValueError(
@@ -113,14 +114,23 @@ class AlgorithmSettings(Settings):
 
     @model_validator(mode="after")
     def _proximal_is_one(self) -> Self:
-        if self.proximal == "behaviour" and self.correction.kind != "off":
-            raise ValueError("proximal 'behaviour' leaves nothing to correct: set correction.kind to off")
+        if self.proximal == "behaviour" and not self._only_rejects_from_current:
+            raise ValueError(
+                "proximal 'behaviour' leaves nothing to correct: set correction.kind to off, or to reject with policy "
+                "'current' in each of its rejections"
+            )
         if self.proximal == "interpolated" and self.prepares:
             raise ValueError(
                 "proximal 'interpolated' is a guess that is made inside the loss, and selections and rejections are "
                 "made before it: set proximal to 'recomputed'"
             )
         return self
+
+    @property
+    def _only_rejects_from_current(self) -> bool:
+        """Whether the correction has no weights, and rejects at most what the policy in training has left."""
+        current = all(each.policy == "current" for each in self.rejections)
+        return current and not isinstance(self.correction, TruncateCorrection | BandCorrection)
 
     @property
     def estimates_values(self) -> bool:
@@ -130,7 +140,10 @@ class AlgorithmSettings(Settings):
     @property
     def needs_greedy(self) -> bool:
         """Whether a greedy episode is played beside each group, whose return is the baseline."""
-        return isinstance(self.advantage, GroupAdvantage) and self.advantage.baseline == "greedy"
+        return (
+            isinstance(self.advantage, GroupAdvantage | TokenReturnAdvantage)
+            and self.advantage.baseline == "greedy"
+        )
 
     @property
     def reward_parts(self) -> frozenset[str]:

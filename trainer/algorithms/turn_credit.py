@@ -123,7 +123,7 @@ def _group_advantages(
     lengths = torch.tensor([len(turns) for turns in rewards], dtype=torch.int64)
     greedy = None
     if advantage.baseline == "greedy":
-        greedy = _greedy_scores(settings, advantage, batch)
+        greedy = greedy_scores(settings, batch, discount=advantage.turn_discount)
     relative = group_advantages(
         scores,
         groups,
@@ -141,14 +141,17 @@ def _group_advantages(
     return informative_factor(scores, groups, advantage.factor) * relative
 
 
-def _greedy_scores(settings: AlgorithmSettings, advantage: GroupAdvantage, batch: TrajectoryBatch) -> Tensor:
-    """Return what the greedy episode of each trajectory's group scored, by the same rules as its own."""
+def greedy_scores(settings: AlgorithmSettings, batch: TrajectoryBatch, *, discount: float = 1.0) -> Tensor:
+    """Return what the greedy episode of each trajectory's group scored, by the same rules as its own.
+
+    Raises:
+        ValueError: If a group has none.
+    """
     if batch.greedy is None:
         raise ValueError("baseline 'greedy' reads a greedy episode of each group, and none was played")
     charges = turn_charges(settings.reward, batch.greedy)
     returns = [
-        [discounted_return(turns, advantage.turn_discount)]
-        for turns in turn_rewards(settings.reward, batch.greedy)
+        [discounted_return(turns, discount)] for turns in turn_rewards(settings.reward, batch.greedy)
     ]
     of_group = dict(zip(batch.greedy.groups, total_scores(returns, charges), strict=True))
     if missing := [group for group in batch.groups if group not in of_group]:

@@ -198,7 +198,8 @@ class Draw:
         """Return log-probabilities that have moved: mostly a little, sometimes far, and never above 0."""
         scale = self.choice((0.02, 0.2, 0.5)) if scale is None else scale
         tail = self.normal(*logprobs.shape).abs().clamp(0.2)
-        return (logprobs + scale * self.normal(*logprobs.shape) / tail).clamp(max=-1e-4)
+        # Turned back at 0, not cut off: no two are equal, and nothing depends on how a peer orders equal ones.
+        return -(logprobs + scale * self.normal(*logprobs.shape) / tail).abs() - 1e-6
 
     def advantages(self, mask: Tensor) -> Tensor:
         """Return advantages: one per row or one per token, some of them 0."""

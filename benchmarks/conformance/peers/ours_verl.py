@@ -28,7 +28,6 @@ GROUP = {
     "opo": {"baseline": "length_weighted", "scale": "none"},
     "gpg": {"baseline": "mean", "scale": "none", "factor": "nonzero_scores"},
     "reinforce_plus_plus_baseline": {"baseline": "mean", "scale": "none", "whiten": True},
-    "remax": {"baseline": "greedy", "scale": "none"},
 }
 ESTIMATORS = {
     "kl": "k1",
@@ -49,15 +48,19 @@ def group(case: Case) -> Found:
     if "epsilon" in case.options:
         chosen["epsilon"] = case.options["epsilon"]
     settings = algorithm(advantage=chosen)
-    found = advantages(
-        settings, case.mask, case["rewards"].sum(dim=1), case["groups"], greedy=case.inputs.get("greedy")
-    )
+    found = advantages(settings, case.mask, case["rewards"].sum(dim=1), case["groups"])
     return {"advantages": found.advantages}
 
 
 def remax(case: Case) -> Found:
     """Returns of tokens less the greedy episode's."""
-    return {**group(case), "returns": token_returns(case, gamma=1.0).advantages}
+    settings = algorithm(
+        advantage={"kind": "token_return", "gamma": 1.0, "whiten": False, "baseline": "greedy"}
+    )
+    found = advantages(
+        settings, case.mask, case["rewards"], case["groups"], turns=True, greedy=case["greedy"]
+    )
+    return {"advantages": found.advantages, "returns": token_returns(case, gamma=1.0).advantages}
 
 
 def gdpo(case: Case) -> Found:
@@ -179,6 +182,8 @@ def surrogate(case: Case) -> dict[str, Any]:
             return {"surrogate": {"kind": "reinforce"}}
         case "geo_mean":
             return {"surrogate": {"kind": "gmpo", **clip}, "ratio": {"level": "sequence"}}
+        case "cpgd":
+            return {"surrogate": {"kind": "cpgd", **clip}}
         case "dro":
             return {"surrogate": {"kind": "quadratic", "coefficient": own["dro_beta"]}}
         case "cispo":
@@ -200,11 +205,14 @@ def surrogate(case: Case) -> dict[str, Any]:
 
 def policy(case: Case) -> Found:
     """A policy loss."""
-    mode = case.options["loss_agg_mode"]
+    mode, counts = case.options["loss_agg_mode"], denominators(case)
     if case.function in ("loss/sapo", "loss/geo_mean"):
         mode = "seq-mean-token-mean"
+    if case.function == "loss/geo_mean":
+        # A mean over all rows, those without tokens too.
+        counts = Denominators(int(case.mask.sum()), len(case.mask))
     settings = algorithm(**surrogate(case), aggregation={"mode": mode})
-    return {"loss": loss(settings, case, counts=denominators(case))}
+    return {"loss": loss(settings, case, counts=counts)}
 
 
 def value(case: Case) -> Found:
@@ -325,29 +333,42 @@ def corrected(case: Case) -> Found:
 
 
 def bypass(case: Case) -> Found:
-    """Ratios from the policy that sampled; weights and rejections are those of the current one."""
+    """Ratios, weights and rejections are all of the current policy to the one that sampled."""
     options = case.options
-    chosen = dict(options)
     parts = surrogate(case)
     if options["loss_type"] == "reinforce":
         parts = {"surrogate": {"kind": "reinforce"}}
-    else:
-        chosen["rollout_is"] = None
+        if level := options["rollout_is"]:
+            high = options["rollout_is_threshold"]
+            parts = {
+                "surrogate": {"kind": "weighted", "weight_low": 0.0, "weight_high": high},
+                "ratio": {"level": "sequence_sum" if level == "sequence" else "token"},
+            }
+    chosen = correction({**options, "rollout_is": None})
+    for each in chosen.get("reject", ()):
+        each["policy"] = "current"
     settings = algorithm(
-        **parts, correction=correction(chosen), aggregation={"mode": options["loss_agg_mode"]}
+        **parts, correction=chosen, proximal="behaviour", aggregation={"mode": options["loss_agg_mode"]}
     )
-    return {"loss": loss(settings, at_the_start(case), counts=denominators(case))}
-
-
-def at_the_start(case: Case) -> Case:
-    """Return the case as one of an update's first step: `old` is what the policy says now, and verl's is behaviour."""
-    own = {**case.inputs, "behaviour": case["old"], "old": case["logprobs"].detach()}
-    return Case(case.function, case.options, own)
+    sampled = Case(case.function, options, {**case.inputs, "behaviour": case["old"]})
+    return {"loss": loss(settings, sampled, counts=denominators(case))}
 
 
 def has_group_of_one(case: Case) -> bool:
     """Whether some episode is alone."""
     return bool((torch.unique(case["groups"], return_counts=True)[1] == 1).any())
+
+
+def has_equal_group(case: Case) -> bool:
+    """Whether the scores of some group are all the same."""
+    scores = case["rewards"].sum(dim=1)
+    members = [scores[case["groups"] == group] for group in case["groups"].unique()]
+    return any(len(each) > 1 and float(each.max() - each.min()) < 1e-6 for each in members)
+
+
+def varies(case: Case) -> bool:
+    """Whether advantages differ within a row."""
+    return any(len(row[kept].unique()) > 1 for row, kept in zip(case["advantages"], case.mask, strict=True))
 
 
 def rejects(case: Case) -> bool:
@@ -411,6 +432,21 @@ PEER = Peer(
             ("advantage/grpo",),
             "group of one: A = R, not R / (1 + epsilon) (docs: group of one)",
             lambda case: has_group_of_one(case) and case.options["norm_adv_by_std_in_grpo"],
+        ),
+        Choice(
+            ("advantage/grpo_vectorized",),
+            "a deviation up to 1e-6 gives 0 (docs: group of equal returns)",
+            has_equal_group,
+        ),
+        Choice(
+            ("advantage/optimal_token_baseline",),
+            "an episode without tokens is no member of its group, as in verl's multi-turn form",
+            lambda case: not bool(case.mask.any(dim=1).all()),
+        ),
+        Choice(
+            ("loss/geo_mean",),
+            "each token's own advantage, not their mean in the row (docs: GMPO)",
+            varies,
         ),
         Choice(
             ("loss/vanilla corrected",),

@@ -4,7 +4,7 @@ PYTHONPATH=. PYTHON -m benchmarks.conformance.peers.record_verl --out CASES
 """
 
 import argparse
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,9 @@ from verl.trainer.ppo import core_algos, rollout_corr_helper
 from verl.utils import torch_functional
 from verl.workers.config import ActorConfig, PolicyLossConfig
 
-from benchmarks.conformance.peers.cases import Draw, Recorder
+from benchmarks.conformance.peers.cases import Recorder
+from benchmarks.conformance.peers.drawn import clips, drawn, episodes, mismatched, updates
 
-CASES = 30
 MODES = ("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-sum-norm", "seq-mean-token-mean")
 
 
@@ -39,21 +39,6 @@ def main() -> None:
     ):
         part(recorder)
     recorder.close()
-
-
-def drawn(function: str, cases: int = CASES) -> Iterator[Draw]:
-    """Yield the draws of a function's cases."""
-    for number in range(cases):
-        yield Draw(function, number)
-
-
-def episodes(draw: Draw, *, turns: bool = False, alone: bool = True) -> dict[str, Any]:
-    """Return a batch of episodes with their rewards and groups."""
-    rows = draw.whole(4, 12)
-    mask = draw.mask(rows, draw.whole(6, 16))
-    groups = draw.groups(rows, alone=alone)
-    scores = draw.scores(groups)
-    return {"mask": mask, "rewards": draw.rewards(mask, scores, turns=turns), "groups": groups}
 
 
 def group_advantages(recorder: Recorder) -> None:
@@ -265,24 +250,6 @@ def actor_config(options: dict[str, Any]) -> ActorConfig:
     )
 
 
-def updates(draw: Draw, *, clear: bool = False) -> dict[str, Any]:
-    """Return what a policy loss reads."""
-    mask = draw.mask(draw.whole(2, 8), draw.whole(4, 14), empty=0.0 if clear else 0.1)
-    old = draw.logprobs(*mask.shape)
-    return {"mask": mask, "old": old, "logprobs": draw.near(old), "advantages": draw.advantages(mask)}
-
-
-def clips(draw: Draw) -> dict[str, Any]:
-    """Return bounds of ratios."""
-    return draw.choice(
-        (
-            {"clip_ratio": 0.2},
-            {"clip_ratio": 0.2, "clip_ratio_low": 0.2, "clip_ratio_high": 0.28},
-            {"clip_ratio": 0.3, "clip_ratio_low": 0.1, "clip_ratio_high": 0.5, "clip_ratio_c": 10.0},
-        )
-    )
-
-
 def losses(recorder: Recorder) -> None:
     """Policy losses by their registered names, and the critic's."""
     for name in (
@@ -320,10 +287,14 @@ def losses(recorder: Recorder) -> None:
                 }
             if draw.chance(0.3):
                 options |= {"batch_num_tokens": 300, "global_batch_size": 32}
+            batch = updates(draw)
+            if name.endswith("_cov"):
+                # Equal advantages have no covariance: which tokens have the most of it would be rounding.
+                batch["advantages"] = draw.normal(*batch["mask"].shape)
             recorder.record(
                 f"loss/{name}",
                 options,
-                updates(draw),
+                batch,
                 lambda given, name=name, options=options: policy(given, name, options),
                 differentiate=("logprobs",),
             )
@@ -427,13 +398,6 @@ def adaptive(given: dict[str, Any], options: dict[str, Any]) -> dict[str, float]
     )
     controller.update(given["kl"], options["n_steps"])
     return {"coefficient": float(controller.value)}
-
-
-def mismatched(draw: Draw) -> dict[str, Any]:
-    """Return log-probabilities of the sampling policy and of that at the start of the update."""
-    mask = draw.mask(draw.whole(3, 10), draw.whole(4, 14))
-    behaviour = draw.logprobs(*mask.shape)
-    return {"mask": mask, "behaviour": behaviour, "old": draw.near(behaviour, draw.choice((0.01, 0.1, 0.5)))}
 
 
 REJECTIONS = (

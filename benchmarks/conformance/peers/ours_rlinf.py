@@ -1,0 +1,155 @@
+"""Ours beside RLinf's functions."""
+
+import torch
+
+from benchmarks.conformance.peers.ours import Case, Choice, Peer, advantages, algorithm, loss
+from benchmarks.conformance.peers.ours_siirl import has_empty_row
+from benchmarks.conformance.peers.ours_verl import ESTIMATORS, Found, kl_penalty
+from trainer.algorithms.advantages import generalized_advantages, group_advantages, whitened
+from trainer.algorithms.aggregation import Denominators, aggregate
+from trainer.algorithms.corrections import version_shares
+from trainer.algorithms.objective import critic_loss
+
+
+def grpo(case: Case) -> Found:
+    """Advantages in groups."""
+    found = advantages(algorithm(advantage={"kind": "group"}), case.mask, case["scores"], case["groups"])
+    return {"advantages": found.advantages}
+
+
+def gae(case: Case) -> Found:
+    """GAE through every column, with the reward in the last one."""
+    rewards = torch.zeros(case.mask.shape, dtype=torch.float64)
+    rewards[:, -1] = case["scores"]
+    options = case.options
+    found, returns = generalized_advantages(
+        rewards, case["values"], case.mask, discount=options["gamma"], trace=options["gae_lambda"], gae_mask="none"
+    )
+    if options["normalize_advantages"]:
+        found = whitened(found, case.mask, form="deviation", epsilon=1e-5)
+    return {"advantages": found, "returns": returns}
+
+
+def reinpp(case: Case) -> Found:
+    """Returns of tokens, whitened as by OpenRLHF."""
+    options = case.options
+    kl = {}
+    if options["kl_beta"]:
+        kl = {"coefficient": options["kl_beta"], "estimator": options["kl_penalty_type"], "placement": "reward"}
+    settings = algorithm(
+        advantage={
+            "kind": "token_return",
+            "baseline": "group_mean" if options["use_reinpp_baseline"] else "none",
+            "whiten_unbiased": False,
+            "whiten_form": "floor",
+        },
+        kl=kl,
+    )
+    found = advantages(
+        settings,
+        case.mask,
+        case["scores"],
+        case["groups"],
+        old_logprobs=case["old"],
+        reference_logprobs=case["reference"],
+    )
+    return {"advantages": found.advantages}
+
+
+def raw(case: Case) -> Found:
+    """Scores as they are, or whitened over tokens."""
+    whiten = {"whiten": True, "whiten_form": "deviation", "whiten_epsilon": 1e-5}
+    chosen = whiten if case.options["normalize_advantages"] else {}
+    settings = algorithm(advantage={"kind": "group", "baseline": "none", "scale": "none", **chosen})
+    return {"advantages": advantages(settings, case.mask, case["scores"], case["groups"]).advantages}
+
+
+def grpo_dynamic(case: Case) -> Found:
+    """Advantages of turns: their episode's among episodes, or their own among all turns of the task."""
+    episode = case["episode"]
+    task = episode // case.options["group_size"]
+    if case.options["advantage_mode"] == "turn":
+        found = group_advantages(case["scores"], task)
+    else:
+        first = torch.cat([torch.tensor([True]), episode[1:] != episode[:-1]])
+        found = group_advantages(case["scores"][first], task[first])[episode]
+    return {"advantages": found[:, None].expand(case.mask.shape)}
+
+
+def counts(case: Case) -> Denominators:
+    """Return counts of all rows, those without tokens too."""
+    return Denominators(int(case.mask.sum()), len(case.mask))
+
+
+def loss_agg(case: Case) -> Found:
+    """One number."""
+    return {"loss": aggregate(case["values"], case.mask, case.options["loss_agg"], counts(case))}
+
+
+def surrogate(case: Case) -> dict[str, object]:
+    """Return our parts of the policy's loss."""
+    options = case.options
+    mode = "seq-mean-token-mean" if "max_episode_steps" in options else options["loss_agg"]
+    parts: dict[str, object] = {
+        "surrogate": {
+            "kind": "ppo",
+            "clip_low": options["clip_ratio_low"],
+            "clip_high": options["clip_ratio_high"],
+            "dual_clip": options["clip_ratio_c"],
+        },
+        "aggregation": {"mode": mode},
+    }
+    if "clip_log_ratio_max" in options:
+        parts["ratio"] = {"clamp": options["clip_log_ratio_max"]}
+    return parts
+
+
+def actor(case: Case) -> Found:
+    """The policy's loss."""
+    return {"loss": loss(algorithm(**surrogate(case)), case, counts=counts(case))}
+
+
+def decoupled(case: Case) -> Found:
+    """Decoupled PPO; a weight above the threshold drops its token."""
+    correction: dict[str, object] = {"kind": "truncate", "cap": None}
+    if "behave_weight_threshold" in case.options:
+        correction = {"kind": "band", "low": 0.0, "high": case.options["behave_weight_threshold"]}
+    inputs = {**case.inputs, "behaviour": case["old"]}
+    if "versions" not in inputs:
+        inputs["old"] = inputs.get("proximal", case["old"])
+        settings = algorithm(**surrogate(case), correction=correction)
+        return {"loss": loss(settings, Case(case.function, case.options, inputs), counts=counts(case))}
+    shares = version_shares(case["versions"], int(case.options["current_version"]))
+    settings = algorithm(**surrogate(case), correction=correction, proximal="interpolated")
+    return {"loss": loss(settings, Case(case.function, case.options, inputs), counts=counts(case), shares=shares)}
+
+
+def critic(case: Case) -> Found:
+    """The critic's loss."""
+    settings = algorithm(
+        advantage={"kind": "gae"},
+        critic={"value_clip": case.options["value_clip"], "loss": "huber", "huber_delta": case.options["huber_delta"]},
+        aggregation={"mode": "token-mean"},
+    )
+    found, _ = critic_loss(
+        settings, case["values"], case["old_values"], case["returns"], case.mask, counts(case)
+    )
+    return {"loss": found}
+
+
+PEER = Peer(
+    adapters={
+        "advantage/grpo": grpo,
+        "advantage/gae": gae,
+        "advantage/reinpp": reinpp,
+        "advantage/raw": raw,
+        "advantage/grpo_dynamic trajectory": grpo_dynamic,
+        "advantage/grpo_dynamic turn": grpo_dynamic,
+        **{f"loss_agg/{mode}": loss_agg for mode in ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean")},
+        "loss/actor": actor,
+        "loss/decoupled actor": decoupled,
+        "loss/critic": critic,
+        **{f"kl_penalty/{name}": kl_penalty for name in ESTIMATORS},
+    },
+    choices=(),
+)
