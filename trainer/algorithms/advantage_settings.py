@@ -59,7 +59,7 @@ class Finished(Settings):
     whiten_form: WhitenForm = Field(
         "variance",
         description="Where it is: added to the variance (verl), to the deviation (AReaL), or the variance's floor "
-        "(OpenRLHF).",
+        "(OpenRLHF); mean: take the mean off alone (OpenRLHF's no_std_norm).",
     )
     clip: PositiveFloat | None = Field(
         None,
@@ -101,6 +101,11 @@ class GroupAdvantage(Finished):
         description="Divide by the group's (GRPO) or the batch's (LitePPO) deviation, that of the group's other "
         "members (NeMo-RL), that of all differences from the baseline (AReaL), the group's mean (MaxRL, "
         "arXiv:2602.02710), or not at all (Dr. GRPO).",
+    )
+    baseline_shift: float = Field(
+        0.0,
+        allow_inf_nan=False,
+        description="Added to the baseline (AsymRE, arXiv:2506.20520: -0.1): below 0 what went well weighs more.",
     )
     biased: bool = Field(
         False, description="Deviations with n in place of n - 1 (HGPO, AReaL's normalisation)."

@@ -55,6 +55,7 @@ def group_advantages(
     biased: bool = False,
     lengths: Tensor | None = None,
     greedy: Tensor | None = None,
+    shift: float = 0.0,
 ) -> Tensor:
     """Return each score relative to its group, float64 `[scores]`.
 
@@ -77,6 +78,7 @@ def group_advantages(
         biased: Deviations with n, not n - 1.
         lengths: Sampled tokens of each, for baseline `length_weighted`.
         greedy: Score of the greedy episode of each one's group, for baseline `greedy`.
+        shift: Added to the baseline: below 0 what went well weighs more (AsymRE, arXiv:2506.20520).
 
     Raises:
         ValueError: If the baseline reads what is not given.
@@ -100,6 +102,7 @@ def group_advantages(
             advantages = scores
         case _:
             assert_never(baseline)
+    advantages = advantages - shift
     match scale:
         case "none":
             pass
@@ -343,7 +346,7 @@ def whitened(
         unbiased: Divide squares by n - 1 (verl), or by n (OpenRLHF, AReaL).
         epsilon: Keeps the division finite.
         form: Where epsilon is: added to the variance (verl), to the deviation (AReaL), or the variance's floor
-            (OpenRLHF).
+            (OpenRLHF). `mean` takes the mean off and leaves the deviation (OpenRLHF's no_std_norm).
     """
     chosen = torch.where(mask, values.double(), 0.0)
     count = mask.sum()
@@ -357,5 +360,7 @@ def whitened(
             return deviation / (variance.sqrt() + epsilon)
         case "floor":
             return deviation * torch.rsqrt(variance.clamp(min=epsilon))
+        case "mean":
+            return deviation
         case _:
             assert_never(form)

@@ -106,6 +106,8 @@ def compute_advantages(
             rewards = _penalised(rewards, stream, penalty)
         turns = turn_advantages(settings, batch, rewards, charges, state)
         advantages = _spread(turns, stream, rows.mask)
+    if settings.kl.coefficient and settings.kl.placement == "return":
+        advantages = advantages - _penalty_to_come(settings, stream, rows)
     if settings.advantage.whiten:
         advantages = whitened(
             advantages,
@@ -263,6 +265,16 @@ def _flat_turns(turns: Sequence[Sequence[float]], stream: TokenStream) -> Tensor
 def _reward_kl(settings: AlgorithmSettings, rows: RowBatch) -> Tensor | None:
     if not settings.kl.coefficient or settings.kl.placement != "reward":
         return None
+    return _token_penalty(settings, rows)
+
+
+def _penalty_to_come(settings: AlgorithmSettings, stream: TokenStream, rows: RowBatch) -> Tensor:
+    """Return the penalty of each token and of those sampled after it in its episode, zero outside the mask."""
+    sampled = stream.flags(torch.ones_like(stream.turn_end))
+    return stream.scatter(token_returns(stream.gather(_token_penalty(settings, rows)), sampled), rows.mask)
+
+
+def _token_penalty(settings: AlgorithmSettings, rows: RowBatch) -> Tensor:
     old, reference = _of_policies(rows)
     estimate = kl_estimate(old, reference, settings.kl.estimator, limit=settings.kl.limit)
     return settings.kl.coefficient * estimate

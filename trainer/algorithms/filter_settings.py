@@ -245,6 +245,12 @@ class RewardSettings(Settings):
         description="Factor of the rewards of episodes that were cut off (ProRL; stop_properly_penalty_coef in "
         "NeMo-RL); 0: they earn nothing.",
     )
+    truncated_reward: float | None = Field(
+        None,
+        allow_inf_nan=False,
+        description="What episodes that were cut off earn, in place of all their rewards, scaled or not (OpenRLHF's "
+        "stop_properly_penalty_coef below 0); absent: what they earned.",
+    )
     scale: PositiveFloat = Field(
         1.0,
         description="Factor of every turn's reward, after all of these. A critic learns returns of about 1 soonest.",
@@ -266,6 +272,8 @@ class RewardSettings(Settings):
     def _clip_is_ordered(self) -> Self:
         if self.turn_low is not None and self.turn_high is not None and self.turn_low >= self.turn_high:
             raise ValueError("turn_low must be below turn_high")
+        if self.truncated_reward is not None and self.truncated_scale != 1.0:
+            raise ValueError("truncated_reward leaves nothing for truncated_scale to scale: choose one")
         if self.normalise_mean and self.normalise == "none":
             raise ValueError("reward.normalise_mean needs reward.normalise batch or running")
         if self.normalise != "none" and self.penalty_in == "return":

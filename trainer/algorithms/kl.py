@@ -19,6 +19,7 @@ def kl_estimate(
     *,
     straight_through: bool = False,
     log_ratio: Tensor | None = None,
+    gradient_cap: float | None = None,
     bounded: bool = True,
     limit: float | None = None,
 ) -> Tensor:
@@ -37,6 +38,8 @@ def kl_estimate(
         straight_through: Take the gradient of `k2`, whatever the value.
         log_ratio: Log of the ratio to the policy that tokens are taken to be of, with gradient: the estimate times the
             ratio is unbiased off-policy (DeepSeek-V3.2, section 3.1). None: there is no such factor.
+        gradient_cap: With `straight_through` and `log_ratio`, the detached ratio multiplies the gradient alone, and is
+            at most this (OpenRLHF: 10). None: it multiplies value and gradient.
         bounded: Whether `k3` is clamped (verl); slime and TRL do not.
         limit: Largest magnitude of what any estimator gives (AReaL, OpenRLHF, NeMo-RL: 10); None is none.
     """
@@ -57,10 +60,13 @@ def kl_estimate(
             assert_never(estimator)
     if limit is not None:
         value = value.clamp(-limit, limit)
+    weighted = gradient_cap is not None and log_ratio is not None
     if straight_through:
         gradient = difference.square() / 2
+        if gradient_cap is not None and log_ratio is not None:
+            gradient = gradient * log_ratio.detach().exp().clamp(max=gradient_cap)
         value = value.detach() + gradient - gradient.detach()
-    return value if log_ratio is None else value * log_ratio.exp()
+    return value if log_ratio is None or weighted else value * log_ratio.exp()
 
 
 def centred_kl_advantages(

@@ -188,16 +188,22 @@ class KLSettings(Settings):
     estimator: KLEstimator = Field(
         "k3", description="k1 = d, k2 = d^2/2, k3 = exp(-d) - 1 + d, abs = |d|; d = lp - reference."
     )
-    placement: Literal["loss", "reward", "advantage"] = Field(
+    placement: Literal["loss", "reward", "return", "advantage"] = Field(
         "loss",
-        description="In the loss, subtracted from the reward, or from the advantages, less its mean over the batch "
-        "(tinker-cookbook; k1 only).",
+        description="In the loss; subtracted from the reward, before any baseline; from what each token is worth, with "
+        "what follows it, after the baseline (OpenRLHF beside a group); or from the advantages, less its mean over the "
+        "batch (tinker-cookbook; k1 only).",
     )
     limit: PositiveFloat | None = Field(
         None, description="Largest magnitude of the estimate at a token (AReaL, OpenRLHF: 10); absent: none."
     )
     straight_through: bool = Field(
         False, description="Gradient of k2 whatever the estimator (verl's '+' forms); only in the loss."
+    )
+    gradient_cap: PositiveFloat | None = Field(
+        None,
+        description="With straight_through: multiply that gradient by the ratio, detached and at most this, so that it is "
+        "right off-policy, too (OpenRLHF: 10); absent: no such factor.",
     )
     unbiased: bool = Field(
         False,
@@ -224,6 +230,8 @@ class KLSettings(Settings):
             raise ValueError(
                 "a KL penalty in the advantages is k1 as it is: set kl.estimator to k1, and no limit"
             )
+        if self.gradient_cap is not None and not self.straight_through:
+            raise ValueError("kl.gradient_cap is read with kl.straight_through only: leave it out")
         if self.straight_through and self.unbiased:
             raise ValueError("straight_through and unbiased are two ways to mend the gradient: choose one")
         if (

@@ -86,7 +86,8 @@ def policy_loss(
             reference,
             settings.kl.estimator,
             straight_through=settings.kl.straight_through,
-            log_ratio=ratio if settings.kl.unbiased else None,
+            log_ratio=ratio if settings.kl.unbiased or settings.kl.gradient_cap is not None else None,
+            gradient_cap=settings.kl.gradient_cap,
             limit=settings.kl.limit,
         )
         parts["policy/kl_reference"] = (torch.where(mask, divergence, 0.0).sum(), tokens)

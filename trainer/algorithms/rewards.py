@@ -40,6 +40,8 @@ def turn_rewards(settings: RewardSettings, batch: TrajectoryBatch) -> TurnValues
         turns = [scale * reward for reward in turns]
         if turns and settings.offset:
             turns[-1] += settings.offset
+        if cut and turns and settings.truncated_reward is not None:
+            turns = [0.0] * (len(turns) - 1) + [settings.truncated_reward]
         composed.append(turns)
     return composed
 

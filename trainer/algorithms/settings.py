@@ -44,6 +44,7 @@ from trainer.algorithms.token_settings import (
 from trainer.core.strict import Amount, Settings
 
 _OWN_RETURNS = ("group", "turn", "gigpo", "hgpo", "spo", "moving_baseline")
+_PER_TOKEN = ("gae", "bi_level_gae", "token_return", "optimal_token")
 _RATIO_OF = {"gmpo": "sequence", "vespo": "sequence_sum"}
 
 
@@ -105,6 +106,10 @@ class AlgorithmSettings(Settings):
             )
         if kind in ("quadratic", "cpgd", "dppo") and self.ratio.level != "token":
             raise ValueError(f"surrogate '{kind}' is about single tokens: set ratio.level to 'token'")
+        if self.kl.placement == "return" and self.advantage.kind in _PER_TOKEN:
+            raise ValueError(
+                f"advantage '{self.advantage.kind}' credits each token with what follows: set kl.placement to 'reward'"
+            )
         if self.reward.penalty_in == "return" and self.advantage.kind not in _OWN_RETURNS:
             raise ValueError(
                 f"reward.penalty_in 'return' has no meaning for advantage '{self.advantage.kind}', which makes its own "

@@ -135,6 +135,7 @@ def _group_advantages(
         biased=advantage.biased,
         lengths=torch.tensor([float(sum(tokens)) for tokens in batch.tokens], dtype=torch.float64),
         greedy=greedy,
+        shift=advantage.baseline_shift,
     )
     if advantage.factor == "none":
         return relative

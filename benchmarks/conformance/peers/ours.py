@@ -11,7 +11,9 @@ from trainer.algorithms.aggregation import Denominators
 from trainer.algorithms.batch import LossInputs, RowBatch, StepTokens, TrajectoryBatch
 from trainer.algorithms.credit import AdvantageResult, compute_advantages
 from trainer.algorithms.objective import policy_loss
+from trainer.algorithms.filter_settings import RewardSettings
 from trainer.algorithms.prepare import prepare_step
+from trainer.algorithms.rewards import turn_rewards
 from trainer.algorithms.settings import AlgorithmSettings
 
 
@@ -132,6 +134,28 @@ def _episodes(groups: list[int], rewards: list[list[float]], tokens: list[list[i
         anchors=[[None] * len(each) for each in rewards],
         tokens=tokens,
     )
+
+
+def shaped(
+    settings: RewardSettings,
+    rewards: Tensor,
+    *,
+    lengths: Tensor | None = None,
+    truncated: Tensor | None = None,
+) -> Tensor:
+    """Return what is made of the rewards of episodes of one turn.
+
+    Args:
+        settings: What is made of them.
+        rewards: Reward of each episode.
+        lengths: Its sampled tokens; 1 if None.
+        truncated: Whether it was cut off.
+    """
+    counts = [1] * len(rewards) if lengths is None else lengths.tolist()
+    batch = _episodes(list(range(len(rewards))), [[each] for each in rewards.tolist()], [[n] for n in counts])
+    if truncated is not None:
+        batch = replace(batch, truncated=truncated.tolist())
+    return torch.tensor([turns[0] for turns in turn_rewards(settings, batch)], dtype=torch.float64)
 
 
 def turn_index(mask: Tensor) -> Tensor:
