@@ -255,6 +255,10 @@ class TokenReturnAdvantage(Whitened):
         description="Nothing, or the group's mean return, taken off every token (REINFORCE++-baseline with its KL), or "
         "that of a greedy episode that is played beside each group (verl's ReMax).",
     )
+    return_mask: Literal["skip", "none"] = Field(
+        "skip",
+        description="Observation tokens: skipped, or discounted by as any other, row by row (OpenRLHF, ROLL, slime).",
+    )
 
 
 class GaeAdvantage(Whitened):

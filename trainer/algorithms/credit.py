@@ -176,15 +176,16 @@ def _token_advantages(
     match advantage.kind:
         case "token_return":
             dense = stream.gather(rewards)
-            advantages = token_returns(dense, sampled, discount=advantage.gamma)
-            if advantage.baseline == "group_mean":
-                groups = torch.tensor(batch.groups, dtype=torch.int64, device=dense.device)
-                mean = group_statistics(dense.sum(dim=1), groups).mean
-                advantages = torch.where(sampled, advantages - mean[:, None], 0.0)
-            elif advantage.baseline == "greedy":
-                greedy = greedy_scores(settings, batch).to(dense.device)
-                advantages = torch.where(sampled, advantages - greedy[:, None], 0.0)
-            return stream.scatter(advantages, rows.mask), None
+            if advantage.return_mask == "none":
+                advantages = token_returns(rewards, rows.mask, discount=advantage.gamma, return_mask="none")
+            else:
+                advantages = stream.scatter(
+                    token_returns(dense, sampled, discount=advantage.gamma), rows.mask
+                )
+            if advantage.baseline != "none":
+                worth = _baseline(settings, advantage, batch, dense)[rows.trajectory]
+                advantages = torch.where(rows.mask, advantages - worth[:, None], 0.0)
+            return advantages, None
         case "optimal_token":
             advantages, _ = optimal_token_baseline_advantages(
                 stream.gather(rewards),
@@ -215,6 +216,16 @@ def _token_advantages(
         case _:
             raise ValueError(f"advantage '{advantage.kind}' reads no critic")
     return stream.scatter(advantages, rows.mask), stream.scatter(returns, rows.mask)
+
+
+def _baseline(
+    settings: AlgorithmSettings, advantage: TokenReturnAdvantage, batch: TrajectoryBatch, rewards: Tensor
+) -> Tensor:
+    """Return what is taken off the returns of each trajectory's tokens, `[trajectories]`."""
+    if advantage.baseline == "greedy":
+        return greedy_scores(settings, batch).to(rewards.device)
+    groups = torch.tensor(batch.groups, dtype=torch.int64, device=rewards.device)
+    return group_statistics(rewards.sum(dim=1), groups).mean
 
 
 def _generalized(

@@ -59,7 +59,8 @@ class Batch:
             reference=draw.near(logprobs),
             advantages=draw.normal(rows, 1).expand(rows, width).clone(),
             token_advantages=draw.advantages(mask),
-            entropy=draw.normal(rows, width).abs(),
+            # Some find quantiles in float32: none is to fall between two numbers that are one there.
+            entropy=draw.normal(rows, width).abs().float().to(draw.dtype),
             scores=draw.scores(of_rows),
             groups=of_rows,
         )

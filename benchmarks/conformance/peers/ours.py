@@ -196,6 +196,7 @@ def loss(
                 behaviour_logprobs=behaviour,
                 old_logprobs=old,
                 current_logprobs=case["logprobs"].detach(),
+                entropy=further.get("entropy"),
             ),
         )
         further["weights"] = prepared.weights

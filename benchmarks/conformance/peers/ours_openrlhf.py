@@ -136,9 +136,9 @@ def token_advantages(case: Case) -> Found:
     """GAE and REINFORCE, with KL at its token; GAE steps through observations, as theirs does."""
     options = case.options
     low, high = options["clip_range"] or (None, None)
-    chosen = {"kind": "token_return", "gamma": options["gamma"]}
+    chosen = {"kind": "token_return", "gamma": options["gamma"], "return_mask": "none"}
     if options["estimator"] == "gae":
-        chosen = {**chosen, "kind": "gae", "gae_lambda": options["lambd"], "gae_mask": "none"}
+        chosen = {"kind": "gae", "gamma": options["gamma"], "gae_lambda": options["lambd"], "gae_mask": "none"}
     parts = {
         "critic": {} if options["estimator"] == "gae" else None,
         "reward": {"turn_low": low, "turn_high": high},
