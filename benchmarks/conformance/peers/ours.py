@@ -41,10 +41,17 @@ class Case:
 
 
 def _tensor(value: Any) -> Any:
-    if not isinstance(value, list) or not value or isinstance(value[0], str):
+    if not isinstance(value, list) or not value or not _is_grid(value):
         return value
     tensor = torch.tensor(value)
     return torch.tensor(value, dtype=torch.float64) if tensor.is_floating_point() else tensor
+
+
+def _is_grid(value: list[Any]) -> bool:
+    """Whether a list holds numbers, or lists of them of one length."""
+    if not isinstance(value[0], list):
+        return not isinstance(value[0], str)
+    return len({len(each) for each in value}) == 1 and all(each and _is_grid(each) for each in value)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,8 @@ from trainer.algorithms.kl import kl_estimate
 Found = Mapping[str, Any]
 MODES = {"bnpo": "token-mean", "dapo": "token-mean", "cispo": "token-mean", "dr_grpo": "seq-mean-token-sum-norm"}
 BASELINES = {"grpo": "mean", "rloo": "leave_one_out", "reinforce_plus_plus": "mean"}
-SCALES = {"group": "group_std", "batch": "batch_std", "none": "none"}
-NONE_LEFT = "group of equal returns: 0, not what rounding leaves over epsilon"
+# Beside REINFORCE++ its "gdpo" scales nothing.
+SCALES = {"group": "group_std", "batch": "batch_std", "none": "none", "gdpo": "none"}
 
 
 def correction(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -93,7 +93,7 @@ def grouped(case: Case) -> Found:
     """compute_advantages; with several rewards each by its own, as GDPO does it."""
     options = case.options
     scores = case["rewards"] @ torch.tensor(options["reward_weights"], dtype=torch.float64)
-    if options["scale_rewards"] == "gdpo":
+    if options["scale_rewards"] == "gdpo" and options["advantage_estimator"] != "reinforce_plus_plus":
         found = gdpo_advantages(
             case["rewards"].T, case["groups"], weights=options["reward_weights"], epsilon=1e-8
         )
@@ -153,11 +153,6 @@ def teacher_kl(case: Case) -> Found:
     return {"kl": kl_estimate(case["logprobs"], case["reference"], "k3", bounded=False)}
 
 
-def has_empty_row(case: Case) -> bool:
-    """Whether some row has no token."""
-    return bool((case.mask.sum(dim=1) == 0).any())
-
-
 PEER = Peer(
     adapters={
         **{
@@ -178,13 +173,11 @@ PEER = Peer(
     choices=(
         Choice(
             ("loss/real", "loss/fipo", "loss/sdar", "advantage/apply_rlsd_reweight"),
-            "not offered as a kind: REAL, FIPO, SDAR, RLSD; surrogate or advantage custom takes them",
+            "not offered: REAL, FIPO, SDAR, RLSD",
         ),
-        Choice(("loss/off_policy_sequence_mask",), "rejected tokens stay in the denominators"),
         Choice(
             ("loss/overlong_filter",),
             "episodes that are left out are no rows, where theirs stay in the mean over rows",
         ),
-        Choice(("advantage/",), NONE_LEFT, lambda case: case.options["scale_rewards"] != "none"),
     ),
 )

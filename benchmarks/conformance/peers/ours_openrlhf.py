@@ -215,14 +215,10 @@ PEER = Peer(
     },
     choices=(
         Choice(
-            ("advantage/",),
-            "group of equal returns: 0, not what rounding leaves over the smallest epsilon",
-            lambda case: case.options["estimator"] == "group_norm",
-        ),
-        Choice(
-            ("advantage/reinforce_baseline", "advantage/rloo", "advantage/dr_grpo", "advantage/flash", "advantage/group_norm"),
+            tuple(f"advantage/{name}" for name in GROUP),
             "advantage.clip bounds what is made at the end, not centred rewards before KL and whitening",
-            lambda case: case.options["clip_range"] is not None,
+            lambda case: case.options["clip_range"] is not None
+            and (case.options["kl_coef"] > 0 or case.options["estimator"] == "reinforce_baseline"),
         ),
     ),
 )

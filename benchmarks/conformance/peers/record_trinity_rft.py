@@ -156,7 +156,8 @@ def steps(to: Recorder) -> None:
         draw = Draw(f"advantage/{name} {options}", number, torch.float32)
         groups = draw.groups(8)
         rewards, anchors = [], []
-        for group, score in zip(groups, draw.scores(groups).tolist(), strict=True):
+        scores = draw.scores(groups)
+        for group, score in zip(groups, scores.tolist(), strict=True):
             length = draw.whole(1, 4)
             rewards.append([draw.whole(-1, 1) * 0.5 for _ in range(length - 1)] + [score])
             # States of another task have another key, as of environments that name them so.
@@ -178,7 +179,8 @@ def steps(to: Recorder) -> None:
             made.process(experiences)
             return {"advantages": torch.tensor([float(each.advantages) for each in experiences])}
 
-        to.record(f"advantage/{name}", options, {"groups": groups, "turns": rewards, "anchors": anchors}, call)
+        inputs = {"groups": groups, "scores": scores, "turns": rewards, "anchors": anchors}
+        to.record(f"advantage/{name}", options, inputs, call)
 
 
 def token_advantages(to: Recorder) -> None:
@@ -257,8 +259,14 @@ def losses(to: Recorder) -> None:
             names = {"old_logprob": given["old"], "advantages": given["advantages"]}
             return {"loss": made(logprob=given["logprobs"], action_mask=mask, **names)[0]}
 
+        def sloped(given, recorded=recorded):
+            loss = recorded(given)["loss"]
+            return {"loss": loss - loss.detach()}
+
         inputs = batch.of("logprobs", "old", "advantages")
         to.record("loss/rec", options, inputs, recorded, differentiate=["logprobs"])
+        if "one-side" in options.get("clip_mode", ""):
+            to.record("loss/rec one-side gradient", options, inputs, sloped, differentiate=["logprobs"])
 
 
 def mixtures(to: Recorder) -> None:
