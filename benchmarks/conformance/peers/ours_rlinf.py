@@ -39,7 +39,6 @@ def reinpp(case: Case) -> Found:
     settings = algorithm(
         advantage={
             "kind": "token_return",
-            "baseline": "group_mean" if options["use_reinpp_baseline"] else "none",
             "whiten_unbiased": False,
             "whiten_form": "floor",
         },
@@ -151,5 +150,31 @@ PEER = Peer(
         "loss/critic": critic,
         **{f"kl_penalty/{name}": kl_penalty for name in ESTIMATORS},
     },
-    choices=(),
+    choices=(
+        Choice(
+            ("advantage/gae",),
+            "a reward lies on a sampled token, RLinf's in the last column, padding or not (docs: turn ends)",
+            lambda case: not bool(case.mask[:, -1].all()),
+        ),
+        Choice(
+            ("advantage/reinpp",),
+            "KL is charged at sampled tokens, RLinf's at every column (docs: KL at observations)",
+            lambda case: case.options["kl_beta"] > 0 and not bool(case.mask.all()),
+        ),
+        Choice(
+            ("loss/", "loss_agg/seq-mean-token-mean"),
+            "an episode without tokens counts 0, not 0 / 0 (docs: row means)",
+            has_empty_row,
+        ),
+        Choice(
+            ("loss/decoupled",),
+            "rejected tokens stay in the denominator (algorithm-choices 23; docs: rejected tokens)",
+            lambda case: "behave_weight_threshold" in case.options,
+        ),
+        Choice(
+            ("loss/actor",),
+            "log ratios are bounded alike on both sides (docs: bound of log ratios)",
+            lambda case: "clip_log_ratio_max" in case.options and "clip_log_ratio_min" not in case.options,
+        ),
+    ),
 )
