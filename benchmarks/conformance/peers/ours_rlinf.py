@@ -198,7 +198,7 @@ PEER = Peer(
     choices=(
         Choice(
             ("advantage/gae",),
-            "a reward lies on a sampled token, RLinf's in the last column, padding or not (docs: turn ends)",
+            "a reward lies on a sampled token, RLinf's in the last column, padding or not (docs: token of the reward)",
             lambda case: not bool(case.mask[:, -1].all()),
         ),
         Choice(
@@ -213,7 +213,7 @@ PEER = Peer(
         ),
         Choice(
             ("loss/decoupled",),
-            "rejected tokens stay in the denominator (algorithm-choices 23; docs: rejected tokens)",
+            "rejected tokens stay in the denominator (docs: rejected tokens)",
             lambda case: "behave_weight_threshold" in case.options,
         ),
         Choice(

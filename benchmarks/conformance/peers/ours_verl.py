@@ -456,7 +456,7 @@ PEER = Peer(
         ),
         Choice(
             ("advantage/optimal_token_baseline",),
-            "an episode without tokens is no member of its group, as in verl's multi-turn form",
+            "an episode without tokens is no member of its group, as in verl's multi-turn form (docs: members of a group)",
             lambda case: not bool(case.mask.any(dim=1).all()),
         ),
         Choice(
@@ -466,7 +466,7 @@ PEER = Peer(
         ),
         Choice(
             ("loss/vanilla corrected",),
-            "rejected tokens stay in the denominator (algorithm-choices 23; docs: rejected tokens)",
+            "rejected tokens stay in the denominator (docs: rejected tokens)",
             rejects,
         ),
     ),
