@@ -456,7 +456,7 @@ PEER = Peer(
         ),
         Choice(
             ("advantage/optimal_token_baseline",),
-            "an episode without tokens is no member of its group, as in verl's multi-turn form (docs: members of a group)",
+            "an episode without tokens is no member of its group (docs: members of a group)",
             lambda case: not bool(case.mask.any(dim=1).all()),
         ),
         Choice(
