@@ -245,6 +245,8 @@ class _NoAnswer(Response):
 
 async def answered(scope: Scope, answering: Awaitable[Response]) -> Response:
     """A response whatever happens: what fails is a problem."""
+    unanswered = scope[SERVICES].unanswered
+    task = unanswered.enter()
     try:
         response = await answering
     except ClientDisconnect:
@@ -254,6 +256,8 @@ async def answered(scope: Scope, answering: Awaitable[Response]) -> Response:
         return problem_response(scope, going_away())
     except Exception as error:  # noqa: BLE001 - a defect of ours costs this call, not the server
         return problem_response(scope, as_problem(error))
+    finally:
+        unanswered.leave(task)
     scope[SERVICES].metrics.http_sent += len(response.body)
     return response
 

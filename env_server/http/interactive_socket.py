@@ -103,7 +103,7 @@ class _InteractiveSocket:
     def revoke(self) -> None:
         """End it: its token works no more."""
         self._revoked = True
-        self._services.answering(asyncio.get_running_loop().create_task(self._close_revoked()))
+        self._services.unanswered.add(asyncio.get_running_loop().create_task(self._close_revoked()))
 
     async def serve(self) -> None:
         """Answer messages until the socket drops, or the program was closed."""

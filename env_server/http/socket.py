@@ -15,7 +15,7 @@ from clients.protocol.frames import SUBPROTOCOLS, dumps, loads
 from env_server.access.context import Context
 from env_server.access.open_sockets import ConnectionSlot
 from env_server.common.event_loop import SLICE_S, Pending
-from env_server.common.io_process import ProcessRank
+from env_server.common.io_process import ProcessRank, going_away
 from env_server.http.batch import Results, Unfinished, encode_results, read_batch, run_batch
 from env_server.http.transport.write_coalescing import MORE
 from env_server.messages.envelope import FrameId, as_problem, bad_frame, frame_id, sendable
@@ -207,7 +207,7 @@ class Socket:
             assert self._slot.caller is not None
             self._context.caller = self._slot.caller
             return
-        self._services.answering(asyncio.get_running_loop().create_task(self._end_revoked()))
+        self._services.unanswered.add(asyncio.get_running_loop().create_task(self._end_revoked()))
 
     async def _end_revoked(self) -> None:
         with contextlib.suppress(OSError):
@@ -249,7 +249,7 @@ class Socket:
                 return None
             if isinstance(reply, Unfinished):
                 reply = self._begun(reply)
-            self._services.answering(asyncio.get_running_loop().create_task(self._finish(number, reply)))
+            self._services.unanswered.add(asyncio.get_running_loop().create_task(self._finish(number, reply)))
         except DecodeError as error:
             return self._encode_problem(number, invalid("", str(error)))
         except Exception as error:  # noqa: BLE001 - a defect of ours costs this frame, not the socket
@@ -259,7 +259,7 @@ class Socket:
     def _begun(self, batch: Unfinished) -> Awaitable[Results]:
         """The results of a batch that is begun in slices; no frame is read before that is done."""
         beginning = asyncio.get_running_loop().create_task(batch.begin())
-        self._services.answering(beginning)
+        self._services.unanswered.add(beginning)
         self._beginning = beginning
 
         async def results() -> Results:
@@ -288,6 +288,9 @@ class Socket:
         """Answer a frame when its operation is done."""
         try:
             content = self._encode(number, await reply)
+        except asyncio.CancelledError:
+            # The server ends and waits for this answer no longer; whoever asked is told so all the same.
+            content = self._encode_problem(number, going_away())
         except Exception as error:  # noqa: BLE001 - a defect of ours costs this frame, not the socket
             content = self._encode_problem(number, as_problem(error))
         self._metrics.socket_sent += len(content)
@@ -310,7 +313,7 @@ class Socket:
             content = self._encode_problem(number, as_problem(error))
         self._forget(number)
         if not self._answers:
-            self._services.answering(asyncio.get_running_loop().create_task(self._send_answers()))
+            self._services.unanswered.add(asyncio.get_running_loop().create_task(self._send_answers()))
         self._answers.append(content)
 
     async def _send_answers(self) -> None:

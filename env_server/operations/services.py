@@ -14,6 +14,7 @@ from env_server.catalog.catalog import Catalog, CatalogEntry
 from env_server.common.io_process import Lifecycle, Phase, ProcessRank, Reason
 from env_server.common.setting_sections import Isolation
 from env_server.common.settings import ConfigurationError, Settings
+from env_server.common.unanswered import Unanswered
 from env_server.gateway.announcements import Announcements
 from env_server.gateway.moves import Moves
 from env_server.gateway.registering import Lineage, Registering, catalog_entry
@@ -166,7 +167,7 @@ class Services:
         self._tracing = _tracing(settings, rank, operations, self._sessions.by_id)
         self.operations: Calls = operations if self._tracing is None else self._tracing
         self.on_socket_dropped: Callable[[], None] | None = None
-        self._answering: set[asyncio.Task[Any]] = set()
+        self.unanswered = Unanswered()
 
     def _verifier(self, entry: CatalogEntry) -> Worker:
         if entry.source.kind == "registered":
@@ -242,11 +243,6 @@ class Services:
         """How many sessions there are, and how many there may be."""
         return {"active_sessions": self._sessions.count(), "max_sessions": self.settings.max_sessions}
 
-    def answering(self, task: asyncio.Task[Any]) -> None:
-        """Note a task that will answer a frame, so that a drain waits for it."""
-        self._answering.add(task)
-        task.add_done_callback(self._answering.discard)
-
     def socket_dropped(self, context: Context) -> None:
         """Note that a socket is no more: sessions made on sockets end some time after their last one."""
         context.dropped = True
@@ -257,7 +253,7 @@ class Services:
         if self.on_socket_dropped is not None:
             self.on_socket_dropped()
         if context.remote:
-            self.answering(asyncio.get_running_loop().create_task(self._peers.socket_dropped(context)))
+            self.unanswered.add(asyncio.get_running_loop().create_task(self._peers.socket_dropped(context)))
 
     def _leave(self, session: BaseSession, socket: str) -> None:
         session.sockets.discard(socket)
@@ -286,7 +282,7 @@ class Services:
         """Answer a call that reached another process first."""
         task = asyncio.current_task()
         assert task is not None
-        self.answering(task)
+        self.unanswered.add(task)
         if op == "metrics":
             return {"text": self._exposition.text(ready=not await self._readiness.reasons())}
         if op == "ready":
@@ -320,16 +316,14 @@ class Services:
     # -- the end -------------------------------------------------------------------------------------------------
 
     async def drain(self) -> None:
-        """Refuse new sessions and let running operations finish, within the grace."""
+        """Refuse new sessions and let running operations finish, within the grace; who waits longer is told."""
         self.lifecycle.phase = Phase.DRAINING
         deadline = asyncio.get_running_loop().time() + self.settings.drain_grace_s
         await self._runner.idle(self.settings.drain_grace_s)
         await self._relay.idle(max(0.0, deadline - asyncio.get_running_loop().time()))
         if self._running_code is not None:
             await self._running_code.idle(max(0.0, deadline - asyncio.get_running_loop().time()))
-        if self._answering:
-            left = max(0.0, deadline - asyncio.get_running_loop().time())
-            await asyncio.wait(self._answering, timeout=left)
+        await self.unanswered.settle(max(0.0, deadline - asyncio.get_running_loop().time()))
 
     async def stop(self) -> None:
         """End the workers; the sessions stay in their journals."""

@@ -106,7 +106,7 @@ class OpenEnvSocket:
                 )
                 self._answering.add(task)
                 task.add_done_callback(self._answering.discard)
-                self._services.answering(task)
+                self._services.unanswered.add(task)
                 if len(self._answering) >= self._services.settings.max_in_flight:
                     await asyncio.wait(self._answering, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -125,7 +125,7 @@ class OpenEnvSocket:
             self._context.caller = self._slot.caller
             return
         self._closed = True
-        self._services.answering(asyncio.get_running_loop().create_task(self._end_revoked()))
+        self._services.unanswered.add(asyncio.get_running_loop().create_task(self._end_revoked()))
 
     async def _end_revoked(self) -> None:
         with contextlib.suppress(OSError):
@@ -235,7 +235,7 @@ class OpenEnvSocket:
             self._session = await asyncio.shield(making)
         except asyncio.CancelledError:
             # A client that goes away does not keep another server from making a session, which would never end.
-            self._services.answering(making)
+            self._services.unanswered.add(making)
             making.add_done_callback(self._end_made)
             raise
         self._kwargs = kwargs

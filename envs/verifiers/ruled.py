@@ -78,10 +78,19 @@ class RuledVerifier(VerifierEnv):
         except ValueError as error:
             return Verdict(0.0, "error", str(error))
         except TooMuchWorkError as error:
-            return Verdict(0.0, "timeout", str(error))
+            # What a response brings about by itself is no fault: a policy could choose to have it played again.
+            return Verdict(0.0, "timeout" if self._slow_by_itself(task) else "unparsable", str(error))
         if not self.said(response).strip():
             return Verdict(0.0, "unparsable", "the response is blank", verdict.metrics)
         return verdict
+
+    def _slow_by_itself(self, task: Mapping[str, Any]) -> bool:
+        """Whether the rules take too long on the task's own prompt, too, which no policy wrote."""
+        try:
+            self.rate(str(task.get("prompt", "")), task)
+        except TooMuchWorkError:
+            return True
+        return False
 
 
 def one_of(name: str, value: Any, choices: Sequence[str]) -> str:

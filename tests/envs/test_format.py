@@ -151,14 +151,22 @@ EVIL = "(x+x+)+y\\1"
             "nothing is fetched",
         ),
         ({"rules": [{"rule": "json_schema", "schema": LOOP}]}, "error", "round in circles"),
-        ({"rules": [{"rule": "regex", "pattern": EVIL}]}, "timeout", "takes over"),
-        ({"rules": [{"rule": "json_schema", "schema": {"pattern": EVIL}}]}, "timeout", "takes over"),
+        ({"rules": [{"rule": "regex", "pattern": EVIL}], "prompt": "x" * 4000}, "timeout", "takes over"),
     ],
 )
 def test_what_makes_no_sense_or_takes_for_ever_is_no_fault_of_the_response(task, outcome, message):
     verdict = ENVIRONMENT.score('"' + "x" * 4000 + '"', task)
     assert (verdict.outcome, verdict.score) == (outcome, 0.0)
     assert message in verdict.detail
+
+
+@pytest.mark.parametrize(
+    "rule", [{"rule": "regex", "pattern": EVIL}, {"rule": "json_schema", "schema": {"pattern": EVIL}}]
+)
+def test_a_response_does_not_choose_to_be_played_again(rule):
+    verdict = ENVIRONMENT.score('"' + "x" * 4000 + '"', {"rules": [rule], "prompt": "Say anything."})
+    assert (verdict.outcome, verdict.score) == ("unparsable", 0.0)
+    assert "takes over" in verdict.detail
 
 
 def test_a_schema_does_not_make_the_verifier_fetch_anything(unused_tcp_port_factory):
@@ -176,7 +184,8 @@ def test_a_schema_has_only_so_much_work():
         "[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14]",
         {"rules": [{"rule": "json_schema", "schema": schema}]},
     )
-    assert verdict.outcome == "timeout"
+    assert (verdict.outcome, verdict.score) == ("unparsable", 0.0)
+    assert "too much work" in verdict.detail
 
 
 @pytest.mark.parametrize(
@@ -187,7 +196,7 @@ def test_no_part_of_a_schema_picks_a_validator_without_limits(dialect):
     response = json.dumps({"a": "x" * 5000})
     assert (
         ENVIRONMENT.score(response, {"rules": [{"rule": "json_schema", "schema": schema}]}).outcome
-        == "timeout"
+        == "unparsable"
     )
     assert rated('{"$schema": 2}', "json_schema", schema=schema) == 0.0
     assert rated('{"$schema": 1}', "json_schema", schema=schema) == 1.0

@@ -195,9 +195,11 @@ def test_a_task_that_makes_no_sense_is_an_error_of_ours(task, message):
         ENVIRONMENT.reset(options={"prompt": "?"} | task)
 
 
-def test_a_keyword_that_takes_for_ever_is_a_timeout():
+def test_a_keyword_that_takes_for_ever_is_a_timeout_only_where_the_prompt_takes_as_long():
     task = {"instruction_id_list": ["keywords:existence"], "kwargs": [{"keywords": ["(a|aa)+(b|bb|c)*\\1$"]}]}
-    assert ENVIRONMENT.score("a" * 5000 + "!", task).outcome == "timeout"
+    endless = "a" * 5000 + "!"
+    assert ENVIRONMENT.score(endless, task).outcome == "unparsable"
+    assert ENVIRONMENT.score(endless, task | {"prompt": endless}).outcome == "timeout"
 
 
 @pytest.mark.parametrize(

@@ -45,15 +45,34 @@ async def test_a_drain_finishes_what_runs_and_refuses_what_is_new() -> None:
         assert server.process.wait(20) == 0
 
 
-async def test_the_grace_ends() -> None:
+async def test_when_the_grace_ends_those_who_wait_are_told_at_once() -> None:
     with Server(*ENVS, *INLINE, "--drain-grace-s", "0.3") as server:
-        async with server.socket() as socket:
-            made = await socket.make("SlowCount")
-            await socket.send("step", session_id=made, action="sleep 60")
+        async with server.http() as client, server.socket() as socket:
+            over_http = await socket.make("SlowCount")
+            over_socket = await socket.make("SlowCount")
+            step = {"action": "sleep 60", "step": 0}
+            posted = asyncio.create_task(client.post(f"/v1/sessions/{over_http}/step", json=step))
+            sent = await socket.send("step", session_id=over_socket, **step)
             await asyncio.sleep(0.2)
             server.process.terminate()
+            assert (await socket.answer(sent))["error"]["code"] == "draining"
+            refused = await posted
+            assert (refused.status_code, refused.json()["code"]) == (503, "draining")
             with pytest.raises(websockets.ConnectionClosed):
                 await socket.connection.recv()
+        assert await asyncio.to_thread(server.process.wait, 20) == 0
+        # uvicorn says that of what it gives up by itself, five seconds later.
+        assert "timeout graceful shutdown exceeded" not in server.log()
+
+
+async def test_a_call_over_http_has_the_whole_grace() -> None:
+    with Server(*ENVS, *INLINE) as server:
+        async with server.http() as client:
+            items = [{"response": "sleep 6", "answer": "1"}]
+            scored = asyncio.create_task(client.post("/v1/verify/Equal", json={"items": items}))
+            await asyncio.sleep(0.3)
+            server.process.terminate()
+            assert (await scored).json()["results"][0]["outcome"] == "wrong"
         assert await asyncio.to_thread(server.process.wait, 20) == 0
 
 

@@ -1,0 +1,51 @@
+"""Those who wait for an answer when a server is to end."""
+
+import asyncio
+from typing import Any
+
+_LAST_WORDS_S = 1.0
+
+
+class Unanswered:
+    """Tasks that will answer somebody: the end of a server waits for them, and hurries those that are late."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._fewer: asyncio.Future[None] | None = None
+
+    def add(self, task: asyncio.Task[Any]) -> None:
+        """Note a task that has answered when it ends."""
+        self._tasks.add(task)
+        task.add_done_callback(self.leave)
+
+    def enter(self) -> asyncio.Task[Any]:
+        """Note the task that runs, which will `leave`: it may go on to something else when it has answered."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        return task
+
+    def leave(self, task: asyncio.Task[Any]) -> None:
+        """Note that a task has answered."""
+        self._tasks.discard(task)
+        if self._fewer is not None and not self._fewer.done():
+            self._fewer.set_result(None)
+
+    async def settle(self, patience_s: float) -> None:
+        """Wait for those that are here now; who has not answered in time is cancelled, and is to say that."""
+        waiting = set(self._tasks)
+        if await self._have_left(waiting, patience_s):
+            return
+        for task in waiting & self._tasks:
+            task.cancel()
+        await self._have_left(waiting, _LAST_WORDS_S)
+
+    async def _have_left(self, waiting: set[asyncio.Task[Any]], patience_s: float) -> bool:
+        try:
+            async with asyncio.timeout(patience_s):
+                while not waiting.isdisjoint(self._tasks):
+                    self._fewer = asyncio.get_running_loop().create_future()
+                    await self._fewer
+        except TimeoutError:
+            return False
+        return True
