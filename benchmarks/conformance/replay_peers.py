@@ -12,6 +12,7 @@ import argparse
 import importlib
 import json
 import math
+import textwrap
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -134,21 +135,21 @@ def distance(ours: Any, theirs: Any, kept: Tensor | None = None) -> float:
 def print_table(result: Mapping[str, Any]) -> None:
     """Print a line for each function, and the choices that are behind what is not equal."""
     choices: list[str] = []
-    print(f"{'peer':<10}{'function':<34}{'cases':>6}{'equal':>6}{'named':>6}{'apart':>6}{'largest':>9}")
+    print(f"{'peer':<9}{'function':<31}{'cases':>6}{'equal':>6}{'named':>6}{'apart':>6}{'largest':>9}")
     for name, peer in result.items():
         for function, tally in peer["functions"].items():
             marks = ",".join(str(place) for place in _places(tally["named_choices"], choices))
-            line = f"{name:<10}{function[:33]:<34}{tally['cases']:>6}{tally['equal']:>6}"
+            line = f"{name[:8]:<9}{function[:30]:<31}{tally['cases']:>6}{tally['equal']:>6}"
             line += f"{sum(tally['named_choices'].values()):>6}{len(tally['apart']):>6}"
             print(f"{line}{tally['largest_difference']:>9.0e} {marks}".rstrip())
         every = list(peer["functions"].values())
         print(
-            f"{name:<10}{'all of ' + peer['version']:<34}{_sum(every, 'cases'):>6}{_sum(every, 'equal'):>6}"
+            f"{name[:8]:<9}{'all of ' + peer['version']:<31}{_sum(every, 'cases'):>6}{_sum(every, 'equal'):>6}"
             f"{sum(sum(each['named_choices'].values()) for each in every):>6}"
             f"{sum(len(each['apart']) for each in every):>6}"
         )
     for place, reason in enumerate(choices, start=1):
-        print(f"{place:>3} {reason}")
+        print(textwrap.fill(f"{place:>3} {reason}", width=80, subsequent_indent="    "))
 
 
 def _places(named: Iterable[str], choices: list[str]) -> list[int]:

@@ -36,7 +36,13 @@ from trainer.algorithms.settings import AlgorithmSettings
 from trainer.algorithms.state import AlgorithmState, with_averages, with_outcomes
 from trainer.algorithms.stream import TokenStream
 from trainer.algorithms.token_baseline import optimal_token_baseline_advantages
-from trainer.algorithms.turn_credit import greedy_scores, returns_of, total_scores, tracked_keys, turn_advantages
+from trainer.algorithms.turn_credit import (
+    greedy_scores,
+    returns_of,
+    total_scores,
+    tracked_keys,
+    turn_advantages,
+)
 
 
 @dataclass(frozen=True, slots=True)

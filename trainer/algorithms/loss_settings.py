@@ -162,11 +162,11 @@ class AggregationSettings(Settings):
     """How token losses become one number. All denominators are counts of the whole batch."""
 
     mode: AggregationMode = Field("token-mean", description="Names as in verl; see docs/algorithms.md.")
-    unit: Literal["sequence", "trajectory", "row"] = Field(
+    unit: Literal["sequence", "trajectory", "row", "group"] = Field(
         "sequence",
         description="What counts once in the seq modes. sequence: a trajectory, or with a row per turn a turn; "
         "trajectory: always the whole episode; row: each training row (verl), so that an episode whose history was "
-        "edited counts once for each of its segments.",
+        "edited counts once for each of its segments; group: all episodes of a group together (SkyRL's prompt_mean).",
     )
     horizon: Amount | None = Field(
         None, description="The constant that 'seq-mean-token-sum-norm' divides by (Dr. GRPO)."

@@ -127,7 +127,12 @@ def quadratic_surrogate(
 
 
 def cpgd_surrogate(
-    logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, *, clip_low: float = 0.2, clip_high: float = 0.2
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    *,
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
 ) -> SurrogateLoss:
     """Return `-A lp` per token, with lp kept from going further in A's direction (CPGD, arXiv:2505.12504; siiRL).
 

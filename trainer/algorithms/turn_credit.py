@@ -151,9 +151,7 @@ def greedy_scores(settings: AlgorithmSettings, batch: TrajectoryBatch, *, discou
     if batch.greedy is None:
         raise ValueError("baseline 'greedy' reads a greedy episode of each group, and none was played")
     charges = turn_charges(settings.reward, batch.greedy)
-    returns = [
-        [discounted_return(turns, discount)] for turns in turn_rewards(settings.reward, batch.greedy)
-    ]
+    returns = [[discounted_return(turns, discount)] for turns in turn_rewards(settings.reward, batch.greedy)]
     of_group = dict(zip(batch.greedy.groups, total_scores(returns, charges), strict=True))
     if missing := [group for group in batch.groups if group not in of_group]:
         raise ValueError(f"no greedy episode of group {missing[0]} was played")

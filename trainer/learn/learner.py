@@ -289,8 +289,9 @@ class Learner:
     ) -> dict[str, float]:
         sequences = sequences_of(settings, batch)
         episodes = [row.trajectory for row in batch.rows]
-        # What a ratio is taken over stays in one optimizer step.
-        units = episodes if settings.keeps_episodes_whole else sequences
+        # What a ratio or a mean is taken over stays in one optimizer step; a group is of whole episodes.
+        whole = settings.keeps_episodes_whole and settings.aggregation.unit != "group"
+        units = episodes if whole else sequences
         lengths = sequence_lengths(rows, sequences)
         updates = 0
         policy_steps: list[StepReport] = []

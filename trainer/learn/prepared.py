@@ -142,6 +142,8 @@ def sequences_of(settings: AlgorithmSettings, batch: EpisodeBatch) -> list[tuple
             return [row.sequence for row in batch.rows]
         case "trajectory":
             return [(row.trajectory, 0) for row in batch.rows]
+        case "group":
+            return [(batch.episodes.groups[row.trajectory], 0) for row in batch.rows]
         case "row":
             return [(row.trajectory, place) for place, row in enumerate(batch.rows)]
         case _:

@@ -123,16 +123,19 @@ def advantages(
             [float(line[index[place] == turn].sum()) for turn in range(counts[place])]
             for place, line in enumerate(rewards)
         ]
-    batch = _episodes(groups.tolist(), given, tokens)
+    batch = episodes_of(groups.tolist(), given, tokens)
     if greedy is not None:
         firsts = {group: float(value) for group, value in zip(groups.tolist(), greedy, strict=True)}
-        played = _episodes(list(firsts), [[value] for value in firsts.values()], [[1]] * len(firsts))
+        played = episodes_of(list(firsts), [[value] for value in firsts.values()], [[1]] * len(firsts))
         batch = replace(batch, greedy=played)
     trajectory = torch.arange(len(mask))
     return compute_advantages(settings, batch, RowBatch(trajectory, mask, index, **rows))
 
 
-def _episodes(groups: list[int], rewards: list[list[float]], tokens: list[list[int]]) -> TrajectoryBatch:
+def episodes_of(
+    groups: list[int], rewards: list[list[float]], tokens: list[list[int]], **further: Any
+) -> TrajectoryBatch:
+    """Return episodes of which no more is known than this."""
     return TrajectoryBatch(
         groups=groups,
         rewards=rewards,
@@ -140,6 +143,7 @@ def _episodes(groups: list[int], rewards: list[list[float]], tokens: list[list[i
         valid=[[True] * len(each) for each in rewards],
         anchors=[[None] * len(each) for each in rewards],
         tokens=tokens,
+        **further,
     )
 
 

@@ -8,7 +8,9 @@ from benchmarks.conformance.peers.ours_verl import ESTIMATORS, Found, kl_penalty
 from trainer.algorithms.advantages import generalized_advantages, group_advantages, whitened
 from trainer.algorithms.aggregation import Denominators, aggregate
 from trainer.algorithms.corrections import version_shares
+from trainer.algorithms.losses import ppo_surrogate
 from trainer.algorithms.objective import critic_loss
+from trainer.algorithms.ratio import log_ratio
 
 
 def grpo(case: Case) -> Found:
@@ -23,7 +25,12 @@ def gae(case: Case) -> Found:
     rewards[:, -1] = case["scores"]
     options = case.options
     found, returns = generalized_advantages(
-        rewards, case["values"], case.mask, discount=options["gamma"], trace=options["gae_lambda"], gae_mask="none"
+        rewards,
+        case["values"],
+        case.mask,
+        discount=options["gamma"],
+        trace=options["gae_lambda"],
+        gae_mask="none",
     )
     if options["normalize_advantages"]:
         found = whitened(found, case.mask, form="deviation", epsilon=1e-5)
@@ -35,11 +42,14 @@ def reinpp(case: Case) -> Found:
     options = case.options
     kl = {}
     if options["kl_beta"]:
-        kl = {"coefficient": options["kl_beta"], "estimator": options["kl_penalty_type"], "placement": "reward"}
+        kl = {
+            "coefficient": options["kl_beta"],
+            "estimator": options["kl_penalty_type"],
+            "placement": "reward",
+        }
     settings = algorithm(
         advantage={
             "kind": "token_return",
-            "baseline": "group_mean" if options["use_reinpp_baseline"] else "none",
             "whiten_unbiased": False,
             "whiten_form": "floor",
         },
@@ -109,6 +119,29 @@ def actor(case: Case) -> Found:
     return {"loss": loss(algorithm(**surrogate(case)), case, counts=counts(case))}
 
 
+def scaled(case: Case) -> Found:
+    """The policy's loss of weighted rows: a sequence is a turn, or all turns of an agent in an episode."""
+    options, tokens = case.options, case.mask.sum(dim=1)
+    own = [tuple(pair) for pair in torch.stack([case["episode"], case["agent"]], 1).tolist()]
+    turns = torch.tensor([own.count(each) for each in own])
+    agents = torch.tensor([len({pair for pair in own if pair[0] == each[0]}) for each in own])
+    lengths, weights = None, 1.0 / (agents * turns)
+    if "turn_level" in options["scales"]:
+        weights = 1.0 / agents
+        lengths = torch.stack([tokens[[other == each for other in own]].sum() for each in own])
+    flat = torch.zeros_like(case.mask, dtype=torch.int64)
+    found = ppo_surrogate(
+        log_ratio(case["logprobs"], case["old"], case.mask, flat),
+        case["advantages"],
+        clip_low=options["clip_ratio_low"],
+        clip_high=options["clip_ratio_high"],
+        dual_clip=options["clip_ratio_c"],
+    )
+    counts = Denominators(int(tokens.sum()), options["episodes"])
+    mode = "seq-mean-token-mean"
+    return {"loss": aggregate(found.loss, case.mask, mode, counts, lengths=lengths, weights=weights)}
+
+
 def decoupled(case: Case) -> Found:
     """Decoupled PPO; a weight above the threshold drops its token."""
     correction: dict[str, object] = {"kind": "truncate", "cap": None}
@@ -121,14 +154,20 @@ def decoupled(case: Case) -> Found:
         return {"loss": loss(settings, Case(case.function, case.options, inputs), counts=counts(case))}
     shares = version_shares(case["versions"], int(case.options["current_version"]))
     settings = algorithm(**surrogate(case), correction=correction, proximal="interpolated")
-    return {"loss": loss(settings, Case(case.function, case.options, inputs), counts=counts(case), shares=shares)}
+    return {
+        "loss": loss(settings, Case(case.function, case.options, inputs), counts=counts(case), shares=shares)
+    }
 
 
 def critic(case: Case) -> Found:
     """The critic's loss."""
     settings = algorithm(
         advantage={"kind": "gae"},
-        critic={"value_clip": case.options["value_clip"], "loss": "huber", "huber_delta": case.options["huber_delta"]},
+        critic={
+            "value_clip": case.options["value_clip"],
+            "loss": "huber",
+            "huber_delta": case.options["huber_delta"],
+        },
         aggregation={"mode": "token-mean"},
     )
     found, _ = critic_loss(
@@ -145,11 +184,42 @@ PEER = Peer(
         "advantage/raw": raw,
         "advantage/grpo_dynamic trajectory": grpo_dynamic,
         "advantage/grpo_dynamic turn": grpo_dynamic,
-        **{f"loss_agg/{mode}": loss_agg for mode in ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean")},
+        **{
+            f"loss_agg/{mode}": loss_agg
+            for mode in ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean")
+        },
         "loss/actor": actor,
+        "loss_scale/agent_level": scaled,
+        "loss_scale/turn_level": scaled,
         "loss/decoupled actor": decoupled,
         "loss/critic": critic,
         **{f"kl_penalty/{name}": kl_penalty for name in ESTIMATORS},
     },
-    choices=(),
+    choices=(
+        Choice(
+            ("advantage/gae",),
+            "a reward lies on a sampled token, RLinf's in the last column, padding or not (docs: token of the reward)",
+            lambda case: not bool(case.mask[:, -1].all()),
+        ),
+        Choice(
+            ("advantage/reinpp",),
+            "KL is charged at sampled tokens, RLinf's at every column (docs: KL at observations)",
+            lambda case: case.options["kl_beta"] > 0 and not bool(case.mask.all()),
+        ),
+        Choice(
+            ("loss/", "loss_agg/seq-mean-token-mean"),
+            "an episode without tokens counts 0, not 0 / 0 (docs: row means)",
+            has_empty_row,
+        ),
+        Choice(
+            ("loss/decoupled",),
+            "rejected tokens stay in the denominator (docs: rejected tokens)",
+            lambda case: "behave_weight_threshold" in case.options,
+        ),
+        Choice(
+            ("loss/actor",),
+            "log ratios are bounded alike on both sides (docs: bound of log ratios)",
+            lambda case: "clip_log_ratio_max" in case.options and "clip_log_ratio_min" not in case.options,
+        ),
+    ),
 )

@@ -32,7 +32,10 @@ def agg_loss(case: Case) -> Found:
 
 def cpgd(case: Case) -> Found:
     """CPGD's advantages: GRPO's, or those without a deviation."""
-    chosen = {**case.options, "norm_adv_by_std_in_grpo": case.options["weight_factor_in_cpgd"] == "STD_weight"}
+    chosen = {
+        **case.options,
+        "norm_adv_by_std_in_grpo": case.options["weight_factor_in_cpgd"] == "STD_weight",
+    }
     return group(Case("advantage/grpo", chosen, case.inputs))
 
 

@@ -9,7 +9,14 @@ import torch
 from benchmarks.conformance.peers.ours import Case, Choice, Peer, advantages, algorithm, loss
 from trainer.algorithms.advantages import whitened
 from trainer.algorithms.aggregation import Denominators, aggregate
-from trainer.algorithms.corrections import banded, importance_weights, normalised, rejection_mask, truncated
+from trainer.algorithms.corrections import (
+    banded,
+    importance_weights,
+    mismatch_metrics,
+    normalised,
+    rejection_mask,
+    truncated,
+)
 from trainer.algorithms.gdpo import gdpo_advantages
 from trainer.algorithms.kl import kl_estimate
 from trainer.algorithms.loss_settings import KLSettings
@@ -106,8 +113,15 @@ def reinforce_plus_plus(case: Case) -> Found:
 
 def compute_rewards(case: Case) -> Found:
     """A penalty at each token: of what is to come nothing counts."""
-    kl = {"coefficient": case.options["kl_ratio"], "estimator": "k1", "placement": "reward"}
+    estimator = ESTIMATORS[case.options.get("kl_penalty", "k1")]
+    kl = {"coefficient": case.options["kl_ratio"], "estimator": estimator, "placement": "reward"}
     return {"rewards": token_returns(case, gamma=0.0, kl=kl).advantages}
+
+
+def distances(case: Case) -> Found:
+    """How far apart two policies are."""
+    found = mismatch_metrics(case["old"], case["behaviour"], case.mask)
+    return {"kl": found["mismatch/k1"], "k3": found["mismatch/k3"]}
 
 
 def optimal_baseline(case: Case) -> Found:
@@ -387,6 +401,8 @@ PEER = Peer(
         "advantage/tir_optimal_token_baseline": optimal_baseline,
         "masked_whiten": lambda case: {"values": whitened(case["values"], case.mask)},
         "compute_rewards": compute_rewards,
+        **{f"apply_kl_penalty/{name}": compute_rewards for name in ("k1", "abs", "k2", "k3")},
+        "offpolicy_metrics": distances,
         **{
             f"agg_loss/{mode}": agg_loss
             for mode in (
@@ -440,7 +456,7 @@ PEER = Peer(
         ),
         Choice(
             ("advantage/optimal_token_baseline",),
-            "an episode without tokens is no member of its group, as in verl's multi-turn form",
+            "an episode without tokens is no member of its group (docs: members of a group)",
             lambda case: not bool(case.mask.any(dim=1).all()),
         ),
         Choice(
@@ -450,7 +466,7 @@ PEER = Peer(
         ),
         Choice(
             ("loss/vanilla corrected",),
-            "rejected tokens stay in the denominator (algorithm-choices 23; docs: rejected tokens)",
+            "rejected tokens stay in the denominator (docs: rejected tokens)",
             rejects,
         ),
     ),

@@ -27,7 +27,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--out", type=Path, required=True)
     recorder = Recorder("rlinf", version("rlinf"), parser.parse_args().out)
-    for part in (advantages, aggregation, actors, decoupled, critics, penalties):
+    for part in (advantages, aggregation, actors, scales, decoupled, critics, penalties):
         part(recorder)
     recorder.close()
 
@@ -52,7 +52,12 @@ def grouped(draw: Draw, *, full: bool = False) -> tuple[dict[str, Any], int]:
 def estimated(given: dict[str, Any], kind: str, options: dict[str, Any], **further: Any) -> dict[str, Tensor]:
     """Return what the trainer's entry point gives."""
     found = registry.calculate_adv_and_returns(
-        adv_type=kind, task_type="reasoning", rewards=given["scores"], loss_mask=given["mask"], **options, **further
+        adv_type=kind,
+        task_type="reasoning",
+        rewards=given["scores"],
+        loss_mask=given["mask"],
+        **options,
+        **further,
     )
     return {"advantages": found[0], **({} if found[1] is None else {"returns": found[1]})}
 
@@ -62,9 +67,13 @@ def advantages(recorder: Recorder) -> None:
     for draw in draws("grpo"):
         batch, size = grouped(draw)
         options: dict[str, Any] = {"group_size": size}
-        recorder.record("advantage/grpo", options, batch, lambda given, options=options: estimated(given, "grpo", options))
+        recorder.record(
+            "advantage/grpo", options, batch, lambda given, options=options: estimated(given, "grpo", options)
+        )
     for draw in draws("gae", 40):
-        batch, _ = grouped(draw, full=draw.chance(0.7))
+        batch, _ = grouped(draw, full=draw.chance(0.3))
+        if draw.chance(0.7):
+            batch["mask"][:, -1] = True
         batch["values"] = draw.normal(*batch["mask"].shape)
         options = {
             "gamma": draw.choice((1.0, 0.99)),
@@ -79,7 +88,8 @@ def advantages(recorder: Recorder) -> None:
         )
     for draw in draws("reinpp", 40):
         batch, size = grouped(draw, full=draw.chance(0.5))
-        options = {"group_size": size, "use_reinpp_baseline": draw.chance(0.5), "kl_beta": draw.choice((0.0, 0.01, 0.1))}
+        # With its baseline the function fails: it makes a vector of what it then writes as a matrix.
+        options = {"group_size": size, "kl_beta": draw.choice((0.0, 0.01, 0.1))}
         if options["kl_beta"]:
             options["kl_penalty_type"] = draw.choice(("k1", "k2", "k3"))
         batch["old"] = draw.logprobs(*batch["mask"].shape)
@@ -95,7 +105,9 @@ def advantages(recorder: Recorder) -> None:
     for draw in draws("raw"):
         batch, _ = grouped(draw)
         options = {"normalize_advantages": draw.chance(0.6)}
-        recorder.record("advantage/raw", options, batch, lambda given, options=options: estimated(given, "raw", options))
+        recorder.record(
+            "advantage/raw", options, batch, lambda given, options=options: estimated(given, "raw", options)
+        )
     for mode in ("trajectory", "turn"):
         for draw in draws(f"grpo_dynamic {mode}"):
             size, groups = draw.whole(2, 4), draw.whole(1, 3)
@@ -111,7 +123,11 @@ def advantages(recorder: Recorder) -> None:
                 options,
                 {"mask": mask, "scores": scores, "episode": episode},
                 lambda given, options=options: estimated(
-                    given, "grpo_dynamic", options, idx_to_traj=given["episode"], num_sequence=len(given["episode"])
+                    given,
+                    "grpo_dynamic",
+                    options,
+                    idx_to_traj=given["episode"],
+                    num_sequence=len(given["episode"]),
                 ),
             )
 
@@ -134,7 +150,12 @@ def updates(draw: Draw) -> dict[str, Any]:
     """Return what a policy loss reads."""
     mask = draw.mask(draw.whole(2, 8), draw.whole(4, 14), empty=0.03)
     old = draw.logprobs(*mask.shape)
-    return {"mask": mask, "old": old, "logprobs": draw.near(old, draw.choice((0.02, 0.2))), "advantages": draw.advantages(mask)}
+    return {
+        "mask": mask,
+        "old": old,
+        "logprobs": draw.near(old, draw.choice((0.02, 0.2))),
+        "advantages": draw.advantages(mask),
+    }
 
 
 def clips(draw: Draw) -> dict[str, Any]:
@@ -156,12 +177,20 @@ def actors(recorder: Recorder) -> None:
             # Embodied tasks: the mean over an episode of its own length.
             batch["mask"] = draw.mask(*batch["mask"].shape, empty=0.0)
             options["max_episode_steps"] = batch["mask"].shape[1]
-        recorder.record("loss/actor", options, batch, lambda given, options=options: actor(given, options), differentiate=("logprobs",))
+        recorder.record(
+            "loss/actor",
+            options,
+            batch,
+            lambda given, options=options: actor(given, options),
+            differentiate=("logprobs",),
+        )
 
 
 def actor(given: dict[str, Any], options: dict[str, Any], **further: Any) -> dict[str, Tensor]:
     """One of RLinf's policy losses."""
-    own = {name: options[name] for name in options if name not in ("loss_agg", "loss_type", "max_episode_steps")}
+    own = {
+        name: options[name] for name in options if name not in ("loss_agg", "loss_type", "max_episode_steps")
+    }
     if "max_episode_steps" in options:
         further["max_episode_steps"] = options["max_episode_steps"]
         further["loss_mask_sum"] = given["mask"].sum(dim=1, keepdim=True).expand(given["mask"].shape)
@@ -178,6 +207,44 @@ def actor(given: dict[str, Any], options: dict[str, Any], **further: Any) -> dic
         **further,
     )
     return {"loss": loss}
+
+
+def scales(recorder: Recorder) -> None:
+    """Weights of the turns of an episode, each of which is a row and of one of several agents."""
+    for last in ("agent_level", "turn_level"):
+        for draw in draws(last):
+            batch = updates(draw)
+            rows = len(batch["mask"])
+            batch["mask"] = draw.mask(*batch["mask"].shape, empty=0.0)
+            turns = draw.choice((1, 2, 3))
+            batch["episode"] = [place // turns for place in range(rows)]
+            agents = draw.choice((1, 2))
+            batch["agent"] = [place % agents for place in range(rows)]
+            names = ["group_level", "agent_level", "turn_level"][: 2 + (last == "turn_level")]
+            options = {"scales": names, **clips(draw), "loss_agg": "seq-mean-token-mean", "episodes": 32}
+            recorder.record(
+                f"loss_scale/{last}",
+                options,
+                batch,
+                lambda given, options=options: scaled(given, options),
+                differentiate=("logprobs",),
+            )
+
+
+def scaled(given: dict[str, Any], options: dict[str, Any]) -> dict[str, Tensor]:
+    """The policy's loss with its advantages scaled as by the actor of several agents."""
+    context = {"folding_scale": [], "actor_global_batch_size": options["episodes"]}
+    batch = {
+        "advantages": given["advantages"].clone(),
+        "loss_scales": torch.ones_like(given["advantages"]),
+        "response_mask": given["mask"],
+        "idx_to_traj": given["episode"],
+        "extra:idx_to_sub_traj": torch.tensor(given["agent"]),
+    }
+    for function in registry.get_loss_scales(options["scales"]):
+        batch = function(context, batch)
+    own = {name: value for name, value in options.items() if name not in ("scales", "episodes")}
+    return actor({**given, "advantages": batch["advantages"] * batch["loss_scales"]}, own)
 
 
 def decoupled(recorder: Recorder) -> None:
@@ -209,7 +276,12 @@ def critics(recorder: Recorder) -> None:
     for draw in draws("critic"):
         mask = draw.mask(draw.whole(2, 8), draw.whole(4, 14), empty=0.03)
         old = draw.normal(*mask.shape)
-        batch = {"mask": mask, "old_values": old, "values": old + draw.normal(*mask.shape), "returns": 3 * draw.normal(*mask.shape)}
+        batch = {
+            "mask": mask,
+            "old_values": old,
+            "values": old + draw.normal(*mask.shape),
+            "returns": 3 * draw.normal(*mask.shape),
+        }
         options = {"value_clip": draw.choice((0.5, 0.1, 10.0)), "huber_delta": draw.choice((10.0, 1.0, 0.5))}
         recorder.record(
             "loss/critic",
@@ -233,8 +305,14 @@ def penalties(recorder: Recorder) -> None:
             recorder.record(
                 "kl_penalty/" + name,
                 {"kl_penalty": name},
-                {"mask": mask, "logprobs": draw.near(reference, draw.choice((0.1, 1.0, 5.0))), "reference": reference},
-                lambda given, name=name: {"kl": utils.kl_penalty(given["logprobs"], given["reference"], name)},
+                {
+                    "mask": mask,
+                    "logprobs": draw.near(reference, draw.choice((0.1, 1.0, 5.0))),
+                    "reference": reference,
+                },
+                lambda given, name=name: {
+                    "kl": utils.kl_penalty(given["logprobs"], given["reference"], name)
+                },
                 differentiate=("logprobs",),
                 gradient_of="kl",
                 everywhere=("kl",),

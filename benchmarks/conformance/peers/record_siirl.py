@@ -1,6 +1,6 @@
 """Record siiRL's functions, in an interpreter that has siirl (0.2.0):
 
-    PYTHONPATH=. PYTHON -m benchmarks.conformance.peers.record_siirl --out CASES
+PYTHONPATH=. PYTHON -m benchmarks.conformance.peers.record_siirl --out CASES
 """
 
 import argparse
@@ -35,10 +35,14 @@ def advantages(recorder: Recorder) -> None:
     """Advantages of episodes and of tokens."""
     for draw in drawn("siirl grpo"):
         options: dict[str, Any] = {"norm_adv_by_std_in_grpo": draw.chance(0.7)}
-        recorder.record("advantage/grpo", options, episodes(draw), lambda given, options=options: grpo(given, options))
+        recorder.record(
+            "advantage/grpo", options, episodes(draw), lambda given, options=options: grpo(given, options)
+        )
     for draw in drawn("siirl cpgd"):
         options = {"weight_factor_in_cpgd": draw.choice(("STD_weight", "clip_filter_like_weight", "naive"))}
-        recorder.record("advantage/cpgd", options, episodes(draw), lambda given, options=options: cpgd(given, options))
+        recorder.record(
+            "advantage/cpgd", options, episodes(draw), lambda given, options=options: cpgd(given, options)
+        )
     for draw in drawn("siirl gae", 40):
         batch = episodes(draw, turns=True)
         batch["values"] = draw.normal(*batch["mask"].shape)
@@ -93,21 +97,45 @@ def losses(recorder: Recorder) -> None:
             options = {"loss_agg_mode": draw.choice(MODES[:2] + MODES[3:]), **clips(draw)}
             batch = updates(draw, empty=0.03)
             if name == "kl_cov":
-                options["policy_loss"] = {"kl_cov_ratio": draw.choice((2e-4, 0.1, 0.5)), "ppo_kl_coef": draw.choice((1.0, 0.2))}
+                options["policy_loss"] = {
+                    "kl_cov_ratio": draw.choice((2e-4, 0.1, 0.5)),
+                    "ppo_kl_coef": draw.choice((1.0, 0.2)),
+                }
             if name == "clip_cov":
-                options["policy_loss"] = {"clip_cov_ratio": 1.0, "clip_cov_lb": draw.choice((1.0, 0.1)), "clip_cov_ub": 5.0}
+                options["policy_loss"] = {
+                    "clip_cov_ratio": 1.0,
+                    "clip_cov_lb": draw.choice((1.0, 0.1)),
+                    "clip_cov_ub": 5.0,
+                }
             if name.endswith("_cov"):
                 batch["advantages"] = draw.normal(*batch["mask"].shape)
             recorder.record(
-                f"loss/{name}", options, batch, lambda given, name=name, options=options: policy(given, name, options),
+                f"loss/{name}",
+                options,
+                batch,
+                lambda given, name=name, options=options: policy(given, name, options),
                 differentiate=("logprobs",),
             )
     for draw in drawn("siirl value", 30):
         mask = draw.mask(draw.whole(2, 8), draw.whole(4, 14), empty=0.03)
         old = draw.normal(*mask.shape)
-        batch = {"mask": mask, "old_values": old, "values": old + draw.normal(*mask.shape), "returns": draw.normal(*mask.shape)}
-        options = {"cliprange_value": draw.choice((0.5, 0.1, 10.0)), "loss_agg_mode": draw.choice(MODES[:2] + MODES[3:])}
-        recorder.record("loss/value", options, batch, lambda given, options=options: value(given, options), differentiate=("values",))
+        batch = {
+            "mask": mask,
+            "old_values": old,
+            "values": old + draw.normal(*mask.shape),
+            "returns": draw.normal(*mask.shape),
+        }
+        options = {
+            "cliprange_value": draw.choice((0.5, 0.1, 10.0)),
+            "loss_agg_mode": draw.choice(MODES[:2] + MODES[3:]),
+        }
+        recorder.record(
+            "loss/value",
+            options,
+            batch,
+            lambda given, options=options: value(given, options),
+            differentiate=("values",),
+        )
 
 
 def policy(given: dict[str, Any], name: str, options: dict[str, Any]) -> dict[str, Tensor]:
@@ -148,8 +176,14 @@ def penalties(recorder: Recorder) -> None:
             recorder.record(
                 "kl_penalty/" + name,
                 {"kl_penalty": name},
-                {"mask": mask, "logprobs": draw.near(reference, draw.choice((0.1, 1.0, 5.0))), "reference": reference},
-                lambda given, name=name: {"kl": core_algos.kl_penalty(given["logprobs"], given["reference"], name)},
+                {
+                    "mask": mask,
+                    "logprobs": draw.near(reference, draw.choice((0.1, 1.0, 5.0))),
+                    "reference": reference,
+                },
+                lambda given, name=name: {
+                    "kl": core_algos.kl_penalty(given["logprobs"], given["reference"], name)
+                },
                 differentiate=("logprobs",),
                 gradient_of="kl",
                 everywhere=("kl",),
@@ -164,7 +198,9 @@ def penalties(recorder: Recorder) -> None:
             options,
             batch,
             lambda given, options=options: {
-                "rewards": core_algos.compute_rewards(given["rewards"], given["old"], given["reference"], **options)
+                "rewards": core_algos.compute_rewards(
+                    given["rewards"], given["old"], given["reference"], **options
+                )
             },
         )
     for draw in drawn("siirl adaptive_kl", 20):
@@ -181,7 +217,9 @@ def controlled(draw: Draw) -> Any:
     }
 
     def call(given: dict[str, Any]) -> dict[str, float]:
-        controller = core_algos.AdaptiveKLController(options["init_kl_coef"], options["target_kl"], options["horizon"])
+        controller = core_algos.AdaptiveKLController(
+            options["init_kl_coef"], options["target_kl"], options["horizon"]
+        )
         controller.update(given["kl"], options["n_steps"])
         return {"coefficient": float(controller.value)}
 

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from verl.protocol import DataProto
 from verl.trainer.config import AlgoConfig
-from verl.trainer.ppo import core_algos, rollout_corr_helper
+from verl.trainer.ppo import core_algos, ray_trainer, rollout_corr_helper
 from verl.utils import torch_functional
 from verl.workers.config import ActorConfig, PolicyLossConfig
 
@@ -376,6 +377,18 @@ def penalties(recorder: Recorder) -> None:
                 )
             },
         )
+    for name in ("k1", "abs", "k2", "k3"):
+        for draw in drawn(f"apply_kl_penalty {name}", 10):
+            batch = episodes(draw, turns=True)
+            batch["old"] = draw.logprobs(*batch["mask"].shape)
+            batch["reference"] = draw.near(batch["old"])
+            options = {"kl_penalty": name, "kl_ratio": draw.choice((0.001, 0.1))}
+            recorder.record(
+                f"apply_kl_penalty/{name}",
+                options,
+                batch,
+                lambda given, options=options: penalised(given, options),
+            )
     for draw in drawn("adaptive_kl", 20):
         options = {
             "init_kl_coef": draw.choice((0.001, 0.1)),
@@ -389,6 +402,21 @@ def penalties(recorder: Recorder) -> None:
             {"kl": float(draw.normal(1).abs()[0]) * 0.1},
             lambda given, options=options: adaptive(given, options),
         )
+
+
+def penalised(given: dict[str, Any], options: dict[str, Any]) -> dict[str, Tensor]:
+    """Rewards less the penalty, as the trainer takes it off."""
+    data = DataProto.from_dict(
+        {
+            "response_mask": given["mask"].double(),
+            "token_level_scores": given["rewards"],
+            "old_log_probs": given["old"],
+            "ref_log_prob": given["reference"],
+        }
+    )
+    controller = core_algos.FixedKLController(options["kl_ratio"])
+    data, _ = ray_trainer.apply_kl_penalty(data, controller, options["kl_penalty"])
+    return {"rewards": data.batch["token_level_rewards"]}
 
 
 def adaptive(given: dict[str, Any], options: dict[str, Any]) -> dict[str, float]:
@@ -447,6 +475,8 @@ def corrections(recorder: Recorder) -> None:
             mismatched(draw),
             lambda given, options=options: rejection(given, options),
         )
+    for draw in drawn("off-policy metrics"):
+        recorder.record("offpolicy_metrics", {}, mismatched(draw), distances)
     for draw in drawn("corrected", 40):
         options = {
             "loss_agg_mode": draw.choice(MODES[:3] + MODES[4:]),
@@ -495,6 +525,14 @@ def corrections(recorder: Recorder) -> None:
 def counts(mask: Tensor) -> dict[str, int]:
     """Return the counts that verl's engine passes on: those of the mask before anything is rejected."""
     return {"batch_num_tokens": int(mask.sum()), "global_batch_size": int(mask.any(dim=1).sum())}
+
+
+def distances(given: dict[str, Any]) -> dict[str, float]:
+    """Estimates of how far apart the two policies are."""
+    found = rollout_corr_helper.compute_offpolicy_metrics(
+        given["old"], given["behaviour"], given["mask"].double()
+    )
+    return {"kl": found["kl"], "k3": found["k3_kl"]}
 
 
 def weights(given: dict[str, Any], options: dict[str, Any]) -> dict[str, Tensor]:

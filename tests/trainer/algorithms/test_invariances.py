@@ -81,6 +81,7 @@ ALGORITHMS = {
             "minibatches": 2,
         },
     ),
+    "bounded_logprobs": resolve_preset("grpo", {"surrogate": {"kind": "cpgd"}, "minibatches": 2}),
     "unbiased": resolve_preset(
         "grpo",
         {"kl": {"coefficient": 0.1, "unbiased": True}, "reward": {"normalise": "batch"}, "minibatches": 2},
