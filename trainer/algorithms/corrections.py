@@ -95,8 +95,8 @@ def rejection_mask(
         behaviour_logprobs: Log-probabilities recorded when the tokens were sampled.
         mask: True where the policy sampled the token.
         measure: What is measured of each token, with d = old - behaviour: `ratio` exp(d), `k1` -d, `k2` d^2 / 2, `k3`
-            exp(d) - 1 - d, `probability` p - p_behaviour, `variation` its magnitude, `binary_kl` the larger of the two KL
-            divergences of the token against all others, `behaviour_kl` the one from p_behaviour to p (OpenRLHF).
+            exp(d) - 1 - d, `probability` p - p_behaviour, `variation` its magnitude, `binary_kl` the larger of the two
+            KL divergences of the token against all others, `behaviour_kl` the one from p_behaviour to p (OpenRLHF).
         statistic: What is made of the tokens of a segment: `mean` (of ratios the geometric one), `sum` (of ratios the
             product), `max`, or `all`: each token must lie within the bounds.
         low: Smallest value that is kept.

@@ -202,8 +202,8 @@ class KLSettings(Settings):
     )
     gradient_cap: PositiveFloat | None = Field(
         None,
-        description="With straight_through: multiply that gradient by the ratio, detached and at most this, so that it is "
-        "right off-policy, too (OpenRLHF: 10); absent: no such factor.",
+        description="With straight_through: multiply that gradient by the ratio, detached and at most this, so that it "
+        "is right off-policy, too (OpenRLHF: 10); absent: no such factor.",
     )
     unbiased: bool = Field(
         False,

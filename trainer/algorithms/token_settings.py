@@ -22,8 +22,8 @@ class Rejection(Settings):
     measure: Measure = Field(
         "ratio",
         description="Of each token, d = log p - log behaviour: ratio = exp(d), k1 = -d, k2 = d^2/2, "
-        "k3 = exp(d) - 1 - d, probability = p - behaviour's, variation = that without its sign, binary_kl = the larger KL of "
-        "token against all others, behaviour_kl = the one from behaviour to p.",
+        "k3 = exp(d) - 1 - d, probability = p - behaviour's, variation = that without its sign, binary_kl = the "
+        "larger KL of token against all others, behaviour_kl = the one from behaviour to p.",
     )
     statistic: Statistic = Field(
         "mean",

@@ -4,7 +4,7 @@ import importlib.abc
 import importlib.machinery
 import sys
 import types
-from typing import Any
+from typing import Any, ClassVar
 
 
 class AbsentPackages(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -35,7 +35,7 @@ class AbsentPackages(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 class _AbsentModule(types.ModuleType):
     """A module all of whose attributes are there, and do nothing."""
 
-    __path__: list[str] = []
+    __path__: ClassVar[list[str]] = []
     __version__ = "1.0"
 
     def __getattr__(self, name: str) -> Any:

@@ -10,8 +10,8 @@ from torch import Tensor
 from trainer.algorithms.aggregation import Denominators
 from trainer.algorithms.batch import LossInputs, RowBatch, StepTokens, TrajectoryBatch
 from trainer.algorithms.credit import AdvantageResult, compute_advantages
-from trainer.algorithms.objective import policy_loss
 from trainer.algorithms.filter_settings import RewardSettings
+from trainer.algorithms.objective import policy_loss
 from trainer.algorithms.prepare import prepare_step
 from trainer.algorithms.rewards import turn_rewards
 from trainer.algorithms.settings import AlgorithmSettings
@@ -163,7 +163,9 @@ def shaped(
         truncated: Whether it was cut off.
     """
     counts = [1] * len(rewards) if lengths is None else lengths.tolist()
-    batch = _episodes(list(range(len(rewards))), [[each] for each in rewards.tolist()], [[n] for n in counts])
+    batch = episodes_of(
+        list(range(len(rewards))), [[each] for each in rewards.tolist()], [[n] for n in counts]
+    )
     if truncated is not None:
         batch = replace(batch, truncated=truncated.tolist())
     return torch.tensor([turns[0] for turns in turn_rewards(settings, batch)], dtype=torch.float64)

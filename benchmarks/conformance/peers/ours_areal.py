@@ -98,7 +98,11 @@ def weights(case: Case) -> Found:
     chosen = rejection(options)
     rows = torch.arange(len(case.mask))[:, None].expand(case.mask.shape)
     segment = rows if chosen.pop("level") == "sequence" else None
-    kept = rejection_mask(case["old"], case["behaviour"], case.mask, segment=segment, **chosen)
+    sides = (case["old"], case["behaviour"])
+    if options["metric"] == "kl_k3":
+        # Theirs is k3 of the policy in training's own samples.
+        sides = (case["behaviour"], case["old"])
+    kept = rejection_mask(*sides, case.mask, segment=segment, **chosen)
     return {"kept": kept, "weights": torch.where(kept, found, 0.0)}
 
 
@@ -220,7 +224,9 @@ def preference(case: Case) -> Found:
     kind = "dpo" if case.options["loss_type"] == "sigmoid" else "ipo"
     settings = PreferenceLossSettings.model_validate({"kind": kind, "beta": case.options["beta"]})
     none, ones = torch.zeros_like(case["logits"]), torch.ones_like(case["logits"])
-    return {"loss": paired_loss(settings, Replies(case["logits"], ones, none), Replies(none, ones, none)).loss}
+    return {
+        "loss": paired_loss(settings, Replies(case["logits"], ones, none), Replies(none, ones, none)).loss
+    }
 
 
 def beyond_buffer(case: Case) -> bool:
@@ -258,7 +264,7 @@ PEER = Peer(
             lambda case: bool((case["advantages"] != case["advantages"][:, :1]).any()),
         ),
         Choice(
-            ("correction/mask", "loss/rejection mask"),
+            ("loss/rejection mask",),
             "k3 of sampled tokens: exp(d) - 1 - d, d the log of the ratio to the policy that sampled",
             lambda case: case.options["metric"] == "kl_k3",
         ),
@@ -267,6 +273,10 @@ PEER = Peer(
             "group of one: 0, not the raw score",
             lambda case: case.options["group_size"] == 1 and case.options["mean_leave1out"],
         ),
-        Choice(("reward/overlong_penalty",), "overlong penalty: full at the longest length, not beyond", beyond_buffer),
+        Choice(
+            ("reward/overlong_penalty",),
+            "overlong penalty: full at the longest length, not beyond",
+            beyond_buffer,
+        ),
     ),
 )

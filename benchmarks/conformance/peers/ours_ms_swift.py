@@ -15,7 +15,12 @@ from trainer.algorithms.gdpo import gdpo_advantages
 from trainer.algorithms.kl import kl_estimate
 
 Found = Mapping[str, Any]
-MODES = {"bnpo": "token-mean", "dapo": "token-mean", "cispo": "token-mean", "dr_grpo": "seq-mean-token-sum-norm"}
+MODES = {
+    "bnpo": "token-mean",
+    "dapo": "token-mean",
+    "cispo": "token-mean",
+    "dr_grpo": "seq-mean-token-sum-norm",
+}
 BASELINES = {"grpo": "mean", "rloo": "leave_one_out", "reinforce_plus_plus": "mean"}
 # Beside REINFORCE++ its "gdpo" scales nothing.
 SCALES = {"group": "group_std", "batch": "batch_std", "none": "none", "gdpo": "none"}

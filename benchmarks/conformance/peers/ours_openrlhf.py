@@ -138,7 +138,12 @@ def token_advantages(case: Case) -> Found:
     low, high = options["clip_range"] or (None, None)
     chosen = {"kind": "token_return", "gamma": options["gamma"], "return_mask": "none"}
     if options["estimator"] == "gae":
-        chosen = {"kind": "gae", "gamma": options["gamma"], "gae_lambda": options["lambd"], "gae_mask": "none"}
+        chosen = {
+            "kind": "gae",
+            "gamma": options["gamma"],
+            "gae_lambda": options["lambd"],
+            "gae_mask": "none",
+        }
     parts = {
         "critic": {} if options["estimator"] == "gae" else None,
         "reward": {"turn_low": low, "turn_high": high},
@@ -217,8 +222,10 @@ PEER = Peer(
         Choice(
             tuple(f"advantage/{name}" for name in GROUP),
             "advantage.clip bounds what is made at the end, not centred rewards before KL and whitening",
-            lambda case: case.options["clip_range"] is not None
-            and (case.options["kl_coef"] > 0 or case.options["estimator"] == "reinforce_baseline"),
+            lambda case: (
+                case.options["clip_range"] is not None
+                and (case.options["kl_coef"] > 0 or case.options["estimator"] == "reinforce_baseline")
+            ),
         ),
     ),
 )

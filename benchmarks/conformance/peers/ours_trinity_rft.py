@@ -261,8 +261,7 @@ PEER = Peer(
         "advantage/jsd": distilled,
         "advantage/on_policy_distill": distilled,
         **{
-            f"loss/{name}": policy
-            for name in ("ppo", "gspo", "importance_sampling", "opmd", "cispo", "topr")
+            f"loss/{name}": policy for name in ("ppo", "gspo", "importance_sampling", "opmd", "cispo", "topr")
         },
         "loss/sft": imitation,
         "loss/rec": rec,
@@ -277,7 +276,11 @@ PEER = Peer(
             ("advantage/grpo rank penalty", "advantage/clip_b", "advantage/clip_v"),
             "not offered: Trinity's rank penalty; Clip_B and Clip_V, which selection custom takes",
         ),
-        Choice(("advantage/opmd",), "not offered: OPMD's log-mean-exp baseline", told("opmd_baseline", "logavgexp")),
+        Choice(
+            ("advantage/opmd",),
+            "not offered: OPMD's log-mean-exp baseline",
+            told("opmd_baseline", "logavgexp"),
+        ),
         Choice(("advantage/jsd",), "not offered: a JSD of sampled tokens", told("lambda_coef", 0.5)),
         Choice(
             ("advantage/grpo", "advantage/multi_step_grpo"),
@@ -294,17 +297,19 @@ PEER = Peer(
         Choice(("loss/sapo",), "SAPO: the paper's gate and its slope, not a weight of the gate's value"),
         Choice(
             ("loss/sppo", "loss/sft_", "loss/mix", "loss/rec"),
-            "not offered: sPPO, REC with a ring or two bounds or weights of advantages (with one bound it has PPO's gradient), "
-            "DFT and its kin, a loss of experts beside PPO's",
-            lambda case: case.function != "loss/rec"
-            or case.options.get("clip_mode", "none") != "none"
-            or case.options.get("weight") == "advantage",
+            "not offered: sPPO, REC with a ring, two bounds or weights of advantages (with one bound it has PPO's "
+            "gradient), DFT and its kin, a loss of experts beside PPO's",
+            lambda case: (
+                case.function != "loss/rec"
+                or case.options.get("clip_mode", "none") != "none"
+                or case.options.get("weight") == "advantage"
+            ),
         ),
         Choice(("loss/dpo",), "DPO: each pair by itself, not the sums of all pairs of a batch"),
         Choice(
             ("kl/corrected_k3",),
             "KL times the ratio: the whole ratio, not at most 2",
-            lambda case: bool(((case["logprobs"] - case["old"]) > 0.69).any()),
+            lambda case: bool(((case["logprobs"] - case["old"]).exp() > 2.0).any()),
         ),
     ),
 )

@@ -12,6 +12,7 @@ from trainer.algorithms.advantages import group_advantages
 from trainer.algorithms.aggregation import Denominators
 from trainer.algorithms.filter_settings import RewardSettings
 from trainer.algorithms.gdpo import gdpo_advantages
+from trainer.algorithms.kl import kl_estimate
 
 Found = Mapping[str, Any]
 MODES = {
@@ -143,9 +144,7 @@ def rloo_advantages(case: Case) -> Found:
     low, high = options["reward_clip_range"] or (None, None)
     scores = shaped(RewardSettings(turn_low=low, turn_high=high), case["rewards"][:, 0])
     kl = {"coefficient": options["beta"], "estimator": "k1", "placement": "reward"} if options["beta"] else {}
-    settings = algorithm(
-        advantage={"kind": "group", "baseline": "leave_one_out", "scale": "none"}, kl=kl
-    )
+    settings = algorithm(advantage={"kind": "group", "baseline": "leave_one_out", "scale": "none"}, kl=kl)
     rows = {"old_logprobs": case["old"], "reference_logprobs": case["reference"]}
     found = advantages(settings, *widened(case, scores), **{name: wide(each) for name, each in rows.items()})
     result = found.advantages[:, -1]
@@ -176,9 +175,10 @@ class _Losses(dict[str, Any]):
 
 def k3_is_large(case: Case) -> bool:
     """Whether some token's k3 is above what ours is bounded by."""
-    return "reference" in case.inputs and bool(
-        ((case["logprobs"] - case["reference"])[case.mask].abs() > 2.0).any()
-    )
+    if "reference" not in case.inputs:
+        return False
+    found = kl_estimate(case["logprobs"], case["reference"], "k3", bounded=False)
+    return bool((found[case.mask] > 10.0).any())
 
 
 PEER = Peer(
@@ -203,8 +203,8 @@ PEER = Peer(
         Choice(("loss/",), "k3 within +-20 and at most 10", k3_is_large),
         Choice(
             ("loss/grpo and beta use_bias_correction_kl",),
-            "ratio of a sequence: its token form, whose gradient is that of the row mean where what it multiplies is one "
-            "number in a row",
+            "ratio of a sequence: its token form, whose gradient is that of the row mean where what it multiplies "
+            "is one number in a row",
             lambda case: case.options["importance_sampling_level"] == "sequence",
         ),
         Choice(

@@ -1,6 +1,6 @@
 """Record AReaL's functions, in an interpreter that has AReaL (1.0.4):
 
-    PYTHONPATH=. PYTHON -m benchmarks.conformance.peers.record_areal --out CASES
+PYTHONPATH=. PYTHON -m benchmarks.conformance.peers.record_areal --out CASES
 """
 
 import itertools
@@ -32,7 +32,12 @@ def surrogates(to: Recorder) -> None:
         {"eps_clip": 0.2, "eps_clip_higher": None, "c_clip": None},
         {"eps_clip": 0.2, "eps_clip_higher": 0.28, "c_clip": None},
         {"eps_clip": 0.2, "eps_clip_higher": None, "c_clip": 3.0},
-        {"eps_clip": 0.003, "eps_clip_higher": 0.004, "c_clip": None, "importance_sampling_level": "sequence"},
+        {
+            "eps_clip": 0.003,
+            "eps_clip_higher": 0.004,
+            "c_clip": None,
+            "importance_sampling_level": "sequence",
+        },
     )
     for number, options in itertools.product(range(12), kinds):
         _, batch = drawn_double(f"loss/ppo {options}", number)
@@ -199,7 +204,12 @@ def normalisations(to: Recorder) -> None:
         unbiased, size = number % 2 == 0, (3, 1)[number // 3]
         draw, batch = drawn_single("advantage/normalization", number, groups=6 // size, size=size)
         config = SimpleNamespace(
-            mean_level=mean, std_level=std, mean_leave1out=alone, std_unbiased=unbiased, group_size=size, eps=1e-5
+            mean_level=mean,
+            std_level=std,
+            mean_leave1out=alone,
+            std_unbiased=unbiased,
+            group_size=size,
+            eps=1e-5,
         )
 
         def normalised(given, config=config):
@@ -238,7 +248,12 @@ def advantages(to: Recorder) -> None:
         lengths = [int(row.nonzero().max()) + 1 for row in mask]
         attention = torch.arange(width)[None] < torch.tensor(lengths)[:, None]
         group = SimpleNamespace(
-            mean_level="batch", std_level="batch", mean_leave1out=False, std_unbiased=True, group_size=1, eps=1e-5
+            mean_level="batch",
+            std_level="batch",
+            mean_leave1out=False,
+            std_unbiased=True,
+            group_size=1,
+            eps=1e-5,
         )
         settings = {
             "reward_scaling": draw.choice((1.0, 10.0)),
@@ -299,7 +314,9 @@ def penalties(to: Recorder) -> None:
             return {"rewards": functional.reward_overlong_penalty(data, **options)["rewards"]}
 
         to.record("reward/overlong_penalty", options, {"scores": draw.normal(6), "mask": mask}, penalised)
-    for number, (kind, beta) in itertools.product(range(10), (("sigmoid", 0.1), ("sigmoid", 0.5), ("ipo", 0.1))):
+    for number, (kind, beta) in itertools.product(
+        range(10), (("sigmoid", 0.1), ("sigmoid", 0.5), ("ipo", 0.1))
+    ):
         draw = Draw("loss/dpo", number, torch.float32)
 
         def preferred(given, kind=kind, beta=beta):

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from benchmarks.conformance.peers.absent import AbsentPackages
-from benchmarks.conformance.peers.batches import Batch, drawn_double, drawn_single, recorder_of
+from benchmarks.conformance.peers.batches import drawn_double, recorder_of
 from benchmarks.conformance.peers.cases import Draw, Recorder
 
 # Another trainer that swift builds upon: the methods that are recorded are swift's own.
@@ -48,7 +48,10 @@ DEFAULTS: dict[str, Any] = {
 KINDS: dict[str, list[dict[str, Any]]] = {
     **{kind: [{"loss_type": kind}] for kind in ("grpo", "bnpo", "dr_grpo", "dapo", "real")},
     "cispo": [{"loss_type": "cispo", "epsilon_high": 5.0}, {"loss_type": "cispo", "epsilon_high": 1.28}],
-    "sapo": [{"loss_type": "sapo"}, {"loss_type": "sapo", "tau_pos": 0.5, "importance_sampling_level": "sequence"}],
+    "sapo": [
+        {"loss_type": "sapo"},
+        {"loss_type": "sapo", "tau_pos": 0.5, "importance_sampling_level": "sequence"},
+    ],
     "fipo": [
         {"loss_type": "fipo"},
         {"loss_type": "fipo", "fipo_clip_high_only": True, "fipo_safety_threshold": 1.5, "delta": 3.0},
@@ -117,7 +120,9 @@ def losses(to: Recorder) -> None:
             inputs = batch.of("logprobs", "old", "advantages", "entropy", "groups")
             if options.get("beta"):
                 inputs["reference"] = batch.reference
-            if "rollout_importance_sampling_mode" in options or (name.startswith("off_policy") and number % 2):
+            if "rollout_importance_sampling_mode" in options or (
+                name.startswith("off_policy") and number % 2
+            ):
                 inputs["behaviour"] = batch.behaviour
             if options.get("overlong_filter"):
                 inputs["truncated"] = draw.normal(6) < -0.3
@@ -143,7 +148,9 @@ def losses(to: Recorder) -> None:
 def advantages(to: Recorder) -> None:
     """compute_advantages, compute_advantages_dynamic and what a teacher adds to them."""
     estimators = ("grpo", "rloo", "reinforce_plus_plus")
-    for estimator, scale, number in itertools.product(estimators, ("group", "batch", "none", "gdpo"), range(8)):
+    for estimator, scale, number in itertools.product(
+        estimators, ("group", "batch", "none", "gdpo"), range(8)
+    ):
         draw = Draw(f"advantage/{estimator} {scale}", number, torch.float32)
         groups = [group for group in range(3) for _ in range(4)]
         kl = draw.chance(0.4) and scale != "gdpo"
@@ -207,7 +214,9 @@ def advantages(to: Recorder) -> None:
 
 def teachers(to: Recorder) -> None:
     """Losses towards a teacher, and its divergence."""
-    for number, mode in itertools.product(range(10), ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean")):
+    for number, mode in itertools.product(
+        range(10), ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean")
+    ):
         _, batch = drawn_double("loss/sdar", number)
         inputs = batch.of("logprobs", "reference")
         options = {"gate_beta": (5.0, 1.0)[number % 2], "loss_agg_mode": mode}

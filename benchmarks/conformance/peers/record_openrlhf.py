@@ -1,6 +1,6 @@
 """Record OpenRLHF's functions, in an interpreter that has OpenRLHF (0.11.2):
 
-    PYTHONPATH=. PYTHON -m benchmarks.conformance.peers.record_openrlhf --out CASES
+PYTHONPATH=. PYTHON -m benchmarks.conformance.peers.record_openrlhf --out CASES
 """
 
 import itertools

@@ -22,11 +22,11 @@ from benchmarks.conformance.peers.drawn import episodes, mismatched, updates
 # Its types are those of Python 3.12, which pydantic asks for.
 typing.TypedDict = typing_extensions.TypedDict  # type: ignore[assignment]
 
-from skyrl.backends.skyrl_train.utils import off_policy_correction_utils as off_policy  # noqa: E402
-from skyrl.backends.skyrl_train.utils import ppo_utils  # noqa: E402
-from skyrl.train.config import AlgorithmConfig  # noqa: E402
-from skyrl.train.generators.utils import apply_overlong_filtering  # noqa: E402
-from skyrl.train.utils.trainer_utils import zero_variance_filter  # noqa: E402
+from skyrl.backends.skyrl_train.utils import off_policy_correction_utils as off_policy
+from skyrl.backends.skyrl_train.utils import ppo_utils
+from skyrl.train.config import AlgorithmConfig
+from skyrl.train.generators.utils import apply_overlong_filtering
+from skyrl.train.utils.trainer_utils import zero_variance_filter
 
 LOSSES = {
     "regular": ppo_utils.ppo_policy_loss,

@@ -1,6 +1,6 @@
 """Record the tinker cookbook's functions, in an interpreter that has it (0.6.1):
 
-    PYTHONPATH=. PYTHON -m benchmarks.conformance.peers.record_tinker_cookbook --out CASES
+PYTHONPATH=. PYTHON -m benchmarks.conformance.peers.record_tinker_cookbook --out CASES
 """
 
 import asyncio
@@ -35,7 +35,9 @@ def advantages(to: Recorder) -> None:
             places = [[at for at, each in enumerate(given["groups"]) if each == group] for group in range(10)]
             made = compute_advantages(
                 [
-                    SimpleNamespace(get_total_rewards=lambda at=at: [float(given["scores"][row]) for row in at])
+                    SimpleNamespace(
+                        get_total_rewards=lambda at=at: [float(given["scores"][row]) for row in at]
+                    )
                     for at in places
                     if at
                 ]

@@ -1,6 +1,6 @@
 """Record Trinity-RFT's functions, in an interpreter that has Trinity-RFT (0.6.0):
 
-    PYTHONPATH=. PYTHON -m benchmarks.conformance.peers.record_trinity_rft --out CASES
+PYTHONPATH=. PYTHON -m benchmarks.conformance.peers.record_trinity_rft --out CASES
 """
 
 import itertools
@@ -77,13 +77,21 @@ LOSSES: list[tuple[str, Any, list[dict[str, Any]]]] = [
             {"clip_range": 0.2, "fallback_to_policy_gradient": True},
         ],
     ),
-    ("gspo", gspo_policy_loss.GSPOLossFn, [{"clip_range_low": 3e-4, "clip_range_high": 4e-4}, {"clip_range": 0.2}]),
+    (
+        "gspo",
+        gspo_policy_loss.GSPOLossFn,
+        [{"clip_range_low": 3e-4, "clip_range_high": 4e-4}, {"clip_range": 0.2}],
+    ),
     ("importance_sampling", importance_sampling_policy_loss.ImportanceSamplingLossFn, [{}]),
     ("opmd", opmd_policy_loss.OPMDPolicyLossFn, [{"tau": 1.0}, {"tau": 0.0}]),
     (
         "cispo",
         cispo_policy_loss.CISPOPolicyLossFn,
-        [{}, {"clip_range_low": 0.2, "clip_range_high": 0.2}, {"enable_mask_clip": True, "mask_clip_range_low": 0.2}],
+        [
+            {},
+            {"clip_range_low": 0.2, "clip_range_high": 0.2},
+            {"enable_mask_clip": True, "mask_clip_range_low": 0.2},
+        ],
     ),
     ("sapo", sapo_policy_loss.SAPOPolicyLossFn, [{}, {"tau_pos": 0.5, "tau_neg": 2.0}]),
     ("sppo", sppo_loss_fn.sPPOPolicyLossFn, [{}, {"epsilon": 0.1}]),
@@ -101,7 +109,12 @@ REC: list[dict[str, Any]] = [
     {"clip_mode": "one-side", "weight": "importance_sampling", "epsilon_high": 0.28},
     {"clip_mode": "gspo-one-side", "weight": "gspo_importance_sampling"},
     {"clip_mode": "ring"},
-    {"clip_mode": "ring", "weight": "importance_sampling", "epsilon_low_prime": 0.6, "epsilon_high_prime": 2.0},
+    {
+        "clip_mode": "ring",
+        "weight": "importance_sampling",
+        "epsilon_low_prime": 0.6,
+        "epsilon_high_prime": 2.0,
+    },
     {"weight": "advantage", "temp": 2.0},
     {"regularizer": "k2", "regularizer_coef": 0.1},
     {"regularizer": "forward-kl", "regularizer_coef": 0.1},
@@ -121,7 +134,9 @@ def grouped_advantages(to: Recorder) -> None:
             "logprobs": draw.logprobs(8, 6),
         }
 
-        def call(given, made=kind(**options)):
+        made = kind(**options)
+
+        def call(given, made=made):
             experiences = [
                 SimpleNamespace(
                     eid=EID(batch=0, task=group, run=row),
@@ -163,7 +178,9 @@ def steps(to: Recorder) -> None:
             # States of another task have another key, as of environments that name them so.
             anchors.append([f"{group} {draw.whole(0, 2)}" for _ in range(length)])
 
-        def call(given, made=kind(**options)):
+        made = kind(**options)
+
+        def call(given, made=made):
             experiences = [
                 SimpleNamespace(
                     eid=EID(batch=0, task=group, run=run, step=step),
@@ -213,7 +230,9 @@ def token_advantages(to: Recorder) -> None:
             inputs |= {"old": batch.old, "entropy": batch.entropy, "teacher": batch.reference}
             inputs["cross_entropy"] = batch.entropy * 0.5
 
-        def call(given, name=name, made=kind(**options)):
+        made = kind(**options)
+
+        def call(given, name=name, made=made):
             mask = given["mask"].double()
             data = {
                 "token_level_rewards": given["rewards"],
@@ -239,17 +258,23 @@ def losses(to: Recorder) -> None:
     """Losses of tokens, in all modes of aggregation."""
     for name, kind, choices in LOSSES:
         for number, (options, mode) in itertools.product(range(5), itertools.product(choices, MODES)):
-            _, batch = drawn_double(f"loss/{name} {options} {mode}", number, empty=0.1 if number == 4 else 0.0)
+            _, batch = drawn_double(
+                f"loss/{name} {options} {mode}", number, empty=0.1 if number == 4 else 0.0
+            )
             inputs = batch.of("logprobs", "old", "advantages")
             if name not in ("gspo", "topr"):
                 inputs["advantages"] = batch.token_advantages
 
-            def call(given, made=kind(**options, loss_agg_mode=mode)):
+            made = kind(**options, loss_agg_mode=mode)
+
+            def call(given, made=made):
                 mask = given["mask"].double()
                 names = {"old_logprob": given["old"], "advantages": given["advantages"]}
                 return {"loss": made(logprob=given["logprobs"], action_mask=mask, **names)[0]}
 
-            to.record(f"loss/{name}", {**options, "loss_agg_mode": mode}, inputs, call, differentiate=["logprobs"])
+            to.record(
+                f"loss/{name}", {**options, "loss_agg_mode": mode}, inputs, call, differentiate=["logprobs"]
+            )
     for number, options in itertools.product(range(8), REC):
         _, batch = drawn_double(f"loss/rec {options}", number, empty=0.0)
         made = rec_policy_loss.RECPolicyLossFn(**options)
@@ -310,7 +335,9 @@ def mixtures(to: Recorder) -> None:
             names = {"ref_logprob": given["reference"], "action_mask": mask}
             return {"loss": dpo_loss.DPOLossFn(**options)(logprob=given["logprobs"], **names)[0]}
 
-        to.record("loss/dpo", options, batch.of("logprobs", "reference"), preferred, differentiate=["logprobs"])
+        to.record(
+            "loss/dpo", options, batch.of("logprobs", "reference"), preferred, differentiate=["logprobs"]
+        )
 
 
 def divergences(to: Recorder) -> None:
@@ -326,7 +353,9 @@ def divergences(to: Recorder) -> None:
     for (name, kind), number, mode in itertools.product(kinds.items(), range(6), MODES[:3]):
         _, batch = drawn_double(f"kl/{name} {mode}", number, empty=0.0)
 
-        def call(given, mode=mode, made=kind(kl_coef=0.3)):
+        made = kind(kl_coef=0.3)
+
+        def call(given, mode=mode, made=made):
             names = (given["logprobs"], given["reference"])
             loss, _ = made.calculate_kl_loss(*names, given["mask"].double(), mode, given["old"])
             return {"kl": made.calculate_kl(*names, given["old"]), "loss": loss}

@@ -6,8 +6,12 @@ The trainers' own methods run; what their models would give is what is drawn.
 """
 
 import collections
+import inspect
 import itertools
+import math
 import os
+import sys
+import textwrap
 from types import SimpleNamespace
 from typing import Any
 
@@ -48,7 +52,12 @@ KINDS: list[dict[str, Any]] = [
     {"loss_type": "cispo", "epsilon_high": 5.0},
     {"loss_type": "cispo", "epsilon_high": 1.28},
     {"loss_type": "grpo", "importance_sampling_level": "sequence", "epsilon_low": 3e-4, "epsilon_high": 4e-4},
-    {"loss_type": "luspo", "importance_sampling_level": "sequence", "epsilon_low": 2e-3, "epsilon_high": 2.5e-3},
+    {
+        "loss_type": "luspo",
+        "importance_sampling_level": "sequence",
+        "epsilon_low": 2e-3,
+        "epsilon_high": 2.5e-3,
+    },
     {"loss_type": "luspo"},
     {"loss_type": "sapo", "importance_sampling_level": "sequence"},
     {"loss_type": "sapo", "sapo_temperature_pos": 0.5, "sapo_temperature_neg": 2.0},
@@ -59,7 +68,12 @@ FURTHER: list[dict[str, Any]] = [
     {"delta": 4.0, "epsilon_high": 0.28},
     {"beta": 0.1},
     {"beta": 0.1, "use_bias_correction_kl": True},
-    {"beta": 0.1, "use_bias_correction_kl": True, "loss_type": "grpo", "importance_sampling_level": "sequence"},
+    {
+        "beta": 0.1,
+        "use_bias_correction_kl": True,
+        "loss_type": "grpo",
+        "importance_sampling_level": "sequence",
+    },
     {"top_entropy_quantile": 0.2},
     {"top_entropy_quantile": 0.5, "beta": 0.1, "loss_type": "grpo"},
     {"off_policy_mask_threshold": 0.05},
@@ -154,7 +168,11 @@ def losses(to: Recorder) -> None:
             made = trainer(GRPOTrainer, options, given)
             return {"loss": made._compute_loss(None, model_inputs(given))}
 
-        extra = "and " + " ".join(sorted(set(options) & {key for each in FURTHER for key in each})) if options in FURTHER else ""
+        extra = (
+            "and " + " ".join(sorted(set(options) & {key for each in FURTHER for key in each}))
+            if options in FURTHER
+            else ""
+        )
         name = f"loss/{options.get('loss_type', 'dapo')} {extra}".replace(" and  ", "").strip()
         for plain in ("loss_type", "importance_sampling_level", "epsilon_high"):
             name = name.replace(f" {plain}", "")
@@ -168,7 +186,13 @@ def losses(to: Recorder) -> None:
             made = trainer(GMPOTrainer, options, given)
             return {"loss": made._compute_loss(None, model_inputs(given))}
 
-        to.record("loss/gmpo", {**DEFAULTS, **options}, by_row(batch, "entropy"), averaged, differentiate=["logprobs"])
+        to.record(
+            "loss/gmpo",
+            {**DEFAULTS, **options},
+            by_row(batch, "entropy"),
+            averaged,
+            differentiate=["logprobs"],
+        )
     for number, (low, high) in itertools.product(range(20), ((0.2, 0.2), (0.2, 0.28))):
         _, batch = drawn_double("loss/rloo", number)
         options = {"epsilon_low": low, "epsilon_high": high}
@@ -180,10 +204,6 @@ def losses(to: Recorder) -> None:
             return {"loss": made._compute_loss(None, inputs)}
 
         to.record("loss/rloo", options, by_row(batch, "entropy"), product, differentiate=["logprobs"])
-
-
-class Stop(Exception):
-    """Raised where a method has computed what is recorded."""
 
 
 def corrections(to: Recorder) -> None:
@@ -213,7 +233,7 @@ def corrections(to: Recorder) -> None:
             names = {
                 "self": made,
                 "torch": torch,
-                "math": __import__("math"),
+                "math": math,
                 "completion_mask": inputs["completion_mask"],
                 "tool_mask": None,
                 "old_per_token_logps": given["old"],
@@ -234,14 +254,15 @@ def corrections(to: Recorder) -> None:
 
 def weight_lines() -> Any:
     """Return the lines that make the weights, compiled."""
-    return compiled(GRPOTrainer._generate_and_score_completions, "if self.use_vllm and self.vllm_importance_sampling_correction:", "# Compute the per-token log probabilities for the reference model")
+    return compiled(
+        GRPOTrainer._generate_and_score_completions,
+        "if self.use_vllm and self.vllm_importance_sampling_correction:",
+        "# Compute the per-token log probabilities for the reference model",
+    )
 
 
 def compiled(method: Any, first: str, last: str) -> Any:
     """Return the lines of a method from one to before another, compiled; the last place where `first` stands."""
-    import inspect
-    import textwrap
-
     source = inspect.getsource(method)
     stop = source.index(last)
     start = source.rindex(first, 0, stop)
@@ -252,10 +273,14 @@ def compiled(method: Any, first: str, last: str) -> Any:
 def advantages(to: Recorder) -> None:
     """Advantages of GRPO (both ways to add rewards, all scales) and of RLOO, from the source of their methods."""
     grpo = compiled(
-        GRPOTrainer._generate_and_score_completions, "unscorable_mask = ", "# Slice to keep only the local part"
+        GRPOTrainer._generate_and_score_completions,
+        "unscorable_mask = ",
+        "# Slice to keep only the local part",
     )
     rloo = compiled(
-        RLOOTrainer._generate_and_score_completions, "unscorable_mask = ", "# Slice to keep only the local part"
+        RLOOTrainer._generate_and_score_completions,
+        "unscorable_mask = ",
+        "# Slice to keep only the local part",
     )
     forms = [
         *(("sum_then_normalize", scale) for scale in ("group", "batch", "none")),
@@ -272,7 +297,9 @@ def advantages(to: Recorder) -> None:
         options = {"multi_objective_aggregation": form, "scale_rewards": scale, "reward_weights": weights}
 
         def call(given, options=options):
-            made = SimpleNamespace(reward_funcs=[None, None], reward_weights=torch.tensor(options["reward_weights"]))
+            made = SimpleNamespace(
+                reward_funcs=[None, None], reward_weights=torch.tensor(options["reward_weights"])
+            )
             made.multi_objective_aggregation = options["multi_objective_aggregation"]
             made.scale_rewards = options["scale_rewards"]
             return run(grpo, GRPOTrainer, made, given)
@@ -282,7 +309,12 @@ def advantages(to: Recorder) -> None:
         range(10), ((False, 0.0, None), (True, 0.0, None), (False, 0.1, None), (False, 0.0, (-0.5, 0.5)))
     ):
         draw, batch = drawn_single("advantage/rloo", number, groups=3, size=4)
-        options = {"normalize_advantages": normalised, "beta": beta, "reward_clip_range": clip, "reward_weights": [1.0]}
+        options = {
+            "normalize_advantages": normalised,
+            "beta": beta,
+            "reward_clip_range": clip,
+            "reward_weights": [1.0],
+        }
 
         def loo(given, options=options):
             made = SimpleNamespace(**options)
@@ -295,7 +327,7 @@ def advantages(to: Recorder) -> None:
 
 def run(lines: Any, kind: Any, made: Any, given: dict[str, Any]) -> dict[str, Tensor]:
     """Return the advantages that the lines of a trainer's method make."""
-    names = dict(vars(__import__(kind.__module__, fromlist=["*"])))
+    names = dict(vars(sys.modules[kind.__module__]))
     names |= {
         "self": made,
         "rewards_per_func": given["rewards"],

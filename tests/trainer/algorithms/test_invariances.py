@@ -95,6 +95,19 @@ ALGORITHMS = {
             "minibatches": 2,
         },
     ),
+    "charged_return": resolve_preset(
+        "rloo",
+        {
+            "kl": {"coefficient": 0.1, "estimator": "k1", "placement": "return"},
+            "correction": {
+                "kind": "truncate",
+                "reject": [
+                    {"level": "sequence", "measure": "variation", "high": 0.2},
+                    {"measure": "behaviour_kl", "high": 0.1},
+                ],
+            },
+        },
+    ),
     "limited": resolve_preset(
         "reinforce_pp",
         {
