@@ -274,7 +274,7 @@ PEER = Peer(
     choices=(
         Choice(
             ("advantage/grpo rank penalty", "advantage/clip_b", "advantage/clip_v"),
-            "not offered: Trinity's rank penalty; Clip_B and Clip_V, which selection custom takes",
+            "not offered: Trinity's rank penalty, Clip_B and Clip_V",
         ),
         Choice(
             ("advantage/opmd",),
