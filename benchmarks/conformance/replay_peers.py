@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.conformance.peers.cases import read
-from benchmarks.conformance.peers.ours import Case, Peer
+from benchmarks.conformance.peers.ours import Case, Choice, Peer
 
 TOLERANCE = {"float64": 1e-6, "float32": 1e-5}
 
@@ -87,7 +87,7 @@ def replayed(path: Path, *, explain: bool = False) -> tuple[str, str, dict[str, 
             tally.equal += 1
             tally.largest = max(tally.largest, difference)
             continue
-        choice = ours.choice_of(Case.of(line))
+        choice = choice_behind(line, ours, tally.tolerance)
         if choice is None:
             tally.apart.append(line["case"])
         else:
@@ -97,8 +97,25 @@ def replayed(path: Path, *, explain: bool = False) -> tuple[str, str, dict[str, 
     return peer, version, tallies
 
 
-def furthest(line: Mapping[str, Any], ours: Peer) -> float:
-    """Return the largest difference of a case, infinite where we have no such function."""
+def choice_behind(line: Mapping[str, Any], ours: Peer, tolerance: float) -> Choice | None:
+    """Return the choice that a case which is not equal is one of; what it is not about must be equal."""
+    case = Case.of(line)
+    for choice in ours.choices:
+        if not choice.covers(case):
+            continue
+        if choice.rows is None or furthest(line, ours, among=~choice.rows(case)) <= tolerance:
+            return choice
+    return None
+
+
+def furthest(line: Mapping[str, Any], ours: Peer, *, among: Tensor | None = None) -> float:
+    """Return the largest difference of a case, infinite where we have no such function.
+
+    Args:
+        line: The case.
+        ours: Our side of its peer.
+        among: Rows of outputs that count, `[rows]`; all if None.
+    """
     if line["function"] not in ours.adapters:
         return math.inf
     case = Case.of(line)
@@ -107,6 +124,8 @@ def furthest(line: Mapping[str, Any], ours: Peer) -> float:
     largest = 0.0
     for name, theirs in line["outputs"].items():
         kept = None if name in line["everywhere"] else case.inputs.get("mask")
+        if among is not None and kept is not None:
+            kept = kept & among[:, None]
         largest = max(largest, distance(found[name], theirs, kept))
     if leaves:
         # Where nothing is left of a loss, nothing leads back to what it was made of.

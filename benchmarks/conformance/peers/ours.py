@@ -62,11 +62,18 @@ class Choice:
         functions: Beginnings of the names of the functions that it is about.
         reason: What it is, and where the docs name it.
         when: Whether it can be behind a case.
+        rows: Which rows it is about, `[rows]`; the others are equal all the same. None: it may be about all.
     """
 
     functions: Sequence[str]
     reason: str
     when: Callable[[Case], bool] = lambda case: True
+    rows: Callable[[Case], Tensor] | None = None
+
+    def covers(self, case: Case) -> bool:
+        """Whether the difference can be behind a case."""
+        named = case.function.startswith(tuple(self.functions)) and self.when(case)
+        return named and (self.rows is None or bool(self.rows(case).any()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,13 +82,6 @@ class Peer:
 
     adapters: Mapping[str, Callable[[Case], Mapping[str, Any]]]
     choices: Sequence[Choice] = ()
-
-    def choice_of(self, case: Case) -> Choice | None:
-        """Return the choice that a case which is not equal is one of."""
-        for choice in self.choices:
-            if case.function.startswith(tuple(choice.functions)) and choice.when(case):
-                return choice
-        return None
 
 
 def algorithm(**parts: Any) -> AlgorithmSettings:

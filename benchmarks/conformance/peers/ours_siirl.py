@@ -9,9 +9,9 @@ from benchmarks.conformance.peers.ours_verl import (
     gae,
     group,
     kl_penalty,
-    surrogate,
     varies,
 )
+from benchmarks.conformance.peers.ours_verl_losses import surrogate
 from trainer.algorithms.aggregation import Denominators, aggregate
 from trainer.algorithms.objective import critic_loss
 

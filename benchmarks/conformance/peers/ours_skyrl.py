@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.conformance.peers.ours import Case, Choice, Peer, advantages, algorithm, episodes_of, loss
-from benchmarks.conformance.peers.ours_verl import Found, adaptive_kl, has_group_of_one
+from benchmarks.conformance.peers.ours_verl import Found, adaptive_kl, alone
 from trainer.algorithms.advantages import generalized_advantages, whitened
 from trainer.algorithms.aggregation import Denominators, aggregate
 from trainer.algorithms.batch import StepTokens
@@ -231,11 +231,10 @@ def overlong(case: Case) -> Found:
     return {"kept": rows & torch.tensor(chosen.kept)[:, None]}
 
 
-def has_mean_below_zero(case: Case) -> bool:
-    """Whether some group has a mean that MaxRL cannot divide by."""
-    scores = case["rewards"].sum(dim=1)
-    means = [scores[case["groups"] == group].mean() for group in case["groups"].unique()]
-    return any(float(mean) < 0 for mean in means)
+def in_group_below_zero(case: Case) -> Tensor:
+    """Return which episodes are in a group whose mean is below 0."""
+    scores, groups = case["rewards"].sum(dim=1), case["groups"]
+    return torch.where(groups[:, None] == groups[None], scores[None], 0.0).sum(dim=1) < 0
 
 
 def masks_before_weights(case: Case) -> bool:
@@ -278,12 +277,13 @@ PEER = Peer(
         Choice(
             ("advantage/grpo",),
             "group of one: A = R, not R / (1 + epsilon) (docs: group of one)",
-            lambda case: has_group_of_one(case) and case.options["grpo_norm_by_std"],
+            lambda case: case.options["grpo_norm_by_std"],
+            rows=alone,
         ),
         Choice(
             ("advantage/maxrl",),
             "MaxRL divides by a mean above 0 only (docs: MaxRL)",
-            has_mean_below_zero,
+            rows=in_group_below_zero,
         ),
         Choice(
             ("reduction/token_mean_legacy",),
