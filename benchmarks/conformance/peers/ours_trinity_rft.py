@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from benchmarks.conformance.peers.ours import Case, Choice, Peer, advantages, algorithm, loss
 from trainer.algorithms.advantages import generalized_advantages, group_advantages, whitened
@@ -24,6 +25,7 @@ GROUP = {
     "rloo": {"baseline": "leave_one_out", "scale": "none"},
 }
 ESTIMATORS = {"k1": "k1", "k2": "k2", "k3": "k3", "low_var_kl": "k3", "abs": "abs", "corrected_k3": "k3"}
+ALONE = "group of one: 0 or the raw score, not the score over the batch's deviation"
 _FREE = 1e30
 """A weight that no ratio reaches."""
 
@@ -240,9 +242,15 @@ def aggregated(case: Case) -> Found:
     return {"loss": aggregate(case["values"], case.mask, mode, counts(case, mode), horizon=horizon)}
 
 
-def has_group_of_one(case: Case) -> bool:
-    """Whether some episode is alone in its group."""
-    return bool((torch.unique(case["groups"], return_counts=True)[1] == 1).any())
+def alone(case: Case) -> Tensor:
+    """Return which episodes are alone in their groups."""
+    _, place, count = torch.unique(case["groups"], return_inverse=True, return_counts=True)
+    return count[place] == 1
+
+
+def by_the_batch(case: Case) -> bool:
+    """Whether advantages are divided by the batch's deviation."""
+    return case.options.get("std_cal_level") == "batch"
 
 
 def told(name: str, *values: Any) -> Any:
@@ -283,10 +291,11 @@ PEER = Peer(
         ),
         Choice(("advantage/jsd",), "not offered: a JSD of sampled tokens", told("lambda_coef", 0.5)),
         Choice(
-            ("advantage/grpo", "advantage/multi_step_grpo"),
-            "group of one: 0 or the raw score, not the score over the batch's deviation",
-            lambda case: case.options.get("std_cal_level") == "batch" and has_group_of_one(case),
+            ("advantage/multi_step_grpo",),
+            ALONE,
+            lambda case: by_the_batch(case) and bool(alone(case).any()),
         ),
+        Choice(("advantage/grpo",), ALONE, by_the_batch, rows=alone),
         Choice(
             ("advantage/multi_step_grpo",),
             "not offered: advantages over the number of steps",
