@@ -63,7 +63,8 @@ drawings: $(STAMP)
 	$(BIN)/python docs/draw_rooms.py
 
 docs: $(STAMP)
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
+	# Not with --quiet: it keeps warnings from `strict`, too.
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
 	@echo "The site is in build/site: open build/site/index.html"
 
 lint: $(STAMP)

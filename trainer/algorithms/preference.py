@@ -4,7 +4,7 @@ They are means over a whole batch, and couple its rows: the two replies of a pai
 they read of a row is one number, the sum of its tokens' log-probabilities, so their gradients are a weight for each row
 (`trainer.learn.pipelines.preferences`), whatever micro-batch or rank computes it.
 
-Where implementations differ, docs/preference.md says what is taken.
+Where implementations differ, docs/pipelines.md says what is taken.
 """
 
 from dataclasses import dataclass

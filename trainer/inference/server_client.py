@@ -1,7 +1,7 @@
 """The client of one inference server, vLLM or SGLang, behind a URL.
 
-Its parts: `server_link` talks to the server, `server_weights` and `server_adapters` know what it has, `server_replies`
-asks for tokens, `server_pauses` and `server_updates` steer it.
+Its parts: `server_link` talks to the server, `server_weights` knows what it has, `server_replies` asks for tokens,
+`server_pauses` and `server_updates` steer it.
 """
 
 import asyncio
