@@ -109,12 +109,14 @@ NUMBERS = [(path, kind) for path, annotation, kind in FIELDS if types_in(annotat
 WRONG_NUMBERS = [math.nan, math.inf, -math.inf, True, False, 10**30, -(10**30), "many", [[]], {"a": 1}]
 MAPPINGS = ("weights", "max_concurrent_by_environment")
 MAY_BE_ZERO_OR_NEGATIVE = {
+    "algorithm.advantage.baseline_shift",
     "algorithm.correction.reject.high",
     "algorithm.correction.reject.low",
     "algorithm.entropy_coefficient",
     "algorithm.filter.above",
     "algorithm.filter.below",
     "algorithm.reward.offset",
+    "algorithm.reward.truncated_reward",
     "algorithm.reward.turn_low",
     "algorithm.reward.turn_high",
     "algorithm.selection.high",

@@ -130,6 +130,12 @@ async def sessions_at(nodes: list[ServerProcess]) -> int:
     return sum(info["capacity"]["sessions"] for info in infos)
 
 
+async def no_session_left(nodes: list[ServerProcess]) -> None:
+    async with asyncio.timeout(30):
+        while await sessions_at(nodes):
+            await asyncio.sleep(0.1)
+
+
 async def test_any_gateway_goes_on_with_a_session(fleet: Fleet, players: list[Player]) -> None:
     player = await Player(fleet.one.url, risk=0.0).begin(3)
     players.append(player)
@@ -365,15 +371,15 @@ async def test_a_portable_episode_goes_on_behind_the_gateway(fleet: Fleet, playe
 
 
 async def test_sessions_of_dropped_sockets_end_at_their_nodes(fleet: Fleet) -> None:
+    # Those of sockets that other tests have closed linger.
+    await no_session_left(fleet.nodes)
     async with websockets.connect(f"{fleet.one.url.replace('http', 'ws')}/v1/ws") as socket:
         await socket.send(orjson.dumps({"id": 1, "op": "make", "env_id": "Walk-v0", "count": 6}))
         assert len(orjson.loads(await socket.recv())["ok"]["sessions"]) == 6
         assert await sessions_at(fleet.nodes) == 6
         # Without a goodbye, as a client that dies.
         socket.transport.abort()
-    async with asyncio.timeout(30):
-        while await sessions_at(fleet.nodes):
-            await asyncio.sleep(0.1)
+    await no_session_left(fleet.nodes)
 
 
 async def test_lists_and_limits_are_the_gateways(fleet: Fleet, players: list[Player]) -> None:
