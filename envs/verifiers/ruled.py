@@ -85,10 +85,10 @@ class RuledVerifier(VerifierEnv):
         return verdict
 
     def _slow_by_itself(self, task: Mapping[str, Any]) -> bool:
-        """Whether the rules take too long on the task's own prompt, too, which no policy wrote."""
+        """Whether the rules take too long, or make no sense, on the task's own prompt, which no policy wrote."""
         try:
             self.rate(str(task.get("prompt", "")), task)
-        except TooMuchWorkError:
+        except (TooMuchWorkError, ValueError):
             return True
         return False
 

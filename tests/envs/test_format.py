@@ -169,6 +169,13 @@ def test_a_response_does_not_choose_to_be_played_again(rule):
     assert "takes over" in verdict.detail
 
 
+def test_rules_that_are_slow_on_a_response_and_make_no_sense_on_the_prompt_are_a_fault_of_the_task():
+    schema = {"if": {"type": "string"}, "then": {"pattern": EVIL}, "else": {"$ref": "#/$defs/x"}}
+    task = {"rules": [{"rule": "json_schema", "schema": schema}], "prompt": "1"}
+    verdict = ENVIRONMENT.score('"' + "x" * 4000 + '"', task)
+    assert (verdict.outcome, verdict.score) == ("timeout", 0.0)
+
+
 def test_a_schema_does_not_make_the_verifier_fetch_anything(unused_tcp_port_factory):
     schema = {"$ref": f"http://127.0.0.1:{unused_tcp_port_factory()}/schema.json"}
     assert (
