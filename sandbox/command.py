@@ -21,16 +21,21 @@ from sandbox.selection import BACKENDS, LEVELS, known_backends, open_sandbox, su
 
 def main(arguments: Sequence[str]) -> int:
     """Show which sandboxes work on this machine, or run a program in one."""
-    parser = argparse.ArgumentParser(prog="roll-env sandbox", description=main.__doc__)
-    commands = parser.add_subparsers(metavar="COMMAND")
-    _add_run(commands)
-    _add_check(commands)
-    options = parser.parse_args(arguments)
+    options = sandbox_parser().parse_args(arguments)
     try:
         code: int = options.run(options) if hasattr(options, "run") else _show()
     except KeyboardInterrupt:
         return 130
     return code
+
+
+def sandbox_parser() -> argparse.ArgumentParser:
+    """Return the parser of the words of `roll-env sandbox`."""
+    parser = argparse.ArgumentParser(prog="roll-env sandbox", description=main.__doc__)
+    commands = parser.add_subparsers(metavar="COMMAND")
+    _add_run(commands)
+    _add_check(commands)
+    return parser
 
 
 def _add_run(commands: Any) -> None:

@@ -75,6 +75,11 @@ GIVEN_UP = Answer("given up")
 NOT_ASKED = Answer("not asked")
 
 
+def whole_characters(text: str) -> str:
+    """Return what a program said as text that can be sent: half a character (a lone surrogate) cannot."""
+    return text.encode(errors="replace").decode()
+
+
 def read_answers(output: bytes, count: int) -> list[Answer]:
     """Return the answer to each request, by number.
 
@@ -122,7 +127,9 @@ def _raised(reply: Mapping[str, Any]) -> Result:
     names: Sequence[Any] = reply.get("raised") or ["an answer that is no plain value"]
     text = str(reply.get("text") or reply.get("refused") or "")[:200]
     name = str(names[0])[:50] if isinstance(names, list) and names else "?"
-    return Result(failure=f"{name}: {text}".strip(": "), unloadable=reply.get("loading") is True)
+    return Result(
+        failure=whole_characters(f"{name}: {text}".strip(": ")), unloadable=reply.get("loading") is True
+    )
 
 
 def _ended(answer: Answer) -> str:

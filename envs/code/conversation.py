@@ -8,7 +8,7 @@ from typing import Any, Self
 
 import orjson
 
-from envs.code.answers import LATE, MISSING, NOT_RUN, Checked, read_answers
+from envs.code.answers import LATE, MISSING, NOT_RUN, Checked, read_answers, whole_characters
 from envs.code.bundle import program
 from envs.code.inside import values
 from envs.code.inside.proxies import NO_ANSWER, UNLOADABLE
@@ -112,15 +112,16 @@ class Conversation:
                 if not checker.send(answer):
                     break
             elif "broken" in told:
+                why = whole_characters(str(told["broken"]))
                 if not told.get("by_program"):
-                    raise GraderFaultError(f"the item's tests cannot be run: {told['broken']}")
-                why = str(told["broken"])
+                    raise GraderFaultError(f"the item's tests cannot be run: {why}")
                 self.rest = Checked(False, why, unloadable=UNLOADABLE in why)
                 return reports
             elif "unsupported" in told:
-                raise GraderFaultError(f"the item's tests cannot be run: {told['unsupported']}")
+                why = whole_characters(str(told["unsupported"]))
+                raise GraderFaultError(f"the item's tests cannot be run: {why}")
             elif "case" in told:
-                why = str(told.get("why", ""))
+                why = whole_characters(str(told.get("why", "")))
                 checked = Checked(
                     told["passed"] is True, why, unloadable=UNLOADABLE in why, late=_LATE in why
                 )

@@ -3,7 +3,7 @@
 import json
 from typing import Any, ClassVar
 
-from envs.code.answers import read_answers
+from envs.code.answers import read_answers, whole_characters
 from envs.code.conversation import Talk
 from envs.code.goals import Goal, same_answer
 from envs.code.inside import values
@@ -81,4 +81,6 @@ def _shown(reply: str) -> str | None:
     if not isinstance(told, dict):
         return None
     parts = [told.get("output"), told.get("error")]
-    return "".join(part for part in parts if isinstance(part, str)) if "output" in told else None
+    if "output" not in told:
+        return None
+    return whole_characters("".join(part for part in parts if isinstance(part, str)))

@@ -13,7 +13,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from types import SimpleNamespace
-from typing import Annotated, Any, ClassVar, Generic, TypeVar, Unpack, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    Generic,
+    Self,
+    TypeVar,
+    Unpack,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import gymnasium
 import numpy as np
@@ -207,7 +218,7 @@ class DeclaredKwargs:
     """Names of those that only an operator sets."""
     __signature__: ClassVar[Any] = _OfClass(lambda owner: _signature(owner))
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         """Check the kwargs before the constructor runs."""
         if kwargs:
             check_kwargs(cls, kwargs)

@@ -1,11 +1,13 @@
 """TowerOfHanoi-v0: bring all disks to peg C, one at a time, none on a smaller one; from any start."""
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Annotated, Any, Unpack
 
+import numpy as np
 from pydantic import Field
 
-from envs.core.splits import SPLIT, checked_split, split_of_text
+from envs.core.splits import SPLIT, Split, checked_split, split_of_text
 from envs.core.text_game import GameKwargs, Move, Refusal, TextGame
 
 PEGS = "ABC"
@@ -60,6 +62,8 @@ class TowerOfHanoiEnv(TextGame[tuple[int, int]]):
         self._least = min_moves
         self._split = checked_split(split)
         self._pegs: Pegs = (0,) * disks
+        if random_start and _example(disks, min_moves, self._split) is None:
+            raise ValueError(self._none_found(self._split))
 
     def _begin(self, options: Mapping[str, Any]) -> None:
         given = options.get("pegs")
@@ -72,11 +76,14 @@ class TowerOfHanoiEnv(TextGame[tuple[int, int]]):
 
     def _draw(self, options: Mapping[str, Any]) -> Pegs:
         split = checked_split(options.get("split", self._split))
-        for _ in range(_TRIES):
-            pegs = tuple(self.np_random.integers(3, size=self._disks).tolist())
-            if plan(pegs)[0] >= self._least and (split is None or split_of_text(_named(pegs)) == split):
-                return pegs
-        raise ValueError(
+        wishes = (self._disks, self._least, split)
+        pegs = _drawn(self.np_random, *wishes) or _example(*wishes)
+        if pegs is None:
+            raise ValueError(self._none_found(split))
+        return pegs
+
+    def _none_found(self, split: Split | None) -> str:
+        return (
             f"no start of {self._disks} disks with {self._least} moves or more is of split {split}: take more "
             "disks, or lower min_moves"
         )
@@ -140,6 +147,36 @@ class TowerOfHanoiEnv(TextGame[tuple[int, int]]):
         return f"{PEGS[action[0]]} {PEGS[action[1]]}"
 
 
+def _drawn(generator: np.random.Generator, disks: int, least: int, split: Split | None) -> Pegs | None:
+    """Draw a start that takes so many moves or more; None if none was found soon."""
+    for attempt in range(2 * _TRIES):
+        if attempt < _TRIES:
+            pegs = tuple(generator.integers(3, size=disks).tolist())
+        else:
+            # Long ways are rare among all positions.
+            pegs = _position(generator, disks, int(generator.integers(least, 2**disks)))
+        if plan(pegs)[0] >= least and (split is None or split_of_text(_named(pegs)) == split):
+            return pegs
+    return None
+
+
+def _position(generator: np.random.Generator, disks: int, moves: int) -> Pegs:
+    """Draw a position that takes so many moves: as in `plan`, each disk that is not where it belongs adds its share."""
+    pegs, target = [0] * disks, _TARGET
+    for disk in range(disks - 1, -1, -1):
+        pegs[disk] = target
+        if moves >> disk & 1:
+            pegs[disk] = (target + int(generator.integers(1, 3))) % 3
+            target = 3 - pegs[disk] - target
+    return tuple(pegs)
+
+
+@lru_cache(maxsize=256)
+def _example(disks: int, least: int, split: Split | None) -> Pegs | None:
+    """Return a start that fits, always the same one; None where there is none."""
+    return _drawn(np.random.default_rng(0), disks, least, split)
+
+
 def plan(pegs: Pegs) -> tuple[int, tuple[int, int] | None]:
     """Return the fewest moves that bring all disks to peg C, and the first of them.
 
@@ -161,7 +198,11 @@ def checked_pegs(pegs: Any) -> Pegs:
     Raises:
         ValueError: If it is none, or solved already.
     """
-    if not isinstance(pegs, list | tuple) or not 1 <= len(pegs) <= 10 or not set(pegs) <= set(PEGS):
+    if (
+        not isinstance(pegs, list | tuple)
+        or not 1 <= len(pegs) <= 10
+        or any(peg not in tuple(PEGS) for peg in pegs)
+    ):
         raise ValueError(
             "pegs must be a list of 1 to 10 of the letters A, B and C: the peg of each disk, the smallest first"
         )

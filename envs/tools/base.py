@@ -167,7 +167,7 @@ class ToolEnv(DeclaredKwargs, gymnasium.Env[str, str]):
         """Run the calls of a reply; one without calls is text to the environment."""
         reading = read_calls(action, self.call_format, self.toolbox.schemas, self._per_turn)
         if reading.faults or reading.calls:
-            faults = [self.toolbox.fault(call) for call in reading.calls]
+            faults = self.toolbox.faults(reading.calls)
             if reading.faults or any(faults):
                 return self._refused(reading, faults)
             return self._run_calls(reading.calls)
@@ -281,3 +281,26 @@ def digest(value: Any) -> str:
     """Return a short name for a state that JSON can hold: equal states have equal names, in every process."""
     text = json.dumps(value, sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
+
+
+class Running:
+    """A short name for texts by key that is kept as they change: a change costs as much as it is long."""
+
+    def __init__(self) -> None:
+        self._parts: dict[str, int] = {}
+        self._sum = 0
+
+    def put(self, key: str, text: str) -> None:
+        """Have a text under a key, in place of what was there."""
+        self.remove(key)
+        self._parts[key] = int(digest([key, text]), 16)
+        self._sum += self._parts[key]
+
+    def remove(self, key: str) -> None:
+        """Have nothing under a key."""
+        self._sum -= self._parts.pop(key, 0)
+
+    @property
+    def name(self) -> str:
+        """Equal texts under equal keys have equal names, in whatever order they came, and in every process."""
+        return f"{self._sum:x}"

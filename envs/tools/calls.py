@@ -3,7 +3,7 @@
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +19,8 @@ _MARKS = re.compile(
 )
 _MOST_FAULTS = 5
 _MOST_READ = 256
+# How deep a reader can go at all depends on the release of Python.
+_DEEPEST = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +104,9 @@ def parse_json(text: str) -> Any:
     """
     try:
         value = json.loads(text, object_pairs_hook=_object, parse_constant=_no_constant)
+        # Few brackets cannot be deep, and cost no look.
+        if text.count("[") + text.count("{") > _DEEPEST and not is_shallow(value):
+            raise CallFault("the JSON is nested too deeply")
         json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
     except RecursionError:
         raise CallFault("the JSON is nested too deeply") from None
@@ -114,6 +119,22 @@ def parse_json(text: str) -> Any:
     except ValueError as error:
         raise CallFault(f"{shown(text)} is not JSON: {error}") from None
     return value
+
+
+def is_shallow(value: Any) -> bool:
+    """Whether a value of JSON is so little nested that every reader and writer can take it."""
+    level = [value]
+    for _ in range(_DEEPEST + 1):
+        level = [part for each in level for part in _parts(each)]
+        if not level:
+            return True
+    return False
+
+
+def _parts(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
 
 
 def parse_arguments(value: Any) -> Mapping[str, Any]:

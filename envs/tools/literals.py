@@ -11,6 +11,9 @@ from envs.tools.calls import CallFault, shown
 
 _LONGEST = 100_000
 _DEEPEST = 50
+# Python writes no whole number that is longer, neither as text nor as JSON; `0xff...` is read at any length.
+_MOST_DIGITS = 4_300
+_BEYOND = 10**_MOST_DIGITS
 # Python's parser takes its time over many brackets that never close, and over long runs of signs.
 _MARKS = re.compile(
     r"(?P<text>'(?:[^'\\\n]|\\.)*+'|\"(?:[^\"\\\n]|\\.)*+\")|(?P<open>[\[({])|(?P<close>[\])}])|[-+~]{20,}+"
@@ -98,7 +101,9 @@ def _key(node: ast.expr | None, text_keys: bool) -> str:
     return json.dumps(key)
 
 
-def _checked(value: str | float | None) -> Any:
+def _checked(value: Any) -> Any:
+    if isinstance(value, int) and value >= _BEYOND:
+        raise CallFault(f"a number has over {_MOST_DIGITS} digits")
     if isinstance(value, float) and not math.isfinite(value):
         raise CallFault("a number is too large")
     if isinstance(value, str):

@@ -6,9 +6,9 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import jsonschema
-
 from clients.process.background import BackgroundLoop
+from envs.core.json_schemas import SchemaValidator
+from envs.core.schema_parts import SchemaError
 from envs.tools.tool import Tool, ToolError
 
 if TYPE_CHECKING:
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 _CONNECTION_CLOSED = -32000
 _MOST_PAGES = 100
+_LONGEST_NAME = 100
 _FAREWELL_SECONDS = 10.0
 
 
@@ -175,9 +176,11 @@ class McpServer:
 
     def _tool(self, name: str, description: str, schema: Mapping[str, Any]) -> Tool:
         try:
-            jsonschema.Draft202012Validator.check_schema(schema)
-        except jsonschema.SchemaError as error:
-            raise McpServerError(f"the parameters of its tool {name} are no JSON Schema") from error
+            SchemaValidator(schema)
+        except SchemaError as error:
+            raise McpServerError(
+                f"the parameters of its tool {name[:_LONGEST_NAME]} are no JSON Schema that can be used: {error}"
+            ) from error
         return Tool(
             name, description, schema, lambda **arguments: self._loop.run(self._call(name, arguments))
         )

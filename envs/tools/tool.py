@@ -5,13 +5,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import jsonschema
-from referencing import Registry
-from referencing.exceptions import Unresolvable
-
+from envs.core.json_schemas import SchemaValidator
+from envs.core.patterns import TooMuchWorkError
+from envs.core.schema_parts import SchemaError
 from envs.tools.calls import Schemas, ToolCall
 
 _MAX_REASON = 300
+# Each value that is held against a schema takes its microseconds.
+_MOST_VALUES = 4_000
 _MOST_SHOWN = 100_000
 
 
@@ -76,7 +77,7 @@ class Toolbox:
         tools: Each with a name of its own.
 
     Raises:
-        ValueError: If two tools have one name.
+        ValueError: If two tools have one name, or the parameters of one are no JSON Schema.
     """
 
     def __init__(self, tools: Sequence[Tool]) -> None:
@@ -84,33 +85,33 @@ class Toolbox:
         if len(self._tools) < len(tools):
             raise ValueError("two tools have the same name")
         self.schemas: Schemas = {tool.name: tool.parameters for tool in tools}
-        self._validators: dict[str, jsonschema.Draft202012Validator] = {}
+        self._validators = {tool.name: _validator(tool) for tool in tools}
 
     def described(self) -> list[dict[str, Any]]:
         """Return all tools as chat templates and APIs take them."""
         return [tool.schema() for tool in self._tools.values()]
+
+    def faults(self, calls: Sequence[ToolCall]) -> list[str | None]:
+        """Return for each call of a reply why it makes no sense; None if it does.
+
+        Calls with more values than can be looked at while others wait are faults, all of them.
+        """
+        if _has_more_values(calls, _MOST_VALUES):
+            return [f"the arguments of a reply hold at most {_MOST_VALUES} values together"] * len(calls)
+        return [self.fault(call) for call in calls]
 
     def fault(self, call: ToolCall) -> str | None:
         """Return why a call makes no sense: there is no such tool, or its arguments do not fit; None if it does."""
         if call.name not in self._tools:
             return f"there is no tool {call.name[:100]!r}; the tools are {', '.join(self._tools)}"
         try:
-            misfit = jsonschema.exceptions.best_match(self._validator(call.name).iter_errors(call.arguments))
-        except (Unresolvable, RecursionError):
-            return f"{call.name}: its schema cannot be followed for these arguments"
+            misfit = self._validators[call.name].misfit(call.arguments)
+        except TooMuchWorkError as error:
+            return f"{call.name}: the arguments cannot be held against its schema: {error}"
         if misfit is None:
             return None
         where = ".".join(str(part) for part in misfit.absolute_path)
-        return f"{call.name}: {f'{where}: ' if where else ''}{misfit.message[:_MAX_REASON]}"
-
-    def _validator(self, name: str) -> jsonschema.Draft202012Validator:
-        # Environments are made by the hundred, and few of them call every tool.
-        found = self._validators.get(name)
-        if found is None:
-            # By itself, the library would fetch what a `$ref` names, wherever that is.
-            found = jsonschema.Draft202012Validator(dict(self.schemas[name]), registry=Registry())
-            self._validators[name] = found
-        return found
+        return f"{call.name}: {f'{where}: ' if where else ''}{misfit.message}"[:_MAX_REASON]
 
     def run(self, call: ToolCall) -> ToolResult:
         """Run a call that has no fault."""
@@ -119,6 +120,26 @@ class Toolbox:
         except ToolError as error:
             return ToolResult(f"error: {error}", error=True)
         return ToolResult(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+
+
+def _validator(tool: Tool) -> SchemaValidator:
+    try:
+        return SchemaValidator(tool.parameters)
+    except SchemaError as error:
+        raise ValueError(f"the parameters of the tool {tool.name!r} cannot be used: {error}") from error
+
+
+def _has_more_values(calls: Sequence[ToolCall], most: int) -> bool:
+    left: list[Any] = [call.arguments for call in calls]
+    found = 0
+    while left:
+        value = left.pop()
+        if isinstance(value, Mapping | list | tuple):
+            found += len(value)
+            if found > most:
+                return True
+            left.extend(value.values() if isinstance(value, Mapping) else value)
+    return False
 
 
 def parameters(required: Sequence[str] = (), /, **properties: Mapping[str, Any]) -> dict[str, Any]:

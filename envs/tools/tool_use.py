@@ -8,7 +8,7 @@ from pydantic import Field
 from envs.core.kwargs import SomeOf
 from envs.core.replies import last_tagged
 from envs.core.splits import TaskSplit, checked_split, split_of_text
-from envs.tools.base import CallsPerTurn, Heard, StepLimit, ToolEnv, ToolKwargs, digest
+from envs.tools.base import CallsPerTurn, Heard, Running, StepLimit, ToolEnv, ToolKwargs, digest
 from envs.tools.calculator import CALCULATOR
 from envs.tools.calls import ToolCall
 from envs.tools.dates import DATE_TOOLS
@@ -73,7 +73,8 @@ class ToolUseEnv(ToolEnv):
         self._store = Store()
         self._corpus = Corpus()
         self._task = Task("", "", "", ())
-        self._found: dict[str, str] = {}
+        self._found: set[str] = set()
+        self._known = Running()
         super().__init__(
             Toolbox([tool for group in self.groups if group in chosen for tool in self._group(group)]),
             max_calls_per_turn=max_calls_per_turn,
@@ -103,12 +104,15 @@ class ToolUseEnv(ToolEnv):
         self._task = task
         self._store.fill(task.stored)
         self._corpus.fill(task.documents)
-        self._found = {}
+        self._found = set()
+        self._known = Running()
         return task.question
 
     def _run_call(self, call: ToolCall) -> ToolResult:
         result = self.toolbox.run(call)
-        self._found[digest([call.name, dict(call.arguments)])] = result.text
+        name = digest([call.name, dict(call.arguments)])
+        self._found.add(name)
+        self._known.put(name, result.text)
         return result
 
     def _hear(self, text: str) -> Heard | str:
@@ -129,7 +133,7 @@ class ToolUseEnv(ToolEnv):
         return {
             "state": {"kind": self._task.kind, "question": self._task.question, **store},
             # Two turns of one task are alike where the store is, and where the same is known.
-            "anchor": digest([self._store.texts, self._found]),
+            "anchor": digest([self._store.name, self._known.name]),
         }
 
     def _rules(self) -> str:
@@ -156,6 +160,10 @@ class ToolUseEnv(ToolEnv):
 
 def _checked_kinds(kinds: Sequence[str] | None, tools: frozenset[str]) -> tuple[str, ...]:
     possible = tuple(name for name, kind in KINDS.items() if kind.needs <= tools)
+    if not possible:
+        raise ValueError(
+            f"the tools {', '.join(sorted(tools))} are enough for no kind of task; add others to tools"
+        )
     if kinds is None:
         return possible
     for name in kinds:
@@ -174,11 +182,19 @@ class Store:
     """Texts by key."""
 
     def __init__(self) -> None:
-        self._texts: dict[str, str] = {}
+        self.fill({})
 
     def fill(self, texts: Mapping[str, str]) -> None:
         """Begin anew with these."""
         self._texts = dict(texts)
+        self._running = Running()
+        for key, text in texts.items():
+            self._running.put(key, text)
+
+    @property
+    def name(self) -> str:
+        """A short name of what is stored."""
+        return self._running.name
 
     @property
     def texts(self) -> dict[str, str]:
@@ -210,11 +226,13 @@ class Store:
         if key not in self._texts and len(self._texts) >= _MOST_KEYS:
             raise ToolError(f"the store is full: it holds {_MOST_KEYS} keys")
         self._texts[key] = value
+        self._running.put(key, value)
         return "stored"
 
     def _delete(self, key: str) -> str:
         self._require(key)
         del self._texts[key]
+        self._running.remove(key)
         return "deleted"
 
     def _require(self, key: str) -> None:

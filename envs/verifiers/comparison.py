@@ -4,6 +4,7 @@ import re
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
+from math import isfinite
 from typing import Literal
 
 from envs.verifiers.affordable import depth
@@ -241,9 +242,11 @@ def _rounds_to(gold: _Answer, answer: _Answer, rounding: int) -> bool:
         if exact is not None:
             near = abs(exact - number) <= Fraction(1, 2 * 10 ** min(decimal.places, 15))
         else:
-            near = abs(approximate(other.value or {}) - float(number)) <= 0.51 * 10.0 ** -min(
+            written = approximate(decimal.value or {})
+            # Too large for a float, it is not near to anything.
+            near = isfinite(written) and abs(approximate(other.value or {}) - written) <= 0.51 * 10.0 ** -min(
                 decimal.places, 12
-            ) * max(1.0, abs(float(number)) * 1e-3)
+            ) * max(1.0, abs(written) * 1e-3)
         if near:
             return True
     return False

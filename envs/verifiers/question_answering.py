@@ -7,6 +7,7 @@ import string
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field
@@ -15,7 +16,7 @@ from envs.core.kwargs import OneOf, RenderMode, SomeOf
 from envs.core.splits import SPLIT, checked_split, split_of_text
 from envs.verifiers.base import Verdict, VerifierEnv
 from envs.verifiers.comparison import Asked, asked_of
-from envs.verifiers.exact import NotExact, approximate, read_value
+from envs.verifiers.exact import NotExact, approximate, rational, read_value
 from envs.verifiers.extraction import marked_answer, numbers_in, spoken
 from envs.verifiers.latex import plain, unwrapped
 from envs.verifiers.question_answering_tasks import KINDS, draw
@@ -157,8 +158,8 @@ def read_boolean(text: str) -> bool | None:
     return said.pop() if len(said) == 1 else None
 
 
-def read_number(text: str, *, scaled: bool = True) -> float | None:
-    """Return the number that a text is, or the only one in it.
+def read_number(text: str, *, scaled: bool = True) -> Fraction | float | None:
+    """Return the number that a text is, or the only one in it; exactly, unless it has roots or pi in it.
 
     Args:
         text: Such as `1,000 km`.
@@ -166,13 +167,14 @@ def read_number(text: str, *, scaled: bool = True) -> float | None:
     """
     form = plain(text)
     try:
-        value = (form.scale if scaled else 1) * approximate(read_value(form.text))
+        value = read_value(form.text)
     except NotExact:
         numbers = numbers_in(text)
         if len(numbers) != 1 or numbers[0] == text:
             return None
         return read_number(numbers[0], scaled=scaled)
-    return value
+    exact = rational(value)
+    return (form.scale if scaled else 1) * (approximate(value) if exact is None else exact)
 
 
 def _compare(reference: str, said: str, rule: _Rule, asked: Asked) -> tuple[float, Metric]:
@@ -202,11 +204,28 @@ def _compare(reference: str, said: str, rule: _Rule, asked: Asked) -> tuple[floa
     return _exact(reference, said), metric
 
 
-def _is_near(wanted: float | None, number: float | None, rule: _Rule) -> bool:
+def _is_near(wanted: Fraction | float | None, number: Fraction | float | None, rule: _Rule) -> bool:
     if wanted is None or number is None:
         return False
-    slack = max(rule.tolerance, rule.relative_tolerance * abs(wanted))
-    return math.isclose(number, wanted, rel_tol=1e-9, abs_tol=slack)
+    if isinstance(wanted, Fraction) and isinstance(number, Fraction):
+        # As they were written: the float of 0.3 is less than that.
+        slack = max(Fraction(repr(rule.tolerance)), Fraction(repr(rule.relative_tolerance)) * abs(wanted))
+        if wanted.denominator > 1 or number.denominator > 1:
+            # As exact as decimals are written; whole numbers are, to their last digit.
+            slack = max(slack, Fraction(1, 10**9) * max(abs(wanted), abs(number)))
+        return abs(number - wanted) <= slack
+    one, other = _as_float(wanted), _as_float(number)
+    most = max(rule.tolerance, rule.relative_tolerance * abs(one))
+    return math.isclose(other, one, rel_tol=1e-9, abs_tol=most)
+
+
+def _as_float(number: Fraction | float) -> float:
+    """Return a number as a float; what is too large for one is no number, which is near to none."""
+    try:
+        value = float(number)
+    except OverflowError:
+        return math.nan
+    return value if math.isfinite(value) else math.nan
 
 
 def _exact(reference: str, said: str) -> float:

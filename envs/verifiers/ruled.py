@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from envs.core.kwargs import RenderMode
+from envs.core.patterns import TooMuchWorkError
 from envs.core.splits import checked_split, split_of_text
 from envs.verifiers.base import Verdict, VerifierEnv
-from envs.verifiers.patterns import TooMuchWorkError
 
 _TRIES = 10_000
 _SAID = 80

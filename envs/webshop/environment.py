@@ -166,7 +166,7 @@ class WebShopEnv(DeclaredKwargs, gymnasium.Env[str, str]):
         if index is None:
             among = goal_range(len(self._goals), checked_split(given.get("split", self._split)))
             index = self._goals.draw(self.np_random, among, by_weight=self._by_weight)
-        elif not isinstance(index, int) or not 0 <= index < len(self._goals):
+        elif type(index) is not int or not 0 <= index < len(self._goals):
             raise ValueError(
                 f"goal_index must be a whole number from 0 to {len(self._goals) - 1}, not {index!r}"
             )

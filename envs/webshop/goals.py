@@ -6,6 +6,8 @@ import random
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
+from operator import add
 from typing import Any
 
 from envs.webshop.products import Product
@@ -102,7 +104,8 @@ def attribute_counts(products: Iterable[Product]) -> Counter[str]:
 
 def goal_weight(attributes: Sequence[str], counts: Mapping[str, int]) -> float:
     """Return the weight of a generated goal: rare attributes weigh more."""
-    return sum(1.0 / counts[attribute] for attribute in attributes) / len(attributes)
+    # From 3.12 on Python's own sum rounds once and not at each step: the last digit of a weight would depend on it.
+    return reduce(add, (1.0 / counts[attribute] for attribute in attributes)) / len(attributes)
 
 
 def generated_goal(product: Product, choice: int, price_upper: float, weight: float) -> Goal:

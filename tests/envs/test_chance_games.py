@@ -72,7 +72,7 @@ def test_each_tile_merges_at_most_once_a_move(line, merged, points):
     assert merge(line) == (merged, points)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(seed=st.integers(0, 10**6))
 def test_a_game_follows_the_moves_adds_one_tile_and_ends_when_none_can_move(seed):
     environment = Game2048Env(size=3)
@@ -128,7 +128,7 @@ class CardsInOrder(BlackjackEnv):
         return next(self._cards)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     cards=st.lists(st.sampled_from(DECK), min_size=40, max_size=40),
     naturals=st.lists(st.booleans(), min_size=2, max_size=2),
@@ -211,7 +211,7 @@ def test_arms_pay_what_they_promise():
 
 
 @given(seed=st.integers(0, 10**6), arms=st.integers(2, 8))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_the_best_arm_is_ahead_and_its_story_true(seed, arms):
     environment = BanditEnv(arms=arms)
     _, info = environment.reset(seed=seed)

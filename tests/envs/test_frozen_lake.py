@@ -21,7 +21,7 @@ maps = st.builds(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(rows=maps, slippery=st.booleans(), rate=st.sampled_from([1 / 3, 0.8, 1.0]))
 def test_transitions_are_gymnasiums(rows, slippery, rate):
     ours = FrozenLakeEnv(map=rows, is_slippery=slippery, success_rate=rate, reward_schedule=[2, -1, 0.5])
@@ -36,7 +36,7 @@ def test_transitions_are_gymnasiums(rows, slippery, rate):
             assert table[state][action] == [pytest.approx(entry) for entry in expected]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(rows=maps, moves=st.lists(st.integers(0, 3), max_size=40))
 def test_traces_are_gymnasiums(rows, moves):
     ours = FrozenLakeEnv(map=rows)
@@ -53,7 +53,7 @@ def test_traces_are_gymnasiums(rows, moves):
             break
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(seed=st.integers(0, 1000))
 def test_slippery_outcomes_follow_the_table(seed):
     """Given the same random draws, the same outcomes: the generator is Gymnasium's and is read in its order."""

@@ -106,7 +106,7 @@ def test_the_limit_truncates(name):
     assert flags == [(False, False), (False, False), (False, True)]
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(seed=st.integers(0, 2**32), data=st.data())
 @pytest.mark.parametrize(
     "name", [name for name in GAMES if name not in ("Countdown-v0", "GuessNumber-v0", "Mastermind-v0")]

@@ -295,7 +295,7 @@ def test_bad_kwargs_are_refused(kwargs):
 ANY_TEXT = st.text(alphabet=st.sampled_from("aA. \n*-[]<>\"'!?,#{}Эи漢\x00\ud800"), max_size=80) | st.text()
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     response=ANY_TEXT,
     keyword=ANY_TEXT,

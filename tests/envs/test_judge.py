@@ -82,7 +82,7 @@ def test_what_is_no_verdict(reading, reply):
         reading.read(reply, (3.0, 1.0))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(reply=st.text() | st.text(alphabet='[]{}YESNO"score: 5\n'))
 def test_no_reply_is_too_odd(reply):
     for reading in (TOKENS, NUMBER, PATTERN, CRITERIA):

@@ -68,7 +68,7 @@ def naive_values(values: tuple[Fraction, ...]) -> set[Fraction]:
     return found
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     numbers=st.lists(st.integers(1, 12), min_size=2, max_size=4),
     target=st.integers(1, 60),
@@ -146,7 +146,7 @@ def test_a_task_needs_numbers_and_target():
             CountdownEnv().reset(options=options)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(seed=st.integers(0, 10**6), count=st.integers(2, 6), use_all=st.booleans())
 def test_generated_tasks_keep_their_promises(seed, count, use_all):
     environment = CountdownEnv(count=count, use_all=use_all, target=[5, 50])

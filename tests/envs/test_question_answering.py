@@ -146,3 +146,26 @@ def test_generated_tasks_keep_to_their_split_and_pay_their_answers():
     days, start = int(question.split()[3]), datetime.date.fromisoformat(question.split()[-1].rstrip("?"))
     expected = start + datetime.timedelta(days=days)
     assert ENVIRONMENT.score(expected.strftime("%d %B %Y"), {"answer": expected.isoformat()}).score == 1
+
+
+@pytest.mark.parametrize(
+    ("reference", "said", "score"),
+    [
+        ("80779853376", "80779853377", 0),
+        ("80,779,853,376", "80779853376.0", 1),
+        ("9007199254740993", "9007199254740992", 0),
+        ("1" + "0" * 400, "2" + "0" * 400, 0),
+        ("1" + "0" * 400, "1" + "0" * 400, 1),
+        ("0.3333333333", "1/3", 1),
+        (r"\sqrt{2}", "1.4142135623", 1),
+        (r"\sqrt{2}", "9" * 400, 0),
+    ],
+)
+def test_whole_numbers_are_equal_to_their_last_digit(reference, said, score):
+    verdict = ENVIRONMENT.score(f"<answer>{said}</answer>", {"answer": reference, "metric": "number"})
+    assert verdict.score == score
+
+
+def test_a_tolerance_is_the_number_that_was_written():
+    task = {"answer": "1", "metric": "number", "tolerance": 0.3}
+    assert [ENVIRONMENT.score(said, task).score for said in ("1.3", "0.7", "1.31", "-5")] == [1, 1, 0, 0]

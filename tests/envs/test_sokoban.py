@@ -84,7 +84,7 @@ def breadth_first(level: Level) -> int | None:
     return None
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(seed=st.integers(0, 10**6), boxes=st.integers(1, 2))
 def test_generated_difficulty_is_exact_and_the_solver_optimal(seed, boxes):
     made = generate(np.random.default_rng(seed), Difficulty(6, 6, boxes, 1, None), None)
@@ -96,7 +96,7 @@ def test_generated_difficulty_is_exact_and_the_solver_optimal(seed, boxes):
     assert level.solved
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(rows=st.lists(st.text("# .$", min_size=4, max_size=4), min_size=3, max_size=4))
 def test_any_small_level_is_solved_or_proved_unsolvable(rows):
     cells = "".join(rows)

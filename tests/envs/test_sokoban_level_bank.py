@@ -85,7 +85,7 @@ def test_info_says_which_level_it_is(data_dir):
     assert info["level_source"] == {"file": "more/b.XSB", "number": 2, "title": "n32"}
     assert environment.step("Up")[4]["level_source"]["number"] == 2
     assert info["optimal_steps"] == len(solve(parse_level(info["state"]["level"])))
-    for index in (-1, 40, "1", 1.0):
+    for index in (-1, 40, "1", 1.0, True):
         with pytest.raises(ValueError, match="level_index must be a whole number from 0 to 39"):
             environment.reset(seed=0, options={"level_index": index})
 

@@ -146,7 +146,7 @@ def test_encodings(tmp_path, encoding, name):
     assert titles(read_levels(file)) == [name]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     drawn=st.lists(
         st.tuples(
@@ -166,7 +166,7 @@ def test_what_is_written_is_read_again(drawn, run_length):
     assert parse_levels(format_levels(levels, run_length=run_length)) == levels
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(text=st.text("#@$.*+ -_|()0123;\n\tab:'", max_size=80))
 def test_any_text_is_read_or_refused_with_a_reason(text):
     try:
@@ -178,7 +178,7 @@ def test_any_text_is_read_or_refused_with_a_reason(text):
         assert is_enclosed(level.text.split("\n"))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(rows=st.lists(st.text("#### .$@*+", min_size=1, max_size=6), min_size=1, max_size=5))
 def test_nothing_can_leave_a_board(rows):
     try:

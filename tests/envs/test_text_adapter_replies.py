@@ -32,7 +32,7 @@ def test_an_unreadable_reply_costs_a_step_and_the_penalty_and_changes_nothing():
     assert adapter.step("what?")[2:4] == (False, True)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(reply=st.text(max_size=60), profile=st.sampled_from(["native", "ragen", "roll", "verl-agent", "gem"]))
 def test_no_reply_raises(reply, profile):
     for name in (POLE, "Pendulum-v1"):

@@ -88,7 +88,7 @@ def assert_verdict(verdict: Verdict) -> None:
 
 
 @pytest.mark.parametrize("env_id", VERIFIERS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(response=RESPONSES, seed=st.integers(0, 50))
 def test_every_response_has_a_verdict(env_id, response, seed):
     verifier(env_id).reset(seed=seed)
@@ -99,7 +99,7 @@ def test_every_response_has_a_verdict(env_id, response, seed):
 
 
 @pytest.mark.parametrize("env_id", CHECKED_TASKS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(response=RESPONSES, seed=st.integers(0, 50), data=st.data())
 def test_every_task_has_a_verdict(env_id, response, seed, data):
     verifier(env_id).reset(seed=seed)

@@ -39,7 +39,7 @@ def test_words(text: str, words: list[str]) -> None:
 WORDS = st.sampled_from(["red", "wool", "scarf", "boots", "soft", "lamp", "x1"])
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     documents=st.lists(st.lists(WORDS, max_size=12).map(" ".join), min_size=1, max_size=12),
     query=st.lists(WORDS, max_size=5).map(" ".join),

@@ -11,6 +11,8 @@ UNLOADABLE = "it cannot be loaded"
 """How the failure of a program begins that could not even be loaded."""
 NO_ANSWER = "it gave no answer"
 """How the failure of a program begins that did not answer; the status follows."""
+_MADE_OF_MORE = (UnicodeDecodeError, UnicodeEncodeError, UnicodeTranslateError)
+"""Exceptions that are made of more than a text."""
 _Ask = Callable[[int | None, Mapping[str, Any]], dict[str, Any]]
 
 
@@ -131,11 +133,18 @@ class Program:
         """Do something with an object of the program; `is_last` puts it behind the other operand."""
         self.asked.count()
         operands = (*args, handle) if is_last else (handle, *args)
-        do = {"operate": operation, **self._arguments(operands, kwargs), "keep": True}
+        of_class = object.__getattribute__(handle, "_is_of_class")
+        try:
+            sent = self._arguments(operands, kwargs)
+        except UnsupportedError as error:
+            if of_class:
+                raise
+            # The program has chosen to answer with an object, where what is plain would have taken it.
+            raise self._failed(f"it answered with an object, and {error}") from None
+        do = {"operate": operation, **sent, "keep": True}
         child = self._child_of(handle)
-        return self._taken(
-            self._ask(child, do), args, child, made=operation in _KEEPS_MADE and handle_is_made(handle)
-        )
+        made = operation in _KEEPS_MADE and handle_is_made(handle)
+        return self._taken(self._ask(child, do), args, child, made=made, of_class=of_class)
 
     def _request(self, child: int | None, do: Mapping[str, Any]) -> Any:
         try:
@@ -189,9 +198,19 @@ class Program:
         child: int = object.__getattribute__(handle, "_child")
         return child
 
-    def _taken(self, answer: dict[str, Any], args: tuple[Any, ...], child: int | None, *, made: bool) -> Any:
+    def _taken(
+        self,
+        answer: dict[str, Any],
+        args: tuple[Any, ...],
+        child: int | None,
+        *,
+        made: bool,
+        of_class: bool = False,
+    ) -> Any:
         def find(remote: values.Remote) -> Any:
-            return (Made if made else Handle)(self, child or 0, remote)
+            found = (Made if made else Handle)(self, child or 0, remote)
+            object.__setattr__(found, "_is_of_class", made or of_class)
+            return found
 
         try:
             told = values.build(self._checked(answer), None if child is None else find)
@@ -243,10 +262,14 @@ class Program:
         if base is None:
             return ProgramFailedError
         base = stops.STAND_INS.get(base, base)
-        if base.__name__ == names[0]:
+        is_made_of_more = issubclass(base, _MADE_OF_MORE)
+        if base.__name__ == names[0] and not is_made_of_more:
             return base
         parents = [self._errors[name] for name in names[1:] if name in self._errors]
-        self._errors[names[0]] = type(names[0], (parents[0] if parents else base,), {"__init__": _init_error})
+        own: dict[str, Any] = {"__init__": _init_error}
+        if is_made_of_more:
+            own["__str__"] = Exception.__str__
+        self._errors[names[0]] = type(names[0], (parents[0] if parents else base,), own)
         return self._errors[names[0]]
 
 
@@ -289,6 +312,8 @@ class Handle(values.Remote):
         super().__init__(values.Remote.number_of(remote), values.Remote.kind_of(remote))
         object.__setattr__(self, "_program", program)
         object.__setattr__(self, "_child", child)
+        # Whether it is, or came from, an object of a class of the item's.
+        object.__setattr__(self, "_is_of_class", False)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and name.endswith("__") and name != "__name__":

@@ -9,7 +9,7 @@ import fractions
 import json
 import math
 import types
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -20,7 +20,8 @@ _PLAIN_INTEGER = 1 << 53
 _MAX_INTEGER_BITS = 1 << 22
 _MAX_ITERATED = 10_000
 _MAX_DIGITS = 10_000
-# Members whose hashes are all the same cost their number squared.
+# Members whose hashes are the same cost their number squared, and hashes of numbers can be chosen.
+_MOST_ALIKE = 300
 _MOST_HASHED = 20_000
 
 
@@ -188,13 +189,15 @@ class _Reader:
     def _tagged(self, name: str, body: Any, depth: int) -> Any:
         if name in _SEQUENCES:
             parts = _listed(body)
+            members = [self.read(each, depth + 1) for each in parts]
             if name in ("set", "frozenset"):
-                _see_that_it_can_be_hashed(parts)
-            return _SEQUENCES[name](self.read(each, depth + 1) for each in parts)
+                _see_that_it_can_be_hashed(members)
+            return _SEQUENCES[name](members)
         if name == "dict":
             pairs = [_listed(pair) for pair in _listed(body)]
-            _see_that_it_can_be_hashed(pairs)
-            return {self.read(key, depth + 1): self.read(each, depth + 1) for key, each in pairs}
+            read = [(self.read(key, depth + 1), self.read(each, depth + 1)) for key, each in pairs]
+            _see_that_it_can_be_hashed([key for key, _ in read])
+            return dict(read)
         if name == "builtin":
             return _BUILTINS[_text(body)]
         if name == "iterator":
@@ -235,9 +238,11 @@ def _listed(body: Any) -> list[Any]:
     return body
 
 
-def _see_that_it_can_be_hashed(parts: list[Any]) -> None:
-    if len(parts) > _MOST_HASHED:
+def _see_that_it_can_be_hashed(members: list[Any]) -> None:
+    if len(members) > _MOST_HASHED:
         raise TooLargeError(f"a set or dictionary has more than {_MOST_HASHED} members")
+    if len(members) > _MOST_ALIKE and max(Counter(map(hash, members)).values()) > _MOST_ALIKE:
+        raise TooLargeError(f"a set or dictionary has more than {_MOST_ALIKE} members of one hash")
 
 
 def _text(body: Any) -> str:

@@ -203,7 +203,7 @@ class SokobanEnv(GridGame):
         index = options.get("level_index")
         if index is None:
             drawn = bank.draw(self.np_random, checked_split(options.get("split", self._split)))
-        elif isinstance(index, int) and 0 <= index < len(bank):
+        elif type(index) is int and 0 <= index < len(bank):
             drawn = bank[index]
         else:
             raise ValueError(f"level_index must be a whole number from 0 to {len(bank) - 1}, not {index!r}")

@@ -115,6 +115,8 @@ class RetailEnv(ToolEnv):
 
     def _clear(self) -> None:
         self._made: list[ToolCall] = []
+        # A turn costs what is new in it, however long the conversation is.
+        self._made_names: set[str] = set()
         self._known_user = ""
         self._said = ""
         self._violations = 0
@@ -179,6 +181,7 @@ class RetailEnv(ToolEnv):
         if not result.error:
             # What a policy calls its calls makes no difference.
             self._made.append(replace(call, id=""))
+            self._made_names.add(digest([call.name, dict(call.arguments)]))
             if call.name.startswith("find_user"):
                 self._known_user = result.text
         return result
@@ -210,7 +213,6 @@ class RetailEnv(ToolEnv):
     def _facts(self) -> dict[str, Any]:
         customer = self._customer
         talk = [customer.place, customer.identified, customer.agreed, sorted(customer.told), self._known_user]
-        made = sorted({digest([call.name, dict(call.arguments)]) for call in self._made})
         return {
             "state": {
                 "database": self._shop.digest,
@@ -218,7 +220,7 @@ class RetailEnv(ToolEnv):
                 # What a policy has to find out is told to those only who may ask for experts.
                 **(self._account() if self._expert else {}),
             },
-            "anchor": digest([self._shop.digest, talk, made]),
+            "anchor": digest([self._shop.digest, talk, sorted(self._made_names)]),
         }
 
     def _account(self) -> dict[str, Any]:

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+from envs.core import patterns
 from envs.core.replies import boxes
-from envs.verifiers import patterns
 from envs.verifiers.arguments import Reader, count, counts, flag, read_arguments, share, text
 from envs.verifiers.formats import schemas
 from envs.verifiers.formats.reply import Measure, Reply, Unit, unit

@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from itertools import pairwise
 
-from envs.verifiers import patterns
+from envs.core import patterns
 from envs.verifiers.arguments import Relation, holds
 from envs.verifiers.instructions.text import Text
 

@@ -1,6 +1,8 @@
 """JSON Schemas that operators and strangers wrote, and what holding kwargs against them may cost."""
 
+import contextlib
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -46,14 +48,17 @@ def refusal(schema: dict[str, Any], kwargs: dict[str, Any], *, trusted: bool) ->
 def test_a_reference_is_never_fetched(elsewhere: tuple[str, list[str]], trusted: bool) -> None:
     url, asked = elsewhere
     for reference in (url, "file:///etc/hostname", "#/nowhere", "other.json"):
-        schema = {"properties": {"x": {"$ref": reference}}}
-        assert "cannot be followed" in refusal(schema, {"x": 1}, trusted=trusted)
+        with pytest.raises(
+            ConfigurationError, match="leads nowhere within the schema, and nothing is fetched"
+        ):
+            KwargsRules("Game", {"properties": {"x": {"$ref": reference}}}, frozenset(), trusted=trusted)
     assert asked == []
 
 
 @pytest.mark.parametrize("trusted", [True, False])
 def test_a_schema_that_refers_to_itself_for_ever(trusted: bool) -> None:
-    assert "cannot be followed" in refusal({"$ref": "#"}, {"x": 1}, trusted=trusted)
+    with pytest.raises(ConfigurationError, match=r"Game cannot be used: a \$ref leads round in circles"):
+        KwargsRules("Game", {"$ref": "#"}, frozenset(), trusted=trusted)
 
 
 @pytest.mark.parametrize("dialect", [{}, {"$schema": "http://json-schema.org/draft-07/schema#"}])
@@ -81,6 +86,11 @@ def test_a_stranger_s_regular_expressions_are_not_run() -> None:
     assert "not of type 'integer'" in refusal(schema, {"x": "", "pattern": "a property"}, trusted=False)
     assert "required" in refusal(schema, {"y": 1}, trusted=False)
     assert rules.schema == schema, "what clients are shown is whole"
+
+
+def test_items_of_a_stranger_s_schema_must_differ_where_it_says_so() -> None:
+    schema = {"properties": {"x": {"uniqueItems": True}}}
+    assert "non-unique" in refusal(schema, {"x": [{"a": 1}, {"a": 1.0}]}, trusted=False)
 
 
 def test_the_operator_s_are() -> None:
@@ -182,3 +192,37 @@ def test_schemas_of_what_is_built_in_are_made_when_they_are_asked_for() -> None:
 def test_every_built_in_environment_declares_a_schema() -> None:
     for entry in Catalog.load(Settings()):
         assert KwargsRules(entry.env_id, entry.rules.schema, frozenset()).schema == entry.rules.schema
+
+
+@pytest.mark.parametrize(
+    ("part", "value"),
+    [
+        ({"uniqueItems": True}, [{"": number} for number in range(20_000)]),
+        ({"items": {"enum": [f"value {each}" for each in range(4_000)]}}, ["value 3999"] * 4_000),
+    ],
+)
+def test_what_a_strangers_schema_compares_is_bounded(part: dict[str, Any], value: Any) -> None:
+    rules = KwargsRules("Game", {"properties": {"x": part}}, frozenset(), trusted=False)
+    begun = time.process_time()
+    with contextlib.suppress(ProblemError):
+        rules.check({"x": value})
+    assert time.process_time() - begun < 1
+
+
+def test_a_number_without_end_is_no_kwarg_whatever_the_schema_makes_of_it() -> None:
+    schema = {"properties": {"x": {"multipleOf": 0.01}}}
+    assert "finite" in refusal(schema, {"x": float("inf")}, trusted=True)
+
+
+@pytest.mark.parametrize("trusted", [True, False])
+def test_kwargs_within_kwargs_are_followed_to_a_bound(trusted: bool) -> None:
+    schema = {
+        "properties": {"x": {"$ref": "#/$defs/tree"}},
+        "$defs": {"tree": {"items": {"$ref": "#/$defs/tree"}}},
+    }
+    tree: Any = []
+    for level in range(190):
+        tree = [tree]
+        if level == 40:
+            KwargsRules("Game", schema, frozenset(), trusted=trusted).check({"x": tree})
+    assert "cannot be followed" in refusal(schema, {"x": tree}, trusted=trusted)

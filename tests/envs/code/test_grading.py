@@ -319,11 +319,68 @@ def test_an_item_that_cannot_be_used_is_no_fault_of_the_program(fields, said):
             "from solution import f\nfor n in f(3): pass\ndef test_it():\n    assert f(1) == 1\n",
             "def f(n): return 1",
         ),
+        (
+            "from solution import f\nclass Box: pass\ndef test_it():\n    found = f(1)\n    found.append(Box())\n"
+            "    assert len(found) == 2\n",
+            "class Kept:\n    def append(self, part): pass\n    def __len__(self): return 2\n"
+            "def f(n): return Kept()",
+        ),
     ],
 )
 def test_a_program_cannot_make_its_item_unusable(test, code):
     verdict = ENVIRONMENT.score(fenced(code), {"question": "x", "test": test})
     assert (verdict.score, verdict.outcome) == (0.0, "wrong"), verdict
+
+
+def test_what_an_object_of_the_item_cannot_be_given_is_still_no_fault_of_the_program():
+    test = "from solution import Stack\nclass Box: pass\ndef test_it():\n    stack = Stack()\n    stack.push(Box())\n"
+    code = "class Stack:\n    def push(self, part): pass\n"
+    verdict = ENVIRONMENT.score(fenced(code), {"question": "x", "test": test, "solution": code})
+    assert (verdict.score, verdict.outcome) == (0.0, "error")
+    assert "no plain value" in verdict.detail
+
+
+def test_exceptions_that_are_made_of_more_than_a_text_are_raised_all_the_same():
+    test = (
+        "import pytest\nfrom solution import read, Worse\n"
+        "def test_reading():\n    with pytest.raises(UnicodeDecodeError, match='utf-8'):\n        read(b'\\xff')\n"
+        "def test_worse():\n    with pytest.raises(Worse):\n        read(b'')\n"
+        "def test_either():\n    with pytest.raises(ValueError):\n        read(b'\\xff')\n"
+    )
+    code = (
+        "class Worse(UnicodeDecodeError):\n    pass\n"
+        "def read(data):\n    if not data:\n        raise Worse('utf-8', b'', 0, 1, 'empty')\n"
+        "    return data.decode('utf-8')\n"
+    )
+    verdict = ENVIRONMENT.score(fenced(code), {"question": "x", "test": test, "solution": code})
+    assert (verdict.score, verdict.outcome) == (1.0, "correct"), verdict
+
+
+HALF = "def f(n): raise ValueError(chr(0xD800))"
+HALF_NAME = """
+import os
+def f(n):
+    for descriptor in range(3, 4096):
+        try:
+            os.write(descriptor, b'{"raised": ["\\ud800"], "text": "\\ud800"}\\n')
+        except OSError:
+            pass
+"""
+
+
+@pytest.mark.parametrize("code", [HALF, HALF_NAME, "raise ValueError(chr(0xD800))"])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"test": "from solution import f\ndef test_it():\n    assert f(1) == 1\n"},
+        {"inputs": [[1], [2]], "outputs": [1, 2], "fn_name": "f"},
+    ],
+)
+def test_half_a_character_that_a_program_says_can_be_told(code, fields):
+    verdict = ENVIRONMENT.score(fenced(code), {"question": "x", **fields})
+    assert (verdict.score, verdict.outcome) == (0.0, "wrong")
+    # What cannot be encoded would end the step of a server with an error in the place of this score.
+    assert verdict.detail.encode()
 
 
 class BrokenSandbox:

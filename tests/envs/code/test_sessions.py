@@ -67,6 +67,12 @@ def test_forged_output_is_data(python):
     assert python("1 + 1") == "2\n"
 
 
+def test_half_a_character_in_an_error_can_be_told(python):
+    observation = python("raise ValueError(chr(0xD800))")
+    assert "ValueError: ?" in observation
+    assert observation.encode()
+
+
 def test_a_long_output_is_cut(python):
     text = python("print('a' * 1000000)")
     assert len(text) < 5000

@@ -6,6 +6,7 @@ from collections import Counter, OrderedDict, defaultdict, deque
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from fractions import Fraction
+from time import process_time
 
 import pytest
 from hypothesis import given, settings
@@ -171,6 +172,25 @@ def test_what_is_no_plain_value_is_refused(value):
 def test_what_is_no_written_value_is_refused(data):
     with pytest.raises(ValueRefusedError):
         build(data)
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        lambda members: {"set": members},
+        lambda members: {"frozenset": [{"tuple": [member]} for member in members]},
+        lambda members: {"dict": [[member, 1] for member in members]},
+    ],
+)
+def test_members_whose_hashes_were_chosen_cost_little(form):
+    members = [{"integer": hex(number * (2**61 - 1))} for number in range(1, 20_000)]
+    begun = process_time()
+    with pytest.raises(ValueRefusedError, match="of one hash"):
+        build(form(members))
+    # Building the set would have taken eight seconds, and one answer has room for several.
+    assert process_time() - begun < 2
+    assert len(build(form(members[:200]))) == 200
+    assert build(plain({2**power for power in range(15_000)})) == {2**power for power in range(15_000)}
 
 
 @pytest.mark.parametrize("text", ["{", "[" * 100_000, "nan", "9" * 10_000])

@@ -46,7 +46,7 @@ EXPRESSIONS = st.recursive(
 
 
 @given(EXPRESSIONS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_values_are_those_of_pythons_grammar(expression):
     try:
         expected = exact(ast.parse(expression, mode="eval").body)

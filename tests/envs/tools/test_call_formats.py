@@ -95,7 +95,7 @@ def test_a_reply_holds_so_many_calls_and_no_more(name):
 @example(text="[TOOL_CALLS][ARGS][TOOL_CALLS]")
 @example(text="<search><search></search>")
 @example(text="search(query='\\ud800')")
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_no_text_raises(name, text):
     form = FORMATS[name]
     for said in (text, f"<tool_call>{text}</tool_call>", f"[TOOL_CALLS]{text}", f"<|python_tag|>{text}"):
@@ -125,7 +125,7 @@ VALUES = st.fixed_dictionaries(
 
 @pytest.mark.parametrize("name", ALL)
 @given(arguments=st.lists(VALUES, min_size=1, max_size=3))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_arguments_come_back_as_they_were_written(name, arguments):
     said = [ToolCall("book", each) for each in arguments]
     assert calls(name, FORMATS[name].write(said)) == [("book", each) for each in arguments]
@@ -307,6 +307,19 @@ def test_python_calls_are_syntax_and_never_run():
         "[now()(",
     ):
         assert read("python", bad).faults, bad
+
+
+@pytest.mark.parametrize("number", ["0x" + "f" * 4_000, "-0x" + "f" * 4_000, "0b" + "1" * 20_000])
+@pytest.mark.parametrize("said", ["{number}", "[{number}]", "{{'a': {number}}}", "{{{number}: 1}}"])
+def test_a_whole_number_that_nobody_can_write_is_no_argument(number, said):
+    value = said.format(number=number)
+    reading = read_calls(f"[store(days={value})]", FORMATS["python"], {"store": {}})
+    assert reading.calls == ()
+    assert len(reading.faults) == 1
+    schemas = {"store": {"properties": {"days": {"type": "integer"}}}}
+    reply = f"<tool_call><function=store><parameter=days>{value}</parameter></function></tool_call>"
+    (call,) = read_calls(reply, FORMATS["qwen-xml"], schemas).calls
+    assert call.arguments == {"days": value}
 
 
 def test_tags_of_tools_and_fenced_code():

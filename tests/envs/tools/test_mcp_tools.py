@@ -178,17 +178,26 @@ def test_of_a_result_that_no_policy_can_read_the_begin_and_the_end_are_shown():
 
 ODD = """
 import asyncio
+import json
+import sys
 from mcp.server.lowlevel import Server
 from mcp.server.stdio import stdio_server
-from mcp.types import ListToolsResult, Tool
+from mcp.types import CallToolResult, ListToolsResult, TextContent, Tool
+
+
+SCHEMA = json.loads(sys.argv[1])
+
+
+async def call_tool(context, params):
+    return CallToolResult(content=[TextContent(type="text", text="done")])
 
 
 async def list_tools(context, params):
-    return ListToolsResult(tools=[Tool(name="odd", input_schema={"type": "object", "required": 5})])
+    return ListToolsResult(tools=[Tool(name="odd", input_schema=SCHEMA)])
 
 
 async def main():
-    server = Server("odd", on_list_tools=list_tools)
+    server = Server("odd", on_list_tools=list_tools, on_call_tool=call_tool)
     async with stdio_server() as (read, write):
         await server.run(read, write, server.create_initialization_options())
 
@@ -197,9 +206,55 @@ asyncio.run(main())
 """
 
 
-def test_a_tool_whose_schema_is_none_is_refused():
-    with pytest.raises(McpServerError, match="its tool odd are no JSON Schema"):
-        McpServer(parse_address({"command": sys.executable, "args": ["-c", ODD]}), 30.0)
+def odd(**schema):
+    return {"command": sys.executable, "args": ["-c", ODD, json.dumps({"type": "object", **schema})]}
+
+
+@pytest.mark.parametrize(
+    ("schema", "said"),
+    [
+        ({"required": 5}, "5 is not of type 'array'"),
+        ({"properties": {"x": {"$ref": "http://127.0.0.1:1/schema"}}}, "nothing is fetched"),
+        ({"properties": {"x": {"$ref": "#/properties/x"}}}, "round in circles"),
+        ({"properties": {"x": {"pattern": "("}}}, "no regular expression"),
+    ],
+)
+def test_a_tool_whose_schema_is_none_is_refused(schema, said):
+    with pytest.raises(McpServerError, match="its tool odd are no JSON Schema") as caught:
+        McpServer(parse_address(odd(**schema)), 30.0)
+    assert said in str(caught.value)
+
+
+def test_arguments_that_a_server_s_schema_would_work_on_for_ever_are_told_to_the_policy():
+    evil = "(x+x+)+y\\1"
+    schema = {
+        "properties": {
+            "number": {"multipleOf": 0.01},
+            "text": {"pattern": evil},
+            "names": {"patternProperties": {evil: {}}, "additionalProperties": False},
+            "items": {"uniqueItems": True},
+            "tree": {"items": {"$ref": "#/properties/tree"}},
+        }
+    }
+    env = McpToolsEnv(server=odd(**schema), tasks=[{"question": "Do it.", "answer": "done"}])
+    try:
+        env.reset(seed=1)
+        tree = 1
+        for _ in range(180):
+            tree = [tree]
+        for refused in ({"text": "x" * 5_000}, {"names": {"x" * 5_000: 1}}, {"tree": tree}):
+            observation, *_, info = env.step(call("odd", **refused))
+            assert "odd: the arguments cannot be held against its schema" in observation
+            assert info["action_is_valid"] is False
+        for taken in (
+            {"number": 10**400},
+            {"items": [{"a": number} for number in range(1_900)]},
+            {"tree": [[]]},
+        ):
+            observation, *_, info = env.step(call("odd", **taken))
+            assert info["action_is_valid"], observation
+    finally:
+        env.close()
 
 
 def test_the_tools_of_one_of_our_own_servers():

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import time
 
 import pytest
 from gymnasium.utils.env_checker import check_env
@@ -33,6 +34,37 @@ def play(env, seed, skip=lambda action: False, instead=None):
         seen += [action, observation]
         if terminated or truncated:
             return seen, reward, terminated, info
+
+
+@pytest.mark.parametrize("item_ids", [["9"] * 40_000, [1] * 60_000, [{}] * 60_000])
+@pytest.mark.parametrize("calls", [1, 60])
+def test_a_call_with_many_values_stalls_nobody(item_ids, calls):
+    env = RetailEnv(max_calls_per_turn=64)
+    before = env.reset(seed=1)[1]
+    arguments = {"order_id": "#W1", "item_ids": item_ids[: len(item_ids) // calls], "payment_method_id": "x"}
+    reply = call("return_items", **arguments).replace(", ", ",") * calls
+    begun = time.process_time()
+    observation, *_, info = env.step(reply)
+    # It took a second of everybody's event loop.
+    assert time.process_time() - begun < 0.25
+    assert "at most 4000 values" in observation
+    assert not info["action_is_valid"]
+    assert info["state"] == before["state"]
+
+
+def test_a_turn_costs_what_is_new_in_it():
+    env = RetailEnv(max_episode_steps=1000)
+    user_id = env.reset(seed=1, options={"expert": True})[1]["state"]["user_id"]
+    env.reset(seed=1)
+    for turn in range(60):
+        env.step(
+            call("change_user_address", user_id=user_id, street=f"{turn}" + "x" * 180_000, city="A", zip="1")
+        )
+    begun = time.process_time()
+    for _ in range(10):
+        env.step(call("list_products"))
+    # It took a second: all calls that had ever been made were written anew each time.
+    assert time.process_time() - begun < 0.2
 
 
 # -- the episode -------------------------------------------------------------------------------------------------------

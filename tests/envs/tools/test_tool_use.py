@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+import time
 
 import pytest
 from gymnasium.utils.env_checker import check_env
@@ -15,7 +16,7 @@ from envs.tools.formats.hermes import HERMES
 from envs.tools.formats.table import FORMATS
 from envs.tools.search import Corpus, Document
 from envs.tools.tasks import KINDS, answers_agree
-from envs.tools.tool import Toolbox
+from envs.tools.tool import Tool, Toolbox, parameters
 from envs.tools.tool_use import TOOL_GROUPS, ToolUseEnv
 from tests.support.processes import ROOT
 
@@ -193,6 +194,43 @@ def test_the_expert_mends_what_a_policy_has_spoilt():
     assert reward == 1.0
 
 
+def weigh(**properties):
+    return Toolbox([Tool("weigh", "", parameters((), **properties), lambda **arguments: "weighed")])
+
+
+@pytest.mark.parametrize(
+    ("schema", "value", "said"),
+    [
+        ({"multipleOf": 0.01}, float("inf"), "weigh: x: is not finite"),
+        ({"multipleOf": 0.01}, 10**400, None),
+        ({"type": "number"}, True, "weigh: x: True is not of type 'number'"),
+        ({"pattern": "(x+x+)+y\\1"}, "x" * 5_000, "takes over"),
+        ({"patternProperties": {"(x+x+)+y\\1": {}}}, {"x" * 5_000: 1}, "takes over"),
+        ({"uniqueItems": True}, [{"a": number} for number in range(1_900)], None),
+    ],
+)
+def test_whatever_arguments_are_their_fault_is_told_to_the_policy(schema, value, said):
+    found = weigh(x=schema).faults([ToolCall("weigh", {"x": value})])[0]
+    assert found is None if said is None else said in found
+
+
+def test_a_number_beyond_floating_point_ends_no_episode():
+    env = ToolUseEnv()
+    env.reset(seed=1)
+    env.toolbox = weigh(x={"multipleOf": 0.01})
+    assert "weighed" in env.step(call("weigh", x=10**400))[0]
+    observation, *_, info = env.step(call("weigh", x=0.5).replace("0.5", "1e999"))
+    assert "Nothing was run" in observation
+    assert info["action_is_valid"] is False
+
+
+def test_a_tool_whose_parameters_are_no_schema_is_refused_when_it_is_declared():
+    with pytest.raises(ValueError, match=r"the parameters of the tool 'weigh' cannot be used: .*'heavy'"):
+        weigh(x={"type": "heavy"})
+    with pytest.raises(ValueError, match="nothing is fetched"):
+        weigh(x={"$ref": "http://127.0.0.1:1/schema"})
+
+
 def test_a_limit_truncates():
     env = ToolUseEnv(max_episode_steps=2)
     env.reset(seed=1)
@@ -210,6 +248,34 @@ def test_turns_are_alike_where_the_store_and_what_is_known_are():
     assert len({start, known, changed}) == 3
 
 
+def test_what_was_stored_is_another_state_however_it_came_about():
+    def after(*calls):
+        env = ToolUseEnv(kinds=["noted"])
+        env.reset(seed=1)
+        for each in calls:
+            anchor = env.step(each)[4]["anchor"]
+        return anchor
+
+    one, other = (call("store_set", key=key, value="x") for key in "ab")
+    gone = call("store_delete", key="a")
+    assert after(one, other) == after(other, one) == after(one, other, one)
+    assert after(one, gone, one) == after(gone, one, gone, one)
+    assert after(one, call("store_set", key="a", value="y")) != after(one)
+    assert len({after(one), after(other), after(one, other), after(one, gone)}) == 4
+
+
+def test_a_turn_costs_what_is_new_in_it():
+    env = ToolUseEnv(max_episode_steps=1000, max_calls_per_turn=64)
+    env.reset(seed=1)
+    for turn in range(40):
+        env.step("".join(call("store_set", key=f"{turn} {each}", value="x" * 9_000) for each in range(20)))
+    begun = time.process_time()
+    for _ in range(10):
+        env.step("Hello?")
+    # It took two seconds: the names of all that was ever stored and found were made anew each time.
+    assert time.process_time() - begun < 0.2
+
+
 @pytest.mark.parametrize(
     ("kwargs", "said"),
     [
@@ -217,6 +283,8 @@ def test_turns_are_alike_where_the_store_and_what_is_known_are():
         ({"tools": ["python"]}, "tools must be some of"),
         ({"kinds": ["flying"]}, "kinds must be some of"),
         ({"kinds": []}, "kinds must be some of"),
+        ({"tools": ["store"]}, "the tools store are enough for no kind of task"),
+        ({"tools": ["store"], "kinds": ["stock"]}, "no kind of task"),
         ({"tools": ["dates"], "kinds": ["stock"]}, "need the tools calculator, store"),
         ({"call_format": "yaml"}, "call_format must be one of"),
         ({"split": "dev"}, "split must be"),

@@ -12,7 +12,9 @@ import regex
 
 _LONGEST = 2_000
 _LARGEST = 20_000
-_SECONDS = 0.25
+SECONDS = 0.25
+"""How long a search may take where nothing else is said."""
+
 _KEPT = 1024
 _PART = re.compile(
     r"\\.|(?P<set>\[\^?\]?(?:\\.|[^\]\\])*\])|(?P<open>\()|(?P<close>\))|(?P<times>\{\d*,?\d*\})|.", re.DOTALL
@@ -20,7 +22,7 @@ _PART = re.compile(
 
 
 class TooMuchWorkError(Exception):
-    """What a task asks for takes too long on a response."""
+    """What a stranger's pattern or schema asks for takes too long on a text or a value."""
 
 
 def check_pattern(pattern: str) -> None:
@@ -32,8 +34,14 @@ def check_pattern(pattern: str) -> None:
     _compiled(pattern, 0)
 
 
-def searches(pattern: str, text: str, *, ignore_case: bool = False) -> bool:
+def searches(pattern: str, text: str, *, ignore_case: bool = False, seconds: float = SECONDS) -> bool:
     """Whether a pattern is found anywhere in a text.
+
+    Args:
+        pattern: The regular expression.
+        text: Where it is looked for.
+        ignore_case: Whether large and small letters are the same.
+        seconds: How long that may take.
 
     Raises:
         ValueError: It is too long, or no pattern.
@@ -41,26 +49,26 @@ def searches(pattern: str, text: str, *, ignore_case: bool = False) -> bool:
     """
     compiled = _compiled(pattern, regex.IGNORECASE if ignore_case else 0)
     try:
-        return compiled.search(text, timeout=_SECONDS) is not None
+        return compiled.search(text, timeout=max(seconds, 0.0)) is not None
     except TimeoutError:
-        raise _too_much(pattern) from None
+        raise _too_much(pattern, seconds) from None
 
 
 def matches(pattern: str, text: str) -> bool:
     """Whether a pattern matches a text from its beginning to its end. Raises like `searches`."""
     try:
-        return _compiled(pattern, 0).fullmatch(text, timeout=_SECONDS) is not None
+        return _compiled(pattern, 0).fullmatch(text, timeout=SECONDS) is not None
     except TimeoutError:
-        raise _too_much(pattern) from None
+        raise _too_much(pattern, SECONDS) from None
 
 
 def occurrences(pattern: str, text: str, *, ignore_case: bool = False) -> int:
     """How often a pattern is found in a text, without overlaps. Raises like `searches`."""
     compiled = _compiled(pattern, regex.IGNORECASE if ignore_case else 0)
     try:
-        return sum(1 for _ in compiled.finditer(text, timeout=_SECONDS))
+        return sum(1 for _ in compiled.finditer(text, timeout=SECONDS))
     except TimeoutError:
-        raise _too_much(pattern) from None
+        raise _too_much(pattern, SECONDS) from None
 
 
 @lru_cache(maxsize=_KEPT)
@@ -97,5 +105,5 @@ def _size(pattern: str) -> int:
     return sum(groups)
 
 
-def _too_much(pattern: str) -> TooMuchWorkError:
-    return TooMuchWorkError(f"the pattern {pattern[:80]!r} takes over {_SECONDS:g} s on this text")
+def _too_much(pattern: str, seconds: float) -> TooMuchWorkError:
+    return TooMuchWorkError(f"the pattern {pattern[:80]!r} takes over {seconds:.3g} s on this text")

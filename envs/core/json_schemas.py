@@ -1,0 +1,372 @@
+"""JSON held against a schema that a stranger wrote: nothing is fetched, and the work is bounded.
+
+What is wrong with a schema is told when a validator is made of it, and what is wrong with a value when it is held
+against one. All four who do that do it here: verifiers of forms, kwargs of environments, tools, tools of MCP servers.
+"""
+
+import json
+import math
+import time
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+from itertools import islice
+from typing import Any
+
+import jsonschema
+from jsonschema import Draft202012Validator
+from jsonschema.exceptions import best_match
+from jsonschema.validators import extend
+from referencing import Registry
+
+from envs.core import patterns
+from envs.core.patterns import TooMuchWorkError
+from envs.core.schema_parts import SchemaError, checked_parts
+
+_LARGEST_SCHEMA = 64 * 1024
+_DEEPEST_VALUE = 200
+# Python writes no whole number of more than 4,300 digits, and a message has to.
+_LONGEST_NUMBER = 13_000
+_MOST_LOOKS = 20_000
+# Before Python says so: within the library's own libraries, that would be no exception of Python's.
+_DEEPEST_LOOK = 120
+_MOST_MISFITS = 100
+_KEPT = 512
+# What one look may bring with it: items that are gone through, values that are compared, characters that are told.
+_ITEMS_OF_A_LOOK = 50
+_PARTS_OF_A_LOOK = 10
+_VALUES_OF_A_LOOK = 50
+_PAIRS_OF_A_LOOK = 1_000
+_CHARACTERS_OF_A_LOOK = 100
+
+
+class SchemaValidator:
+    """A JSON Schema (2020-12), and what fits it.
+
+    Numbers that are no JSON (NaN and what is infinite) fit no schema, and true and false are no numbers. A value takes
+    work that grows with its size, up to a bound; so do patterns, which have one limit of time together.
+
+    Args:
+        schema: What values are held against. It is copied.
+        trusted: Whether the operator or an installed package wrote it, so that its size, and the work that it makes,
+            is theirs to choose.
+        strict_integers: Whether 4.0 is no integer, as for a constructor in Python; to JSON Schema it is one.
+        match_patterns: Whether regular expressions are looked at. Where they are not, what is said of names that match
+            none is left out, too.
+
+    Raises:
+        SchemaError: It is no schema, too large, or has a `$ref` that leads out of it, nowhere, or round in circles.
+    """
+
+    def __init__(
+        self,
+        schema: Mapping[str, Any],
+        *,
+        trusted: bool = False,
+        strict_integers: bool = False,
+        match_patterns: bool = True,
+    ) -> None:
+        if not isinstance(schema, Mapping):
+            raise SchemaError("a JSON Schema is needed, as a mapping")
+        try:
+            list(_beyond_json(schema))
+            text = json.dumps(schema)
+        except (TypeError, ValueError, TooMuchWorkError) as error:
+            raise SchemaError(f"the schema cannot be read: {error}") from error
+        if not trusted and len(text) > _LARGEST_SCHEMA:
+            raise SchemaError(f"a schema has at most {_LARGEST_SCHEMA} characters, not {len(text)}")
+        self._read = _read(text, match_patterns)
+        dialect = (_STRICT if strict_integers else _BOUNDED)[match_patterns]
+        # By itself, the library would fetch what a `$ref` names, wherever that is.
+        self._validator = dialect(self._read.schema, registry=Registry())
+        self._most_looks = math.inf if trusted else _MOST_LOOKS
+
+    def fits(self, value: Any) -> bool:
+        """Whether a value fits. Raises like `misfits`."""
+        return next(self.misfits(value), None) is None
+
+    def misfit(self, value: Any) -> jsonschema.ValidationError | None:
+        """Return what of a value is best told of all that does not fit; None if it fits. Raises like `misfits`."""
+        best: jsonschema.ValidationError | None = best_match(islice(self.misfits(value), _MOST_MISFITS))
+        return best
+
+    def misfits(self, value: Any) -> Iterator[jsonschema.ValidationError]:
+        """Return what of a value does not fit, one after another.
+
+        Raises:
+            TooMuchWorkError: The value is nested too deeply, or holding it against the schema takes too much work.
+        """
+        beyond = _beyond_json(value)
+        first = next(beyond, None)
+        if first is not None:
+            yield first
+            yield from beyond
+            return
+        work = _Work(self._read.enumerations, self._most_looks)
+        misfits = self._validator.iter_errors(value)
+        while True:
+            # Whoever asks may do other work between two misfits, and hold another value against another schema.
+            token = _WORK.set(work)
+            try:
+                misfit = next(misfits, None)
+            except RecursionError as error:
+                raise TooMuchWorkError("the value is nested too deeply for the schema") from error
+            finally:
+                _WORK.reset(token)
+            if misfit is None:
+                return
+            yield misfit
+
+
+@dataclass(frozen=True, slots=True)
+class _ReadSchema:
+    """A schema that was looked at, and the keys of what its enumerations allow, by the enumerations' identities."""
+
+    schema: Mapping[str, Any]
+    enumerations: Mapping[int, frozenset[Hashable]]
+
+
+@lru_cache(maxsize=_KEPT)
+def _read(text: str, match_patterns: bool) -> _ReadSchema:
+    """Look at a schema, which takes longer than holding most values against it."""
+    schema = json.loads(text)
+    enumerations = {}
+    parts = checked_parts(schema)
+    if match_patterns:
+        _check_patterns(parts)
+    for part in parts:
+        if "enum" in part:
+            enumerations[id(part["enum"])] = frozenset(map(_key, part["enum"]))
+    return _ReadSchema(schema, enumerations)
+
+
+def _check_patterns(parts: Iterable[Mapping[str, Any]]) -> None:
+    try:
+        for part in parts:
+            for pattern in (
+                *part.get("patternProperties", ()),
+                *([part["pattern"]] if "pattern" in part else ()),
+            ):
+                patterns.check_pattern(pattern)
+    except ValueError as error:
+        raise SchemaError(f"the schema has a pattern that cannot be used: {error}") from error
+    if all(any(name in part for part in parts) for name in ("patternProperties", "unevaluatedProperties")):
+        raise SchemaError(
+            "unevaluatedProperties are not taken where there are patternProperties; say additionalProperties instead"
+        )
+
+
+def _beyond_json(value: Any) -> Iterator[jsonschema.ValidationError]:
+    """Return the numbers that no JSON has, or that nobody could be told.
+
+    Raises:
+        TooMuchWorkError: It is nested so deeply that walking through it by calls within calls would end Python.
+    """
+    waiting: list[tuple[tuple[str | int, ...], Any]] = [((), value)]
+    while waiting:
+        path, part = waiting.pop()
+        if isinstance(part, Mapping | list | tuple):
+            if len(path) == _DEEPEST_VALUE:
+                raise TooMuchWorkError(f"it is nested more than {_DEEPEST_VALUE} deep")
+            inner: Iterable[tuple[Any, Any]] = part.items() if isinstance(part, Mapping) else enumerate(part)
+            waiting.extend(
+                ((*path, name), each) for name, each in inner if not isinstance(each, str | bool | None)
+            )
+        elif isinstance(part, float) and not math.isfinite(part):
+            yield jsonschema.ValidationError("is not finite", path=path)
+        elif isinstance(part, int) and part.bit_length() > _LONGEST_NUMBER:
+            yield jsonschema.ValidationError("is a number of too many digits", path=path)
+
+
+class _Work:
+    """How often something was looked at, within how many other looks one is, and how long patterns may still take."""
+
+    def __init__(self, enumerations: Mapping[int, frozenset[Hashable]], most: float) -> None:
+        self.enumerations = enumerations
+        self.depth = 0
+        self._left = most
+        self._seconds = patterns.SECONDS
+
+    def look(self, looks: int = 1) -> None:
+        self._left -= looks
+        if self._left < 0:
+            raise TooMuchWorkError("the schema takes too much work on this value")
+
+    def compare(self, value: Any) -> None:
+        """Count what is gone through where a value is compared as a whole."""
+        waiting = [value]
+        size = 0
+        while waiting:
+            part = waiting.pop()
+            if isinstance(part, Mapping | list | tuple):
+                size += len(part)
+                waiting.extend(part.values() if isinstance(part, Mapping) else part)
+        self.look(size // _VALUES_OF_A_LOOK)
+
+    def searches(self, pattern: str, text: str) -> bool:
+        begun = time.monotonic()
+        try:
+            return patterns.searches(pattern, text, seconds=self._seconds)
+        finally:
+            self._seconds -= time.monotonic() - begun
+
+
+_WORK: ContextVar[_Work] = ContextVar("work")
+
+_Keyword = Callable[[Any, Any, Any, Any], Iterable[jsonschema.ValidationError] | None]
+
+
+def _counted(name: str, keyword: _Keyword) -> _Keyword:
+    """Return a keyword that counts what looking at it brings with it."""
+    squared = name.startswith("unevaluated")
+
+    def look(validator: Any, part: Any, instance: Any, schema: Any) -> Iterator[jsonschema.ValidationError]:
+        work = _WORK.get()
+        size = len(instance) if isinstance(instance, list | dict) else 0
+        looks = 1 + size // _ITEMS_OF_A_LOOK
+        if isinstance(part, list | dict) and name != "enum":
+            looks += len(part) // _PARTS_OF_A_LOOK
+        # The library compares each name or index with each that was looked at.
+        work.look(looks + size * size // _PAIRS_OF_A_LOOK if squared else looks)
+        if work.depth == _DEEPEST_LOOK:
+            raise RecursionError
+        work.depth += 1
+        try:
+            for misfit in keyword(validator, part, instance, schema) or ():
+                if misfit.validator not in validator.VALIDATORS:
+                    # It was found here, and its message, which may be as long as what it is about, was written.
+                    work.look(len(misfit.message) // _CHARACTERS_OF_A_LOOK)
+                yield misfit
+        finally:
+            work.depth -= 1
+
+    return look
+
+
+def _enum(_: Any, allowed: list[Any], instance: Any, __: Any) -> Iterator[jsonschema.ValidationError]:
+    work = _WORK.get()
+    work.compare(instance)
+    if _key(instance) not in work.enumerations[id(allowed)]:
+        yield jsonschema.ValidationError(f"{instance!r} is not one of {allowed!r}")
+
+
+def _multiple_of(_: Any, unit: float, instance: Any, __: Any) -> Iterator[jsonschema.ValidationError]:
+    """Divide numbers as they are written: 19.99 is a multiple of 0.01, which it is not to floating point."""
+    if not isinstance(instance, int | float) or isinstance(instance, bool):
+        return
+    if (_exact(instance) / _exact(unit)).denominator != 1:
+        yield jsonschema.ValidationError(f"{instance!r} is not a multiple of {unit}")
+
+
+def _exact(number: float) -> Fraction:
+    return Fraction(number) if isinstance(number, int) else Fraction(repr(float(number)))
+
+
+def _unique_items(_: Any, unique: bool, instance: Any, __: Any) -> Iterator[jsonschema.ValidationError]:
+    """Look at each item once: the library compares each with all others where they cannot be sorted."""
+    if not unique or not isinstance(instance, list):
+        return
+    _WORK.get().compare(instance)
+    if len(set(map(_key, instance))) < len(instance):
+        yield jsonschema.ValidationError(f"{instance!r} has non-unique elements")
+
+
+def _key(value: Any) -> Hashable:
+    """Return what is equal for equal JSON, to which 1 and 1.0 are equal, and 1 and true are not.
+
+    Numbers are texts in it: texts have hashes that nobody can choose to be equal.
+    """
+    if isinstance(value, list | tuple):
+        return "list", *map(_key, value)
+    if isinstance(value, Mapping):
+        return "object", frozenset((name, _key(part)) for name, part in value.items())
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        whole = isinstance(value, int) or value.is_integer()
+        return "number", hex(int(value)) if whole else float(value).hex()
+    return type(value).__name__, value
+
+
+def _pattern(_: Any, pattern: str, instance: Any, __: Any) -> Iterator[jsonschema.ValidationError]:
+    if isinstance(instance, str) and not _WORK.get().searches(pattern, instance):
+        yield jsonschema.ValidationError(f"{instance!r} does not match {pattern!r}")
+
+
+def _pattern_properties(
+    validator: Any, parts: Mapping[str, Any], instance: Any, _: Any
+) -> Iterator[jsonschema.ValidationError]:
+    if not isinstance(instance, dict):
+        return
+    work = _WORK.get()
+    for pattern, part in parts.items():
+        for name, value in instance.items():
+            work.look()
+            if work.searches(pattern, name):
+                yield from validator.descend(value, part, path=name, schema_path=pattern)
+
+
+def _additional_properties(
+    validator: Any, part: Any, instance: Any, schema: Mapping[str, Any]
+) -> Iterator[jsonschema.ValidationError]:
+    """Hold names that match no pattern against `additionalProperties`; the library would match by Python's engine."""
+    if "patternProperties" not in schema:
+        yield from _OWN["additionalProperties"](validator, part, instance, schema) or ()
+        return
+    if not isinstance(instance, dict):
+        return
+    work = _WORK.get()
+    for name, value in instance.items():
+        if name in schema.get("properties", {}):
+            continue
+        work.look(len(schema["patternProperties"]))
+        if any(work.searches(pattern, name) for pattern in schema["patternProperties"]):
+            continue
+        if part is False:
+            yield jsonschema.ValidationError(
+                f"Additional properties are not allowed ({name!r} was unexpected)"
+            )
+        else:
+            yield from validator.descend(value, part, path=name)
+
+
+def _left_out(_: Any, __: Any, ___: Any, ____: Any) -> None:
+    """Look at nothing."""
+
+
+def _additional_to_no_pattern(
+    validator: Any, part: Any, instance: Any, schema: Mapping[str, Any]
+) -> Iterable[jsonschema.ValidationError] | None:
+    if "patternProperties" in schema:
+        return None
+    return _OWN["additionalProperties"](validator, part, instance, schema)
+
+
+def _is_strict_integer(_: Any, value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _dialect(keywords: dict[str, _Keyword], *, strict: bool) -> Any:
+    checker = Draft202012Validator.TYPE_CHECKER
+    return extend(  # type: ignore[no-untyped-call]
+        Draft202012Validator,
+        {name: _counted(name, keyword) for name, keyword in (_OWN | _BOUND | keywords).items()},
+        type_checker=checker.redefine("integer", _is_strict_integer) if strict else checker,
+    )
+
+
+_OWN: dict[str, _Keyword] = dict(Draft202012Validator.VALIDATORS)
+_BOUND: dict[str, _Keyword] = {"enum": _enum, "multipleOf": _multiple_of, "uniqueItems": _unique_items}
+_MATCHED: dict[str, _Keyword] = {
+    "pattern": _pattern,
+    "patternProperties": _pattern_properties,
+    "additionalProperties": _additional_properties,
+}
+_UNMATCHED: dict[str, _Keyword] = {
+    "pattern": _left_out,
+    "patternProperties": _left_out,
+    "additionalProperties": _additional_to_no_pattern,
+    "unevaluatedProperties": _left_out,
+}
+_BOUNDED = {matched: _dialect(_MATCHED if matched else _UNMATCHED, strict=False) for matched in (True, False)}
+_STRICT = {matched: _dialect(_MATCHED if matched else _UNMATCHED, strict=True) for matched in (True, False)}

@@ -1,0 +1,156 @@
+"""The parts of a JSON Schema, each looked at by itself: that it makes sense, and where its `$ref` leads."""
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from graphlib import CycleError, TopologicalSorter
+from typing import Any
+
+from jsonschema import Draft202012Validator
+from referencing import Registry
+from referencing.exceptions import Unresolvable
+from referencing.jsonschema import DRAFT202012
+
+# Schemas that hold for the same value, one within another or by reference; each takes frames of Python's stack.
+_LONGEST_CHAIN = 120
+_LONGEST_REASON = 200
+_KEPT = 4096
+_WORDS = ("title", "description", "$comment")
+_NUMBERS = ("multipleOf", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+# Where a schema has others in it that hold for the same value: one, some, or some by name.
+_ALSO = ("not", "if", "then", "else")
+_ALSO_EACH = ("allOf", "anyOf", "oneOf")
+_ALSO_BY_NAME = ("dependentSchemas",)
+_WITHIN = (
+    "additionalProperties",
+    "contains",
+    "contentSchema",
+    "items",
+    "propertyNames",
+    "unevaluatedItems",
+    "unevaluatedProperties",
+)
+_WITHIN_BY_NAME = ("$defs", "definitions", "patternProperties", "properties")
+_META: Any = Draft202012Validator(Draft202012Validator.META_SCHEMA)
+
+
+class SchemaError(ValueError):
+    """A JSON Schema cannot be used; whoever wrote it has to mend it."""
+
+
+def checked_parts(schema: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return all schemas within a schema, itself among them, and take `$schema` out of each.
+
+    By that, parts would pick validators that bound nothing. All are read as the dialect of 2020-12.
+
+    Raises:
+        SchemaError: One is no schema, or has a `$ref` that leads out of the whole, nowhere, or round in circles.
+    """
+    found: dict[int, dict[str, Any]] = {}
+    _gather(schema, found)
+    try:
+        same_value = _followed(schema, found)
+    except SchemaError:
+        raise
+    except ValueError as error:
+        # Of the standard library, on addresses that are none.
+        raise SchemaError(f"its $id or $ref cannot be read: {error}") from error
+    _refuse_circles(same_value)
+    return list(found.values())
+
+
+def _followed(schema: dict[str, Any], found: dict[int, dict[str, Any]]) -> dict[int, list[int]]:
+    """Follow every `$ref`; return for each part those that hold for the same value, all by identity."""
+    same_value: dict[int, list[int]] = {}
+    root = Registry().resolver_with_root(DRAFT202012.create_resource(schema))
+    waiting: list[tuple[Any, Any]] = [(schema, root)]
+    while waiting:
+        part, resolver = waiting.pop()
+        if isinstance(part, bool) or id(part) in same_value:
+            continue
+        # A reference may lead to a place where no schema was looked for.
+        _gather(part, found)
+        resolver = resolver.in_subresource(DRAFT202012.create_resource(part))
+        also = list(_also(part))
+        waiting += [(each, resolver) for each in DRAFT202012.subresources_of(part)]
+        if "$ref" in part:
+            target = _target(part["$ref"], resolver)
+            also.append(target.contents)
+            waiting.append((target.contents, target.resolver))
+        same_value[id(part)] = [id(each) for each in also if not isinstance(each, bool)]
+    return same_value
+
+
+def _gather(part: Any, found: dict[int, dict[str, Any]]) -> None:
+    """Look at a part and at those within it, and note them all."""
+    waiting = [part]
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, bool) or id(part) in found:
+            continue
+        if not isinstance(part, dict):
+            raise SchemaError(f"a $ref leads to {json.dumps(part)[:_LONGEST_REASON]}, which is no schema")
+        part.pop("$schema", None)
+        if "$dynamicRef" in part:
+            raise SchemaError("$dynamicRef is not taken in schemas of others; say $ref instead")
+        reason = _reason(json.dumps(_shallow(part)))
+        if reason is not None:
+            raise SchemaError(f"this is no JSON Schema: {reason}")
+        for name in _NUMBERS:
+            if isinstance(part.get(name), float) and not math.isfinite(part[name]):
+                raise SchemaError(f"{name} of a schema is not finite")
+        found[id(part)] = part
+        waiting += DRAFT202012.subresources_of(part)
+
+
+def _shallow(part: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a part whose own parts are left to themselves: what is nested deeply is never gone down at once."""
+    shallow = {name: each for name, each in part.items() if name not in _WORDS or not isinstance(each, str)}
+    for name in (*_ALSO, *_WITHIN):
+        if isinstance(shallow.get(name), dict):
+            shallow[name] = True
+    for name in (*_ALSO_EACH, "prefixItems"):
+        if isinstance(shallow.get(name), list):
+            shallow[name] = [isinstance(each, dict) or each for each in shallow[name]]
+    for name in (*_ALSO_BY_NAME, *_WITHIN_BY_NAME):
+        if isinstance(shallow.get(name), dict):
+            shallow[name] = {key: isinstance(each, dict) or each for key, each in shallow[name].items()}
+    return shallow
+
+
+@lru_cache(maxsize=_KEPT)
+def _reason(text: str) -> str | None:
+    """Return why a part is no schema; None if it is one."""
+    misfit = next(_META.iter_errors(json.loads(text)), None)
+    return None if misfit is None else misfit.message[:_LONGEST_REASON]
+
+
+def _also(part: Mapping[str, Any]) -> Iterator[Any]:
+    """Return the parts that hold for the same value as the whole."""
+    yield from (part[name] for name in _ALSO if name in part)
+    for name in _ALSO_EACH:
+        yield from part.get(name, ())
+    for name in _ALSO_BY_NAME:
+        yield from part.get(name, {}).values()
+
+
+def _target(reference: str, resolver: Any) -> Any:
+    try:
+        return resolver.lookup(reference)
+    except Unresolvable as error:
+        raise SchemaError(
+            f"the $ref {reference[:_LONGEST_REASON]!r} leads nowhere within the schema, and nothing is fetched; "
+            "put what it means under $defs"
+        ) from error
+
+
+def _refuse_circles(same_value: Mapping[int, list[int]]) -> None:
+    lengths: dict[int, int] = {}
+    try:
+        for part in TopologicalSorter(same_value).static_order():
+            lengths[part] = 1 + max((lengths[each] for each in same_value[part]), default=0)
+    except CycleError as error:
+        raise SchemaError("a $ref leads round in circles without going into the value") from error
+    if max(lengths.values()) > _LONGEST_CHAIN:
+        raise SchemaError(f"over {_LONGEST_CHAIN} schemas stand within one another for the same value")
