@@ -27,20 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.path.insert(0, here)
     if arguments[:1] == ["token"]:
         return _make_token(arguments[1:])
-    parser = argparse.ArgumentParser(
-        prog="roll-serve",
-        usage="%(prog)s [--config FILE] [settings]\n       %(prog)s token [--help]",
-        description="Serve environments over HTTP and WebSocket.",
-        epilog="`roll-serve token --help` makes tokens. Every flag may stand in the file of --config instead.",
-    )
-    add_version(parser)
-    parser.add_argument(
-        "--config",
-        type=Path,
-        metavar="FILE",
-        help="YAML file with any of these settings, under the same names.",
-    )
-    add_flags(parser)
+    parser = server_parser()
     flags = vars(parser.parse_args(arguments))
     config = flags.pop("config")
     try:
@@ -55,11 +42,36 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.exit(1, f"roll-serve: {error}\n")
 
 
+def server_parser() -> argparse.ArgumentParser:
+    """Return the parser of `roll-serve`'s words."""
+    parser = argparse.ArgumentParser(
+        prog="roll-serve",
+        usage="%(prog)s [--config FILE] [settings]\n       %(prog)s token [--help]",
+        description="Serve environments over HTTP and WebSocket.",
+        epilog="`roll-serve token --help` makes tokens. Every flag may stand in the file of --config instead.",
+    )
+    add_version(parser)
+    parser.add_argument(
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help="YAML file with any of these settings, under the same names.",
+    )
+    add_flags(parser)
+    return parser
+
+
 def _serve(settings: Settings) -> int:
     if settings.token_file is None and settings.log_format == "text":
         print("roll-serve: no tokens are configured, so only loopback is served", file=sys.stderr, flush=True)
     if settings.state_dir is not None:
-        settings.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            settings.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigurationError(
+                f"state_dir: {settings.state_dir} cannot be made ({error.strerror}): "
+                "name a folder that can be written to"
+            ) from error
     if settings.stop_at_end_of_input:
         threading.Thread(target=_stop_at_end_of_input, name="end-of-input", daemon=True).start()
     if settings.processes > 1:
@@ -80,7 +92,8 @@ def _announce(url: str) -> None:
     print(f"rollgym serving on {url}", flush=True)
 
 
-def _make_token(arguments: Sequence[str]) -> int:
+def token_parser() -> argparse.ArgumentParser:
+    """Return the parser of the words of `roll-serve token`."""
     parser = argparse.ArgumentParser(
         prog="roll-serve token",
         description="Make a token, add its hash to the token file and print the token: it is shown only here.",
@@ -106,6 +119,11 @@ def _make_token(arguments: Sequence[str]) -> int:
     )
     change.add_argument("--retire", action="store_true", help="Let only the newest token of the name work.")
     change.add_argument("--revoke", action="store_true", help="Take the name and its tokens out of the file.")
+    return parser
+
+
+def _make_token(arguments: Sequence[str]) -> int:
+    parser = token_parser()
     options = parser.parse_args(arguments)
     limits = {name: getattr(options, name) for name in Quota.model_fields}
     if (options.rotate or options.retire or options.revoke) and (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from hashlib import blake2b
 from itertools import takewhile
@@ -68,7 +68,7 @@ class Arena:
         self.max_steps = max_steps
 
     @asynccontextmanager
-    async def sessions(self, count: int) -> Any:
+    async def sessions(self, count: int) -> AsyncIterator[list[EnvSession]]:
         """Give new sessions, and close them afterwards."""
         made = await self._client.make_many(self._env_id, count, self._kwargs)
         try:

@@ -116,6 +116,19 @@ def parse_kwargs(pairs: Sequence[str]) -> dict[str, Any]:
     return kwargs
 
 
+def checked_url(url: str) -> str:
+    """Return the address of a running server.
+
+    Raises:
+        UsageError: It is none.
+    """
+    try:
+        socket_url(url)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    return url
+
+
 @contextmanager
 def server_url(options: argparse.Namespace) -> Iterator[str]:
     """Give the address of the chosen server, starting one if none was named.
@@ -128,11 +141,7 @@ def server_url(options: argparse.Namespace) -> Iterator[str]:
             raise UsageError(
                 "--env, --gymnasium and --gymnasium-text are for a server started here, so they exclude --url"
             )
-        try:
-            socket_url(options.url)
-        except ValueError as error:
-            raise UsageError(str(error)) from error
-        yield options.url
+        yield checked_url(options.url)
         return
     with LocalServer(named_environments(options)) as server:
         yield server.url

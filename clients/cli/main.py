@@ -28,22 +28,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _environments(arguments: Sequence[str]) -> int:
     """Carry out the commands that talk to servers."""
-    from clients.cli import audit, bench, check, doctor, listing, play, registering, replay, show, verify
     from clients.cli.arguments import UsageError
     from clients.client.client import TOKEN_VARIABLE
-    from clients.process.installed import add_version
     from clients.protocol.errors import ProblemError
 
-    parser = argparse.ArgumentParser(
-        prog="roll-env", description="Look at, play, replay, check and measure environments."
-    )
-    add_version(parser)
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for command in (listing, show, play, replay, verify, check, audit, bench, doctor):
-        command.add_parser(commands)
-    registering.add_parsers(commands)
-    commands.add_parser("sandbox", help=_SANDBOX_HELP)
-    options = parser.parse_args(arguments)
+    options = client_parser().parse_args(arguments)
     try:
         code: int = options.run(options)
     except UsageError as error:
@@ -60,6 +49,23 @@ def _environments(arguments: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return 130
     return code
+
+
+def client_parser() -> argparse.ArgumentParser:
+    """Return the parser of `roll-env`'s words, but for those of `roll-env sandbox`."""
+    from clients.cli import audit, bench, check, doctor, listing, play, registering, replay, show, verify
+    from clients.process.installed import add_version
+
+    parser = argparse.ArgumentParser(
+        prog="roll-env", description="Look at, play, replay, check and measure environments."
+    )
+    add_version(parser)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for command in (listing, show, play, replay, verify, check, audit, bench, doctor):
+        command.add_parser(commands)
+    registering.add_parsers(commands)
+    commands.add_parser("sandbox", help=_SANDBOX_HELP)
+    return parser
 
 
 def _end_in_order(number: int, frame: FrameType | None) -> None:

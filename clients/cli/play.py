@@ -12,6 +12,7 @@ import orjson
 from gymnasium import Space, spaces
 
 from clients.cli.arguments import (
+    CONNECT_TIMEOUT_S,
     PATIENCE_S,
     UsageError,
     add_kwargs_argument,
@@ -53,7 +54,14 @@ def run(options: argparse.Namespace) -> int:
     if options.save is not None and not options.save.parent.is_dir():
         raise UsageError(f"--save: there is no directory {options.save.parent}")
     with server_url(options) as url:
-        env = RemoteEnv(url, options.env_id, kwargs, token=options.token, timeout_s=PATIENCE_S)
+        env = RemoteEnv(
+            url,
+            options.env_id,
+            kwargs,
+            token=options.token,
+            timeout_s=PATIENCE_S,
+            connect_timeout_s=CONNECT_TIMEOUT_S,
+        )
         try:
             try:
                 Game(env).play(options.seed)

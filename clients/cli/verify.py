@@ -10,7 +10,14 @@ from typing import Any
 import orjson
 
 from clients.checks.target import Target, TargetError
-from clients.cli.arguments import UsageError, add_kwargs_argument, add_token_argument, parse_kwargs
+from clients.cli.arguments import (
+    CONNECT_TIMEOUT_S,
+    UsageError,
+    add_kwargs_argument,
+    add_token_argument,
+    checked_url,
+    parse_kwargs,
+)
 from clients.client.verifier import RemoteVerifier
 
 
@@ -36,7 +43,9 @@ def run(options: argparse.Namespace) -> int:
     elif kwargs:
         raise UsageError("--kwarg is for a verifier that runs here; a server has its own")
     else:
-        with RemoteVerifier(options.url, options.env_id, token=options.token) as verifier:
+        with RemoteVerifier(
+            checked_url(options.url), options.env_id, token=options.token, connect_timeout_s=CONNECT_TIMEOUT_S
+        ) as verifier:
             scored = verifier.score([item])[0]
         verdict = {"score": scored.score, "outcome": scored.outcome, "detail": scored.detail}
     print(orjson.dumps(verdict).decode(), flush=True)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from types import TracebackType
 from typing import Any, Literal, Self
 
@@ -19,8 +20,12 @@ from clients.protocol.messages import EnvInfo, ServerInfo, Verdict
 from clients.protocol.values import encode_value
 
 _CLOSE_TIMEOUT_S = 5.0
+_TAKE_BACK_S = 60.0
 
 Encoding = Literal["json", "msgpack"]
+CONNECT_TIMEOUT_S = 15.0
+"""How long a client waits for a server that was never reached, unless it is told otherwise."""
+
 TOKEN_VARIABLE = "ROLLGYM_TOKEN"
 """The environment variable in which commands find a server's token where none is given."""
 
@@ -42,7 +47,8 @@ class EnvClient:
         token: Bearer token.
         encoding: `json`, or `msgpack` for large arrays.
         timeout_s: How long one operation may take, with all reconnects and retries.
-        connect_timeout_s: How long to wait for a server that was never reached.
+        connect_timeout_s: How long to wait for a server that was never reached, whether it refuses, is not found, or
+            says nothing.
         reconnect_timeout_s: How long to wait for a server that was reached before.
         on_outage: Called when the server cannot be reached, once, with why; and with None when it can again. In its
             place a warning is logged.
@@ -55,12 +61,14 @@ class EnvClient:
         token: str | None = None,
         encoding: Encoding = "json",
         timeout_s: float = 600.0,
-        connect_timeout_s: float = 15.0,
+        connect_timeout_s: float = CONNECT_TIMEOUT_S,
         reconnect_timeout_s: float = 300.0,
         on_outage: Callable[[Exception | None], None] | None = None,
     ) -> None:
         if encoding not in ("json", "msgpack"):
             raise ValueError(f"encoding is json or msgpack, not {encoding!r}")
+        if not connect_timeout_s > 0:
+            raise ValueError(f"connect_timeout_s must be more than 0, not {connect_timeout_s}")
         self.url = url
         timing = Timing(connect_timeout_s, reconnect_timeout_s, timeout_s)
         self._caller = Caller(url, token=token, binary=encoding == "msgpack", timing=timing)
@@ -68,6 +76,7 @@ class EnvClient:
         self._pool.on_outage = on_outage
         self._envs: dict[str, EnvInfo] = {}
         self._sessions = SessionKeeper(self._caller)
+        self._taking_back: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Self:
         """Connect, so that a wrong address shows here."""
@@ -133,13 +142,18 @@ class EnvClient:
         share = min(self._pool.max_batch, max(1, -(-count // len(self._pool.processes or [0]))))
         for first in range(0, count, share):
             shares.append((await self._pool.next_process(), min(share, count - first)))
-        made = await asyncio.gather(
-            *(
-                self._make(env, kwargs or {}, size, idle_timeout_s, process, deadline)
-                for process, size in shares
-            ),
-            return_exceptions=True,
-        )
+        parts = [
+            asyncio.ensure_future(self._make(env, kwargs or {}, size, idle_timeout_s, process, deadline))
+            for process, size in shares
+        ]
+        try:
+            made = await asyncio.gather(*parts, return_exceptions=True)
+        except asyncio.CancelledError:
+            # What is not there yet is taken back where it is waited for.
+            ready = [part for part in parts if part.done() and not part.cancelled() and not part.exception()]
+            opened = [each for part in ready for each in part.result()]
+            self._in_background(partial(self.close_sessions, opened))
+            raise
         sessions = [session for part in made if isinstance(part, list) for session in part]
         for part in made:
             if isinstance(part, BaseException):
@@ -184,6 +198,8 @@ class EnvClient:
             with suppress(ConnectionError, TimeoutError, ProblemError):
                 async with asyncio.timeout(_CLOSE_TIMEOUT_S):
                     await self.close_sessions(self._sessions)
+        for task in self._taking_back:
+            task.cancel()
         self._sessions.close()
         await self._pool.close()
 
@@ -277,10 +293,24 @@ class EnvClient:
         """Restore a portable episode; return the new session, its process, and its own portable episode."""
         request_id = self._caller.new_request_id()
         fields = {"op": "restore", "episode": episode.model_dump(mode="json"), "request_id": request_id}
-        reply = await self._caller.call(fields, await self._pool.next_process(), deadline)
-        session_id = reply.payload["session_id"]
-        record = await self._caller.call({"op": "episode", "session_id": session_id}, reply.process, deadline)
+        process = await self._pool.next_process()
+        try:
+            reply = await self._caller.call(fields, process, deadline)
+            session_id = reply.payload["session_id"]
+            record = await self._caller.call(
+                {"op": "episode", "session_id": session_id}, reply.process, deadline
+            )
+        except asyncio.CancelledError:
+            self.take_back(fields, process)
+            raise
         return reply.payload, reply.process, PortableEpisode.model_validate(record.payload)
+
+    def take_back(self, fields: Mapping[str, Any], process: int) -> None:
+        """Close, in the background, what a request opens or has opened that nobody waits for any more.
+
+        The server answers a `request_id` that it knows as before, and so says what there is to close.
+        """
+        self._in_background(partial(self._take_back, dict(fields), process))
 
     def track(self, session: EnvSession) -> None:
         """Close this session with the client."""
@@ -323,8 +353,29 @@ class EnvClient:
             fields["count"] = count
         if idle_timeout_s is not None:
             fields["idle_timeout_s"] = idle_timeout_s
-        reply = await self._caller.call(fields, process, deadline)
+        try:
+            reply = await self._caller.call(fields, process, deadline)
+        except asyncio.CancelledError:
+            self.take_back(fields, process)
+            raise
         return reply.payload["sessions"] if count > 1 else [reply.payload], reply.process
+
+    async def _take_back(self, fields: dict[str, Any], process: int) -> None:
+        deadline = asyncio.get_running_loop().time() + _TAKE_BACK_S
+        reply = await self._caller.call(fields, process, deadline)
+        opened = reply.payload.get("sessions", [reply.payload])
+        session_ids = reply.payload.get("session_ids") or [each["session_id"] for each in opened]
+        await self._caller.call({"op": "close", "session_ids": session_ids}, reply.process, deadline)
+
+    def _in_background(self, closing: Callable[[], Coroutine[Any, Any, Any]]) -> None:
+        async def close() -> None:
+            # What cannot be closed ends by its idle time-out, or with the socket.
+            with suppress(ConnectionError, TimeoutError, ProblemError):
+                await closing()
+
+        task = asyncio.ensure_future(close())
+        self._taking_back.add(task)
+        task.add_done_callback(self._taking_back.discard)
 
     async def _verify(
         self, env_id: str, items: Sequence[Mapping[str, Any]], timeout_s: float | None, deadline: float

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import gymnasium
 
-from clients.client.client import Encoding, EnvClient
+from clients.client.client import CONNECT_TIMEOUT_S, Encoding, EnvClient
 from clients.client.session import EnvSession
 from clients.process.background import BackgroundLoop
 from clients.protocol.episode import PortableEpisode
@@ -35,10 +35,12 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
         encoding: `json`, or `msgpack` for large arrays.
         render_mode: One of the environment's `metadata["render_modes"]`; what `render` returns.
         timeout_s: How long one call may take, with all reconnects and retries.
+        connect_timeout_s: How long making waits for a server that does not answer. Once it has answered, it may be away
+            for minutes.
 
     Raises:
         ProblemError: The server refuses.
-        ConnectionError: The server cannot be reached.
+        ConnectionError: The server cannot be reached; it names the address and what to do.
         ValueError: The environment does not have this render mode.
     """
 
@@ -55,8 +57,11 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
         encoding: Encoding = "json",
         render_mode: str | None = None,
         timeout_s: float = 600.0,
+        connect_timeout_s: float = CONNECT_TIMEOUT_S,
     ) -> None:
-        self._client = EnvClient(url, token=token, encoding=encoding, timeout_s=timeout_s)
+        self._client = EnvClient(
+            url, token=token, encoding=encoding, timeout_s=timeout_s, connect_timeout_s=connect_timeout_s
+        )
         self._background = BackgroundLoop()
         try:
             self.metadata = self._background.run(self._client.env(env_id)).metadata  # type: ignore[misc]

@@ -175,10 +175,13 @@ class EnvSession:
         fields: dict[str, Any] = {"op": "fork", "count": count, "request_id": self._caller.new_request_id()}
         if reseed is not None:
             fields["reseed"] = reseed
-        reply = await self.call(fields)
-        return list(
-            await asyncio.gather(*(self._copy(each, reply.process) for each in reply.payload["session_ids"]))
-        )
+        try:
+            reply = await self.call(fields)
+            session_ids = reply.payload["session_ids"]
+            return list(await asyncio.gather(*(self._copy(each, reply.process) for each in session_ids)))
+        except asyncio.CancelledError:
+            self._client.take_back(fields, self.process)
+            raise
 
     async def resume(self, episode: PortableEpisode, former: tuple[str, int] | None = None) -> None:
         """Go on at the point of an episode, in place of what this session was.

@@ -12,7 +12,7 @@ from gymnasium.utils import seeding
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
 
-from clients.client.client import Encoding, EnvClient
+from clients.client.client import CONNECT_TIMEOUT_S, Encoding, EnvClient
 from clients.client.env import MAX_SEED
 from clients.client.session import Operation
 from clients.process.background import BackgroundLoop
@@ -67,6 +67,13 @@ class RemoteVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
         render_mode: One of the environment's `metadata["render_modes"]`.
         autoreset_mode: When an episode's end begins the next one.
         timeout_s: How long one call may take, with all reconnects and retries.
+        connect_timeout_s: How long making waits for a server that does not answer. Once it has answered, it may be away
+            for minutes.
+
+    Raises:
+        ProblemError: The server refuses.
+        ConnectionError: The server cannot be reached; it names the address and what to do.
+        ValueError: `num_envs` is none, or the environment does not have this render mode.
     """
 
     def __init__(
@@ -81,12 +88,15 @@ class RemoteVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
         render_mode: str | None = None,
         autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
         timeout_s: float = 600.0,
+        connect_timeout_s: float = CONNECT_TIMEOUT_S,
     ) -> None:
         if num_envs < 1:
             raise ValueError(f"num_envs must be at least 1, not {num_envs}")
         self.num_envs = num_envs
         self.autoreset_mode = AutoresetMode(autoreset_mode)
-        self._client = EnvClient(url, token=token, encoding=encoding, timeout_s=timeout_s)
+        self._client = EnvClient(
+            url, token=token, encoding=encoding, timeout_s=timeout_s, connect_timeout_s=connect_timeout_s
+        )
         self._background = BackgroundLoop()
         try:
             info = self._background.run(self._client.env(env_id))

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
-from clients.client.client import Encoding, EnvClient
+from clients.client.client import CONNECT_TIMEOUT_S, Encoding, EnvClient
 from clients.process.background import BackgroundLoop
 from clients.protocol.messages import Verdict
 
@@ -24,6 +24,8 @@ class RemoteVerifier:
         token: Bearer token.
         encoding: `json` or `msgpack`.
         timeout_s: How long one call may take, with all reconnects and retries.
+        connect_timeout_s: How long the first call waits for a server that does not answer. Once it has answered, it may
+            be away for minutes.
     """
 
     def __init__(
@@ -34,9 +36,12 @@ class RemoteVerifier:
         token: str | None = None,
         encoding: Encoding = "json",
         timeout_s: float = 600.0,
+        connect_timeout_s: float = CONNECT_TIMEOUT_S,
     ) -> None:
         self.env_id = env_id
-        self._client = EnvClient(url, token=token, encoding=encoding, timeout_s=timeout_s)
+        self._client = EnvClient(
+            url, token=token, encoding=encoding, timeout_s=timeout_s, connect_timeout_s=connect_timeout_s
+        )
         self._background = BackgroundLoop()
         self._closed = False
 
@@ -62,7 +67,7 @@ class RemoteVerifier:
 
         Raises:
             ProblemError: The server refuses.
-            ConnectionError: The server cannot be reached.
+            ConnectionError: The server cannot be reached; it names the address and what to do.
         """
         return self._background.run(self._client.verify(self.env_id, items, timeout_s=item_timeout_s))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -17,6 +18,12 @@ _FIRST_DELAY_S = 0.05
 _MAX_DELAY_S = 2.0
 _DEFAULT_MAX_REQUEST_BYTES = 1024 * 1024
 _DEFAULT_MAX_BATCH = 1024
+# A try that begins when hardly any time is left can still succeed.
+_LAST_TRY_S = 0.2
+# A server that was reached before has this long for a handshake, however soon one that was not is given up.
+_RECONNECT_TRY_S = 5.0
+# As many as a server may have; one that says more is not asked until it has shown all of them.
+_MOST_PROCESSES = 256
 
 
 class Timing(NamedTuple):
@@ -167,7 +174,9 @@ class ConnectionPool:
         try:
             await asyncio.shield(filling)
         except asyncio.CancelledError:
-            if filling.cancelled():  # by `close`, and not the waiting task itself
+            task = asyncio.current_task()
+            given_up = task is not None and task.cancelling() > 0
+            if filling.cancelled() and not given_up:  # by `close`, and not the waiting task itself
                 raise ConnectionError("the client is closed") from None
             raise
 
@@ -180,12 +189,12 @@ class ConnectionPool:
         """Open connections until there is one to each process."""
         if self.ready(None) is None:
             await self._connect_patiently()
-        count = int(self.info.get("processes", 1))
+        count = min(_MOST_PROCESSES, _whole(self.info, "processes", 1))
         for _ in range(4 * count + 4):
             if len(self.processes) >= count:
                 break
             try:
-                surplus = self._adopt(*await self._open())
+                surplus = self._adopt(*await self._open(math.inf))
             except (ConnectionError, ProblemError):
                 break  # one of the processes is away; the others do
             if surplus is not None:
@@ -199,16 +208,17 @@ class ConnectionPool:
         attempt = 0
         told = False
         while True:
+            left = give_up_at - loop.time()
             try:
-                self._adopt(*await self._open())
+                self._adopt(*await self._open(max(left, _LAST_TRY_S)))
             except ProblemError as problem:
                 if problem.code not in RETRY_LATER:
                     raise
                 error: Exception = problem
-                delay = self.backoff.delay_after(problem, attempt)
+                delay = least = self.backoff.delay_after(problem, attempt)
             except ConnectionError as lost:
                 error = lost
-                delay = self.backoff.delay(attempt)
+                delay, least = self.backoff.delay(attempt), 0.0
             else:
                 if told:
                     self._tell(None)
@@ -216,14 +226,29 @@ class ConnectionPool:
             if self._reached and not told:
                 told = True
                 self._tell(error)
-            if loop.time() + delay > give_up_at:
-                raise ConnectionError(f"no server answers at {self.url}: {error}") from error
-            await asyncio.sleep(delay)
+            left = give_up_at - loop.time()
+            if left < max(least, _LAST_TRY_S):
+                raise self._no_answer(patience, error) from error
+            # The last try is made as late as it can be: a server that is about to start may be there by then.
+            await asyncio.sleep(min(delay, left - _LAST_TRY_S) if not least else delay)
             attempt += 1
 
-    async def _open(self) -> tuple[Connection, dict[str, Any]]:
-        """Open one connection and ask who answered."""
+    def _no_answer(self, patience: float, error: Exception) -> ConnectionError:
+        remedy = (
+            "see whether it still runs"
+            if self._reached
+            else "start one with `roll-serve`, or mend the address"
+        )
+        return ConnectionError(f"no server answers at {self.url}: {error}; waited {patience:g} s: {remedy}")
+
+    async def _open(self, left_s: float) -> tuple[Connection, dict[str, Any]]:
+        """Open one connection and ask who answered, in the time that is left at most."""
+        loop = asyncio.get_running_loop()
         timeout_s = self._timing.connect_s
+        if self._reached:
+            timeout_s = max(timeout_s, _RECONNECT_TRY_S)
+        timeout_s = min(timeout_s, left_s)
+        deadline = loop.time() + timeout_s
         socket = await open_socket(
             self._socket_url,
             headers=self._headers,
@@ -235,7 +260,6 @@ class ConnectionPool:
         connection = Connection(
             socket, binary=self._binary, silence_s=self._timing.silence_s, pong_s=self._timing.pong_s
         )
-        deadline = asyncio.get_running_loop().time() + timeout_s
         try:
             reply = await connection.request({"op": "info"}, deadline, self.max_request_bytes)
         except TimeoutError as error:
@@ -244,16 +268,19 @@ class ConnectionPool:
         except BaseException:
             await connection.close()
             raise
+        if not isinstance(reply.payload, dict):
+            await connection.close()
+            raise ConnectionLost(f"{self.url} does not say who it is")
         return connection, reply.payload
 
     def _adopt(self, connection: Connection, info: dict[str, Any]) -> Connection | None:
         """Keep a connection, or return it when there is one to that process already."""
         self._reached = True
         self.info = info
-        limits = info.get("limits", {})
-        self.max_request_bytes = int(limits.get("max_request_bytes", _DEFAULT_MAX_REQUEST_BYTES))
-        self.max_batch = int(limits.get("max_batch", _DEFAULT_MAX_BATCH))
-        connection.process = int(info.get("process", 0))
+        limits = info.get("limits")
+        self.max_request_bytes = _whole(limits, "max_request_bytes", _DEFAULT_MAX_REQUEST_BYTES)
+        self.max_batch = max(1, _whole(limits, "max_batch", _DEFAULT_MAX_BATCH))
+        connection.process = _whole(info, "process", 0)
         present = self._connections.get(connection.process)
         if present is not None and present.open:
             return connection
@@ -268,3 +295,9 @@ class ConnectionPool:
     def _lost(self, process: int) -> None:
         if self.on_lost is not None and not self._closed:
             self.on_lost(process)
+
+
+def _whole(said: Any, name: str, default: int) -> int:
+    """Return a whole number that a server says of itself, or the default where it says none."""
+    value = said.get(name) if isinstance(said, Mapping) else None
+    return value if type(value) is int and value >= 0 else default

@@ -147,7 +147,10 @@ def decode_bytes(content: Any) -> bytes:
 
 def shown(value: Any) -> str:
     """Return what a stranger sent for a message: cut, so that refusing a megabyte does not send it back."""
-    text = repr(value[:_SHOWN] if isinstance(value, str | bytes | list) else value)
+    try:
+        text = repr(value[:_SHOWN] if isinstance(value, str | bytes | list) else value)
+    except RecursionError:
+        return f"a deep {type(value).__name__}"
     return text if len(text) <= 2 * _SHOWN else f"{text[:_SHOWN]}..."
 
 

@@ -97,7 +97,10 @@ class ProblemError(Exception):
         """
         if not isinstance(problem, Mapping):
             return cls("internal", "what was answered is no problem object")
-        code, detail = problem.get("code"), str(problem.get("detail", ""))
+        code, detail = problem.get("code"), problem.get("detail", "")
+        if not isinstance(detail, str):
+            # Anything may stand there, nested deeper than Python can show.
+            detail = str(detail) if isinstance(detail, int | float) else ""
         extra = {str(key): value for key, value in problem.items() if key not in _STANDARD_MEMBERS}
         if not _is_time(extra.get("retry_after", 0)):
             del extra["retry_after"]

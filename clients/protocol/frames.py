@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import msgpack
 import orjson
@@ -27,8 +27,8 @@ def dumps(obj: Any, *, binary: bool) -> bytes:
     """
     try:
         if binary:
-            packed: bytes = msgpack.packb(obj)
-            return packed
+            # Only a packer that keeps what it has packed returns nothing, and this one does not.
+            return cast(bytes, msgpack.packb(obj))
         return orjson.dumps(obj)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise EncodeError(f"cannot be written as {_names[binary]}: {error}") from error

@@ -1,9 +1,10 @@
 """The settings of a server in sections: code that needs some of them names the section that it reads."""
 
+import re
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, field_validator
 
 from sandbox.core.naming import parse_name
 
@@ -12,6 +13,15 @@ Origin = Annotated[str, Field(pattern=r"^https?://[A-Za-z0-9.\-\[\]:]+$")]
 Isolation = Literal["inline", "thread", "process"]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
+
+
+def _is_address(text: str) -> str:
+    if re.fullmatch(r"https?://[^/\s]\S*", text) is None:
+        raise ValueError(f"{text!r} is no address of a server: write http://HOST:PORT")
+    return text
+
+
+Address = Annotated[str, AfterValidator(_is_address)]
 
 
 class Section(BaseModel):
@@ -296,10 +306,10 @@ class NodeSettings(Section):
 
     title = "Node of a gateway"
 
-    register_with: tuple[str, ...] = Field(
+    register_with: tuple[Address, ...] = Field(
         (), description="URL of a gateway to register this server's environments with (repeatable)."
     )
-    advertise: str | None = Field(
+    advertise: Address | None = Field(
         None, description="URL under which the gateways reach this server; the one it listens on if unset."
     )
     register_token_file: Path | None = Field(

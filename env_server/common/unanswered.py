@@ -1,16 +1,21 @@
 """Those who wait for an answer when a server is to end."""
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 _LAST_WORDS_S = 1.0
 
 
 class Unanswered:
-    """Tasks that will answer somebody: the end of a server waits for them, and hurries those that are late."""
+    """Tasks that will answer somebody: the end of a server waits for them, and hurries those that are late.
+
+    What waits for another server has no task; who keeps such questions gives a function that answers them all.
+    """
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._give_up: set[Callable[[], None]] = set()
         self._fewer: asyncio.Future[None] | None = None
 
     def add(self, task: asyncio.Task[Any]) -> None:
@@ -31,14 +36,24 @@ class Unanswered:
         if self._fewer is not None and not self._fewer.done():
             self._fewer.set_result(None)
 
+    def attend(self, give_up: Callable[[], None]) -> None:
+        """Note who keeps questions that other servers are to answer: it is told when they are waited for no longer."""
+        self._give_up.add(give_up)
+
+    def dismiss(self, give_up: Callable[[], None]) -> None:
+        """Note that somebody keeps no questions any more."""
+        self._give_up.discard(give_up)
+
     async def settle(self, patience_s: float) -> None:
         """Wait for those that are here now; who has not answered in time is cancelled, and is to say that."""
         waiting = set(self._tasks)
-        if await self._have_left(waiting, patience_s):
-            return
-        for task in waiting & self._tasks:
-            task.cancel()
-        await self._have_left(waiting, _LAST_WORDS_S)
+        if not await self._have_left(waiting, patience_s):
+            for task in waiting & self._tasks:
+                task.cancel()
+        others = self._tasks - waiting
+        for give_up in list(self._give_up):
+            give_up()
+        await self._have_left(self._tasks - others, _LAST_WORDS_S)
 
     async def _have_left(self, waiting: set[asyncio.Task[Any]], patience_s: float) -> bool:
         try:

@@ -214,7 +214,8 @@ class Announcer:
         return any(answer.pending for answer in reply.registrations)
 
     async def _unregister(self, path: str) -> None:
-        with contextlib.suppress(httpx.HTTPError):
+        # A gateway may give ids that no address can hold.
+        with contextlib.suppress(httpx.HTTPError, httpx.InvalidURL):
             await self._client.delete(path, timeout=_LEAVE_S)
 
 

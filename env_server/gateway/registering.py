@@ -6,7 +6,7 @@ import secrets
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 from clients.protocol.errors import ProblemError
 from clients.protocol.messages import IDENTIFIER, HeartbeatRequest, RegisterRequest
@@ -124,7 +124,7 @@ class Registering:
         self._rules = TargetRules(settings.allow_network)
         self._limits = TargetLimits(settings.max_reply_bytes, settings.max_upstream_connections)
         self._looking_at: Counter[str] = Counter()
-        self._connect: Mapping[str, _Connect] = {
+        self._connect: Mapping[Literal["http", "openenv", "gem"], _Connect] = {
             "http": self._connect_http,
             "openenv": self._connect_openenv,
             "gem": self._connect_gem,
@@ -204,13 +204,12 @@ class Registering:
     async def _take(
         self, caller: Caller, request: RegisterRequest, target: Target, *, probed: bool
     ) -> tuple[Registration, list[Check]]:
-        connect = self._connect.get(request.protocol)
         node: Node | None = None
-        if connect is None:
+        if request.protocol == "rollgym":
             node = self._nodes.take(target, request.token, caller.name)
             upstream: Upstream = RollgymUpstream(node, request.upstream_env_id or request.env_id)
         else:
-            upstream = connect(request, target)
+            upstream = self._connect[request.protocol](request, target)
         try:
             if node is not None:
                 await self._lineage.refuse_circle(node)

@@ -90,7 +90,8 @@ class Relay:
         session.in_flight += 1
         if write_ahead is not None and not operation.is_safe_to_repeat:
             write_ahead.number(operation)
-        elif not session.is_placed or (session.lock is not None and session.lock.locked()):
+        elif not session.is_placed or (op != "cancel" and session.lock is not None and session.lock.locked()):
+            # Who gives up what runs does not wait for it.
             self.ask_again(operation, gone=False)
         else:
             session.node.link(binary).send(operation)

@@ -35,7 +35,10 @@ if TYPE_CHECKING:
     from env_server.gateway.session_release import SessionRelease
 
 # What reading an answer of another form than the protocol's may raise.
-UNREADABLE = (KeyError, TypeError, ValueError, AttributeError, DecodeError, EncodeError)
+UNREADABLE = (
+    *(KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError),
+    *(DecodeError, EncodeError),
+)
 _SAME_IN_BOTH = frozenset({str, int, bool, type(None)})
 
 
@@ -164,7 +167,7 @@ class RelayedSession(BaseSession):
         if episode <= self.episode:
             return
         observation = self._in_json(reply["observation"], binary)
-        self.journal.begin(reply["seed"], fields.get("options"), observation)
+        self.journal.begin(reply["seed"], _options(fields, binary), observation)
         self.episode = episode
         self.seed = reply["seed"]
         self.step = 0
@@ -232,7 +235,9 @@ class RelayedSession(BaseSession):
         if op == "step":
             return self._note_step(generation, fields, reply, binary)
         if op == "reset":
-            return begun(generation, reply["episode"], self._note_head(generation, fields, reply, binary))
+            return begun(
+                generation, int(reply["episode"]), self._note_head(generation, fields, reply, binary)
+            )
         return check(generation)
 
     def note_episode(self, generation: int, reply: Reply) -> Arguments:
@@ -268,11 +273,8 @@ class RelayedSession(BaseSession):
     ) -> Head:
         self._move_to(generation, int(reply["episode"]), 0, (False, False))
         self.seed = seed = int(reply["seed"])
-        options = fields.get("options")
-        if binary:
-            options = encode_value(None, decode_value(None, options), binary=False)
         digest = step_digest(self._in_json(reply["observation"], binary), 0.0, False, False)
-        return Head(seed, options, digest, [])
+        return Head(seed, _options(fields, binary), digest, [])
 
     def _move_to(self, generation: int, episode: int, step: int, over: tuple[bool, bool]) -> None:
         """Note where it is; what a place answers that it has left does not count."""
@@ -321,6 +323,12 @@ class RelayedSession(BaseSession):
             return observation
         space = self.observation_space
         return encode_value(space, decode_value(space, observation), binary=False)
+
+
+def _options(fields: Mapping[str, Any], binary: bool) -> Any:
+    """The options of a reset in JSON's encoding."""
+    options = fields.get("options")
+    return encode_value(None, decode_value(None, options), binary=False) if binary else options
 
 
 def _head(journal: Journal) -> Head | None:

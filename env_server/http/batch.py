@@ -119,6 +119,7 @@ class _Batch:
         self._results: Results = []
         self._waiting: _Waiting | None = None
         self._chains: dict[str, _Chain] = {}
+        self._repeated: dict[str, int] | None = None
 
     @property
     def is_begun(self) -> bool:
@@ -135,7 +136,7 @@ class _Batch:
                 op = fields["op"]
                 if op not in SOCKET_OPS:
                     raise unknown_op(op)
-                chain = _chain_of(chains, fields) if chains else None
+                chain = self._chain_of(fields) if chains else None
                 reply = None if chain is not None else call(context, op, fields)
             except Exception as error:  # noqa: BLE001 - a defect of ours costs this operation, not the batch
                 results.append(_failed(fields, error))
@@ -153,13 +154,43 @@ class _Batch:
 
     def _wait_for(self, position: int, fields: Mapping[str, Any], reply: Any) -> None:
         """Note an operation that is not answered at once."""
-        if isinstance(reply, Pending):
+        if isinstance(reply, Pending) and not self._is_named_again(position, fields):
             if self._waiting is None:
                 self._waiting = _Waiting(self._results)
             self._waiting.wait_for(position, reply)
             return
-        key = fields.get("session_id")
-        self._chains[key if type(key) is str else f"#{position}"] = [(position, fields, reply)]
+        chain: _Chain = [(position, fields, reply)]
+        self._chains.update(dict.fromkeys(_named(fields) or [f"#{position}"], chain))
+
+    def _is_named_again(self, position: int, fields: Mapping[str, Any]) -> bool:
+        """Whether an operation that comes later is on the same session, and has to wait for this one."""
+        if self._repeated is None:
+            last: dict[str, list[int]] = {}
+            for place, operation in enumerate(self._ops):
+                for each in _named(operation):
+                    last.setdefault(each, []).append(place)
+            self._repeated = {each: places[-1] for each, places in last.items() if len(places) > 1}
+        repeated = self._repeated
+        return bool(repeated) and any(repeated.get(each, position) > position for each in _named(fields))
+
+    def _chain_of(self, fields: Mapping[str, Any]) -> _Chain | None:
+        """The operations that an operation has to wait for: those on the same session, or on any of its sessions."""
+        chains, session_id = self._chains, fields.get("session_id")
+        if type(session_id) is str:
+            return chains.get(session_id)
+        named = _named(fields)
+        found = [chains[each] for each in named if each in chains]
+        if not found:
+            return None
+        # It waits for all that is on any of its sessions, and what comes on one of them waits for it.
+        first, *others = found
+        first[:] = [link for _, link in sorted({link[0]: link for chain in found for link in chain}.items())]
+        joined = set(map(id, others))
+        for key, chain in chains.items():
+            if id(chain) in joined:
+                chains[key] = first
+        chains.update(dict.fromkeys(named, first))
+        return first
 
     def outcome(self) -> Results | Pending | Awaitable[Results]:
         """The results, or what they are awaited by."""
@@ -169,7 +200,8 @@ class _Batch:
 
     async def _finish(self) -> Results:
         slices = Slices()
-        await asyncio.gather(*(self._follow(chain, slices) for chain in self._chains.values()))
+        chains = {id(chain): chain for chain in self._chains.values()}
+        await asyncio.gather(*(self._follow(chain, slices) for chain in chains.values()))
         if self._waiting is not None:
             await self._waiting.begin()
         return self._results
@@ -186,17 +218,13 @@ class _Batch:
                 self._results[position] = _failed(fields, error)
 
 
-def _chain_of(chains: Mapping[str, _Chain], fields: Mapping[str, Any]) -> _Chain | None:
-    """The operations that an operation has to wait for: those on the same session."""
-    session_id = fields.get("session_id")
-    if type(session_id) is str:
-        return chains.get(session_id)
-    session_ids = fields.get("session_ids")
-    if type(session_ids) is list:
-        for session_id in session_ids:
-            if type(session_id) is str and session_id in chains:
-                return chains[session_id]
-    return None
+def _named(fields: Any) -> list[str]:
+    """The sessions that an operation is on."""
+    if not isinstance(fields, dict):
+        return []
+    session_id, session_ids = fields.get("session_id"), fields.get("session_ids")
+    named = [session_id] if session_id is not None or not isinstance(session_ids, list) else session_ids
+    return [each for each in named if type(each) is str]
 
 
 def _failed(fields: Any, error: Exception) -> dict[str, Any]:
@@ -227,14 +255,24 @@ def encode_results(
     fitting = []
     for result in results:
         try:
-            size = len(dumps(result, binary=binary)) + 1
+            size = _size(result, binary)
         except EncodeError as error:
             result = {"error": as_problem(error).to_problem()}
-            size = len(dumps(result, binary=binary)) + 1
+            size = _size(result, binary)
         if size > room:
             closed = take_back(result["ok"]) if "ok" in result else 0
             result = {"error": too_large_reply(size, limit, closed).to_problem()}
-            size = len(dumps(result, binary=binary)) + 1
+            size = _size(result, binary)
         room -= size
         fitting.append(result)
     return dumps({"id": number, "results": fitting}, binary=binary)
+
+
+def _size(result: dict[str, Any], binary: bool) -> int:
+    """How many bytes a result takes in an answer, with what parts it from the next.
+
+    Raises:
+        EncodeError: It has no form there.
+    """
+    brackets, parting = (2, 1) if binary else (4, 1)
+    return len(dumps([[result]], binary=binary)) - brackets + parting

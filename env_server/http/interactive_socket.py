@@ -23,6 +23,7 @@ from clients.protocol.arrays import DecodeError
 from clients.protocol.errors import ProblemError
 from clients.protocol.frames import dumps, loads
 from env_server.access.context import Context
+from env_server.common.io_process import going_away
 from env_server.http.socket import POLICY_VIOLATION, reject
 from env_server.messages.envelope import as_problem
 from env_server.messages.negotiation import too_large_request
@@ -128,7 +129,7 @@ class _InteractiveSocket:
         listening = asyncio.get_running_loop().create_task(self._listen(program))
         try:
             while (message := await self._heard.get()) is not None:
-                if await self._answer(program, message):
+                if await self._answer_in_time(program, message):
                     await self._send({"type": "websocket.close"})
                     return
         finally:
@@ -158,6 +159,18 @@ class _InteractiveSocket:
         data: str | bytes = message["bytes"] if text is None else text
         self._services.metrics.socket_received += len(data)
         return data
+
+    async def _answer_in_time(self, program: InteractiveSession, message: str | bytes) -> bool:
+        """Answer a message, or tell who waits for that that the server ends; gives whether it was the last one."""
+        unanswered = self._services.unanswered
+        task = unanswered.enter()
+        try:
+            return await self._answer(program, message)
+        except asyncio.CancelledError:
+            await self._say({"error": self._problem(going_away())})
+            return True
+        finally:
+            unanswered.leave(task)
 
     async def _answer(self, program: InteractiveSession, message: str | bytes) -> bool:
         """Answer a message; gives whether it was the last one."""

@@ -1,5 +1,6 @@
 """What FastAPI's description of the calls lacks: problems, MessagePack, pages and sockets."""
 
+import re
 from collections.abc import Iterable, Mapping
 from importlib.metadata import version
 from typing import Any
@@ -10,6 +11,7 @@ from starlette.routing import BaseRoute
 
 from clients.protocol.errors import CODES, RETRY_LATER
 from clients.protocol.frames import MEDIA_TYPES
+from clients.protocol.messages import IDENTIFIER
 from env_server.messages.negotiation import PROBLEM_MEDIA_TYPE
 
 ON_SESSION = ("unknown_session", "session_gone", "draining")
@@ -63,12 +65,19 @@ def problems(*codes: str, always: Iterable[str] = _ALWAYS) -> dict[int | str, di
     return described
 
 
-def describe(routes: list[BaseRoute], sockets: Mapping[str, str], *, needs_token: bool) -> dict[str, Any]:
+def describe(
+    routes: list[BaseRoute],
+    sockets: Mapping[str, str],
+    others: Mapping[str, Mapping[str, Any]],
+    *,
+    needs_token: bool,
+) -> dict[str, Any]:
     """The OpenAPI document of a server.
 
     Args:
         routes: Its calls.
         sockets: What its WebSockets are for, by their paths.
+        others: Calls of other protocols, described by their methods, by their paths.
         needs_token: Whether it has tokens.
     """
     document = get_openapi(
@@ -93,21 +102,15 @@ def describe(routes: list[BaseRoute], sockets: Mapping[str, str], *, needs_token
         str(status): each
         for status, each in problems("internal", "unauthorized", "forbidden", always=()).items()
     }
+    answers = {"101": {"description": "Switching protocols"}, **refused}
     document["paths"] |= {
         "/health": _page("Whether the server lives", "application/json"),
         "/ready": _page("Whether the server takes new sessions", "application/json"),
         "/metrics": _page("Prometheus metrics (role admin)", "text/plain"),
         "/openapi.json": _page("This document", "application/json"),
         "/docs": _page("This document for people", "text/html"),
-        **{
-            path: {
-                "get": {
-                    "summary": f"WebSocket: {what}",
-                    "responses": {"101": {"description": "Switching protocols"}, **refused},
-                }
-            }
-            for path, what in sockets.items()
-        },
+        **{path: {"get": _socket(path, what) | {"responses": answers}} for path, what in sockets.items()},
+        **others,
     }
     document["paths"]["/ready"]["get"]["responses"]["503"] = {"description": "Starting or draining"}
     document["paths"]["/metrics"]["get"]["responses"] |= refused
@@ -115,6 +118,16 @@ def describe(routes: list[BaseRoute], sockets: Mapping[str, str], *, needs_token
     document["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
     document["security"] = [{"token": []}] if needs_token else []
     return document
+
+
+def _socket(path: str, what: str) -> dict[str, Any]:
+    """A WebSocket, which OpenAPI knows as a GET that goes over to another protocol."""
+    names = re.findall(r"\{(\w+)\}", path)
+    parameters = [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string", "pattern": IDENTIFIER}}
+        for name in names
+    ]
+    return {"summary": f"WebSocket: {what}", **({"parameters": parameters} if parameters else {})}
 
 
 def _page(summary: str, media_type: str) -> dict[str, Any]:

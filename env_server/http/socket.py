@@ -166,12 +166,14 @@ class Socket:
         self._dropped = False
         self._room: asyncio.Future[None] | None = None
         self._beginning: asyncio.Task[None] | None = None
+        self._passed_on: set[FrameId] = set()
         self._answers: list[bytes] = []
 
     async def serve(self) -> None:
         """Answer frames until the socket drops. Operations that run then are finished all the same."""
         receive, send, binary, slot = self._receive, self._send, self._binary, self._slot
         slot.on_change = self._changed
+        self._services.unanswered.attend(self._give_up)
         worked = 0.0
         try:
             while True:
@@ -198,6 +200,7 @@ class Socket:
                     await self._room
         finally:
             slot.on_change = None
+            self._services.unanswered.dismiss(self._give_up)
             self._dropped = True
             self._services.socket_dropped(self._context)
 
@@ -245,6 +248,7 @@ class Socket:
                 return self._encode(number, reply)
             self._in_flight.add(number)
             if isinstance(reply, Pending):
+                self._passed_on.add(number)
                 reply.listen(self._take_answer, number)
                 return None
             if isinstance(reply, Unfinished):
@@ -305,6 +309,10 @@ class Socket:
 
     def _take_answer(self, number: FrameId, answer: Reply | Results | ProblemError) -> None:
         """Answer a frame with what another server has answered; the answers of one turn of the loop share a task."""
+        if number not in self._passed_on:
+            # It was given up.
+            return
+        self._passed_on.discard(number)
         try:
             if isinstance(answer, ProblemError):
                 raise answer
@@ -315,6 +323,11 @@ class Socket:
         if not self._answers:
             self._services.unanswered.add(asyncio.get_running_loop().create_task(self._send_answers()))
         self._answers.append(content)
+
+    def _give_up(self) -> None:
+        """Tell those who wait for other servers that this one ends, and waits no longer."""
+        for number in list(self._passed_on):
+            self._take_answer(number, going_away())
 
     async def _send_answers(self) -> None:
         answers, self._answers = self._answers, []

@@ -255,8 +255,11 @@ class JournalFile:
         except OSError as error:
             # What is in the file grows old from here on, and must not be taken for the truth later.
             self._view = None
-            self._path.unlink()
             _log.error("no journals from here on: cannot write to %s: %s", self._path, error)
+            try:
+                self._path.unlink(missing_ok=True)
+            except OSError as left:
+                _log.error("remove %s before the next start: it is out of date: %s", self._path, left)
         return self._view
 
     # -- compaction ----------------------------------------------------------------------------------------------

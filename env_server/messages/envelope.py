@@ -50,7 +50,8 @@ def sendable(problem: ProblemError, *, binary: bool) -> dict[str, Any]:
     """A problem as an object; without what a registered server has said and no frame can hold."""
     content = problem.to_problem()
     try:
-        dumps(content, binary=binary)
+        # As deep as it stands in an answer: in the results of a batch.
+        dumps([[[content]]], binary=binary)
     except EncodeError:
         return ProblemError(problem.code, "what more there was to say cannot be sent").to_problem()
     return content

@@ -5,7 +5,10 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from clients.protocol.episode import PortableEpisode
 from clients.protocol.errors import ProblemError
+from clients.protocol.frames import dumps
+from clients.protocol.values import DecodeError, EncodeError, decode_value, encode_value
 
 _Model = TypeVar("_Model", bound=BaseModel)
 _MAX_ERRORS = 20
@@ -87,3 +90,31 @@ def invalid(field: str, reason: str) -> ProblemError:
 
 def _own(fields: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if name not in ENVELOPE and name not in names}
+
+
+def kwargs_in_json(kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Kwargs in JSON's encoding, whatever encoding they came in: journals and other servers are told of them.
+
+    Raises:
+        ProblemError: `invalid_kwargs`.
+    """
+    try:
+        encoded: dict[str, Any] = encode_value(None, decode_value(None, kwargs), binary=False)
+    except (DecodeError, EncodeError) as error:
+        errors = [{"field": "kwargs", "reason": str(error)}]
+        raise ProblemError("invalid_kwargs", f"kwargs: {error}", errors=errors) from error
+    return encoded
+
+
+def episode_in_json(episode: PortableEpisode) -> PortableEpisode:
+    """A portable episode in JSON's encoding, as its format says, whatever encoding it came in.
+
+    Raises:
+        ProblemError: `invalid_request` or `invalid_kwargs`.
+    """
+    try:
+        dumps(episode.actions, binary=False)
+        options = encode_value(None, decode_value(None, episode.options), binary=False)
+    except (DecodeError, EncodeError) as error:
+        raise invalid("episode", f"not as a portable episode is written: {error}") from error
+    return episode.model_copy(update={"kwargs": kwargs_in_json(episode.kwargs), "options": options})

@@ -17,7 +17,7 @@ from env_server.journal.journal_file import JournalFile
 from env_server.messages.validation import invalid, requested
 from env_server.operations.failures import busy, environment_error, not_reset
 from env_server.operations.runner import Runner
-from env_server.sessions.replies import Reply, encode_observation, reset_reply
+from env_server.sessions.replies import Reply, encode_given, encode_observation, reset_reply
 from env_server.sessions.session import ResetRecord, Running, Session, StepRecord
 from env_server.telemetry.metrics import Metrics
 from env_server.workers.base import EnvironmentRaised, OptionsRefused, StepOutcome
@@ -229,7 +229,7 @@ def _ended_step(record: StepRecord) -> EndedStep | None:
     if not isinstance(outcome, StepOutcome):
         return None
     try:
-        info = encode_value(None, outcome.info, binary=False)
+        info = encode_given(None, outcome.info, binary=False)
     except EncodeError:
         return None
     return EndedStep(record.episode, record.step, record.action, record.seen, *outcome[1:4], info)
@@ -268,6 +268,6 @@ class Rendering:
     async def _rendered(self, running: Running, binary: bool) -> Reply:
         frame = await self._runner.result(running)
         try:
-            return {"frame": encode_value(None, frame, binary=binary)}
+            return {"frame": encode_given(None, frame, binary=binary)}
         except EncodeError as error:
             raise environment_error(error) from error

@@ -55,7 +55,10 @@ class IdempotencyCache:
         """Forget the answers of a caller that a predicate says so of."""
         answers = self._answers.get(caller, OrderedDict())
         for key, task in list(answers.items()):
-            if task.done() and belongs(task.result()):
+            # One that has failed will be forgotten in a moment.
+            if not task.done() or task.cancelled() or task.exception() is not None:
+                continue
+            if belongs(task.result()):
                 self._weights[caller] -= len(answers.pop(key).result())
 
     def recall(

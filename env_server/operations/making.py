@@ -21,7 +21,7 @@ from env_server.gateway.relayed_session import RelayedSession
 from env_server.journal.journal import Journal
 from env_server.journal.journal_file import JournaledSession, JournalFile, Opening
 from env_server.journal.replay import ReplayDiverged
-from env_server.messages.validation import invalid, requested
+from env_server.messages.validation import episode_in_json, invalid, kwargs_in_json, requested
 from env_server.operations.episodes import Resetting
 from env_server.operations.failures import busy, environment_error, not_reset, worker_died
 from env_server.operations.idempotency import IdempotencyCache, OpenedSession, open_again
@@ -79,8 +79,8 @@ class Making:
         """Make sessions, and reset them where asked to."""
         request = requested(MakeRequest, fields)
         entry = self._catalog.get(request.env_id)
-        kwargs = request.kwargs or {}
-        entry.rules.check(kwargs)
+        entry.rules.check(request.kwargs or {})
+        kwargs = kwargs_in_json(request.kwargs or {})
         if request.count is not None and request.count > self._settings.max_batch:
             raise invalid("count", f"at most {self._settings.max_batch}")
         if request.reset is not None:
@@ -89,7 +89,7 @@ class Making:
             context.caller.name,
             "make",
             request.request_id,
-            lambda: self._make_many(context, entry, kwargs, request),
+            lambda: self._make_many(context, entry, kwargs, request.model_copy(update={"kwargs": kwargs})),
         )
         try:
             replies = [made.answer(context) for made in opened]
@@ -181,10 +181,11 @@ class Making:
     async def restore(self, context: Context, fields: Mapping[str, Any]) -> Reply:
         """Make a session at the point of a portable episode."""
         request = requested(RestoreRequest, fields)
-        episode = request.episode
-        entry = self._catalog.get(episode.env_id)
-        entry.rules.check(episode.kwargs)
-        self._resetting.check_options(entry, episode.options)
+        entry = self._catalog.get(request.episode.env_id)
+        entry.rules.check(request.episode.kwargs)
+        self._resetting.check_options(entry, request.episode.options)
+        episode = episode_in_json(request.episode)
+        request = request.model_copy(update={"episode": episode})
         if not entry.deterministic:
             raise ProblemError("session_gone", f"{entry.env_id} cannot be rebuilt by replay", reason="lost")
         if episode.env_version != entry.version:
@@ -271,9 +272,14 @@ class Making:
         ]
         try:
             records = await self._begin_all(opened, begin)
-        except BaseException:
+        except BaseException as error:
             self._sessions.release(caller, count)
-            await asyncio.gather(*(session.worker.close(session.session_id) for session in opened))
+            closing = (session.worker.close(session.session_id) for session in opened)
+            if isinstance(error, asyncio.CancelledError):
+                # Who asked is told at once that the server ends.
+                self._sessions.close_later(*closing)
+            else:
+                await asyncio.gather(*closing)
             raise
         opening = _opening(request, opened)
         for session in opened:

@@ -291,6 +291,9 @@ def _plain_outcome(outcome: StepOutcome) -> StepOutcome:
         reward, terminated, truncated = float(reward), bool(terminated), bool(truncated)
     except (TypeError, ValueError, OverflowError) as error:
         raise EncodeError(f"the reward or a flag is not a number: {error}") from error
+    except Exception as error:
+        # They are objects of the environment.
+        raise EncodeError(f"the reward or a flag cannot be read: {type(error).__name__}") from error
     if not math.isfinite(reward):
         raise EncodeError(f"the reward is {reward}")
     return StepOutcome(observation, reward, terminated, truncated, info)

@@ -6,13 +6,13 @@ from typing import Any
 
 from clients.protocol.errors import ProblemError
 from clients.protocol.messages import VerifyRequest
-from clients.protocol.values import DecodeError, EncodeError, decode_value, encode_value
+from clients.protocol.values import DecodeError, EncodeError, decode_value
 from env_server.access.context import Context
 from env_server.catalog.catalog import Catalog, CatalogEntry
 from env_server.common.settings import Settings
 from env_server.messages.validation import invalid, requested
 from env_server.operations.failures import environment_error
-from env_server.sessions.replies import Reply
+from env_server.sessions.replies import Reply, encode_given
 from env_server.telemetry.metrics import Metrics
 from env_server.workers.base import (
     EnvironmentRaised,
@@ -89,7 +89,7 @@ class Verifying:
             outcome = str(verdict["outcome"])
             self._metrics.verdicts[entry.label, outcome if outcome in _OUTCOMES else "other"] += 1
             try:
-                results.append(encode_value(None, verdict, binary=context.binary))
+                results.append(encode_given(None, verdict, binary=context.binary))
             except EncodeError as error:
                 results.append({"score": 0.0, "outcome": "error", "detail": str(error)})
         return {"results": results}

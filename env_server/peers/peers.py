@@ -26,6 +26,8 @@ Handler = Callable[[Mapping[str, Any], str, dict[str, Any], bool], Awaitable[Any
 _AWAY_S = 15.0
 # A call that takes the other process down each time must not do so for ever.
 _TRIES = 3
+# The number of a connection's first message; questions count from one.
+_GREETING = 0
 _RETRY_AFTER_S = 2
 _FIRST_PAUSE_S = 0.02
 _MAX_PAUSE_S = 0.5
@@ -89,12 +91,29 @@ class _Link(asyncio.Protocol):
         Raises:
             _LinkLost: The other process went away.
         """
+        self._number += 1
+        return await self._answer(self._number, *question)
+
+    async def greet(self, index: int) -> None:
+        """Say which process this is, and wait until the other one has heard it.
+
+        A process that ends may still accept connections, which nobody will read.
+
+        Raises:
+            _LinkLost: The other process went away.
+        """
+        try:
+            await self._answer(_GREETING, index)
+        except asyncio.CancelledError:
+            self.close()
+            raise
+
+    async def _answer(self, number: int, *message: Any) -> Any:
         if self._transport is None:
             raise _LinkLost
-        number = self._number = self._number + 1
         answer = self.answers[number] = asyncio.get_running_loop().create_future()
         try:
-            self.send((number, *question))
+            self.send((number, *message))
             return await answer
         finally:
             self.answers.pop(number, None)
@@ -244,11 +263,11 @@ class Forwarder:
         async with asyncio.timeout_at(deadline):
             while True:
                 # The process is away, and its supervisor starts it again.
-                with contextlib.suppress(FileNotFoundError, ConnectionError):
+                with contextlib.suppress(FileNotFoundError, ConnectionError, _LinkLost):
                     link = _Link(_take_answer, self._outgoing_lost)
                     link.peer = index
                     await loop.create_unix_connection(partial(_same, link), str(self._path(index)))
-                    link.send((0, self._index))
+                    await link.greet(self._index)
                     return link
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, _MAX_PAUSE_S)
@@ -274,9 +293,10 @@ class Forwarder:
 
     def _question(self, link: _Link, message: Any) -> None:
         number, *question = message
-        if number == 0:
+        if number == _GREETING:
             link.peer = question[0]
             self._incoming.add(link)
+            link.send((_GREETING, False, None))
             return
         task = asyncio.get_running_loop().create_task(self._answer(link, number, *question))
         self._running.add(task)

@@ -2,7 +2,7 @@
 
 from collections.abc import Awaitable, Callable, MutableMapping
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from fastapi import FastAPI
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -25,6 +25,7 @@ from env_server.messages.negotiation import answer, own_path, read_headers
 from env_server.operations.services import Services
 from env_server.protocols.gem import GEM_CALLS
 from env_server.protocols.mcp import McpAdapter
+from env_server.protocols.mcp_description import MCP_PATH, described_mcp
 from env_server.protocols.openenv import OPENENV_CALLS, OPENENV_HEALTH
 from env_server.protocols.openenv_socket import serve_openenv_socket
 
@@ -55,11 +56,27 @@ class App:
         if services.settings.runs_code:
             calls += RUN_CODE_CALLS.routes
         self._described = [*hot, *calls]
-        self._sockets = {"/v1/ws": "all operations, many sessions (rollgym.v1.json, rollgym.v1.msgpack)"}
+        sockets = [
+            _Socket(
+                "/v1/ws",
+                "all operations, many sessions (rollgym.v1.json, rollgym.v1.msgpack)",
+                self._serve_socket,
+            ),
+            _Socket(
+                "/openenv/{env_id}/ws",
+                "OpenEnv's; one socket is one session (docs/other_protocols.md)",
+                self._serve_openenv,
+            ),
+        ]
         if services.settings.runs_code:
-            self._sockets[INTERACTIVE_SESSION_PATH] = (
-                "an interactive session with a program in the sandbox (docs/run_code.md)"
+            sockets.append(
+                _Socket(
+                    INTERACTIVE_SESSION_PATH,
+                    "an interactive session with a program in the sandbox (docs/run_code.md)",
+                    self._serve_interactive,
+                )
             )
+        self._sockets = {socket.path: socket.what for socket in sockets}
         console = Console()
         pages: dict[str, Callable[[Request], Awaitable[Response]]] = {
             "/health": self._health,
@@ -78,14 +95,21 @@ class App:
         self._router = Router(
             [
                 *hot,
-                WebSocketRoute("/v1/ws", _Plain(self._serve_socket)),
-                WebSocketRoute("/openenv/{env_id}/ws", _Plain(self._serve_openenv)),
-                WebSocketRoute(INTERACTIVE_SESSION_PATH, _Plain(self._serve_interactive)),
-                Route("/mcp/{env_id}", _Plain(self._serve_mcp)),
+                *(WebSocketRoute(socket.path, _Plain(socket.serve)) for socket in sockets),
+                Route(MCP_PATH, _Plain(self._serve_mcp)),
             ],
             redirect_slashes=False,
             default=self._serve_others,
         )
+
+    @property
+    def paths(self) -> set[str]:
+        """The paths of everything that is answered."""
+        return {
+            route.path
+            for route in (*self._router.routes, *self._fastapi.router.routes)
+            if isinstance(route, Route | WebSocketRoute)
+        }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request or one socket."""
@@ -133,7 +157,10 @@ class App:
         await response(scope, receive, send)
 
     async def _serve_others(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "websocket":
+        if scope["type"] == "websocket" and own_path(scope) == INTERACTIVE_SESSION_PATH:
+            # It says how a server is started that has it.
+            await self._serve_interactive(scope, receive, send)
+        elif scope["type"] == "websocket":
             await self._refuse(scope, receive, send, ProblemError("not_found", "the socket is at /v1/ws"))
         else:
             await self._fastapi(scope, receive, send)
@@ -178,8 +205,17 @@ class App:
     @cached_property
     def _document(self) -> bytes:
         """What FastAPI takes a tenth of a second to write, and nobody needs a token for: it is written once."""
-        document = describe(self._described, self._sockets, needs_token=self._tokens.required)
+        others = {MCP_PATH: described_mcp()}
+        document = describe(self._described, self._sockets, others, needs_token=self._tokens.required)
         return dumps(document, binary=False)
+
+
+class _Socket(NamedTuple):
+    """A WebSocket: where it is, what it is for, and what serves it."""
+
+    path: str
+    what: str
+    serve: Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 class _Plain:

@@ -12,7 +12,7 @@ from clients.protocol.messages import Seed
 from env_server.messages.validation import invalid
 from env_server.protocols.openenv_forms import value_schema
 from env_server.sessions.replies import Reply
-from envs.tools.calls import ToolCall, read_calls
+from envs.tools.calls import ToolCall, is_shallow, read_calls
 from envs.tools.formats.table import FORMATS
 
 VERSIONS = ("2025-11-25", "2025-06-18", "2025-03-26")
@@ -178,6 +178,8 @@ def call_as_action(info: Mapping[str, Any], name: str, arguments: Mapping[str, A
         ProblemError: `invalid_request`, if the format's own marks in the arguments make another call of it.
     """
     form = FORMATS.get(str(info.get("call_format")), FORMATS["hermes"])
+    if not is_shallow(dict(arguments)):
+        raise invalid("arguments", "they are nested too deeply")
     said = form.write([ToolCall(name, arguments)])
     schemas = {each: tool["inputSchema"] for each, tool in own_tools(info).items()}
     read = read_calls(said, form, schemas)
@@ -214,7 +216,7 @@ def failed_result(problem: ProblemError) -> dict[str, Any] | None:
 def _seen(reply: Reply) -> str:
     """What an agent sees of a step: results of tools without the marks that a format puts around them."""
     messages = reply["info"].get("messages")
-    if isinstance(messages, list) and messages:
+    if isinstance(messages, list) and messages and all(isinstance(each, Mapping) for each in messages):
         texts = [message.get("content") for message in messages if message.get("role") == "tool"]
         if len(texts) == len(messages) and all(isinstance(text, str) for text in texts):
             return "\n".join(texts)

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from clients.protocol.errors import ProblemError
 from clients.protocol.messages import Seed
 from clients.protocol.spaces import parse_space
+from env_server.messages.envelope import sendable
 from env_server.sessions.replies import Reply
 
 TEXT_SPACES = frozenset({"Text", "UnicodeText"})
@@ -203,15 +204,22 @@ def error_payload(problem: ProblemError, *, opening: bool = False) -> dict[str, 
         opening: Whether it was the session that could not be made.
     """
     codes, otherwise = (_OPENING_CODES, "SESSION_ERROR") if opening else (_CODES, "EXECUTION_ERROR")
+    ours = sendable(problem, binary=False)
     data: dict[str, Any] = {
-        "message": problem.detail,
+        "message": ours["detail"],
         "code": codes.get(problem.code, otherwise),
-        "problem": problem.to_problem(),
+        "problem": ours,
     }
-    if "errors" in problem.extra:
+    errors = ours.get("errors")
+    # A registered server may call by that name what it likes.
+    if isinstance(errors, list) and all(isinstance(error, Mapping) for error in errors):
         data["errors"] = [
-            {"type": "value_error", "loc": error["field"].split("."), "msg": error["reason"]}
-            for error in problem.extra["errors"]
+            {
+                "type": "value_error",
+                "loc": str(error.get("field", "")).split("."),
+                "msg": str(error.get("reason", "")),
+            }
+            for error in errors
         ]
     return {"type": "error", "data": data}
 

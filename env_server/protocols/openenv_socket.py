@@ -12,6 +12,7 @@ from clients.protocol.errors import ProblemError
 from clients.protocol.frames import dumps, loads
 from env_server.access.context import Context
 from env_server.access.open_sockets import ConnectionSlot
+from env_server.common.io_process import going_away
 from env_server.http.socket import POLICY_VIOLATION, name_socket, reject
 from env_server.messages.envelope import as_problem
 from env_server.messages.negotiation import too_large_reply, too_large_request
@@ -147,12 +148,18 @@ class OpenEnvSocket:
         return True
 
     async def _answer(self, data: str | bytes) -> None:
-        async with self._turn:
-            if self._closed:
+        # A client that went away meanwhile takes the session with it.
+        with contextlib.suppress(OSError):
+            try:
+                await self._turn.acquire()
+            except asyncio.CancelledError:
+                await self._say(self._given_up())
                 return
-            # A client that went away meanwhile takes the session with it.
-            with contextlib.suppress(OSError):
-                await self._say(await self._content(data))
+            try:
+                if not self._closed:
+                    await self._say(await self._content(data))
+            finally:
+                self._turn.release()
 
     async def _content(self, data: str | bytes) -> bytes | None:
         """The answer to a message; None where there is none to a goodbye."""
@@ -165,13 +172,28 @@ class OpenEnvSocket:
             content = dumps(payload, binary=False)
             if len(content) > limit:
                 raise too_large_reply(len(content), limit)
+        except asyncio.CancelledError:
+            return self._given_up()
         except Exception as error:  # noqa: BLE001 - a defect of ours costs this message, not the socket
-            problem = as_problem(error)
-            self._services.metrics.problems[problem.code] += 1
-            payload = error_payload(problem)
-            self._ends = payload["data"]["code"] == "SESSION_ERROR"
-            return dumps(payload, binary=False)
+            return self._refused(as_problem(error))
         return content
+
+    def _given_up(self) -> bytes:
+        """The answer to a message that the server waits for no longer, because it ends.
+
+        Raises:
+            asyncio.CancelledError: The client has gone.
+        """
+        if self._closed:
+            raise asyncio.CancelledError
+        return self._refused(going_away())
+
+    def _refused(self, problem: ProblemError) -> bytes:
+        """The answer that a problem is."""
+        self._services.metrics.problems[problem.code] += 1
+        payload = error_payload(problem)
+        self._ends = payload["data"]["code"] == "SESSION_ERROR"
+        return dumps(payload, binary=False)
 
     async def _say(self, content: bytes | None) -> None:
         """Send an answer, and close the socket after the last one."""

@@ -9,7 +9,7 @@ from gymnasium.spaces import Discrete
 
 from clients.protocol.arrays import INTEGER_LIMIT
 from clients.protocol.spaces import UnicodeText, describe_space
-from clients.protocol.values import encode_value
+from clients.protocol.values import EncodeError, encode_value
 from env_server.access.context import Context
 from env_server.sessions.session import ResetRecord, Session, StepRecord
 from env_server.workers.base import StepOutcome
@@ -32,7 +32,21 @@ def encode_observation(space: Space[Any], observation: Any, *, binary: bool) -> 
             return observation
     elif kind is int and type(space) is Discrete and -INTEGER_LIMIT < observation < INTEGER_LIMIT:
         return observation
-    return encode_value(space, observation, binary=binary)
+    return encode_given(space, observation, binary=binary)
+
+
+def encode_given(space: Space[Any] | None, value: Any, *, binary: bool) -> Any:
+    """Something that an environment gave, for the wire.
+
+    Raises:
+        EncodeError: It has no form there. Objects of the environment may raise anything while they are looked at.
+    """
+    try:
+        return encode_value(space, value, binary=binary)
+    except EncodeError:
+        raise
+    except Exception as error:
+        raise EncodeError(f"what it gave cannot be read: {type(error).__name__}") from error
 
 
 def encode_info(info: Mapping[str, Any], context: Context) -> Any:
@@ -49,7 +63,7 @@ def encode_info(info: Mapping[str, Any], context: Context) -> Any:
             content = b"null"
         if b"null" not in content:
             return orjson.Fragment(content)
-    return encode_value(None, info, binary=context.binary)
+    return encode_given(None, info, binary=context.binary)
 
 
 def reset_reply(space: Space[Any], record: ResetRecord, context: Context) -> Reply:

@@ -6,7 +6,8 @@ import itertools
 import logging
 import secrets
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any
 
 from clients.protocol.errors import ProblemError
 from env_server.access.quotas import QuotaCounters
@@ -288,7 +289,12 @@ class Sessions:
             self._journal_file.closed(session.session_id, reason)
         closing = session.let_go(reason)
         if closing is not None:
-            task = asyncio.get_running_loop().create_task(closing)
+            self.close_later(closing)
+
+    def close_later(self, *closing: Coroutine[Any, Any, None]) -> None:
+        """Have environments closed in the background."""
+        for each in closing:
+            task = asyncio.get_running_loop().create_task(each)
             self._closing.add(task)
             task.add_done_callback(self._closing.discard)
 

@@ -71,23 +71,25 @@ def _reset(
     environment: Environment, seed: int | None, options: dict[str, Any] | None
 ) -> tuple[Any, Mapping[str, Any]]:
     observation, info = environment.reset(seed=seed, options=options)
-    _check_info(info)
-    return observation, info
+    return observation, info if type(info) is dict else _plain_info(info)
 
 
 def step(environment: Environment, action: Any) -> StepOutcome:
     """Take a step; `guarded`, written out, since this is the hot path."""
     try:
         outcome = StepOutcome(*environment.step(action))  # type: ignore[arg-type]
-        _check_info(outcome.info)
+        if type(outcome.info) is not dict:
+            outcome = outcome._replace(info=_plain_info(outcome.info))
         return outcome
     except BaseException as error:  # noqa: BLE001 - the boundary to user code
         _refuse(error)
 
 
-def _check_info(info: Any) -> None:
-    if type(info) is not dict and not isinstance(info, Mapping):
+def _plain_info(info: Any) -> dict[Any, Any]:
+    """An info as a dictionary of its own: reading another mapping runs code of the environment's author."""
+    if not isinstance(info, Mapping):
         raise TypeError(f"the info is of type {type(info).__name__}, not a mapping")
+    return dict(info)
 
 
 def render(environment: Environment, mode: str | None) -> Any:

@@ -240,13 +240,15 @@ class ChildProcess(asyncio.Protocol):
                 self._head_since = self._loop.time()
                 self._turned_at = time.perf_counter()
                 self._arm()
-            else:
+            elif self._queue and reply.number == self._queue[0].number:
                 self._take(reply)
+            else:
+                # A process that an environment forked off came back from the operation, too, and answers with it.
+                self._end("the worker process answered what it was not asked", at_fault=True)
+                return
 
     def _take(self, reply: Frame) -> None:
         operation = self._queue.popleft()
-        if reply.number != operation.number:
-            raise AssertionError(f"answer {reply.number} came instead of {operation.number}")
         self._count(operation)
         if self._queue:
             self._head_since = self._loop.time()

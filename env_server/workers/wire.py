@@ -137,6 +137,12 @@ def load_result(body: bytes) -> Any:
     """Read what a child answers.
 
     Raises:
-        pickle.UnpicklingError: It is more than plain data and arrays.
+        pickle.UnpicklingError: It is more than plain data and arrays, or cannot be put together again: a mapping
+            that was a key, for one, has become a plain one.
     """
-    return _ResultUnpickler(io.BytesIO(body)).load()
+    try:
+        return _ResultUnpickler(io.BytesIO(body)).load()
+    except pickle.UnpicklingError:
+        raise
+    except Exception as error:
+        raise pickle.UnpicklingError(f"a reply cannot be read: {type(error).__name__}: {error}") from error

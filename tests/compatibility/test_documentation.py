@@ -14,6 +14,7 @@ ADDRESS = "http://127.0.0.1:8000"
 EXAMPLES = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "other_protocols.md").read_text(), re.DOTALL)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("peer", ["openenv", "rock"])
 def test_the_example(server: Server, peer: str, request: pytest.FixtureRequest) -> None:
     python: Path = request.getfixturevalue(peer)

@@ -71,6 +71,8 @@ def plain(content: Any, status: int = 200, **headers: str) -> tuple[int, dict[st
 async def scripted(answer: Answer, port: int = 0) -> AsyncIterator[str]:
     """A server in this process that answers as a function says; gives its URL."""
 
+    answering: set[asyncio.Future[None]] = set()
+
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
         path = head[0].split()[1]
@@ -84,5 +86,15 @@ async def scripted(answer: Answer, port: int = 0) -> AsyncIterator[str]:
         await writer.drain()
         writer.close()
 
-    async with await asyncio.start_server(serve, "127.0.0.1", port) as server:
-        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        answering.add(task := asyncio.ensure_future(serve(reader, writer)))
+        task.add_done_callback(answering.discard)
+        task.add_done_callback(lambda _: writer.close())
+
+    async with await asyncio.start_server(take, "127.0.0.1", port) as server:
+        try:
+            yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        finally:
+            # From Python 3.12 on a server that closes waits for its connections, and some of these answer nothing.
+            for task in tuple(answering):
+                task.cancel()

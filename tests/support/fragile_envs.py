@@ -8,7 +8,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -111,6 +111,24 @@ RAISED: Mapping[str, type[BaseException]] = {
 }
 
 
+class Unreadable(Mapping[str, int]):
+    """A mapping that raises when it is read."""
+
+    def __getitem__(self, key: str) -> int:
+        raise RuntimeError("not to be had")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(["a"])
+
+    def __len__(self) -> int:
+        return 1
+
+
+class NoFloat(float):
+    def __float__(self) -> float:
+        raise RuntimeError("no number after all")
+
+
 def nested(depth: int) -> Any:
     value: Any = 0
     for _ in range(depth):
@@ -136,6 +154,9 @@ INFOS: Mapping[str, Any] = {
     "huge": {"it": 2**64},
     "key": {(1, 2): 3},
     "lock": {"it": threading.Lock()},
+    "unreadable": Unreadable(),
+    "unreadable-part": {"it": Unreadable()},
+    "unreadable-number": {"it": NoFloat(1)},
     "none": None,
     "list": [1],
 }
@@ -152,9 +173,30 @@ OUTCOMES: Mapping[str, Any] = {
     "infinite": ("", np.float64("-inf"), False, False, {}),
     "too-large": ("", 10**400, False, False, {}),
     "two-rewards": ("", np.zeros(2), False, False, {}),
+    "unreadable": ("", NoFloat(1), False, False, {}),
+    "ends-unreadable": ("", 0.0, True, False, Unreadable()),
     "two-flags": ("", 0.0, np.zeros(2), False, {}),
 }
 """What a step must not answer."""
+
+
+class Frozen(Mapping[str, int]):
+    """A mapping that can be in a set, as those of several packages can."""
+
+    def __init__(self, **items: int) -> None:
+        self._items = items
+
+    def __getitem__(self, key: str) -> int:
+        return self._items[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._items)
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __hash__(self) -> int:
+        return hash(tuple(self._items.items()))
 
 
 class Fragile(gymnasium.Env):
@@ -263,6 +305,14 @@ class Fragile(gymnasium.Env):
             threading.Event().wait()
         os.waitpid(child, os.WNOHANG)
         os.kill(os.getpid(), signal.SIGSEGV)
+
+    def _fork(self, rest: str) -> Any:
+        """Come back from the step twice, as whoever forgets to end what was forked does."""
+        os.fork()
+        return _NOTHING
+
+    def _frozen(self, rest: str) -> Any:
+        return {"seen": {Frozen(x=1)}}
 
     def _raise(self, name: str) -> Any:
         raise RAISED[name]("see /home/someone/secret.txt for \udcff")

@@ -178,3 +178,44 @@ class Once(Count):
         Once._made += 1
         if Once._made > 1:
             raise RuntimeError("there is only one")
+
+
+class _Frozen(dict):
+    """A mapping that is a key, which a plain one cannot be."""
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return 7
+
+
+class Tangled(SlowCount):
+    """Gives what loses its nature on the way to the server."""
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict]:
+        observation, reward, terminated, truncated, info = super().step(action)
+        return observation, reward, terminated, truncated, info | {_Frozen(a=1): 1}
+
+
+class OddMessages(Count):
+    """Says by a name of ours what is not of its form."""
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict]:
+        observation, reward, terminated, truncated, info = super().step(action)
+        return observation, reward, terminated, truncated, info | {"messages": ["said", 3]}
+
+
+class SlowToClose(Count):
+    """Is closed as slowly as it is told to be when it is made; so may its making be."""
+
+    metadata: ClassVar[dict[str, Any]] = Count.metadata | {"inline": False, "thread": True}
+    kwargs_schema: ClassVar[dict[str, Any]] = {"type": "object"}
+    _made = 0
+
+    def __init__(self, makes: tuple[float, ...] = (), closes: float = 0.0) -> None:
+        super().__init__()
+        self._closes = closes
+        if makes:
+            SlowToClose._made += 1
+            time.sleep(makes[SlowToClose._made % len(makes)])
+
+    def close(self) -> None:
+        time.sleep(self._closes)

@@ -38,7 +38,7 @@ def parser() -> argparse.ArgumentParser:
     ):
         add(switch, action="store_true")
     add("--quantization", choices=["fp8"])
-    add("--max-lora-rank", type=int)
+    add("--max-lora-rank", type=int, choices=[1, 8, 16, 32, 64, 128, 256, 320, 512], default=16)
     add("--max-loras", type=int)
     return parsing
 

@@ -11,6 +11,7 @@ import orjson
 
 from env_server.gateway.upstream.base import UpstreamError
 from env_server.gateway.upstream.connections import Attempt, ConnectionLimiter, connect
+from env_server.gateway.upstream.reading import read_json
 from env_server.gateway.upstream.targets import Target
 from env_server.telemetry.logs import CURRENT_TRACE
 from env_server.workers.base import OperationTimeout
@@ -68,7 +69,7 @@ class TargetClient:
 
         Raises:
             OperationTimeout: It did not answer in time.
-            UpstreamError: It cannot be reached, or what it answers is too large or no JSON.
+            UpstreamError: It cannot be reached, or what it answers is too large, too deep or no JSON.
         """
         async with contextlib.AsyncExitStack() as stack:
             try:
@@ -82,7 +83,7 @@ class TargetClient:
         if not reply:
             return status, None
         try:
-            return status, orjson.loads(reply)
+            return status, read_json(reply)
         except orjson.JSONDecodeError as error:
             if status >= 400:
                 # Frameworks refuse with pages for people; the status says it all.

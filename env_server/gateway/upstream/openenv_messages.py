@@ -2,14 +2,16 @@
 
 import math
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import orjson
 
+from clients.protocol.arrays import EncodeError
 from clients.protocol.frames import dumps
 from env_server.gateway.upstream.base import UpstreamError
-from env_server.gateway.upstream.reading import as_text, read_foreign_info
+from env_server.gateway.upstream.reading import as_text, read_foreign_info, read_json
 from env_server.workers.base import StepOutcome
 
 _NOT_OBSERVED = frozenset({"done", "reward", "metadata"})
@@ -94,15 +96,15 @@ class OpenEnvMessages:
 
         A text that should be JSON and is none goes as it is: what it is worth is the environment's to say.
         """
-        value: Any = text
         if not self.action_is_text:
-            try:
-                value = orjson.loads(text)
-            except orjson.JSONDecodeError:
-                value = text
-        if self.action_field is not None:
-            value = {self.action_field: value}
-        return dumps({"type": "step", "data": value}, binary=False)
+            # What is nested more deeply than can be written again goes as it is, too.
+            with suppress(orjson.JSONDecodeError, EncodeError):
+                return self._step(orjson.loads(text))
+        return self._step(text)
+
+    def _step(self, value: Any) -> bytes:
+        data = value if self.action_field is None else {self.action_field: value}
+        return dumps({"type": "step", "data": data}, binary=False)
 
     def read_reset(self, answer: bytes) -> tuple[str, Mapping[str, Any]]:
         """The observation and the info of an answer to a reset.
@@ -136,7 +138,7 @@ def read_data(answer: bytes) -> dict[str, Any]:
         UpstreamError: It cannot be read.
     """
     try:
-        message = orjson.loads(answer)
+        message = read_json(answer)
     except orjson.JSONDecodeError as error:
         raise UpstreamError("an answer is no JSON") from error
     data = message.get("data") if isinstance(message, dict) else None

@@ -69,6 +69,22 @@ def _within_limits(value: Any, depth: int) -> Any:
     return value
 
 
+def read_json(content: bytes) -> Any:
+    """Read what a server says as JSON; what is nested so deeply that it could not be written again is refused here.
+
+    Raises:
+        UpstreamError: It is nested too deeply.
+        orjson.JSONDecodeError: It is no JSON.
+    """
+    value = orjson.loads(content)
+    if content.count(b"[") + content.count(b"{") > _MAX_DEPTH:
+        try:
+            orjson.dumps(value)
+        except orjson.JSONEncodeError as error:
+            raise UpstreamError("a reply is nested too deeply") from error
+    return value
+
+
 def as_text(value: Any) -> str:
     """An observation as text: what is no text is its JSON."""
     return value if isinstance(value, str) else orjson.dumps(value).decode()

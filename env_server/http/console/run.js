@@ -162,7 +162,8 @@ class RunEpisode {
     }
     const turn = turns[this.at];
     const valid = turn.valid === false ? ", not understood" : "";
-    this.place.textContent = `turn ${this.at}: reward ${shortNumber(Number(turn.reward))}${valid}`;
+    const made = turn.is_summary ? "a summary of the history" : `reward ${shortNumber(Number(turn.reward))}${valid}`;
+    this.place.textContent = `turn ${this.at}: ${made}`;
     fill(this.turn, said("Observation", turn.observation), said("Reply", turn.reply));
     announce(this.place.textContent);
   }
@@ -202,14 +203,19 @@ async function differenceOf(server, { task, turns }) {
     const options = task.options ? { options: task.options } : {};
     const first = await server.call("reset", { ...session, seed: task.seed, ...options });
     let seen = shown(first.observation);
+    const last = turns.findLastIndex((turn) => !turn.is_summary);
+    let taken = 0;
     for (const [turn, recorded] of turns.entries()) {
+      // The environment never saw a summary.
+      if (recorded.is_summary) continue;
       if (seen !== recorded.observation) return { turn, text: `the server shows ${cut(seen)}` };
-      const place = { episode: first.episode, step: turn };
+      const place = { episode: first.episode, step: taken };
       const reply = await server.call("step", { ...session, action: recorded.reply, ...place });
       if (Math.abs(Number(reply.reward) - recorded.reward) > NEAR)
         return { turn, text: `the server pays ${reply.reward}, and ${recorded.reward} was recorded` };
       const over = reply.terminated || reply.truncated;
-      if (over && turn < turns.length - 1) return { turn, text: "the server ends the episode here" };
+      taken += 1;
+      if (over && turn < last) return { turn, text: "the server ends the episode here" };
       seen = shown(reply.observation);
     }
     return null;
@@ -258,7 +264,8 @@ function noteOf(entries, bad, torn) {
 }
 
 function turnsOf({ turns }) {
-  return turns.length === 1 ? "1 turn" : `${turns.length} turns`;
+  const taken = turns.filter((turn) => !turn.is_summary).length;
+  return taken === 1 ? "1 turn" : `${taken} turns`;
 }
 
 function factsOf({ task, member, outcome, detail, reward, turns, step }) {

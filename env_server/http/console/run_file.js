@@ -48,7 +48,7 @@ export async function readEntry(file, entry) {
 }
 
 function summaryOf({ step, task, member, outcome, reward, turns }, number, start, end) {
-  return { number, start, end, step, member, outcome, reward, envId: task.env_id, seed: task.seed, turns: turns.length };
+  return { number, start, end, step, member, outcome, reward, envId: task.env_id, seed: task.seed, turns: turns.filter((turn) => !turn.is_summary).length };
 }
 
 /** An episode of a run without its tokens; null where a text is none. */

@@ -97,7 +97,10 @@ class DrainingServer(uvicorn.Server):
         self._draining = asyncio.create_task(self._end())
 
     async def _end(self) -> None:
-        if self.on_drain is not None:
-            await self.on_drain()
-        await self._drain()
-        self.should_exit = True
+        try:
+            if self.on_drain is not None:
+                await self.on_drain()
+            await self._drain()
+        finally:
+            # Whatever fails on the way: who is told to end, ends.
+            self.should_exit = True

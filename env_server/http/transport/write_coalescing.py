@@ -20,6 +20,7 @@ class CoalescingProtocol(WebSocketsSansIOProtocol):
     """uvicorn's protocol, which writes at once only if nothing waits to be answered."""
 
     _coalesced = 0
+    _fragments: bytearray | None = None
 
     async def send(self, message: Any) -> None:
         """Send a message, at the end of this turn at the latest; all but plain messages is done as uvicorn does it.
@@ -57,6 +58,16 @@ class CoalescingProtocol(WebSocketsSansIOProtocol):
         self._coalesced += len(content) + 1
         if self._coalesced > _MOST_COALESCED_BYTES:
             self._flush()
+
+    def handle_cont(self, event: Any) -> None:
+        """Take in a fragment; a message in a million of them takes no more memory than in one."""
+        if self._fragments is None:
+            self._fragments = bytearray().join(self.frames)
+        self._fragments += event.data
+        if event.fin:
+            self.frames = [bytes(self._fragments)]
+            self._fragments = None
+            self.send_receive_event_to_app()
 
     def pause_writing(self) -> None:
         """Read no more from a peer that does not read: it would be answered without end, its pings first of all."""

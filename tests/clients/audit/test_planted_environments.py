@@ -168,6 +168,8 @@ CONDUCT = [
     ),
 ]
 
+# One of each kind is looked for with every change; the others are among the slow tests.
+OFTEN = frozenset({"UnseededReset", "AnswerInObservation", "AlwaysSuccess", "RaisesOnOddReplies"})
 PLANTED = [*DETERMINISM, *PAID, *REWARDS, *CONDUCT]
 
 
@@ -184,6 +186,7 @@ def test_nothing_is_wrong_with_what_has_no_defect(auditor: Auditor) -> None:
     assert entry_of(card, "random")["numbers"]["rate_high"] < 0.5
 
 
+@pytest.mark.slow
 def test_what_is_not_deterministic_may_say_so(auditor: Auditor) -> None:
     card = auditor.audit("Honest")
     assert faults(card) == {}
@@ -192,8 +195,7 @@ def test_what_is_not_deterministic_may_say_so(auditor: Auditor) -> None:
 
 @pytest.mark.parametrize(
     ("name", "expected", "said"),
-    PLANTED,
-    ids=[each[0] for each in PLANTED],
+    [pytest.param(*each, id=each[0], marks=() if each[0] in OFTEN else pytest.mark.slow) for each in PLANTED],
 )
 def test_a_defect_is_found(
     auditor: Auditor, name: str, expected: dict[str, str], said: tuple[str, str]
@@ -206,6 +208,7 @@ def test_a_defect_is_found(
     assert entry["remedy"]
 
 
+@pytest.mark.slow
 def test_memory_that_grows_with_every_episode_is_found(auditor: Auditor) -> None:
     card = auditor.audit("Hoards")
     assert faults(card) == {"costs: memory": FAILED}
@@ -214,6 +217,7 @@ def test_memory_that_grows_with_every_episode_is_found(auditor: Auditor) -> None
     assert "every episode adds to" in entry["remedy"]
 
 
+@pytest.mark.slow
 def test_episodes_that_never_end_are_found(auditor: Auditor) -> None:
     card = auditor.audit("NeverEnds", episodes=4)
     assert faults(card) == {"conduct: ends at its limit": WARNING}
@@ -222,6 +226,7 @@ def test_episodes_that_never_end_are_found(auditor: Auditor) -> None:
     assert "max_episode_steps" in entry["remedy"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "check", "said"),
     [
@@ -238,6 +243,7 @@ def test_who_holds_up_the_server_is_found(auditor: Auditor, name: str, check: st
     assert "everybody on the server waits" in entry.remedy
 
 
+@pytest.mark.slow
 def test_nobody_waits_for_what_runs_elsewhere(auditor: Auditor) -> None:
     costs = auditor.costs("Sums")
     for check in ("reset holds nobody up", "a megabyte holds nobody up"):

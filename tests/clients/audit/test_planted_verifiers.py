@@ -93,6 +93,7 @@ def test_functions_beside_the_one_that_is_wanted_are_no_hedge(auditor: Auditor) 
     assert "only one place is read" in entry_of(card, "hedged replies")["detail"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "expected", "said"), PLANTED, ids=[each[0] for each in PLANTED])
 def test_a_defect_is_found(
     auditor: Auditor, name: str, expected: dict[str, str], said: tuple[str, str, str]

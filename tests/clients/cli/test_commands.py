@@ -282,9 +282,29 @@ def test_refusals_of_the_server_are_told(server: ServerProcess) -> None:
     done = roll_env("play", "Nope-v0", "--url", server.url)
     assert done.returncode == 1
     assert "unknown_env" in done.stderr
-    unreachable = roll_env("list", "--url", ServerProcess().url)
+
+
+@pytest.fixture(params=["list", "play", "verify"])
+def reaching(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, ...]:
+    """A command that asks a server."""
+    item = tmp_path / "item.json"
+    item.write_text('{"response": "4"}')
+    words = {"list": (), "play": ("Walk-v0",), "verify": ("Arithmetic-v0", str(item))}
+    return (request.param, *words[request.param])
+
+
+def test_without_a_server_it_is_told_soon_how_to_start_one(reaching: tuple[str, ...]) -> None:
+    url = ServerProcess().url
+    unreachable = roll_env(*reaching, "--url", url)
     assert unreachable.returncode == 1
-    assert "no server answers" in unreachable.stderr
+    assert f"roll-env {reaching[0]}: no server answers at {url}: " in unreachable.stderr
+    assert "waited 3 s: start one with `roll-serve`" in unreachable.stderr
+
+
+def test_what_is_no_address_is_told(reaching: tuple[str, ...]) -> None:
+    refused = roll_env(*reaching, "--url", "ftp://host")
+    assert refused.returncode == 2
+    assert "address" in refused.stderr
 
 
 def test_a_command_that_is_terminated_ends_the_server_that_it_started() -> None:

@@ -1,13 +1,16 @@
 """EnvClient against a real server."""
 
 import asyncio
+import gc
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from clients.client.client import EnvClient
@@ -38,6 +41,46 @@ async def test_a_remote_episode_is_the_local_one(server: ServerProcess, encoding
         assert (session.episode, session.step_index, session.seed) == (0, 4, 5)
         await session.reset(2**53 - 1)
         assert (session.episode, session.step_index, session.seed) == (1, 0, 2**53 - 1)
+
+
+async def test_whoever_stops_waiting_for_sessions_leaves_none_behind(server: ServerProcess) -> None:
+    async with EnvClient(server.url) as client:
+        session = await client.make("Slow-v0")
+        await session.reset(0)
+        episode = await session.episode_record()
+        asked = [
+            *(asyncio.ensure_future(client.make_many("Slow-v0", 3)) for _ in range(4)),
+            *(asyncio.ensure_future(client.restore(episode)) for _ in range(4)),
+            asyncio.ensure_future(session.fork(3)),
+        ]
+        await asyncio.sleep(0.001)
+        for task in asked:
+            task.cancel()
+        await asyncio.gather(*asked, return_exceptions=True)
+        assert all(task.cancelled() for task in asked)
+        async with asyncio.timeout(20):
+            while await open_sessions(server) != {session.session_id}:
+                await asyncio.sleep(0.05)
+            # What was asked for last may come in last.
+            await asyncio.sleep(0.5)
+        assert await open_sessions(server) == {session.session_id}
+
+
+async def test_a_client_that_ends_before_it_has_taken_back_what_it_asked_for_ends_quietly(
+    server: ServerProcess,
+) -> None:
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        async with EnvClient(server.url) as client:
+            client.take_back({"op": "make", "env_id": "Slow-v0", "request_id": "never-sent"}, 0)
+        gc.collect()
+    assert not [str(each.message) for each in told if "never awaited" in str(each.message)]
+
+
+async def open_sessions(server: ServerProcess) -> set[str]:
+    async with httpx.AsyncClient() as http:
+        listed = (await http.get(f"{server.url}/v1/sessions?env_id=Slow-v0")).json()
+    return {each["session_id"] for each in listed["sessions"]}
 
 
 async def test_the_catalog_and_the_server_describe_themselves(server: ServerProcess) -> None:

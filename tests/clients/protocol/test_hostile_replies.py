@@ -1,9 +1,14 @@
 """What comes from a server that means no good: descriptions of spaces and problems."""
 
+import asyncio
+import json
 from typing import Any
 
 import pytest
+from websockets.asyncio.server import ServerConnection, serve
+from websockets.typing import Subprotocol
 
+from clients.client.client import EnvClient
 from clients.protocol.errors import ProblemError
 from clients.protocol.spaces import MAX_ELEMENTS, DecodeError, parse_space
 
@@ -58,3 +63,20 @@ def test_members_of_a_problem_are_data() -> None:
     problem = {"code": "busy", "detail": "x", "self": 1, "cls": 2, "args": 3, "status": 200}
     error = ProblemError.from_problem(problem)
     assert (error.code, error.status, error.extra) == ("busy", 409, {"self": 1, "cls": 2, "args": 3})
+
+
+async def test_a_problem_that_is_nested_deeply_is_an_answer_all_the_same() -> None:
+    """Otherwise whoever asked would wait for ever, since the answer was taken and is told to nobody."""
+    deep = "[" * 990 + "]" * 990
+
+    async def answer(connection: ServerConnection) -> None:
+        async for text in connection:
+            frame = json.loads(text)
+            await connection.send(f'{{"id": {frame["id"]}, "error": {{"code": "busy", "detail": {deep}}}}}')
+
+    async with serve(answer, "127.0.0.1", 0, subprotocols=[Subprotocol("rollgym.v1.json")]) as server:
+        port = server.sockets[0].getsockname()[1]
+        async with asyncio.timeout(10):
+            with pytest.raises(ProblemError, match="busy"):
+                async with EnvClient(f"http://127.0.0.1:{port}", timeout_s=5) as client:
+                    await client.env("Walk-v0")

@@ -99,7 +99,7 @@ SPACES = st.recursive(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(SPACES, st.integers(0, 2**32 - 1), st.sampled_from(ENCODINGS))
 def test_every_space_and_its_samples_survive(space: Any, seed: int, binary: bool) -> None:
     assert described(space, binary) == space

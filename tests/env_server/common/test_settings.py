@@ -56,6 +56,8 @@ def test_values(tmp_path: Path, flags: dict[str, Any], text: str, expected: dict
         ({}, "lingers: 3\n", "unknown setting 'lingers'; did you mean 'linger_s'?"),
         ({}, "port: http\n", "port: "),
         ({}, "port: 70000\n", "port: "),
+        ({"register_with": ["gateway:8000"]}, "", "'gateway:8000' is no address of a server: write http://"),
+        ({}, "advertise: 10.0.0.1\n", "'10.0.0.1' is no address of a server: write http://HOST:PORT"),
         ({}, "workers: 0\n", "workers: "),
         ({}, "workers: rya\n", "workers: a number from 1 to 1024, or `ray`"),
         ({}, "ray_max_actors: 3\n", "ray_max_actors is for `workers: ray` only"),
@@ -95,11 +97,15 @@ def test_mistakes(tmp_path: Path, flags: dict[str, Any], text: str, message: str
         (["--gymnasium", "NoSuch-v0"], "cannot serve"),
         (["--isolation", "NoSuch=inline"], "isolation names 'NoSuch', which is not served"),
         (["--gymnasium", "CartPole-v1", "--gymnasium", "CartPole-v1"], "two environments"),
-        (["--gymnasium", "CartPole-v1", "--kwargs-schemas", 'CartPole-v1={"type": 3}'], "not a JSON Schema"),
+        (
+            ["--gymnasium", "CartPole-v1", "--kwargs-schemas", 'CartPole-v1={"type": 3}'],
+            "this is no JSON Schema",
+        ),
         (["--gymnasium", "CartPole-v1", "--operator-kwargs", 'CartPole-v1={"no": 1}'], "cannot be made"),
         (["--workers", "ray", "--ray-address", "127.0.0.1:1"], "cannot connect to Ray at '127.0.0.1:1'"),
         (["--config", "/nonexistent/config.yaml"], "cannot read"),
         (["--token-file", "/nonexistent/tokens.yaml"], "cannot read"),
+        (["--state-dir", "/proc/state"], "state_dir: /proc/state cannot be made"),
     ],
 )
 def test_a_server_that_cannot_serve_says_why(

@@ -5,11 +5,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.support.redis_server import program
 
 ROOT = Path(__file__).parents[3]
 
 
+@pytest.mark.slow
 def test_a_few_kills_of_gateways_and_nodes_lose_no_step(tmp_path: Path) -> None:
     program()
     out = tmp_path / "soak.json"

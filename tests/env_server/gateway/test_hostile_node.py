@@ -1,7 +1,10 @@
 """Whatever a registered node answers: clients get a problem that they can read, and other nodes' sessions go on."""
 
 import asyncio
+import json
+import math
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx
@@ -11,10 +14,12 @@ import websockets
 from clients.protocol.errors import CODES
 from tests.support.client_server import ENVS, ServerProcess
 from tests.support.fragile_envs import nested
+from tests.support.redis_server import RedisServer
 from tests.support.twisting_node import TwistingNode
 from tests.support.wire import Socket
 
 _GATEWAY = ("--gateway", "--allow-network", "loopback", "--log-level", "error", "--step-timeout-s", "3")
+_DEEP = "[" * 990 + "]" * 990
 
 
 class Servers(NamedTuple):
@@ -87,6 +92,9 @@ TWISTS: dict[str, Any] = {
         "error": {"code": "env_error", "detail": "deep", "errors": nested(300)},
     },
     "a begun episode that is none": _replaced(reset=3, terminated=True),
+    "a problem that is nested more deeply than Python shows": lambda _, answer: (
+        f'{{"id": {json.dumps(answer["id"])}, "error": {{"code": "env_error", "detail": {_DEEP}}}}}'
+    ),
 }
 
 
@@ -164,3 +172,95 @@ async def test_a_call_that_cannot_be_passed_on_costs_only_itself(servers: Server
         assert [answer.get("error", {}).get("code") for answer in answers[:2]] == ["invalid_request", None]
         # Nothing is on its way any more, which a copy waits for.
         assert len((await socket.call("fork", session_id=session_id))["session_ids"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "errors"),
+    [
+        *(("a number", 3), ("a list of numbers", [1]), ("a field that is a number", [{"field": 7}])),
+        *((f"nested {levels}", nested(levels)) for levels in (248, 249, 250, 251)),
+    ],
+)
+async def test_openenvs_clients_get_an_answer_too(servers: Servers, name: str, errors: Any) -> None:
+    gateway, node, heartbeat = servers
+    node.twist = None
+    async with (
+        asyncio.timeout(30),
+        httpx.AsyncClient(base_url=gateway.url) as http,
+        websockets.connect(f"ws://127.0.0.1:{gateway.port}/openenv/Walk-v0/ws") as connection,
+    ):
+        await http.post(heartbeat, json={})
+
+        async def ask(kind: str, **data: Any) -> dict[str, Any]:
+            await connection.send(json.dumps({"type": kind, "data": data}))
+            found: dict[str, Any] = json.loads(await connection.recv())
+            return found
+
+        assert (await ask("reset", seed=1))["type"] == "observation"
+        problem = {"code": "invalid_action", "detail": "no", "errors": errors}
+        node.twist = lambda frame, answer: (
+            {"id": answer["id"], "error": problem} if frame["op"] == "step" else answer
+        )
+        assert (await ask("step", action="a"))["data"]["code"] == "VALIDATION_ERROR"
+        socket = await http.post("/v1/sessions", json={"env_id": "Walk-v0", "reset": {"seed": 1}})
+        stepping = {"op": "step", "session_id": socket.json()["session_id"], "action": "a"}
+        async with websockets.connect(f"ws://127.0.0.1:{gateway.port}/v1/ws") as ours:
+            await ours.send(json.dumps({"id": 1, **stepping}))
+            assert json.loads(await ours.recv())["error"]["code"] == "invalid_action"
+            await ours.send(json.dumps({"id": 2, "op": "batch", "ops": [stepping, {"op": "ping"}]}))
+            results = json.loads(await ours.recv())["results"]
+            assert [next(iter(each)) for each in results] == ["error", "ok"]
+    node.twist = None
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        *(7, [], {"processes": []}, {"limits": [1]}, {"limits": {"max_batch": "many"}}, {"process": "first"}),
+        {"processes": 10**9},
+    ],
+    ids=repr,
+)
+async def test_a_node_that_says_nonsense_of_itself(said: Any) -> None:
+    with (
+        ServerProcess(("--log-level", "error", *ENVS)) as node,
+        ServerProcess(_GATEWAY) as gateway,
+        TwistingNode(node.url) as twisting,
+    ):
+        twisting.twist = lambda frame, answer: (
+            {"id": answer["id"], "ok": {**answer["ok"], **said} if isinstance(said, dict) else said}
+            if frame["op"] == "info"
+            else answer
+        )
+        async with httpx.AsyncClient(base_url=gateway.url, timeout=60) as http:
+            body = {"env_id": "Walk-v0", "url": twisting.url, "protocol": "rollgym"}
+            answer = await http.post("/v1/envs", json=body)
+            assert answer.status_code == 201 or answer.json()["code"] == "probe_failed", answer.text
+
+
+@pytest.mark.parametrize("episode", [True, math.inf])
+@pytest.mark.parametrize("op", ["step", "reset"])
+async def test_a_node_that_lies_to_a_gateway_with_a_journal(tmp_path: Path, op: str, episode: Any) -> None:
+    with (
+        RedisServer(tmp_path) as journal,
+        ServerProcess(("--log-level", "error", *ENVS)) as node,
+        ServerProcess((*_GATEWAY, "--journal-url", journal.url)) as gateway,
+        TwistingNode(node.url) as twisting,
+    ):
+        body = {"env_id": "Walk-v0", "url": twisting.url, "protocol": "rollgym"}
+        async with httpx.AsyncClient(base_url=gateway.url, timeout=60) as http:
+            assert (await http.post("/v1/envs", json=body)).status_code == 201
+        binary = websockets.Subprotocol("rollgym.v1.msgpack")
+        url = f"ws://127.0.0.1:{gateway.port}/v1/ws"
+        async with asyncio.timeout(20), websockets.connect(url, subprotocols=[binary]) as connection:
+            socket = Socket(connection, binary=True)
+            made = await socket.make("Walk-v0")
+            twist = _replaced(episode=episode)
+            twisting.twist = lambda frame, answer: twist(frame, answer) if frame["op"] == op else answer
+            asked = {"action": "a"} if op == "step" else {}
+            answer = await socket.ask(op, session_id=made, **asked)
+            # A step of another episode than the session is in may be one that went through another gateway.
+            codes = ("upstream_error", "draining") if op == "step" else ("upstream_error",)
+            assert "ok" in answer or answer["error"]["code"] in codes, answer
+            # The journal has nothing to do with that.
+            await socket.call("make", env_id="Walk-v0")

@@ -332,3 +332,28 @@ def unread_frame(kind: str, number: int) -> bytes:
     op = {"op": "make", "env_id": "No" * 60} if kind == "answers" else {"op": "x" * 80, "fill": "y" * 60}
     content = json.dumps({"id": number, **op}).encode()
     return b"\x81" + bytes([0x80 | 126]) + len(content).to_bytes(2) + bytes(4) + content
+
+
+async def test_a_message_in_many_pieces_takes_no_more_memory_than_in_one(bounded: Server) -> None:
+    process = Path(f"/proc/{bounded.process.pid}")
+
+    def peak_kib() -> int:
+        lines = (process / "status").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
+
+    async with raw(bounded) as (reader, writer), asyncio.timeout(60):
+        writer.write(
+            b"GET /v1/ws HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+            b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: MDEyMzQ1Njc4OWFiY2RlZg==\r\n\r\n"
+        )
+        assert b"101" in await reader.readuntil(b"\r\n\r\n")
+        # Forgets the peak so far.
+        (process / "clear_refs").write_text("5")
+        before = peak_kib()
+        # A frame of text that goes on, and pieces of it of two bytes.
+        writer.write(b"\x01\x81\0\0\0\0{" + b"\x00\x82\0\0\0\0  " * 200_000)
+        last = b'"id": 1, "op": "ping"}'
+        writer.write(b"\x80" + bytes([0x80 | len(last)]) + b"\0\0\0\0" + last)
+        head = await reader.readexactly(2)
+        assert b'"ok"' in await reader.readexactly(head[1])
+        assert peak_kib() - before < 7 * 1024

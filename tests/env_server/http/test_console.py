@@ -388,9 +388,10 @@ def run_lines(server: Server) -> list[str]:
             seen = step["observation"]
         client.delete(path)
     played = {"step": 2, "task": task, "member": 1, "outcome": "failed", "detail": "", "reward": 0.0}
+    summary = {"observation": "Sum up.", "reply": "I went down.", "reward": 0.0, "is_summary": True}
     paid = [turns[0], turns[1] | {"reward": 0.5, "valid": False}, turns[2]]
     return [
-        json.dumps(played | {"turns": turns, "segments": [{"ids": [1, 2, 3]}]}),
+        json.dumps(played | {"turns": [*turns[:2], summary, turns[2]], "segments": [{"ids": [1, 2, 3]}]}),
         json.dumps(played | {"outcome": "solved", "member": 2, "turns": paid}),
         json.dumps(played | {"turns": []}),
     ]
@@ -415,6 +416,8 @@ def test_the_episodes_of_a_run_are_read_turn_by_turn(page: Page, served: Server)
     expect(episode.get_by_role("region", name="Reply")).to_contain_text("nonsense")
     episode.get_by_role("button", name="Play it again").click()
     expect(episode.get_by_text("Same: 3 turns")).to_be_visible()
+    episode.get_by_role("button", name="Forward").click()
+    expect(episode).to_contain_text("turn 2: a summary of the history")
     page.get_by_label("Outcome").select_option("solved")
     expect(page.get_by_role("region", name="Episodes of the run").get_by_role("row")).to_have_count(2)
     page.get_by_role("button", name="line 3").click()

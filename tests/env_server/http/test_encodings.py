@@ -140,7 +140,7 @@ async def test_options_may_hold_arrays(server: Server) -> None:
             assert "session_id" in await socket.call("restore", episode=episode)
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(action=st.text())
 async def test_any_text_is_an_action(server: Server, action: str) -> None:
     verbs = ("raise", "sleep", "exit", "nan", "object", "special", "large")

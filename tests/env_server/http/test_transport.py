@@ -61,7 +61,7 @@ def _config() -> uvicorn.Config:
                 "on_message_complete",
             ),
         ),
-        (CoalescingProtocol, ("send", "receive", "pause_writing", "resume_writing")),
+        (CoalescingProtocol, ("send", "receive", "handle_cont", "pause_writing", "resume_writing")),
         (EmbeddedServer, ("capture_signals",)),
         (DrainingServer, ("handle_exit",)),
     ],

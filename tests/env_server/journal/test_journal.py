@@ -1,5 +1,6 @@
 """Journals: what is written is read again, whatever happens to the file's end; and what is over makes room."""
 
+import shutil
 import subprocess
 import sys
 import tracemalloc
@@ -52,7 +53,23 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journal_file, "_SLACK", 0)
 
 
-COMMON = settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+COMMON = settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+def test_a_directory_that_is_taken_away_costs_the_journal_and_not_the_step(
+    small: None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As those do who clear directories of what has not been changed for days."""
+    directory = tmp_path / "state"
+    directory.mkdir()
+    writer = Writer(directory / "journal-0.bin")
+    session_id = writer.open(steps=[("go", "there", 1.0, False, False)])
+    shutil.rmtree(directory)
+    for _ in range(3):
+        writer.step(session_id)
+    assert not writer.file.is_kept
+    assert "no journals from here on" in caplog.text
+    writer.file.close()
 
 
 @COMMON

@@ -1,6 +1,7 @@
 """Requests that fit their schema and mean no good."""
 
 import asyncio
+import base64
 from typing import Any
 
 from env_server.operations.idempotency import IdempotencyCache
@@ -150,3 +151,65 @@ async def test_options_that_an_environment_refuses_are_the_client_s_fault(server
                 assert (await socket.call("reset", session_id=made))["step"] == 0
             failed = await socket.ask("reset", session_id=made, options={"raise": 1})
             assert failed["error"]["code"] == "env_error", "a failure is the environment's all the same"
+
+
+async def test_episodes_of_actions_that_no_portable_episode_has(server: Server) -> None:
+    deep: Any = []
+    for _ in range(400):
+        deep = [deep]
+    for binary, action in ((False, deep), (True, b"\xff")):
+        async with server.socket(binary=binary) as socket:
+            made = await socket.make()
+            await socket.call("step", session_id=made, action="a")
+            episode = await socket.call("episode", session_id=made)
+            problem = (await socket.ask("restore", episode={**episode, "actions": [action]}))["error"]
+            assert problem["code"] == "invalid_request"
+
+
+async def test_kwargs_and_options_in_either_encoding_are_the_same_episode() -> None:
+    """What a journal keeps and tells is JSON, whatever came."""
+    arguments = ("--kwargs-schemas", 'CartPole-v1={"type": "object"}', "--gymnasium", "CartPole-v1")
+    array = {"__nd__": ["float64", [2], b"\0" * 7 + b"\xf0" + b"\0" * 8]}
+    with Server(*ENVS, *INLINE, *arguments) as open_to_all:
+        async with open_to_all.socket(binary=True) as socket:
+            made = await socket.call("make", env_id="Count", reset={"seed": 1, "options": {"array": array}})
+            episode = await socket.call("episode", session_id=made["session_id"])
+            assert episode["options"]["array"]["__nd__"] == [
+                "float64",
+                [2],
+                base64.b64encode(array["__nd__"][2]).decode(),
+            ]
+            kwargs = {"render_mode": None, "sutton_barto_reward": {"__bytes__": ["x/y", b"\xff"]}}
+            made = await socket.call("make", env_id="CartPole-v1", kwargs=kwargs)
+            episode = await socket.call("episode", session_id=made["session_id"])
+            assert episode["kwargs"]["sutton_barto_reward"] == {"__bytes__": ["x/y", "/w=="]}
+            again = {**episode, "kwargs": kwargs}
+            restored = await socket.call("restore", episode=again)
+            episode = await socket.call("episode", session_id=restored["session_id"])
+            assert episode["kwargs"]["sutton_barto_reward"] == {"__bytes__": ["x/y", "/w=="]}
+
+
+async def test_a_request_that_has_just_failed_keeps_nobody_elses_from_being_forgotten() -> None:
+    cache = IdempotencyCache(4)
+
+    async def fail() -> None:
+        raise RuntimeError
+
+    failing = asyncio.create_task(cache.once("me", "make", "a", fail))
+    # It is asked in one turn of the loop, and has failed in the next; who asked hears of it in the one after.
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    cache.forget("me", lambda opened: True)
+    await asyncio.gather(failing, return_exceptions=True)
+
+
+async def test_what_cannot_be_put_together_again_costs_one_operation() -> None:
+    env = ("--env", "Tangled=tests.support.served_envs:Tangled", "--workers", "1")
+    with Server(*ENVS, *env) as server:
+        async with server.socket() as socket, asyncio.timeout(20):
+            neighbour, tangled = await socket.make("Chance"), await socket.make("Tangled")
+            answer = await socket.ask("step", session_id=tangled, action="a")
+            assert answer["error"]["code"] == "env_error"
+            assert (await socket.call("reset", session_id=tangled))["step"] == 0
+            # It is not deterministic, and would be gone with the process.
+            assert (await socket.call("step", session_id=neighbour, action="a"))["step"] == 1

@@ -1,11 +1,14 @@
 """SIGTERM: what runs is finished, what is new is refused, sockets are closed, the exit code is 0."""
 
 import asyncio
+import json
 import signal
+from typing import Any
 
 import pytest
 import websockets
 
+from tests.support.foreign_servers import Said, plain, scripted
 from tests.support.wire import ENVS, INLINE, Server
 
 
@@ -109,3 +112,91 @@ async def test_the_end_of_input_ends_it_where_that_is_asked_for(processes: str) 
 async def test_a_server_that_waits_for_the_end_of_input_ends_before_it() -> None:
     with Server("--stop-at-end-of-input") as server:
         assert server.stop() == 0
+
+
+async def test_who_waits_for_another_server_is_told_too() -> None:
+    grace = ("--drain-grace-s", "0.5")
+    with (
+        Server("--gateway", "--allow-network", "loopback", *grace) as gateway,
+        Server(*ENVS, *INLINE, "--register", gateway.url, *grace) as node,
+    ):
+        async with gateway.http() as client, gateway.socket() as socket:
+            async with asyncio.timeout(60):
+                while (await client.get("/v1/envs/SlowCount")).status_code != 200:
+                    await asyncio.sleep(0.05)
+            step = {"op": "step", "action": "sleep 60", "step": 0}
+            first, second, third = [await socket.make("SlowCount") for _ in range(3)]
+            single = await socket.send(**step, session_id=first)
+            batch = await socket.send("batch", ops=[{**step, "session_id": second}])
+            del step["op"]
+            posted = asyncio.create_task(client.post(f"/v1/sessions/{third}/step", json=step))
+            await asyncio.sleep(0.3)
+            gateway.process.terminate()
+            for sent in (single, batch):
+                assert (await socket.answer(sent))["error"]["code"] == "draining"
+            assert (await posted).json()["code"] == "draining"
+            with pytest.raises(websockets.ConnectionClosed):
+                await socket.connection.recv()
+        assert await asyncio.to_thread(gateway.process.wait, 20) == 0
+        assert node.process.poll() is None
+
+
+async def test_every_message_of_openenv_is_answered_when_the_grace_ends() -> None:
+    with Server(*ENVS, "--drain-grace-s", "0.3") as server:
+        url = f"ws://127.0.0.1:{server.port}/openenv/SlowCount/ws"
+        async with websockets.connect(url) as connection:
+            await connection.send('{"type": "reset", "data": {"seed": 1}}')
+            assert json.loads(await connection.recv())["type"] == "observation"
+            await connection.send('{"type": "step", "data": {"action": "sleep 60"}}')
+            await connection.send('{"type": "state"}')
+            await asyncio.sleep(0.3)
+            server.process.terminate()
+            for _ in range(2):
+                answer = json.loads(await connection.recv())
+                assert answer["data"]["problem"]["code"] == "draining"
+            with pytest.raises(websockets.ConnectionClosed):
+                await connection.recv()
+        assert await asyncio.to_thread(server.process.wait, 20) == 0
+
+
+async def test_a_gateway_that_gives_ids_of_no_use_keeps_no_server_from_its_end() -> None:
+    def answer(path: str, body: dict[str, Any]) -> Said:
+        told = {"env_id": "Count", "registration_id": "not\nan id", "expires_at": 1e12}
+        return plain({"registrations": [told]})
+
+    async with scripted(answer) as gateway:
+        with Server(
+            "--no-builtin", "--env", ENVS[1], "--register", gateway, "--log-level", "warning"
+        ) as server:
+            await asyncio.to_thread(server.wait_for, "registered 1 environments")
+            server.process.terminate()
+            assert await asyncio.to_thread(server.process.wait, 20) == 0
+
+
+async def test_who_waits_for_sessions_is_told_before_those_that_there_are_have_ended() -> None:
+    env = ("--env", "SlowToClose=tests.support.served_envs:SlowToClose", "--isolation", "SlowToClose=thread")
+    with Server(*env, "--drain-grace-s", "0.3") as server:
+        async with server.socket() as socket:
+            kwargs = {"makes": [0, 60], "closes": 4}
+            made = await socket.send("make", env_id="SlowToClose", kwargs=kwargs, count=2)
+            await asyncio.sleep(0.5)
+            server.process.terminate()
+            assert (await socket.answer(made))["error"]["code"] == "draining"
+        assert await asyncio.to_thread(server.process.wait, 20) == 0
+
+
+async def test_what_is_asked_of_a_program_is_answered_within_the_grace() -> None:
+    with Server("--no-builtin", "--env", ENVS[1], "--sandbox", "auto") as server:
+        url = f"ws://127.0.0.1:{server.port}/v1/sandbox/session"
+        async with websockets.connect(url) as connection:
+            await connection.send(
+                '{"language": "bash", "code": "sleep 1.5; echo late; sleep 50", "run_timeout": 55}'
+            )
+            assert json.loads(await connection.recv()) == {"ok": {}}
+            await connection.send('{"op": "read", "timeout_s": 5}')
+            await asyncio.sleep(0.3)
+            server.process.terminate()
+            assert await connection.recv() == b"late\n"
+            with pytest.raises(websockets.ConnectionClosed):
+                await connection.recv()
+        assert await asyncio.to_thread(server.process.wait, 30) == 0

@@ -2,8 +2,6 @@
 
 import asyncio
 import json
-import re
-import textwrap
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -18,7 +16,6 @@ from clients.protocol.errors import ProblemError
 from env_server.protocols.mcp_forms import META, VERSIONS, listed_tools, own_tools, problem_message
 from envs.tools.formats.table import FORMATS
 from envs.tools.tool_use import ToolUseEnv
-from tests.support.processes import ROOT
 from tests.support.wire import Server
 
 HEADERS = {"Accept": "application/json, text/event-stream"}
@@ -191,16 +188,6 @@ async def test_sessions_are_their_tokens_and_have_their_quotas(
             assert (refused.status_code, "www-authenticate" in refused.headers) == (401, True)
 
 
-async def test_the_example_of_the_page_runs(plain: Server, capsys: pytest.CaptureFixture[str]) -> None:
-    page = (ROOT / "docs" / "mcp.md").read_text()
-    (example,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    body = textwrap.indent(example.replace("http://127.0.0.1:8000", plain.url), "    ")
-    names: dict[str, Any] = {}
-    exec(compile(f"async def play():\n{body}", "docs/mcp.md", "exec"), names)
-    await names["play"]()
-    assert capsys.readouterr().out.rstrip().endswith("0.0")
-
-
 # -- raw requests ------------------------------------------------------------------------------------------------------
 
 
@@ -338,3 +325,27 @@ def test_only_what_is_declared_well_is_offered() -> None:
 def test_problems_keep_their_codes() -> None:
     message = problem_message(3, ProblemError("invalid_kwargs", "no"))
     assert (message["error"]["code"], message["error"]["data"]["code"]) == (-32602, "invalid_kwargs")
+
+
+@pytest.mark.parametrize("levels", [300, 1000])
+async def test_arguments_that_are_nested_deeply_are_told_to_be(plain: Server, levels: int) -> None:
+    deep = b"[" * levels + b"]" * levels
+    call = b'{"name": "calculator", "arguments": {"expression": ' + deep + b"}}"
+    async with plain.http() as client:
+        headers = {**HEADERS, "Mcp-Session-Id": await begin(client, "ToolUse-v0?seed=3")}
+        headers["Content-Type"] = "application/json"
+        body = b'{"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": ' + call + b"}"
+        answer = await client.post("/mcp/ToolUse-v0", content=body, headers=headers)
+        assert answer.status_code == 200, answer.text
+        assert ("nested too deeply" in answer.text) is (levels > 950), answer.text
+        # Others count the sessions of this server.
+        assert (await client.delete("/mcp/ToolUse-v0", headers=headers)).status_code == 204
+
+
+async def test_messages_of_no_form_are_no_results_of_tools() -> None:
+    with Server("--env", "Odd=tests.support.served_envs:OddMessages") as server:
+        async with server.http() as client:
+            session = await begin(client, "Odd?seed=3")
+            call = {"name": "step", "arguments": {"action": "a"}}
+            answer = await rpc(client, "Odd", "tools/call", call, session=session)
+            assert answer.json()["result"]["content"] == [{"type": "text", "text": "1 a"}]

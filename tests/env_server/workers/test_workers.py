@@ -303,6 +303,33 @@ async def test_an_answer_that_cannot_be_sent_is_the_environments_error(
         await check_unharmed([other])
 
 
+@pytest.mark.parametrize("env_id", ["Fragile", "Random"])
+async def test_a_result_that_cannot_be_put_together_again_is_the_environments_error(
+    server: Server, env_id: str
+) -> None:
+    """A hashable mapping comes out of a child as a plain one, which the set that it was in cannot hold."""
+    async with server.socket() as socket:
+        other, player = await Player.begin(socket), await Player.begin(socket, env_id)
+        await other.step("before")
+        async with asyncio.timeout(20):
+            problem = await player.fails("frozen")
+        assert (problem["code"], problem["error_class"]) == ("env_error", "TypeError")
+        await player.check_begins_anew()
+        await check_unharmed([other])
+
+
+async def test_a_step_that_comes_back_twice_leaves_nobody_without_an_answer(server: Server) -> None:
+    async with server.socket() as socket, asyncio.timeout(30):
+        for _ in range(4):
+            players = [await Player.begin(socket, "Random") for _ in range(4)]
+            numbers = [
+                await player.send(action) for player, action in zip(players, ("fork", *"abc"), strict=True)
+            ]
+            for number in numbers:
+                await socket.answer(number)
+        await (await Player.begin(socket)).step("on")
+
+
 async def test_what_is_nested_too_deeply_is_refused(server: Server) -> None:
     async with server.socket() as socket:
         deep = {"a": nested(240)}

@@ -134,11 +134,14 @@ class InferenceServerProcess(Steering):
     Args:
         dialect: "vllm" or "sglang".
         arguments: More of its command line.
+        port: Where it listens; a free one if absent.
     """
 
-    def __init__(self, dialect: Dialect, *arguments: str) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port = free.getsockname()[1]
+    def __init__(self, dialect: Dialect, *arguments: str, port: int | None = None) -> None:
+        if port is None:
+            with socket.create_server(("127.0.0.1", 0)) as free:
+                port = free.getsockname()[1]
+        self.port = port
         self.dialect = dialect
         self.url = f"http://127.0.0.1:{self.port}"
         self._arguments = arguments

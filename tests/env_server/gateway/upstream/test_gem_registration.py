@@ -277,3 +277,19 @@ async def test_observations_that_are_no_text_arrive_as_json(http: httpx.AsyncCli
         assert made["reset"]["observation"] == '{"cells":[1,2]}'
         assert made["reset"]["info"] == {"a": 1, "ns": [str(2**60)]}, "larger than our integers"
         await unregister(http, registered)
+
+
+async def test_an_observation_that_is_nested_too_deeply_is_a_failure_of_its_server(
+    http: httpx.AsyncClient,
+) -> None:
+    gem = Gem()
+    async with scripted(gem) as url:
+        registered = await register(http, url)
+        made = (await http.post("/v1/sessions", json={"env_id": "Box", "reset": {"seed": 1}})).json()
+        deep: Any = "end"
+        for _ in range(300):
+            deep = [deep]
+        gem.paths["step"] = {**STEP, "observation": deep}
+        stepped = await http.post(f"/v1/sessions/{made['session_id']}/step", json={"action": "a"})
+        assert stepped.json()["code"] == "upstream_error"
+        await unregister(http, registered)

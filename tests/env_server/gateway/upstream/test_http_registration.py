@@ -592,3 +592,30 @@ async def test_a_request_that_a_killed_gateway_had_answered_is_answered_as_befor
             await register(http, "Guess", server.url)
             assert (await http.post("/v1/sessions", json=body)).json() == made
             assert len((await http.get("/v1/sessions")).json()["sessions"]) == 2
+
+
+_STEP = {"observation": "on", "reward": 0, "terminated": False, "truncated": False, "info": {}}
+_DEEP = b"[" * 1000 + b"]" * 1000
+
+
+async def test_what_is_nested_too_deeply_is_a_failure_of_its_server(http: httpx.AsyncClient) -> None:
+    steps = [plain(_STEP)]
+
+    def answer(path: str, body: dict[str, Any]) -> Said:
+        good = {"/spec": plain({}), "/reset": plain({"observation": "go", "info": {}}), "/close": plain({})}
+        return good[path] if path in good else steps[-1]
+
+    async with scripted(answer) as url:
+        registered = await register(http, "Deep", url)
+        made = (await http.post("/v1/sessions", json={"env_id": "Deep", "reset": {"seed": 1}})).json()
+        place = f"/v1/sessions/{made['session_id']}"
+        steps.append(plain(_DEEP, status=500))
+        assert (await http.post(f"{place}/step", json={"action": "a"})).json()["code"] == "upstream_error"
+        steps.append(plain(_STEP))
+        assert (await http.post(f"{place}/step", json={"action": "a"})).json()["observation"] == "on"
+        await unregister(http, registered)
+
+
+async def test_a_spec_that_is_nested_too_deeply_is_refused(http: httpx.AsyncClient) -> None:
+    async with scripted(lambda path, body: plain(b'{"action_space": {"type": ' + _DEEP + b"}}")) as url:
+        assert (await register(http, "Deep", url))["code"] == "probe_failed"

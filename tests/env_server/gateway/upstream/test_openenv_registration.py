@@ -268,3 +268,17 @@ async def test_sessions_that_end_here_end_there(
     await scripted.until_seen("lost", 6)
     assert (await step).json()["code"] == "session_gone"
     await unregister(http, registered)
+
+
+async def test_an_action_that_is_nested_deeply_is_the_environments_to_judge(
+    http: httpx.AsyncClient, scripted: ScriptedOpenEnv
+) -> None:
+    number = {"type": "object", "properties": {"move": {"type": "integer"}}, "required": ["move"]}
+    text = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
+    scripted.page("/schema", {"action": number, "observation": text})
+    registered = await register(http, scripted.url)
+    made = (await http.post("/v1/sessions", json={"env_id": "Scripted", "reset": {"seed": 1}})).json()
+    action = "[" * 300 + "]" * 300
+    stepped = await http.post(f"/v1/sessions/{made['session_id']}/step", json={"action": action})
+    assert stepped.json().get("observation") == "1", stepped.text
+    await unregister(http, registered)

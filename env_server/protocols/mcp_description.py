@@ -1,0 +1,124 @@
+"""What the OpenAPI document says of MCP, whose messages the routes of calls do not know."""
+
+from typing import Any
+
+from clients.protocol.frames import MEDIA_TYPES
+from clients.protocol.messages import IDENTIFIER
+from env_server.http.openapi import MAKES, RUNS, problems
+from env_server.protocols.mcp_forms import VERSIONS
+
+MCP_PATH = "/mcp/{env_id}"
+"""Where each environment is an MCP server."""
+
+_JSON = MEDIA_TYPES[False]
+_ID = {"type": ["string", "integer", "null"]}
+_MESSAGE = {
+    "type": "object",
+    "title": "McpMessage",
+    "description": "A message of JSON-RPC 2.0; one without an id is a notification.",
+    "properties": {
+        "jsonrpc": {"const": "2.0"},
+        "id": {"type": ["string", "integer"]},
+        "method": {
+            "type": "string",
+            "description": "initialize, ping, tools/list or tools/call; notifications are taken and not answered.",
+        },
+        "params": {"type": "object", "description": "As the revision of MCP has them."},
+    },
+    "required": ["jsonrpc", "method"],
+}
+_RESULT = {
+    "type": "object",
+    "properties": {"jsonrpc": {"const": "2.0"}, "id": _ID, "result": {"type": "object"}},
+    "required": ["jsonrpc", "id", "result"],
+}
+_ERROR = {
+    "type": "object",
+    "properties": {
+        "jsonrpc": {"const": "2.0"},
+        "id": _ID,
+        "error": {
+            "type": "object",
+            "properties": {
+                "code": {"type": "integer"},
+                "message": {"type": "string"},
+                "data": {"description": "A problem of this server, or what MCP says belongs here."},
+            },
+            "required": ["code", "message"],
+        },
+    },
+    "required": ["jsonrpc", "id", "error"],
+}
+_SESSION = {
+    "name": "Mcp-Session-Id",
+    "in": "header",
+    "schema": {
+        "type": "string",
+        "description": "The session that `initialize` has begun; its id is that of ours.",
+    },
+}
+_PATH = {
+    "name": "env_id",
+    "in": "path",
+    "required": True,
+    "schema": {"type": "string", "pattern": IDENTIFIER},
+}
+_POSTED = {
+    "operationId": "post_mcp",
+    "summary": "MCP: a message over streamable HTTP",
+    "parameters": [
+        _PATH,
+        {
+            "name": "kwargs",
+            "in": "query",
+            "schema": {"type": "string", "description": "Kwargs of the environment, as a JSON object."},
+        },
+        {
+            "name": "seed",
+            "in": "query",
+            "schema": {"type": "integer", "minimum": 0, "description": "Of the first episode."},
+        },
+        _SESSION,
+        {
+            "name": "MCP-Protocol-Version",
+            "in": "header",
+            "schema": {
+                "type": "string",
+                "enum": list(VERSIONS),
+                "description": "The revision that is spoken.",
+            },
+        },
+    ],
+    "requestBody": {"required": True, "content": {_JSON: {"schema": _MESSAGE}}},
+}
+
+
+def described_mcp() -> dict[str, Any]:
+    """MCP's calls, by their methods."""
+    codes = dict.fromkeys((*MAKES, *RUNS, "unknown_env", "episode_over", "invalid_action"))
+    answers: dict[str, Any] = {
+        "200": {
+            "description": "The result of a request, or an error that its client can mend",
+            "headers": {
+                "Mcp-Session-Id": {"description": "After `initialize`", "schema": {"type": "string"}}
+            },
+            "content": {_JSON: {"schema": {"anyOf": [_RESULT, _ERROR]}}},
+        },
+        "202": {"description": "A notification, or an answer to what nobody asked"},
+        "400": {
+            "description": "No message that can be read, no session, or a revision that is not spoken",
+            "content": {_JSON: {"schema": _ERROR}},
+        },
+    }
+    for status, problem in problems(*codes).items():
+        answers[str(status)] = problem | {"content": {_JSON: {"schema": _ERROR}} | problem["content"]}
+    ends = {str(status): problem for status, problem in problems("unknown_session", "session_gone").items()}
+    return {
+        "post": {**_POSTED, "responses": dict(sorted(answers.items()))},
+        "delete": {
+            "operationId": "delete_mcp",
+            "summary": "MCP: the end of a session",
+            "parameters": [_PATH, _SESSION | {"required": True}],
+            "responses": {"204": {"description": "It has ended"}, **ends},
+        },
+    }

@@ -1,0 +1,136 @@
+"""How long clients wait for a server that was never there, and for one that was."""
+
+import re
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from websockets.asyncio.server import ServerConnection, serve
+
+from clients.client.client import EnvClient
+from clients.client.env import RemoteEnv
+from clients.client.vector import RemoteVectorEnv
+from clients.client.verifier import RemoteVerifier
+from clients.protocol.frames import SUBPROTOCOLS
+from tests.support.client_envs import Walk
+from tests.support.client_server import ServerProcess
+
+
+def make_env(url: str, **limit: float) -> None:
+    RemoteEnv(url, "Walk-v0", **limit).close()
+
+
+def make_vector_env(url: str, **limit: float) -> None:
+    RemoteVectorEnv(url, "Walk-v0", 2, **limit).close()
+
+
+def score(url: str, **limit: float) -> None:
+    with RemoteVerifier(url, "Arithmetic-v0", **limit) as verifier:
+        verifier.score([{"response": "<answer>4</answer>", "question": "2 + 2"}])
+
+
+CLIENTS = pytest.mark.parametrize("use", [make_env, make_vector_env, score])
+
+
+@pytest.fixture
+def silent() -> Iterator[str]:
+    """The address of a socket that takes connections and says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+
+@contextmanager
+def started_after(server: ServerProcess, seconds: float) -> Iterator[None]:
+    """A server that is started in a while."""
+
+    def start() -> None:
+        time.sleep(seconds)
+        server.start()
+
+    starting = threading.Thread(target=start)
+    starting.start()
+    try:
+        yield
+    finally:
+        starting.join()
+        server.stop()
+
+
+def refusal(use: Callable[..., Any], url: str, limit: float) -> str:
+    with pytest.raises(ConnectionError) as caught:
+        use(url, connect_timeout_s=limit)
+    return str(caught.value)
+
+
+@CLIENTS
+def test_a_port_that_refuses(use: Callable[..., Any]) -> None:
+    url = ServerProcess().url
+    said = refusal(use, url, 0.5)
+    assert said.startswith(f"no server answers at {url}: ")
+    assert "waited 0.5 s: start one with `roll-serve`, or mend the address" in said
+
+
+@CLIENTS
+def test_a_socket_that_accepts_and_never_answers(silent: str, use: Callable[..., Any]) -> None:
+    said = refusal(use, silent, 0.5)
+    assert said.startswith(f"no server answers at {silent}: ")
+    assert "did not answer in 0.5 s; waited 0.5 s: start one with `roll-serve`" in said
+
+
+def test_a_later_try_has_no_more_time_than_is_left() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def hang_up_once() -> None:
+            listener.accept()[0].close()
+
+        hanging_up = threading.Thread(target=hang_up_once)
+        hanging_up.start()
+        said = refusal(make_env, f"http://127.0.0.1:{listener.getsockname()[1]}", 1.0)
+        hanging_up.join()
+    tried = re.search(r"did not answer in (\S+) s; waited 1 s", said)
+    assert tried is not None, said
+    assert float(tried[1]) < 1.0
+
+
+async def test_a_server_that_shakes_hands_and_says_no_more() -> None:
+    async def listen(connection: ServerConnection) -> None:
+        async for _ in connection:
+            pass
+
+    async with serve(listen, "127.0.0.1", 0, subprotocols=list(SUBPROTOCOLS.values())) as server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        with pytest.raises(
+            ConnectionError, match=f"no server answers at {url}.*did not say who it is; waited"
+        ):
+            async with EnvClient(url, connect_timeout_s=1.0):
+                pass
+
+
+@CLIENTS
+def test_a_server_that_comes_up_a_second_later(use: Callable[..., Any]) -> None:
+    server = ServerProcess()
+    with started_after(server, 1.0):
+        use(server.url, connect_timeout_s=60.0)
+
+
+def test_a_session_outlives_a_server_that_is_away_for_longer_than_that() -> None:
+    local = Walk(risk=0.0)
+    local.reset(seed=3)
+    with ServerProcess() as server:
+        env = RemoteEnv(server.url, "Walk-v0", {"risk": 0.0}, connect_timeout_s=0.3)
+        env.reset(seed=3)
+        server.kill()
+        with started_after(server, 2.0):
+            assert env.step("left") == local.step("left")
+            env.close()
+
+
+@pytest.mark.parametrize("limit", [0, -1, float("nan")])
+@CLIENTS
+def test_a_limit_of_nothing_is_refused(use: Callable[..., Any], limit: float) -> None:
+    with pytest.raises(ValueError, match="connect_timeout_s must be more than 0"):
+        use("http://127.0.0.1:8000", connect_timeout_s=limit)

@@ -1,0 +1,100 @@
+"""Everything that the application answers is in the OpenAPI document, whatever the server was started with."""
+
+from typing import Any
+
+import httpx
+import jsonschema
+import pytest
+
+from env_server.access.tokens import Tokens
+from env_server.catalog.catalog import Catalog
+from env_server.common.io_process import ProcessRank
+from env_server.common.settings import check_settings
+from env_server.operations.services import Services
+from env_server.process.app import App
+from tests.support.wire import Server
+
+SETTINGS: list[dict[str, Any]] = [{}, {"sandbox": "auto"}, {"gateway": True, "allow_network": ["loopback"]}]
+
+
+def app(**given: Any) -> App:
+    settings = check_settings({"builtin": False, **given})
+    return App(Services(settings, ProcessRank(directory=None), Tokens.load(None), Catalog.load(settings)))
+
+
+async def described(served: App) -> dict[str, Any]:
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(served), base_url="http://localhost"
+    ) as client:
+        document: dict[str, Any] = (await client.get("/openapi.json")).json()
+        return document
+
+
+def is_of_the_console(path: str) -> bool:
+    """Whether a path is that of a file which pages are made of, and of no protocol."""
+    return path == "/" or path.startswith("/console")
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+async def test_every_route_is_described_and_nothing_else(settings: dict[str, Any]) -> None:
+    served = app(**settings)
+    paths = {path for path in served.paths if not is_of_the_console(path)}
+    assert paths == set((await described(served))["paths"])
+
+
+@pytest.mark.parametrize(
+    ("settings", "sockets"),
+    [
+        (SETTINGS[0], {"/v1/ws", "/openenv/{env_id}/ws"}),
+        (SETTINGS[1], {"/v1/ws", "/openenv/{env_id}/ws", "/v1/sandbox/session"}),
+    ],
+)
+async def test_sockets_are_told_from_calls(settings: dict[str, Any], sockets: set[str]) -> None:
+    paths = (await described(app(**settings)))["paths"]
+    found = {
+        path for path, methods in paths.items() if methods.get("get", {}).get("responses", {}).get("101")
+    }
+    assert found == sockets
+    named = paths["/openenv/{env_id}/ws"]["get"]["parameters"]
+    assert [each["name"] for each in named] == ["env_id"]
+
+
+def message(method: str, **fields: Any) -> dict[str, Any]:
+    return {"jsonrpc": "2.0", "id": 1, "method": method, **fields}
+
+
+async def test_what_mcp_answers_is_what_is_described(server: Server) -> None:
+    async with server.http() as client:
+        calls = (await client.get("/openapi.json")).json()["paths"]["/mcp/{env_id}"]
+        schema = calls["post"]["requestBody"]["content"]["application/json"]["schema"]
+
+        async def said(body: Any, path: str = "Count", **headers: str) -> httpx.Response:
+            answer = await client.post(f"/mcp/{path}", json=body, headers=headers)
+            told = calls["post"]["responses"][str(answer.status_code)]
+            if answer.content:
+                media_type = answer.headers["content-type"].partition(";")[0]
+                wanted = told.get("content", {})[media_type]["schema"]
+                if "$ref" not in wanted:
+                    jsonschema.validate(answer.json(), wanted)
+            return answer
+
+        begun = message("initialize", params={"protocolVersion": "2025-11-25"})
+        jsonschema.validate(begun, schema)
+        made = await said(begun)
+        session = made.headers["mcp-session-id"]
+        assert (await said(message("tools/list"), **{"Mcp-Session-Id": session})).status_code == 200
+        called = message("tools/call", params={"name": "step", "arguments": {"action": "a"}})
+        assert (await said(called, **{"Mcp-Session-Id": session})).status_code == 200
+        statuses = [
+            (await said(message("nothing"))).status_code,
+            (await said({"jsonrpc": "2.0", "method": "notifications/initialized"})).status_code,
+            (await said(message("tools/list"))).status_code,
+            (await said([])).status_code,
+            (await said(begun, "Nothing-v0")).status_code,
+            (await said(begun, "Count?seed=x")).status_code,
+            (await said(begun, **{"MCP-Protocol-Version": "1"})).status_code,
+        ]
+        assert statuses == [200, 202, 400, 400, 404, 422, 400]
+        ended = await client.delete("/mcp/Count", headers={"Mcp-Session-Id": session})
+        assert ended.status_code == 204
+        assert str(ended.status_code) in calls["delete"]["responses"]

@@ -1,0 +1,76 @@
+"""`python -m sglang.launch_server ...` as far as the trainer's launching goes: the double, behind its command line.
+
+`python -m tests.support.sglang_program --model-path MODEL --port N ...`; what it does not know it refuses.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+import uvicorn
+
+from tests.support.inference_server.app import NEWEST, Served, application
+from tests.support.inference_server.http import Options
+
+
+def parser() -> argparse.ArgumentParser:
+    parsing = argparse.ArgumentParser(prog="launch_server.py", allow_abbrev=False)
+    add = parsing.add_argument
+    add("--model-path", type=Path, required=True)
+    add("--served-model-name", default="")
+    add("--host", default="127.0.0.1")
+    add("--port", type=int, default=30000)
+    add("--context-length", type=int)
+    add("--dtype", choices=["auto", "half", "float16", "bfloat16", "float", "float32"], default="auto")
+    add("--tp-size", type=int, default=1)
+    add("--mem-fraction-static", type=float)
+    add("--quantization", choices=["fp8"])
+    add("--api-key")
+    add("--admin-api-key")
+    for switch in (
+        "--incremental-streaming-output",
+        "--enable-memory-saver",
+        "--enable-return-routed-experts",
+        "--enable-lora",
+    ):
+        add(switch, action="store_true")
+    add("--max-lora-rank", type=int)
+    add("--lora-target-modules", nargs="*", choices=["all", "q_proj", "k_proj", "v_proj", "o_proj"])
+    add("--max-loras-per-batch", type=int, default=8)
+    return parsing
+
+
+def main() -> None:
+    arguments = parser().parse_args()
+    if not (arguments.model_path / "config.json").exists():
+        sys.exit(f"{arguments.model_path} holds no model")
+    options = Options(
+        NEWEST["sglang"],
+        model_name=arguments.served_model_name or str(arguments.model_path),
+        api_key=arguments.api_key,
+        admin_api_key=arguments.admin_api_key,
+        lora=arguments.enable_lora,
+        memory_saver=arguments.enable_memory_saver,
+        incremental=arguments.incremental_streaming_output,
+        routed_experts=arguments.enable_return_routed_experts,
+    )
+    log = os.environ.get("ROLLGYM_DOUBLE_LOG")
+    served = Served(
+        "sglang",
+        options,
+        arguments.model_path,
+        max_length=arguments.context_length,
+        log_file=Path(log) if log else None,
+        quantization=arguments.quantization,
+    )
+    config = uvicorn.Config(
+        application(served), host=arguments.host, port=arguments.port, log_level="warning"
+    )
+    uvicorn.Server(config).run()
+
+
+if __name__ == "__main__":
+    main()
