@@ -24,8 +24,9 @@ async def play(policy: AsyncOpenAI, http: httpx.AsyncClient, model: str, env_url
     """Ask the policy for a move and make it, until the lake says that it is over."""
     while not (seen.get("terminated") or seen.get("truncated")):
         # The board says everything, so the agent sends no history.
-        messages = [{"role": "user", "content": seen["observation"]}]
-        answer = await policy.chat.completions.create(model=model, messages=messages)
+        answer = await policy.chat.completions.create(
+            model=model, messages=[{"role": "user", "content": seen["observation"]}]
+        )
         move = {"action": answer.choices[0].message.content}
         seen = (await http.post(f"{env_url}/step", json=move)).raise_for_status().json()
 

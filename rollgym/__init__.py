@@ -1,6 +1,7 @@
 """The public face of rollgym: import everything that you need from here.
 
-Names are loaded when they are first used, so ``import rollgym`` is cheap and never imports torch. It makes our
+Names are loaded when they are first used, so ``import rollgym`` is cheap and never imports torch: only what parts of
+the training itself are written with does, such as `TrajectoryBatch`, `play_episode` and `model_folder`. It makes our
 environments known to Gymnasium (``gymnasium.make("rollgym/FrozenLake-v0")``), as names: nothing of them is imported.
 """
 
@@ -41,12 +42,19 @@ if TYPE_CHECKING:
     from sandbox.remote.remote import RemoteSandbox
     from sandbox.selection import open_sandbox
     from sandbox.warm.pool import WarmPool
+    from trainer.algorithms.batch import StepTokens, SurrogateInputs, TrajectoryBatch
     from trainer.commands.learning import train, train_async
     from trainer.config.load import load_settings
     from trainer.config.run import RunSettings
     from trainer.core.errors import ConfigError, RunError, TrainerError
+    from trainer.core.seeding import derive_seed
+    from trainer.models.load import model_folder
     from trainer.records.images import Picture
-    from trainer.records.trajectory import Trajectory
+    from trainer.records.trajectory import Trajectory, Turn
+    from trainer.rollout.actors import Actor
+    from trainer.rollout.agent import play_episode
+    from trainer.rollout.context import Exchange
+    from trainer.tasks.task import Task, TaskSource
 else:
     _EXPORTS = {
         "clients.client.client": ("EnvClient",),
@@ -96,6 +104,11 @@ else:
         "sandbox.remote.remote": ("RemoteSandbox",),
         "sandbox.selection": ("open_sandbox",),
         "sandbox.warm.pool": ("WarmPool",),
+        "trainer.algorithms.batch": (
+            "StepTokens",
+            "SurrogateInputs",
+            "TrajectoryBatch",
+        ),
         "trainer.commands.learning": (
             "train",
             "train_async",
@@ -107,8 +120,20 @@ else:
             "RunError",
             "TrainerError",
         ),
+        "trainer.core.seeding": ("derive_seed",),
+        "trainer.models.load": ("model_folder",),
         "trainer.records.images": ("Picture",),
-        "trainer.records.trajectory": ("Trajectory",),
+        "trainer.records.trajectory": (
+            "Trajectory",
+            "Turn",
+        ),
+        "trainer.rollout.actors": ("Actor",),
+        "trainer.rollout.agent": ("play_episode",),
+        "trainer.rollout.context": ("Exchange",),
+        "trainer.tasks.task": (
+            "Task",
+            "TaskSource",
+        ),
     }
     _HOMES = {name: home for home, names in _EXPORTS.items() for name in names}
 
@@ -124,12 +149,14 @@ else:
 
 __all__ = [
     "OPERATOR",
+    "Actor",
     "Cancellation",
     "ConfigError",
     "ConfigurationError",
     "DeclaredKwargs",
     "EnvClient",
     "EnvSession",
+    "Exchange",
     "GridGame",
     "Guarantees",
     "Limits",
@@ -151,6 +178,10 @@ __all__ = [
     "SandboxConformance",
     "SandboxSession",
     "SandboxUnavailableError",
+    "StepTokens",
+    "SurrogateInputs",
+    "Task",
+    "TaskSource",
     "TaskVerifier",
     "TextAdapter",
     "TextGame",
@@ -159,14 +190,19 @@ __all__ = [
     "Toolbox",
     "TrainerError",
     "Trajectory",
+    "TrajectoryBatch",
+    "Turn",
     "UnicodeText",
     "Verdict",
     "VerifierEnv",
     "WarmPool",
     "__version__",
     "create_app",
+    "derive_seed",
     "load_settings",
+    "model_folder",
     "open_sandbox",
+    "play_episode",
     "probe_sandbox",
     "train",
     "train_async",

@@ -7,6 +7,13 @@ import signal
 import sys
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# What examples take on a busy machine says nothing of what is tested.
+settings.register_profile(
+    "busy", parent=settings.default, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("busy")
 
 # Files with tests of more than ten seconds, which would stretch the end; those with the longest ones first.
 LONGEST = (

@@ -52,8 +52,6 @@ def test_the_custom_environment_is_served_from_the_working_directory():
 def test_every_file_that_the_readme_names_exists():
     for path in re.findall(r"\]\(((?:docs|examples|benchmarks)/[^)]+)\)", README):
         assert (ROOT / path.partition("#")[0]).exists(), path
-    for path in re.findall(r"--config (\S+)", README):
-        assert (ROOT / path).exists(), path
 
 
 def test_the_commands_are_those_of_the_makefile():

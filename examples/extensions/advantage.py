@@ -1,6 +1,6 @@
 """An advantage of one's own: `algorithm.advantage={kind: custom, function: examples.extensions.advantage:later}`."""
 
-from trainer.algorithms.batch import TrajectoryBatch
+from rollgym import TrajectoryBatch
 
 
 def later(batch: TrajectoryBatch) -> list[list[float]]:

@@ -1,6 +1,6 @@
 """An agent of one's own: `rollout.agent=examples.extensions.agent:two_tries`."""
 
-from trainer.rollout.agent import play_episode
+from rollgym import play_episode
 
 
 async def two_tries(session, task, member, actor, max_turns, attempt):

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 
-from trainer.records.trajectory import Trajectory
+from rollgym import Trajectory
 
 
 async def ranked(group: Sequence[Trajectory]) -> list[list[float]]:

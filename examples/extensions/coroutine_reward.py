@@ -2,7 +2,7 @@
 
 import asyncio
 
-from trainer.records.trajectory import Trajectory
+from rollgym import Trajectory
 
 
 async def judged(trajectory: Trajectory) -> list[float]:

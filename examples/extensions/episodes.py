@@ -1,6 +1,6 @@
 """A choice of episodes: `algorithm.episodes={kind: custom, function: examples.extensions.episodes:readable}`."""
 
-from trainer.algorithms.batch import TrajectoryBatch
+from rollgym import TrajectoryBatch
 
 
 def readable(batch: TrajectoryBatch) -> list[bool]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from trainer.records.trajectory import Trajectory
+from rollgym import Trajectory
 
 
 def shortest_wins(group: Sequence[Trajectory]) -> list[list[float]]:

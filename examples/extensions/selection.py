@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from trainer.algorithms.batch import StepTokens
+from rollgym import StepTokens
 
 
 def surprising(tokens: StepTokens) -> Tensor:

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from trainer.algorithms.batch import SurrogateInputs
+from rollgym import SurrogateInputs
 
 
 def smooth(inputs: SurrogateInputs) -> Tensor:

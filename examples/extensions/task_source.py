@@ -1,7 +1,6 @@
 """A task source of one's own: `rollout.task_source=examples.extensions.task_source:Growing`."""
 
-from trainer.core.seeding import derive_seed
-from trainer.tasks.task import Task
+from rollgym import Task, derive_seed
 
 
 class Growing:

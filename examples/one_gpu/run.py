@@ -3,7 +3,9 @@
     python examples/one_gpu/run.py                      # what can be run here is run, what is missing is named
     python examples/one_gpu/run.py --check              # only say what is here
     python examples/one_gpu/run.py --vllm /opt/vllm/bin/vllm --model Qwen/Qwen2.5-1.5B-Instruct
+    python examples/one_gpu/run.py --sglang /opt/sglang/bin/python   # a Python that has SGLang, for its cases
     python examples/one_gpu/run.py --tiny               # the embedded cases with random weights, on any machine
+    python examples/one_gpu/run.py --dry-run            # print each case's command and settings, and run nothing
 
 Each case is a run of `roll-train` of its own, in a folder under --output; `results.json` there holds a line for each.
 """
@@ -11,6 +13,8 @@ Each case is a run of `roll-train` of its own, in a folder under --output; `resu
 import argparse
 import json
 import os
+import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -21,13 +25,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 
-from trainer.config.checks import check_model_path
-from trainer.core.errors import ConfigError
-from trainer.models.load import model_folder
+from rollgym import ConfigError, load_settings, model_folder
 
 HERE = Path(__file__).resolve().parent
-_SERVER = "inference={kind: vllm, launch: {command: [VLLM], memory_fraction: FRACTION}SLEEP}"
+_COMMANDS = {"vllm": "[VLLM]", "sglang": "[SGLANG, -m, sglang.launch_server]"}
 _LORA = ["model.lora={rank: 32, alpha: 64}", "optimizer.learning_rate=1.0e-5"]
 
 
@@ -38,7 +41,7 @@ class Case:
     Attributes:
         config: The file that it begins with.
         words: Settings laid over it.
-        needs: What must be here: `accelerator`, `vllm`, `peft`.
+        needs: What must be here: `accelerator`, `vllm`, `sglang`, `peft`, `openai`.
         about: What it shows.
     """
 
@@ -48,39 +51,103 @@ class Case:
     about: str
 
 
-def _case(config: str, about: str, *words: str, vllm: str = "", lora: bool = False) -> Case:
-    needs = {"accelerator"} | ({"peft"} if lora else set())
-    added = [*_LORA, *words] if lora else list(words)
-    if vllm:
-        needs.add("vllm")
-        sleeping = vllm == "sleeps"
-        added.append(
-            _SERVER.replace("FRACTION", "0.6" if sleeping else "0.35").replace(
-                "SLEEP", ", sleep_level: 1" if sleeping else ""
-            )
-        )
-        added.append(f"weights={{transport: {'adapter' if lora else 'disk'}}}")
-    return Case(config, tuple(added), frozenset(needs), about)
+def _case(
+    config: str, about: str, *words: str, server: str = "", sleeps: bool = False, lora: bool = False
+) -> Case:
+    """Return a case.
 
+    Args:
+        config: The file that it begins with.
+        about: What it shows.
+        words: Settings that are its own.
+        server: What samples: `vllm` or `sglang`; the embedded engine if empty.
+        sleeps: Whether the server sleeps while the policy is trained.
+        lora: Whether adapters are trained.
+    """
+    added: list[str] = [*_LORA] if lora else []
+    if server:
+        launch = f"{{command: {_COMMANDS[server]}, memory_fraction: {0.6 if sleeps else 0.35}}}"
+        sleeping = ", sleep_level: 1" if sleeps else ""
+        added.append(f"inference={{kind: {server}, launch: {launch}{sleeping}}}")
+        added.append(f"weights={{transport: {'adapter' if lora else 'disk'}}}")
+    needs = {"accelerator", *([server] if server else []), *(["peft"] if lora else [])}
+    needs |= {"openai"} if any(word.startswith("rollout.agent=") for word in words) else set()
+    return Case(config, (*added, *words), frozenset(needs), about)
+
+
+_ASYNC = "rollout.max_staleness=1"
+_FP8 = ("inference.quantization=fp8", "algorithm.correction={kind: truncate}")
+_LONG = ("prompt={context: full_history}", "rollout.max_new_tokens=256", "model.max_length=4096")
+_AGENT = "rollout.agent='PYTHON EXAMPLES/black_box_agent.py'"
 
 CASES = {
     "embedded": _case("frozen_lake.yaml", "bf16, the engine shares the weights that are trained"),
     "embedded_async": _case(
-        "frozen_lake.yaml", "bf16, staleness 1: the engine has weights of its own", "rollout.max_staleness=1"
+        "frozen_lake.yaml", "bf16, staleness 1: the engine has weights of its own", _ASYNC
     ),
     "embedded_lora": _case("frozen_lake.yaml", "adapters; the reference is the model without", lora=True),
     "arithmetic": _case("arithmetic.yaml", "single turns with long replies, checked answers"),
-    "vllm": _case("frozen_lake.yaml", "vLLM beside the trainer, asleep while it trains", vllm="sleeps"),
-    "vllm_async": _case(
-        "frozen_lake.yaml", "vLLM samples while the trainer trains", "rollout.max_staleness=1", vllm="awake"
+    "compaction": _case(
+        "frozen_lake.yaml",
+        "the policy sums up its own history",
+        "prompt={context: compaction, compact_above: 200, summary_tokens: 64}",
     ),
-    "vllm_lora": _case("frozen_lake.yaml", "only adapters travel to vLLM", vllm="awake", lora=True),
+    "thinking": _case(
+        "frozen_lake.yaml",
+        "thinking on, the whole history: what the template drops of it costs segments",
+        *_LONG,
+        "prompt.template_kwargs={enable_thinking: true}",
+    ),
+    "thinking_kept": _case(
+        "frozen_lake.yaml",
+        "thinking on, and a template that keeps it: one segment",
+        *_LONG,
+        "prompt.template_kwargs={enable_thinking: true}",
+        "prompt.chat_template=HERE/keeps_thinking.jinja",
+    ),
+    "agent": _case("frozen_lake.yaml", "an agent on the openai library, a program for each episode", _AGENT),
+    "vllm": _case(
+        "frozen_lake.yaml", "vLLM beside the trainer, asleep while it trains", server="vllm", sleeps=True
+    ),
+    "vllm_async": _case("frozen_lake.yaml", "vLLM samples while the trainer trains", _ASYNC, server="vllm"),
+    "vllm_keep": _case(
+        "frozen_lake.yaml",
+        "replies go on with old keys and values behind an update (vLLM 0.33)",
+        _ASYNC,
+        "weights.pause=keep",
+        server="vllm",
+    ),
+    "vllm_recompute": _case(
+        "frozen_lake.yaml",
+        "replies go on with keys and values that are computed again (vLLM 0.33)",
+        _ASYNC,
+        "weights.pause=recompute",
+        server="vllm",
+    ),
+    "vllm_lora": _case("frozen_lake.yaml", "only adapters travel to vLLM", server="vllm", lora=True),
+    "vllm_fp8": _case("frozen_lake.yaml", "vLLM samples in fp8, corrected", *_FP8, server="vllm"),
+    "vllm_agent": _case("frozen_lake.yaml", "an agent, answered by vLLM", _AGENT, _ASYNC, server="vllm"),
     "vllm_arithmetic_async": _case(
-        "arithmetic.yaml", "long replies, sampled while training", "rollout.max_staleness=1", vllm="awake"
+        "arithmetic.yaml", "long replies, sampled while training", _ASYNC, server="vllm"
     ),
+    "sglang": _case(
+        "frozen_lake.yaml", "SGLang beside the trainer, asleep while it trains", server="sglang", sleeps=True
+    ),
+    "sglang_async": _case(
+        "frozen_lake.yaml", "SGLang samples while the trainer trains", _ASYNC, server="sglang"
+    ),
+    "sglang_keep": _case(
+        "frozen_lake.yaml", "its pause in_place", _ASYNC, "weights.pause=keep", server="sglang"
+    ),
+    "sglang_recompute": _case(
+        "frozen_lake.yaml", "its pause retract", _ASYNC, "weights.pause=recompute", server="sglang"
+    ),
+    "sglang_lora": _case("frozen_lake.yaml", "only adapters travel to SGLang", server="sglang", lora=True),
+    "sglang_fp8": _case("frozen_lake.yaml", "SGLang samples in fp8, corrected", *_FP8, server="sglang"),
 }
+_TINY_MODEL = "model={path: null, hidden_size: 32, layers: 1, heads: 2}"
 _TINY = (
-    "model={path: null, hidden_size: 32, layers: 1, heads: 2, max_length: 512}",
+    "model.max_length=512",
     "model.dtype=bf16",
     "model.gradient_checkpointing=true",
     "rollout.groups_per_step=2",
@@ -91,44 +158,92 @@ _TINY = (
 )
 
 
-def missing(model: str | None, vllm: str) -> dict[str, str]:
+def missing(model: str | None, vllm: str, sglang: str) -> dict[str, str]:
     """Return what is not here, and how it is had.
 
     Args:
         model: Folder or name of the model; None where random weights do, on any machine.
         vllm: The vllm program.
+        sglang: A Python that has SGLang.
     """
     gone = {}
     if model is not None and not torch.accelerator.is_available():
         gone["accelerator"] = "torch finds none: install the build of torch for yours (torch.accelerator)"
     if shutil.which(vllm) is None:
         gone["vllm"] = f"no program {vllm}: install vLLM in an environment of its own and name it with --vllm"
+    if not _has_sglang(sglang):
+        gone["sglang"] = (
+            f"{sglang} has no SGLang: install it in an environment of its own; name its Python with --sglang"
+        )
+    if find_spec("openai") is None:
+        gone["openai"] = "pip install openai: the agent of examples/black_box_agent.py speaks through it"
     if find_spec("peft") is None:
         gone["peft"] = "pip install 'rollgym[lora]'"
     if model is not None:
         try:
-            check_model_path(model)
             model_folder(model, fetch=False)
         except ConfigError as error:
             gone["model"] = str(error)
     return gone
 
 
+def _has_sglang(python: str) -> bool:
+    if shutil.which(python) is None:
+        return False
+    asked = [python, "-c", "import sys, importlib.util as u; sys.exit(u.find_spec('sglang') is None)"]
+    return subprocess.run(asked, check=False, capture_output=True).returncode == 0
+
+
+def words_of(name: str, case: Case, options: argparse.Namespace) -> list[str]:
+    """Return the settings of a case as they are written behind its file."""
+    words = [
+        *case.words,
+        f"output_dir={options.output / name}",
+        f"steps={options.steps}",
+        "checkpoint.resume=auto",
+    ]
+    places = {
+        "VLLM": options.vllm,
+        "SGLANG": options.sglang,
+        "PYTHON": sys.executable,
+        "EXAMPLES": str(HERE.parent),
+        "HERE": str(HERE),
+    }
+    for mark, place in places.items():
+        words = [re.sub(rf"\b{mark}\b", lambda _, place=place: place, word) for word in words]
+    # A whole section takes the place of what stands in it, limits stand behind what a case asks.
+    return [_TINY_MODEL, *words, *_TINY] if options.tiny else [f"model.path={options.model}", *words]
+
+
+def command_of(name: str, case: Case, options: argparse.Namespace) -> list[str]:
+    """Return the command line of a case."""
+    words = words_of(name, case, options)
+    return [sys.executable, "-m", "trainer.cli", "--config", str(HERE / case.config), *words]
+
+
+def show(name: str, case: Case, options: argparse.Namespace) -> None:
+    """Print a case's command, and its settings as `roll-train` reads them.
+
+    Raises:
+        ConfigError: If they are refused.
+    """
+    settings = load_settings(HERE / case.config, words_of(name, case, options))
+    said = settings.model_dump(mode="json", exclude_defaults=True)
+    print(f"# {name}: {case.about} (needs {', '.join(sorted(case.needs))})")
+    print(f"# {shlex.join(command_of(name, case, options))}")
+    print(yaml.safe_dump({name: said}, sort_keys=False, default_flow_style=None, width=120), flush=True)
+
+
 def run(name: str, case: Case, options: argparse.Namespace) -> dict[str, Any]:
     """Run a case to its end and return what its records say."""
-    directory = options.output / name
-    words = [*case.words, f"output_dir={directory}", f"steps={options.steps}", "checkpoint.resume=auto"]
-    words = [word.replace("VLLM", options.vllm) for word in words]
-    words[:0] = _TINY if options.tiny else [f"model.path={options.model}"]
     started = time.monotonic()
-    command = [sys.executable, "-m", "trainer.cli", "--config", str(HERE / case.config), *words]
-    code = subprocess.run(command, env=os.environ, check=False).returncode
+    code = subprocess.run(command_of(name, case, options), env=os.environ, check=False).returncode
     result: dict[str, Any] = {
         "about": case.about,
         "exit_code": code,
         "seconds": round(time.monotonic() - started),
     }
-    records = directory / "metrics.jsonl"
+    records = options.output / name / "metrics.jsonl"
     if records.exists():
         result |= summary([json.loads(line) for line in records.read_text().splitlines()])
     return result
@@ -154,14 +269,22 @@ def main() -> int:
     )
     parser.add_argument("--model", default="Qwen/Qwen2.5-0.5B-Instruct", help="folder, or name on the hub")
     parser.add_argument("--vllm", default="vllm", help="the vllm program")
+    parser.add_argument("--sglang", default=sys.executable, help="a Python that has SGLang")
     parser.add_argument("--steps", type=int, default=20, help="training steps of each case")
     parser.add_argument("--output", type=Path, default=Path("runs/one_gpu"))
     parser.add_argument("--only", nargs="*", choices=list(CASES), default=list(CASES))
     parser.add_argument("--check", action="store_true", help="only say what is here and what is not")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print each case's command and settings, and run nothing"
+    )
     parser.add_argument("--tiny", action="store_true", help="random weights, no accelerator, no vLLM")
     options = parser.parse_args()
+    if options.dry_run:
+        for name in options.only:
+            show(name, CASES[name], options)
+        return 0
 
-    gone = missing(None if options.tiny else options.model, options.vllm)
+    gone = missing(None if options.tiny else options.model, options.vllm, options.sglang)
     for what, how in gone.items():
         print(f"missing: {what}: {how}", flush=True)
     results: dict[str, Any] = {}

@@ -54,6 +54,16 @@ def test_overrides_are_laid_over_the_file(tmp_path):
         (["inference.launch={}"], "launch names servers, and kind 'embedded'"),
         (["inference.kind=vllm"], "kind 'vllm' needs either urls of servers that run, or launch"),
         ([*SERVER, "inference.launch={}"], "needs either urls of servers that run, or launch"),
+        ([*SERVER, "inference.urls_file=servers"], "there is urls, urls_file: set one of the three"),
+        ([*LAUNCHED, "inference.urls_file=servers"], "there is urls_file, launch: set one of the three"),
+        (
+            ["inference.urls_file=servers"],
+            "urls_file names servers, and kind 'embedded' samples in this process",
+        ),
+        (
+            ["inference={kind: vllm, urls_file: servers}", "weights.transport=broadcast"],
+            "meets the servers of inference.urls_file at an address of this machine: set weights.address",
+        ),
         (["inference={kind: vllm, urls: [http://a:1, http://a:1/]}"], "urls names http://a:1 twice"),
         (["inference={kind: vllm, urls: [a:8000]}"], "not the address of a server, such as http"),
         (["inference={kind: vllm, urls: ['http://a:1/v1']}"], "ends with /v1: name the root of the server"),
@@ -144,6 +154,10 @@ def test_overrides_are_laid_over_the_file(tmp_path):
                 "algorithm=gigpo",
             ],
             "take backend.kind fsdp2, or leave one of the three out",
+        ),
+        (
+            [*SERVER, "model.lora={rank: 513}", "weights.transport=adapter"],
+            "model.lora.rank 513 is more than vLLM takes: lower it to 512",
         ),
         (["optimizer={kind: sgd, epsilon: 1.0e-5}"], "epsilon: read by kind 'adamw' only"),
     ],

@@ -230,6 +230,61 @@ def test_columns_have_names_of_their_own_and_odd_ones_are_refused(tmp_path):
         list(read_conversations([settings.model_copy(update={"columns": {"question": "q"}})]))
 
 
+@pytest.mark.parametrize("system", [[], [{"role": "system", "content": "Be brief."}]])
+def test_a_reply_that_repeats_its_prompt_is_a_whole_conversation(tmp_path, system):
+    path = tmp_path / "rows.jsonl"
+    question, answer = {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}
+    row = {"prompt": "q", "chosen": [*system, question, answer], "rejected": "b"}
+    path.write_text(json.dumps(row) + "\n")
+    (pair,) = read_pairs([ExamplesSettings(path=str(path))])
+    assert pair.chosen.messages == (*system, question, answer), "the question stands there once"
+    assert pair.chosen.learnt_from == len(pair.chosen.messages) - 1
+    assert pair.rejected.messages == (question, {"role": "assistant", "content": "b"})
+
+
+def test_a_column_that_no_row_has_is_refused(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    rows = [{"prompt": "q", "chosen": "a", "rejected": "b"}, {"prompt": "q", "chosen": "a", "rejected": "b"}]
+    rows[1] = rows[1] | {"by": 2.0}
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    def margins(**settings):
+        return [each.margin for each in read_pairs([ExamplesSettings(path=str(path), **settings)])]
+
+    assert margins(columns={"margin": "by"}) == [0.0, 2.0]
+    with pytest.raises(ConfigError, match="columns says that 'margin' is called 'bye' there, and no row has"):
+        margins(columns={"margin": "bye"})
+    # Behind a limit it may be there.
+    assert margins(columns={"margin": "by"}, limit=1) == [0.0]
+
+
+def test_a_template_that_passes_over_tools_is_told_of_once():
+    tool = {"type": "function", "function": {"name": "look", "parameters": {}}}
+    call = {"type": "function", "function": {"name": "look", "arguments": {}}}
+    reply = {"role": "assistant", "content": "I look.", "tool_calls": [call]}
+    talk = Conversation("row", ({"role": "user", "content": "one"}, reply), tools=(tool,))
+    told: dict[bool, list[str]] = {True: [], False: []}
+    for shows, heard in told.items():
+        tokenizer = tokenizer_of("qwen2.5")
+        if shows:
+            tokenizer.chat_template = (
+                "{{ tools }}{% for message in messages %}{{ message.tool_calls }}" + tokenizer.chat_template
+            ) + "{% endfor %}"
+        renderer = ChatRenderer(tokenizer)
+        renderer.template.say = heard.append
+        for _ in range(2):
+            renderer.template.note_unshown(talk.messages, talk.tools)
+    assert told[True] == []
+    assert told[False] == [
+        "chat template: it passes over declarations of tools; what is learnt is learnt without them",
+        "chat template: it passes over calls of tools; they are neither read nor learnt",
+    ]
+    renderer = renderer_of("llama-3")
+    renderer.template.say = told[False].append
+    conversation_rows(renderer, talk)
+    assert len(told[False]) == 4, "whoever renders examples says so"
+
+
 def test_a_reply_of_a_pair_is_one_row_whatever_the_template():
     row = reply_row(renderer_of("qwen3"), Conversation("row", TALK, learnt_from=4))
     assert row.ids.dtype == torch.int64

@@ -122,6 +122,27 @@ def test_what_cannot_be_read_is_named(tmp_path, name, content, message):
         streams(path, verifier="QA-v0")
 
 
+def test_a_text_of_parquet_that_is_no_utf8_is_named(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    bounds, letters = bytes([0, 0, 0, 0, 2, 0, 0, 0]), b"\xff\xfe"
+    parts = [None, pyarrow.py_buffer(bounds), pyarrow.py_buffer(letters)]
+    texts = pyarrow.Array.from_buffers(pyarrow.string(), 1, parts)
+    parquet.write_table(pyarrow.table({"question": texts, "answer": texts}), tmp_path / "rows.parquet")
+    with pytest.raises(ConfigError, match=r"rows\.parquet: a text behind row 0 is not UTF-8"):
+        streams(tmp_path / "rows.parquet", verifier="QA-v0")
+
+
+def test_a_data_set_that_its_library_cannot_make_is_named(tmp_path, monkeypatch):
+    pytest.importorskip("datasets")
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "rows.json").write_text("{broken")
+    entry = DatasetSettings(hub=str(tmp_path / "broken"), verifier="QA-v0")
+    with pytest.raises(ConfigError, match=r"broken cannot be loaded: .*generating the dataset"):
+        load_streams(entry)
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf, [1.0, math.nan], [{"part": math.nan}]])
 def test_a_number_that_json_does_not_have_is_named_with_its_row(tmp_path, value):
     pyarrow = pytest.importorskip("pyarrow")
@@ -175,7 +196,7 @@ def test_settings_that_make_no_sense_are_refused(fields, message):
 
 
 @given(count=st.integers(1, 300), seed=st.integers(0, 2**40))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_a_pass_visits_every_row_once(count, seed):
     assert sorted(_place_in_pass(count, seed, number) for number in range(count)) == list(range(count))
 
@@ -202,7 +223,7 @@ def mixed(file: Path, seed: int, block: int) -> InterleavedTaskSource:
 
 
 @given(seed=st.integers(0, 2**40), indices=st.lists(st.integers(0, 10**7), max_size=10))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_a_task_is_a_function_of_seed_and_index(tmp_path_factory, seed, indices):
     path = written(tmp_path_factory.mktemp("rows") / "rows.jsonl", ROWS)
     first, second = mixed(path, seed, 8), mixed(path, seed, 8)

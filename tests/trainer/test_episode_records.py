@@ -2,9 +2,12 @@
 
 import json
 import time
+from dataclasses import fields, is_dataclass
+from typing import Any
 
+import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from trainer.commands.recordings import EpisodeWriter, read_recording
@@ -14,10 +17,12 @@ from trainer.core.run_files import read_lines
 from trainer.inference.base import GenerationResult
 from trainer.learn.tracking import Tracker
 from trainer.records.group import Group
+from trainer.records.images import Picture, PlacedImage
 from trainer.records.schema import EpisodeFormatError
-from trainer.records.trajectory import Outcome, Trajectory, Turn
+from trainer.records.timeline import Phase, Timeline
+from trainer.records.trajectory import Fork, Outcome, Segment, Trajectory, Turn
 from trainer.rollout.recorder import Recorder
-from trainer.tasks.task import Task
+from trainer.tasks.task import RewardMixture, RewardPart, Task
 
 finite = st.floats(-1e9, 1e9, allow_nan=False)
 # Whatever Python can hold, half of a surrogate pair and the line separators of Unicode too.
@@ -71,7 +76,6 @@ def trajectories(draw) -> Trajectory:
     return trajectory
 
 
-@settings(deadline=None)
 @given(trajectories())
 def test_what_is_written_is_what_is_read(tmp_path_factory, trajectory):
     path = tmp_path_factory.mktemp("records") / "episodes.jsonl"
@@ -103,6 +107,83 @@ def test_numbers_are_written_to_their_last_digit_and_a_fork_with_its_parent():
     assert record["turns"][0]["anchor"] == "key"
 
 
+def full_episode() -> Trajectory:
+    """An episode in which nothing is as it is by default."""
+    part = RewardPart(
+        "judge", "Judge-v0", 0.5, 0.25, {"reference": "answer"}, {"template": ["a"]}, "http://b:2"
+    )
+    mixture = RewardMixture(0.75, (part, RewardPart("other", "QA-v0", -0.25)))
+    task = Task(
+        3, "Any-v0", 7, {"size": 4}, {"answer": "5"}, "sums", "http://a:1", mixture, row="rows.jsonl, line 3"
+    )
+    segment = Segment(
+        *([1, 2, 3, 4], [False, False, True, True], [0.0, 0.0, -0.1, -1 / 3], [-1, -1, 2, 3], [-1, -1, 1, 1]),
+        *((0, 2), Fork.REWRITE, [PlacedImage(0, 1, Picture(np.full((2, 3, 3), 7, np.uint8)))]),
+        experts=np.array([[0, 3], [1, 2], [300, -1]], np.int16),
+    )
+    turn = Turn(
+        *(
+            0,
+            2,
+            4,
+            "seen",
+            "said",
+            0.1 + 0.2,
+            "key",
+            False,
+            -0.5,
+            "length",
+            [0.25, -0.25],
+            {"judge": 0.5},
+            True,
+        )
+    )
+    timeline = Timeline.from_seconds({phase.value: 0.5 + place for place, phase in enumerate(Phase)})
+    return Trajectory(
+        *(task, 1, 2, [segment], [turn], Outcome.SOLVED, "well", {"length": 4.0}, timeline),
+    )
+
+
+def parts_of(value: Any, path: str) -> dict[str, Any]:
+    """All fields of a dataclass and of those inside of it, also those that equality passes over."""
+    if isinstance(value, Timeline):
+        return {path: value.seconds()}
+    if isinstance(value, np.ndarray):
+        return {path: (value.dtype.str, value.tolist())}
+    if isinstance(value, list | tuple) and value and is_dataclass(value[0]):
+        inner = {f"{path}.{place}": each for place, each in enumerate(value)}
+    elif is_dataclass(value):
+        inner = {f"{path}.{each.name}": getattr(value, each.name) for each in fields(value)}
+    else:
+        return {path: value}
+    return {key: found for where, each in inner.items() for key, found in parts_of(each, where).items()}
+
+
+def test_no_field_is_forgotten():
+    written = full_episode()
+    parts = [
+        written,
+        written.task,
+        written.task.mixture,
+        written.task.mixture_parts[0],
+        *(*written.segments, *written.segments[0].images, *written.turns),
+    ]
+    for part in parts:
+        for each in fields(part):
+            default = each.default_factory() if callable(each.default_factory) else each.default
+            value = getattr(part, each.name)
+            unset = value is default or (not isinstance(value, np.ndarray) and value == default)
+            assert not unset or isinstance(value, Timeline), (
+                f"give {type(part).__name__}.{each.name} a value here"
+            )
+    read = Trajectory.from_record(json.loads(json.dumps(written.as_record())))
+    assert parts_of(read, "episode") == parts_of(written, "episode")
+
+
+def test_an_episode_without_a_mixture_is_written_as_before():
+    assert {"mixture", "row"}.isdisjoint(episode().as_record()["task"])
+
+
 def changed(path: str, value: object) -> object:
     """The record of an episode with another value at a path; a function is given the old one."""
     record = place = json.loads(json.dumps(episode().as_record()))
@@ -128,6 +209,8 @@ def changed(path: str, value: object) -> object:
         ("member", True, "member: "),
         ("member", -1, "member: "),
         ("task.seed", "7", "task.seed: "),
+        ("task.mixture", {"own": 1.0, "parts": [{}]}, "task.mixture.parts.0.name: "),
+        ("task.mixture", {"own": float("nan"), "parts": []}, "task.mixture.own: "),
         ("turns.0.reward", float("nan"), "turns.0.reward: "),
         ("turns.0.reward", True, "turns.0.reward: "),
         ("turns.1.tokens", [0, 5, 99], "turns.1.tokens: it does not lie within a segment"),

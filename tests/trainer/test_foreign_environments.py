@@ -22,7 +22,9 @@ evaluation: {every: 0}
 """
 
 
-@pytest.mark.parametrize("language", ["python, twenty lines", "javascript, twenty lines"])
+@pytest.mark.parametrize(
+    "language", ["python, twenty lines", pytest.param("javascript, twenty lines", marks=pytest.mark.slow)]
+)
 def test_a_policy_learns_in_an_environment_that_was_registered_over_http(
     language: str, tmp_path: Path
 ) -> None:

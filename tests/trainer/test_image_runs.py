@@ -71,6 +71,7 @@ def test_pictures_and_text_are_trained_together_and_recorded(played):
     assert all(image["end"] - image["start"] == 9 for image in images["pictures"])
 
 
+@pytest.mark.slow
 def test_the_run_is_the_same_over_json_and_replayed(played, config):
     with env_server("--allow-expert") as url:
         directory = config.parent / "json"

@@ -188,6 +188,7 @@ def test_a_mistake_does_not_burn_the_directory(run, common):
     assert "holds a run already" in run.refused(*common, "steps=1")
 
 
+@pytest.mark.slow
 def test_a_warm_start_is_kept_through_a_kill_and_evaluations_are_made_up(run, common, tmp_path):
     directory = tmp_path / "run"
     common = [
@@ -240,6 +241,20 @@ def test_a_run_goes_on_past_a_damaged_checkpoint_and_every_task_has_a_last_fate(
     assert "passing over a damaged checkpoint" in output
     assert "resuming at step 2" in output
     assert last_fates(directory) == {"trained", "dropped"}
+
+
+def test_a_refused_resume_loses_nothing(run, common, tmp_path):
+    directory = tmp_path / "run"
+    common = [*common, "steps=2", "checkpoint.every=1", "checkpoint.keep=5"]
+    run.well(*common)
+    under_way = directory / "rollout_log" / "000099.log"
+    under_way.parent.mkdir(exist_ok=True)
+    under_way.write_bytes(b"rollgym rollout log 1\n")
+    named = f"checkpoint.resume={directory}/checkpoints/step_000001"
+    assert "optimizer.learning_rate differ" in run.refused(*common, named, "optimizer.learning_rate=0.5")
+    assert under_way.exists(), "what was sampled of later steps is still there for who goes on from them"
+    run.well(*common, named)
+    assert not under_way.exists(), "who goes back on purpose wants it played anew"
 
 
 def last_fates(directory: Path) -> set[str]:

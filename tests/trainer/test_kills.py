@@ -42,6 +42,7 @@ def kill_in_mid_turn(forks: TrainingForks, trainer: int, run: Path, grown_by: in
     assert forks.wait(trainer, PATIENCE_S) < 0
 
 
+@pytest.mark.slow
 def test_no_token_is_lost_or_drawn_twice(tmp_path):
     config, run, beside, output = (tmp_path / name for name in ("run.yaml", "run", "beside", "output"))
     config.write_text(CONFIG)

@@ -29,7 +29,7 @@ from trainer.models.value_head import ValueModel
 from trainer.records.checkpoint import CheckpointStore, RunState
 from trainer.records.group import Group
 from trainer.records.ledger import Fate, Ledger
-from trainer.records.trajectory import Segment, Trajectory
+from trainer.records.trajectory import Outcome, Segment, Trajectory
 from trainer.tasks.task import Task
 
 DISTINCT = [
@@ -459,3 +459,62 @@ async def test_an_episode_in_several_segments_has_one_credit_however_it_is_cut(p
     assert cut_metrics.pop("batch/rows") > metrics.pop("batch/rows")
     assert_equal_weights(whole, cut)
     assert but_cost(cut_metrics) == pytest.approx(but_cost(metrics), abs=1e-4, rel=1e-3)
+
+
+def endless_for_the_first_group(tokens):
+    """A selection of a user's whose weights are none where it sees the episode that is first of all."""
+    return torch.full(tokens.mask.shape, torch.nan if 0 in tokens.trajectory else 1.0)
+
+
+async def test_a_step_by_weights_that_are_none_is_left_out_and_the_next_one_taken():
+    selection = {"kind": "custom", "function": f"{__name__}:endless_for_the_first_group"}
+    settings = resolve_preset("grpo", {"minibatches": 2, "selection": selection})
+    weights, metrics = await updated(settings, "trajectory")
+    assert (metrics["policy/skipped_steps"], metrics["policy/optimizer_steps"]) == (1.0, 1.0)
+    before = dict(sharp_model().named_parameters())
+    assert any(not torch.equal(weights[name], before[name]) for name in weights)
+    assert not list(not_finite(weights))
+
+
+@pytest.mark.parametrize("preset", ["ppo", "grpo", "otb"])
+@pytest.mark.parametrize(
+    "episodes", [{"kind": "shortest", "size": 2}, {"kind": "finished", "in_statistics": False}]
+)
+async def test_an_update_without_the_longest_episode_is_one_of_the_others(preset, episodes):
+    """What is read of each token is as wide as the rows that are left."""
+    kl = {"coefficient": 0.1, "estimator": "k1", "placement": "reward"}
+    settings = resolve_preset(preset, {"episodes": episodes, "kl": kl, "minibatches": 1})
+    groups = groups_for_all()
+    episodes_of = [trajectory for group in groups for trajectory in group.trajectories]
+    longest = max(episodes_of, key=lambda each: len(each.segments[0].ids))
+    longest.outcome = Outcome.TRUNCATED
+    models = models_of(settings)
+    batch = episode_batch(groups, row_builder("trajectory"))
+    metrics = await Learner(settings, models, seed=1).update(batch, step=0)
+    assert metrics["batch/episodes_left_out"] >= 1
+    kept = [group_without(group, longest, episodes) for group in groups]
+    alone = models_of(settings)
+    await Learner(resolve_preset(preset, {"kl": kl, "minibatches": 1}), alone, seed=1).update(
+        episode_batch(kept, row_builder("trajectory")), step=0
+    )
+    assert_equal_weights(dict(models.policy.export()), dict(alone.policy.export()))
+
+
+def group_without(group, longest, episodes):
+    """What is left of a group where some episodes are not trained on."""
+    left = [each for each in group.trajectories if each is not longest]
+    if episodes["kind"] == "shortest":
+        left = sorted(group.trajectories, key=lambda each: each.action_tokens)[: episodes["size"]]
+        left.sort(key=lambda each: each.member)
+    return replace(group, trajectories=left)
+
+
+async def test_nothing_is_charged_for_moves_before_the_first_step():
+    """Log-probabilities of two forward passes differ by rounding, whose sign would be a gradient."""
+    selection = {"kind": "kl_cov", "fraction": 1.0}
+    charged = resolve_preset("grpo", {"minibatches": 3, "selection": selection})
+    whole, _ = await updated(charged, "trajectory")
+    cut, _ = await updated(charged, "trajectory", budget=20)
+    assert_equal_weights(whole, cut)
+    free, _ = await updated(resolve_preset("grpo", {"minibatches": 3}), "trajectory")
+    assert any(not torch.allclose(whole[name], free[name], atol=2e-5, rtol=2e-3) for name in whole)

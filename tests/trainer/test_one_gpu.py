@@ -2,13 +2,18 @@
 
 import importlib.util
 import json
+import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+import yaml
 
+from tests.support.chat_templates import tokenizer_of
 from tests.support.processes import ROOT
 from trainer.config.load import load_settings
+from trainer.rollout.rendering import ChatRenderer
 
 SCRIPT = ROOT / "examples" / "one_gpu" / "run.py"
 _spec = importlib.util.spec_from_file_location("one_gpu", SCRIPT)
@@ -23,18 +28,70 @@ def run(*words):
     )
 
 
-@pytest.mark.parametrize("name", one_gpu.CASES)
-def test_the_settings_of_a_case_are_settings(name):
-    case = one_gpu.CASES[name]
-    settings = load_settings(SCRIPT.parent / case.config, case.words)
-    assert settings.model.dtype == "bf16"
-    assert (settings.model.lora is not None) is ("peft" in case.needs)
-    assert (settings.inference.kind == "vllm") is ("vllm" in case.needs)
+@pytest.mark.parametrize("tiny", [False, True])
+def test_a_dry_run_shows_every_case_with_settings_that_load(monkeypatch, capsys, tmp_path, tiny):
+    words = ["--dry-run", "--vllm", "/opt/vllm/bin/vllm", "--sglang", "/opt/sglang/bin/python"]
+    monkeypatch.setattr(sys, "argv", ["run.py", *words, "--output", str(tmp_path), *["--tiny"][:tiny]])
+    assert one_gpu.main() == 0
+    said = capsys.readouterr().out
+    shown = {
+        name: value for part in said.split("\n\n") for name, value in (yaml.safe_load(part) or {}).items()
+    }
+    assert list(shown) == list(one_gpu.CASES)
+    commands = [shlex.split(line[2:]) for line in said.splitlines() if "-m trainer.cli" in line]
+    assert len(commands) == len(shown)
+    for (name, value), command in zip(shown.items(), commands, strict=True):
+        case = one_gpu.CASES[name]
+        # What is shown is what the command says: read by the loader, both are one.
+        settings = load_settings(Path(command[4]), command[5:])
+        assert settings == load_settings(None, [f"{key}={json.dumps(each)}" for key, each in value.items()])
+        assert settings.model.dtype == "bf16"
+        assert (settings.model.lora is not None) is ("peft" in case.needs)
+        assert settings.rollout.black_box is ("openai" in case.needs)
+        server = settings.inference.kind
+        assert {server} - {"embedded"} == case.needs & {"vllm", "sglang"}
+        if server != "embedded":
+            program = {"vllm": "/opt/vllm/bin/vllm", "sglang": "/opt/sglang/bin/python"}[server]
+            assert settings.inference.launch.command[0] == program
+        assert settings.output_dir == str(tmp_path / name)
+    assert not list(tmp_path.iterdir()), "nothing is run"
+
+
+def test_the_cases_are_what_one_gpu_has_to_show():
+    cases = {
+        name: load_settings(SCRIPT.parent / case.config, case.words) for name, case in one_gpu.CASES.items()
+    }
+    for server in ("vllm", "sglang"):
+        of_server = [each for each in cases.values() if each.inference.kind == server]
+        assert {"fp8"} <= {each.inference.quantization for each in of_server}
+        assert {"abort", "keep", "recompute"} <= {each.weights.pause for each in of_server}
+        assert {0, 1} <= {each.inference.sleep_level for each in of_server}
+        assert any(each.model.lora for each in of_server)
+    assert {"compaction", "single_turn", "full_history"} <= {each.prompt.context for each in cases.values()}
+
+
+def test_a_template_that_keeps_thinking_only_appends():
+    """Then an episode with thinking is one segment."""
+    tokenizer = tokenizer_of("qwen3")
+    assert not ChatRenderer(tokenizer).append_only
+    tokenizer.chat_template = (SCRIPT.parent / "keeps_thinking.jinja").read_text()
+    assert ChatRenderer(tokenizer, {"enable_thinking": True}).append_only
 
 
 @pytest.mark.slow
 def test_what_is_missing_is_named_and_the_rest_is_run(tmp_path):
-    words = ["--tiny", "--only", "embedded_lora", "vllm", "--steps", "1", "--output", str(tmp_path)]
+    words = [
+        "--tiny",
+        "--only",
+        "embedded_lora",
+        "agent",
+        "compaction",
+        "vllm",
+        "--steps",
+        "1",
+        "--output",
+        str(tmp_path),
+    ]
     done = run(*words, "--vllm", str(tmp_path / "no-vllm"))
     assert done.returncode == 3, done.stdout + done.stderr
     assert f"missing: vllm: no program {tmp_path}/no-vllm: install vLLM" in done.stdout
@@ -43,16 +100,30 @@ def test_what_is_missing_is_named_and_the_rest_is_run(tmp_path):
     assert results["embedded_lora"]["state"] == "run"
     assert results["embedded_lora"]["exit_code"] == 0
     assert results["embedded_lora"]["steps"] == 1
+    assert results["agent"]["steps"] == results["compaction"]["steps"] == 1
     assert (tmp_path / "embedded_lora" / "adapter" / "adapter_config.json").exists()
 
 
 def test_a_check_runs_nothing(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(
-        sys, "argv", ["run.py", "--check", "--model", str(tmp_path / "gone"), "--vllm", "no-vllm"]
+        sys,
+        "argv",
+        [
+            "run.py",
+            "--check",
+            "--model",
+            str(tmp_path / "gone"),
+            "--vllm",
+            "no-vllm",
+            "--sglang",
+            "no-python",
+        ],
     )
     monkeypatch.setattr(one_gpu.torch.accelerator, "is_available", lambda: False)
     assert one_gpu.main() == 3
     said = capsys.readouterr().out
     assert "missing: accelerator: torch finds none" in said
     assert "missing: model: " in said
+    assert "missing: sglang: no-python has no SGLang" in said
     assert "vllm_async: not run, for want of accelerator, model, vllm" in said
+    assert "sglang_fp8: not run, for want of accelerator, model, sglang" in said

@@ -1,6 +1,7 @@
 """Settings that cannot work are refused before anything is begun, with the key and what to do."""
 
 import math
+import sys
 import types
 import typing
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ import trainer.commands.probe
 from tests.support.inference_server.running import InferenceServer
 from tests.support.processes import env_server
 from trainer.cli import main
+from trainer.config.checks import check_settings
 from trainer.config.load import load_settings
 from trainer.config.run import RunSettings
 from trainer.core.errors import ConfigError
@@ -215,6 +217,23 @@ def test_a_value_of_another_type_is_refused(path, annotation, kind):
             "checkpoint.resume: false is a truth value; give what is meant, in quotes",
         ),
         (["prompt.turns=2"], "turns is read by context 'last_turns' only"),
+        (["prompt.compact_above=100"], "compact_above is read by context 'compaction' only"),
+        (["prompt.summary_tokens=9"], "summary_tokens is read by context 'compaction' only"),
+        (["prompt.summary_request=Well?"], "summary_request is read by context 'compaction' only"),
+        (["prompt.context=compaction"], "set prompt.compact_above, in tokens"),
+        (
+            ["prompt={context: compaction, compact_above: 100}", "prompt.custom_context=a:b"],
+            "takes the place of context 'compaction'",
+        ),
+        (
+            ["prompt={context: compaction, compact_above: 100}", "rollout.agent=http://127.0.0.1:1"],
+            "prompt.context 'compaction' shortens prompts of ours, and rollout.agent makes its own",
+        ),
+        (
+            ["prompt={context: compaction, compact_above: 704}", "model.max_length=1024"],
+            "leaves no room for a summary: a prompt of prompt.compact_above 704 tokens, its reply and a summary take "
+            "1024",
+        ),
         (
             ["prompt.custom_context=a:b", "prompt.context=single_turn"],
             "takes the place of context 'single_turn'",
@@ -270,6 +289,33 @@ def test_a_value_of_another_type_is_refused(path, annotation, kind):
             "sampled and greedy are both false",
         ),
         (["tasks.0.kwargs={day: 2024-01-01}"], "tasks.0.kwargs.day"),
+        *(
+            (
+                [f"algorithm.{part}={{kind: custom, function: 'no_module_of_mine:part'}}"],
+                f"algorithm.{part}.function: cannot import 'no_module_of_mine'",
+            )
+            for part in ("advantage", "surrogate", "selection", "filter", "episodes")
+        ),
+        (
+            ["algorithm={preset: grpo, aggregation: {unit: group}, minibatches: 9}"],
+            "algorithm.minibatches 9 cuts a step into more parts than its 8 groups",
+        ),
+        (
+            ["algorithm={preset: reinforce_pp, advantage: {return_mask: none}}", "rows=step"],
+            "algorithm.advantage.return_mask 'none' discounts row by row, and rows 'step' cuts episodes",
+        ),
+        (
+            ["algorithm={preset: ppo, advantage: {gae_mask: none}}", "prompt.context=last_turns"],
+            "algorithm.advantage.gae_mask 'none' discounts row by row, and prompt.context 'last_turns' cuts",
+        ),
+        (
+            ["algorithm={preset: gigpo, kl: {target: 0.1, horizon: 12}}"],
+            "algorithm.kl.horizon 12 is that of a few episodes, and a step has 64",
+        ),
+        (
+            ["rollout.max_concurrent_by_environment={FrozenLike-v0: 4}"],
+            "max_concurrent_by_environment names 'FrozenLike-v0', which this run does not play",
+        ),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -278,6 +324,34 @@ def test_what_cannot_work_is_refused_by_a_dry_run(capsys, words, message):
     said = capsys.readouterr().err
     assert message in said
     assert said.startswith("roll-train: ")
+
+
+BROADCAST = ["inference={kind: vllm, urls: ['http://127.0.0.1:9']}", "weights.transport=broadcast"]
+
+
+@pytest.mark.parametrize("command", [["--dry-run"], ["eval"], ["rollout", "--policy", "model"], []])
+def test_a_broadcast_to_vllm_is_refused_where_the_trainer_has_no_vllm(capsys, monkeypatch, tmp_path, command):
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    words = [*BROADCAST, "tasks=[{env_id: FrozenLake-v0}]", f"output_dir={tmp_path}/run"]
+    assert main([*command, *words]) == 2
+    said = capsys.readouterr().err
+    assert (
+        "vllm is not installed beside the trainer: pip install 'rollgym[vllm]', or set weights.transport"
+        in said
+    )
+    assert list(tmp_path.iterdir()) == [], "nothing was begun"
+
+
+def test_a_broadcast_by_what_is_there_is_not_refused(monkeypatch, tmp_path):
+    task = "tasks=[{env_id: FrozenLake-v0}]"
+    (tmp_path / "vllm.py").touch()
+    with monkeypatch.context() as there:
+        there.syspath_prepend(tmp_path)
+        check_settings(load_settings(None, [task, *BROADCAST]))
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    sglang = "inference={kind: sglang, urls: ['http://127.0.0.1:9']}"
+    for words in ([sglang, BROADCAST[1]], [*BROADCAST, "weights.collective=gloo"], BROADCAST[:1]):
+        check_settings(load_settings(None, [task, *words]))
 
 
 def test_a_token_is_never_shown(capsys):
@@ -290,6 +364,33 @@ def test_a_file_that_is_no_settings(tmp_path, content):
     (tmp_path / "run.yaml").write_bytes(content)
     with pytest.raises(ConfigError, match=r"run\.yaml"):
         load_settings(tmp_path / "run.yaml")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["algorithm={preset: grpo, aggregation: {unit: group}, minibatches: 8}"],
+        ["algorithm={preset: reinforce_pp, advantage: {return_mask: none}}"],
+        # A single turn is a whole episode, whatever a prompt shows of those before it.
+        [
+            "algorithm={preset: ppo, advantage: {gae_mask: none}}",
+            "prompt.context=single_turn",
+            "rollout.max_turns=1",
+        ],
+        ["algorithm={preset: gigpo, kl: {target: 0.1, horizon: 13}}"],
+        [
+            "rollout.max_concurrent_by_environment={FrozenLake-v0: 4, Math-v0: 2, Sokoban-v0: 1}",
+            "datasets=[{path: rows.jsonl, route: {column: kind, verifiers: {sums: Math-v0}}}]",
+            "evaluation.panels.boxes.env_id=Sokoban-v0",
+        ],
+        [
+            "rollout.max_concurrent_by_environment={Anything-v0: 4}",
+            "rollout.task_source=examples.extensions.task_source:Growing",
+        ],
+    ],
+)
+def test_what_can_work_is_not_refused(words):
+    load_settings(None, ["tasks=[{env_id: FrozenLake-v0}]", *words])
 
 
 def test_a_single_member_may_be_trained_on_where_nothing_is_compared():

@@ -74,6 +74,7 @@ SERVED = [TASKS, "inference={kind: vllm, urls: ['http://127.0.0.1:9']}"]
     [
         [*SERVED, "inference.urls=['http://127.0.0.1:8', 'http://127.0.0.1:7']"],
         [TASKS, "inference={kind: vllm, launch: {count: 2, arguments: [--enforce-eager]}}"],
+        [TASKS, "inference={kind: vllm, urls_file: servers}"],
         [*SERVED, "weights={transport: broadcast, attempts: 3}", "inference.patience_s=9"],
     ],
 )

@@ -1,5 +1,6 @@
 """Rewards that several verifiers have a part in: real servers, and a double of the judge's model."""
 
+import asyncio
 import json
 
 import pytest
@@ -85,6 +86,28 @@ async def test_the_reward_is_the_weighted_sum_and_each_part_has_its_name(url, ro
     assert trajectory.metrics["reward/judge"] == 0.5
     asked = [body["messages"][1]["content"] for body, _ in judge.requests]
     assert any("What is 2 + 3?" in text for text in asked)
+
+
+async def test_an_episode_that_is_played_again_from_its_record_is_paid_by_its_mixture(
+    url, rows, tmp_path, capsys
+):
+    trajectory = await played(url, rows, "maybe")
+    recording = tmp_path / "episodes.jsonl"
+    recording.write_text(json.dumps(trajectory.as_record()) + "\n")
+    words = [
+        "rollout",
+        "--policy",
+        "recorded",
+        "--recorded",
+        str(recording),
+        "--output",
+        str(tmp_path / "again"),
+    ]
+    task = "tasks=[{env_id: FrozenLake-v0}]"
+    assert await asyncio.to_thread(main, [*words, "--env-url", url, task, f"output_dir={tmp_path}/run"]) == 0
+    (again,) = read_lines(tmp_path / "again")
+    assert again["turns"][-1]["reward_parts"] == {"Arithmetic-v0": 0.0, "judge": 0.0, "QA-v0": -0.25}
+    assert again["reward"] == -0.25
 
 
 async def test_a_part_may_be_a_penalty(url, rows):

@@ -189,3 +189,37 @@ def test_a_kill_at_any_point_leaves_what_was_appended_before(tmp_path):
         if not killed:
             break
     assert point > 10
+
+
+@pytest.mark.parametrize("goes_on", [False, True], ids=["closed", "another file"])
+def test_who_waits_for_the_disk_while_a_checkpoint_lets_go_of_the_file(tmp_path, monkeypatch, goes_on):
+    synced: list[int] = []
+    for name in ("fsync", "fdatasync"):
+        real = getattr(os, name)
+
+        def noting(descriptor: int, real=real) -> None:
+            synced.append(os.fstat(descriptor).st_ino)
+            real(descriptor)
+
+        monkeypatch.setattr(os, name, noting)
+
+    async def two_replies(log: RolloutLog) -> None:
+        log.append(entry(0, "first"))
+        first = asyncio.create_task(log.commit())
+        await asyncio.sleep(0)
+        log.append(entry(1, "second"))
+        second = asyncio.create_task(log.commit())
+        await asyncio.sleep(0)  # it waits for the sync that the first has begun
+        file = (tmp_path / "000001.log").stat().st_ino
+        finish = log.settle(1, untrained=[])
+        if goes_on:
+            log.append(entry(2, "third"))
+        await asyncio.gather(first, second)
+        assert synced.count(file) == 2, "the second entry is on the disk, too"
+        finish()
+
+    log = log_of(tmp_path, durable=True)
+    asyncio.run(two_replies(log))
+    log.close()
+    found = [each.fields for each in log_of(tmp_path).read()]
+    assert found == [("first",), ("second",), *([("third",)] if goes_on else [])]

@@ -56,6 +56,7 @@ def check_times(directory: Path) -> None:
     assert all(turn["advantages"] for episode in episodes for turn in episode["turns"])
 
 
+@pytest.mark.slow
 def test_deterministic_runs_are_equal_embedded_remote_and_killed(tmp_path, config):
     common = ["--config", str(config), "deterministic=true"]
     output = train(*common, f"output_dir={tmp_path}/embedded")
@@ -80,6 +81,7 @@ def test_deterministic_runs_are_equal_embedded_remote_and_killed(tmp_path, confi
         assert digests(tmp_path / "killed") == expected
 
 
+@pytest.mark.slow
 def test_batches_that_are_filled_where_a_filter_drops_groups_are_equal_after_a_kill_too(tmp_path, config):
     with env_server("--allow-expert") as url:
         common = ["--config", str(config), "--env-url", url, "deterministic=true", "evaluation.panels={}"]

@@ -18,7 +18,7 @@ model: {hidden_size: 32, layers: 1, heads: 2, max_length: 64}
 prompt: {context: single_turn, instruction: none}
 rollout: {groups_per_step: 3, group_size: 2, max_turns: 4, max_new_tokens: 2, max_staleness: 1}
 inference:
-  kind: vllm
+  kind: %s
   dtype: float32
   launch: {count: 2, command: %s}
 algorithm: {preset: grpo, correction: {kind: truncate}}
@@ -37,12 +37,17 @@ def url():
         yield address
 
 
+@pytest.fixture(scope="module", params=["vllm", "sglang"])
+def kind(request) -> str:
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def run(tmp_path_factory, url) -> tuple[Path, Path, str]:
+def run(tmp_path_factory, url, kind) -> tuple[Path, Path, str]:
     """A finished run: its config, its directory and what it printed."""
     directory = tmp_path_factory.mktemp("served")
     config = directory / "config.yaml"
-    config.write_text(CONFIG % json.dumps([sys.executable, "-m", "tests.support.vllm_program"]))
+    config.write_text(CONFIG % (kind, json.dumps([sys.executable, "-m", f"tests.support.{kind}_program"])))
     output = train("--config", str(config), "--env-url", url, f"output_dir={directory}/out")
     return config, directory / "out", output
 
@@ -72,9 +77,10 @@ def test_every_update_is_verified_and_the_policy_is_the_one_that_is_trained(run)
     assert "answers after" in output
 
 
-def test_both_servers_sample_and_say_so_in_their_logs(run):
+def test_both_servers_sample_and_say_so_in_their_logs(run, kind):
     _, directory, _ = run
-    assert sorted(file.name for file in (directory / "inference").iterdir()) == ["vllm-0.log", "vllm-1.log"]
+    logs = sorted(file.name for file in (directory / "inference").iterdir())
+    assert logs == [f"{kind}-0.log", f"{kind}-1.log"]
 
 
 def test_nothing_is_left_behind(run):

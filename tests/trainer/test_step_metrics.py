@@ -133,7 +133,7 @@ _TIMELINES = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(timelines=_TIMELINES, cuts=st.lists(_MOMENT, min_size=5, max_size=5).map(sorted))
 def test_the_parts_of_a_step_sum_to_the_step(timelines, cuts):
     times = StepTimes(*cuts, last_ended=cuts[0] - 1.5)
@@ -149,7 +149,7 @@ def test_the_parts_of_a_step_sum_to_the_step(timelines, cuts):
     assert metrics["time/outside_s"] == pytest.approx(1.5)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(timelines=_TIMELINES, start=_MOMENT, middle=_MOMENT, end=_MOMENT)
 def test_a_wait_in_two_parts_is_divided_as_the_whole(timelines, start, middle, end):
     start, middle, end = sorted((start, middle, end))

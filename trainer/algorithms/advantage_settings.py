@@ -77,6 +77,9 @@ class Finished(Settings):
         set_here = [name for name in own if getattr(self, name) != type(self).model_fields[name].default]
         if set_here and not self.whiten:
             raise ValueError(f"{', '.join(set_here)}: read with whiten: true only")
+        unread = [name for name in set_here if name != "whiten_form"]
+        if unread and self.whiten_form == "mean":
+            raise ValueError(f"{', '.join(unread)}: whiten_form 'mean' divides by nothing: leave it out")
         return self
 
 
@@ -119,6 +122,14 @@ class GroupAdvantage(Finished):
     unit: Unit = Field("trajectory", description=_UNIT)
     singleton: Singleton = Field("zero", description=_SINGLETON)
     epsilon: PositiveFloat = Field(1e-6, description=_EPSILON)
+
+    @model_validator(mode="after")
+    def _shift_stays(self) -> Self:
+        if self.baseline_shift and self.whiten:
+            raise ValueError(
+                "whiten takes the mean off all advantages, and a baseline_shift with it: choose one"
+            )
+        return self
 
 
 class TurnAdvantage(Finished):

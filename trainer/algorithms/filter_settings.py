@@ -109,6 +109,12 @@ class TopPFilter(RankedFilter):
         "linear", description="Share of a group: its score itself, or the softmax of the scores."
     )
 
+    @model_validator(mode="after")
+    def _slack_is_read(self) -> Self:
+        if self.shares != "linear" and self.slack != type(self).model_fields["slack"].default:
+            raise ValueError("slack is read with shares: linear only: leave it out")
+        return self
+
 
 class MinPFilter(RankedFilter):
     """Keep the groups whose deviation is at least a part of the largest one (RAGEN-2)."""

@@ -64,6 +64,8 @@ class WeightedSurrogate(Settings):
     def _bounds_are_ordered(self) -> Self:
         if self.weight_low >= self.weight_high:
             raise ValueError("weight_low must be below weight_high")
+        if self.score_threshold and self.applies_to == "all":
+            raise ValueError("score_threshold is read with applies_to: negative_scores only: leave it out")
         return self
 
 

@@ -74,11 +74,16 @@ def turn_charges(settings: RewardSettings, batch: TrajectoryBatch) -> TurnValues
     """Return what is added to each turn's own return after discounting (zero or negative); None if nothing is.
 
     verl-agent takes the penalty of an unreadable reply off that step's score after its returns are discounted, so
-    that the turns before it do not pay for it.
+    that the turns before it do not pay for it. What was cut off and earns `truncated_reward` is charged nothing beside
+    it.
     """
     if settings.penalty_in == "reward":
         return None
-    return [[settings.scale * charge for charge in turns] for turns in _penalties(settings, batch)]
+    replaced = batch.truncated if settings.truncated_reward is not None else ()
+    return [
+        [0.0 if cut else settings.scale * charge for charge in turns]
+        for turns, cut in zip(_penalties(settings, batch), replaced or [False] * len(batch), strict=True)
+    ]
 
 
 def _penalties(settings: RewardSettings, batch: TrajectoryBatch) -> TurnValues:

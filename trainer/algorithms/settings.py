@@ -118,6 +118,29 @@ class AlgorithmSettings(Settings):
         return self
 
     @model_validator(mode="after")
+    def _rewards_are_read(self) -> Self:
+        if self.needs_greedy and self.reward.normalise != "none":
+            raise ValueError(
+                "reward.normalise divides the rewards of the group, and not those of the greedy episode that baseline "
+                "'greedy' compares them with: leave one of the two out"
+            )
+        if self.advantage.kind != "gdpo":
+            return self
+        if self.kl.placement == "reward":
+            raise ValueError(
+                "advantage 'gdpo' compares rewards that are named one by one, and a KL penalty is none of them: set "
+                "kl.placement to 'return', 'advantage' or 'loss'"
+            )
+        fields = type(self.reward).model_fields
+        unread = [name for name in fields if getattr(self.reward, name) != fields[name].default]
+        if unread:
+            raise ValueError(
+                f"reward.{unread[0]} changes the sum of rewards, and advantage 'gdpo' compares those named one "
+                "by one: leave it out, or set algorithm.advantage.weights"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _proximal_is_one(self) -> Self:
         if self.proximal == "behaviour" and not self._only_rejects_from_current:
             raise ValueError(

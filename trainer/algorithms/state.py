@@ -12,7 +12,8 @@ from trainer.algorithms.advantage_settings import MovingBaselineAdvantage, SpoAd
 from trainer.algorithms.loss_settings import KLSettings
 from trainer.algorithms.moving_baseline import moving_baseline_advantages
 
-_LARGEST_CHANGE = 0.2
+LARGEST_CHANGE = 0.2
+"""By which part of itself an adaptive coefficient moves at most, once `horizon` episodes are played."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +140,7 @@ def adapted_coefficient(coefficient: float, measured: float, episodes: int, sett
     """
     if settings.target is None or not math.isfinite(measured):
         return coefficient
-    error = min(max(measured / settings.target - 1, -_LARGEST_CHANGE), _LARGEST_CHANGE)
+    error = min(max(measured / settings.target - 1, -LARGEST_CHANGE), LARGEST_CHANGE)
     return coefficient * max(1 + error * episodes / settings.horizon, 0.0)
 
 

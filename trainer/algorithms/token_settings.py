@@ -8,6 +8,8 @@ from trainer.algorithms.modes import Measure, Statistic, WeightLevel
 from trainer.core.strict import Settings
 
 Part = Annotated[float, Field(gt=0.0, le=1.0)]
+_SIGNED = ("k1", "probability")
+"""Measures that may be negative."""
 
 
 class Rejection(Settings):
@@ -47,6 +49,11 @@ class Rejection(Settings):
             raise ValueError("a rejection needs a bound: set low, high, or both")
         if self.low is not None and self.high is not None and self.low >= self.high:
             raise ValueError("low must be below high")
+        if self.measure not in _SIGNED and self.high is not None and self.high < 0.0:
+            raise ValueError(
+                f"measure '{self.measure}' is never below 0, so that high {self.high:g} would reject everything: "
+                "raise it"
+            )
         if self.level == "token" and self.statistic != "mean":
             raise ValueError("a token is one number: statistic does nothing at level 'token', leave it out")
         return self

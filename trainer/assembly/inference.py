@@ -22,8 +22,10 @@ from trainer.assembly.probe import probe_log_probabilities
 from trainer.cluster.cluster import Cluster
 from trainer.cluster.placement import ACTOR_INFERENCE
 from trainer.cluster.server_host import InferenceProgram
+from trainer.config.checks import check_broadcast
 from trainer.config.inference import LaunchSettings
 from trainer.config.run import RunSettings
+from trainer.config.servers_file import read_servers
 from trainer.core.console import RunConsole
 from trainer.core.device import torch_device
 from trainer.core.errors import ConfigError
@@ -31,7 +33,9 @@ from trainer.inference.base import InferenceClient, SamplingParams
 from trainer.inference.dialect import Capabilities, Seen
 from trainer.inference.errors import WrongKeyError
 from trainer.inference.launch import ServedModel, choose_ports, launched, require_program, server_processes
+from trainer.inference.members import Roster
 from trainer.inference.pool import ServerPool
+from trainer.inference.roster import FileRoster
 from trainer.inference.server_client import ServerClient
 from trainer.inference.server_updates import TensorCarrier
 from trainer.inference.torch_engine import TorchEngine
@@ -193,12 +197,18 @@ async def open_inference(
         folders = stack.enter_context(_folders(settings, layout))
         check = _check(settings, model, tokenizer, prompt)
         device = torch_device(settings.model.device)
-        urls = settings.inference.urls
+        urls: Sequence[str] = settings.inference.urls
+        roster = None
+        if settings.inference.urls_file is not None:
+            roster = FileRoster(Path(settings.inference.urls_file), console.explain)
+            urls = await roster.names()
         if settings.inference.launch is not None:
             urls = await _launch(settings, settings.inference.launch, model, folders, console, stack, cluster)
         here = "127.0.0.1" if cluster is None else cluster.here
+        meet = partial(_server_client, settings, device=device, layout=layout, here=here)
         pool = ServerPool(
-            {url: _server_client(settings, url, device, layout, here) for url in urls},
+            {url: meet(url) for url in urls},
+            roster=None if roster is None else Roster(roster.names, meet),
             max_concurrent=settings.inference.max_concurrent_requests,
             patience_s=settings.inference.patience_s,
             check=check,
@@ -311,17 +321,18 @@ def _server_client(
 
 
 def check_inference(settings: RunSettings) -> None:
-    """Look for the program that servers are started by, before anything else is begun.
+    """Look for the program that servers are started by, and for what weights are sent with, before anything is begun.
 
     Raises:
         ConfigError: If it is not there.
     """
     if settings.inference.launch is not None:
         require_program(settings.inference, settings.inference.launch)
+    check_broadcast(settings)
 
 
-async def look_at_servers(settings: RunSettings, patience_s: float) -> list[Seen]:
-    """Ask the servers that are named who they are, and change nothing there.
+async def look_at_servers(settings: RunSettings, patience_s: float) -> dict[str, Seen]:
+    """Ask the servers that are named who they are, by address, and change nothing there.
 
     Args:
         settings: The run.
@@ -333,6 +344,8 @@ async def look_at_servers(settings: RunSettings, patience_s: float) -> list[Seen
     """
     hurried = settings.inference.model_copy(update={"lost_after_s": patience_s})
     settings = settings.model_copy(update={"inference": hurried})
+    named = hurried.urls_file
+    urls = hurried.urls if named is None else await asyncio.to_thread(read_servers, Path(named))
 
     async def look(url: str) -> Seen:
         client = RunServerClient(url, settings, None)
@@ -341,4 +354,4 @@ async def look_at_servers(settings: RunSettings, patience_s: float) -> list[Seen
         finally:
             await client.close()
 
-    return list(await asyncio.gather(*map(look, settings.inference.urls)))
+    return dict(zip(urls, await asyncio.gather(*map(look, urls)), strict=True))

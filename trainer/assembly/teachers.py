@@ -2,9 +2,10 @@
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -86,6 +87,27 @@ def check_teachers(settings: DistillSettings, tokenizer: object) -> None:
             raise ConfigError(
                 f"distill.teachers.{name}: its tokens are not the student's, so their distributions cannot be "
                 "compared: take a teacher of the same family"
+            )
+
+
+def check_reference(path: str, tokenizer: Any, rows: Iterable[TrainRow]) -> None:
+    """Refuse a reference for which tokens of the examples are other ones than for the policy.
+
+    Args:
+        path: `dpo.reference`, a folder or a name on the hub.
+        tokenizer: The policy's.
+        rows: The examples.
+
+    Raises:
+        ConfigError: If it reads another token where the policy reads one of theirs.
+    """
+    used = sorted({number for row in rows for number in row.ids.unique().tolist()})
+    theirs = load_tokenizer(model_folder(path)).convert_ids_to_tokens(used)
+    for number, own, other in zip(used, tokenizer.convert_ids_to_tokens(used), theirs, strict=True):
+        if own != other:
+            raise ConfigError(
+                f"dpo.reference: token {number} is {own!r} for the policy and {other!r} for {path}, so their "
+                "log-probabilities cannot be compared: take a reference of the same family"
             )
 
 

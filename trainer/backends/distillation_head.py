@@ -16,11 +16,10 @@ from trainer.algorithms.distillation import divergence, with_rest
 from trainer.algorithms.modes import Divergence
 from trainer.backends.base import EntropyMode
 from trainer.backends.heads import LOGITS_AT_ONCE, Head, in_parts
-from trainer.backends.prefix_cache import hidden_states, why_not_shared
+from trainer.backends.logits_reader import LogitsReader
 from trainer.backends.prefix_layout import SharedTokens
 from trainer.backends.routing import RoutedModel
 from trainer.core.errors import ConfigError
-from trainer.models.language_head import LanguageHead, own_logits
 from trainer.models.pictures import ImageTensors
 
 NO_PICTURES = "distill: teachers see no pictures: have the environment show text"
@@ -71,12 +70,12 @@ class DistillationHead(Head):
         self.teachers = nn.ModuleList(teachers).requires_grad_(requires_grad=False)
         self._distance = distance
         self._routed = RoutedModel(model)
-        self._student = _Reader(model)
-        self._readers = [_Reader(teacher) for teacher in teachers]
-        widths = [each.get_output_embeddings().weight.shape[0] for each in (model, *teachers)]
+        self._student = LogitsReader(model)
+        self._readers = [LogitsReader(teacher) for teacher in teachers]
+        vocabularies = [reader.vocabulary for reader in (self._student, *self._readers)]
         # Models of one tokenizer may have rooms of other sizes for tokens, of which the last ones are nobody's.
-        self._vocabulary = min(widths)
-        self._tokens_at_once = max(1, logits_at_once // max(widths))
+        self._vocabulary = min(vocabularies)
+        self._tokens_at_once = max(1, logits_at_once // max(vocabularies))
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -86,9 +85,7 @@ class DistillationHead(Head):
     @property
     def body(self) -> PreTrainedModel:
         """The student without its output embedding."""
-        body = self.model.base_model
-        assert isinstance(body, PreTrainedModel)
-        return body
+        return self._student.body
 
     @cached_property
     def why_not_shared(self) -> str | None:
@@ -174,7 +171,7 @@ class DistillationHead(Head):
         return in_parts(compute, (student, taught, targets), self._tokens_at_once)
 
     def _token_losses(
-        self, teacher: "_Reader", entropy: EntropyMode, student: Tensor, taught: Tensor, targets: Tensor
+        self, teacher: LogitsReader, entropy: EntropyMode, student: Tensor, taught: Tensor, targets: Tensor
     ) -> tuple[Tensor, Tensor | None]:
         distance = self._distance
         logits = self._student.logits(student)[:, : self._vocabulary].float()
@@ -194,47 +191,3 @@ class DistillationHead(Head):
             return losses, None
         plain = logits.detach().log_softmax(dim=-1)
         return losses, -(plain.exp() * plain).sum(dim=-1)
-
-
-class _Reader:
-    """The states and logits of one of the models.
-
-    Attributes:
-        width: Numbers of a state.
-
-    Args:
-        model: A causal language model.
-    """
-
-    def __init__(self, model: PreTrainedModel) -> None:
-        self._model = model
-        head = LanguageHead(model)
-        self._head = head if head.is_whole() else None
-        embedding = model.get_output_embeddings().weight
-        self.width = int(embedding.shape[1 if self._head is not None else 0])
-
-    @property
-    def why_not_shared(self) -> str | None:
-        """Why it cannot compute segments behind a prefix; None if it can."""
-        if self._head is None:
-            return "its logits are made of more than its last hidden states"
-        return why_not_shared(self._body)
-
-    @property
-    def _body(self) -> PreTrainedModel:
-        body = self._model.base_model
-        assert isinstance(body, PreTrainedModel)
-        return body
-
-    def states(self, ids: Tensor, row: Tensor, column: Tensor, shared: SharedTokens | None) -> Tensor:
-        """Return what logits of some tokens are made of, `[n, width]`; of those that are shared, the distinct ones."""
-        if self._head is None:
-            return own_logits(self._model, ids, row, column - 1)
-        if shared is not None:
-            return hidden_states(self._body, shared.calls)
-        states: Tensor = self._body(input_ids=ids, use_cache=False).last_hidden_state
-        return states[row, column - 1]
-
-    def logits(self, states: Tensor) -> Tensor:
-        """Return the logits of states, `[n, vocabulary]`."""
-        return states if self._head is None else self._head.logits(states)

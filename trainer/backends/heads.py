@@ -14,10 +14,10 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from trainer.backends.base import EntropyMode
+from trainer.backends.logits_reader import LogitsReader
 from trainer.backends.prefix_cache import hidden_states, why_not_shared
 from trainer.backends.prefix_layout import SharedTokens
 from trainer.backends.routing import RoutedModel, no_experts
-from trainer.models.language_head import LanguageHead, own_logits
 from trainer.models.pictures import ImageTensors, tokens_or_embeddings
 from trainer.models.value_head import ValueModel
 
@@ -154,8 +154,7 @@ class PolicyHead(Head):
     """Log-probabilities under the distribution that replies are drawn from.
 
     Logits are made by the model's own code, whatever the family does to them, and only where they are wanted; of very
-    many no more than `logits_at_once` are held. A model whose logits are made of more than its last hidden states
-    (none of the families that are tested) computes all of a micro-batch's at once.
+    many no more than `logits_at_once` are held.
 
     Args:
         model: A causal language model.
@@ -173,23 +172,18 @@ class PolicyHead(Head):
         self.model: PreTrainedModel = model
         self.temperature = temperature
         self._routed = RoutedModel(model)
-        head = LanguageHead(model)
-        self._head = head if head.is_whole() else None
-        self._tokens_at_once = max(1, logits_at_once // model.get_output_embeddings().weight.shape[0])
+        self._reader = LogitsReader(model)
+        self._tokens_at_once = max(1, logits_at_once // self._reader.vocabulary)
 
     @property
     def body(self) -> PreTrainedModel:
         """The language model without its output embedding."""
-        body = self.model.base_model
-        assert isinstance(body, PreTrainedModel)
-        return body
+        return self._reader.body
 
     @cached_property
     def why_not_shared(self) -> str | None:
         """Why it cannot compute segments behind a prefix; None if it can."""
-        if self._head is None:
-            return "its logits are made of more than its last hidden states"
-        return super().why_not_shared
+        return self._reader.why_not_shared
 
     def keep_experts(self, *, wanted: bool) -> None:
         """Have forwards keep the experts that tokens take, or no longer."""
@@ -210,26 +204,16 @@ class PolicyHead(Head):
         shared: SharedTokens | None,
         images: ImageTensors | None,
     ) -> Tensor:
-        """Return hidden states, or all logits where these are made of more."""
-        if self._head is None:
-            return own_logits(self.model, ids, row, column - 1, images)
-        return super()._states(ids, row, column, shared, images)
+        return self._reader.states(ids, row, column, shared, images)
 
     def _read(self, states: Tensor, targets: Tensor, entropy: EntropyMode) -> tuple[Tensor, Tensor | None]:
         """Return the log-probability of each token and, if asked, the entropy it was drawn with."""
-        if self._head is None:
-            return self._of_logits(states, targets, entropy)
-        compute = partial(self._from_hidden, self._head, entropy)
-        return in_parts(compute, (states, targets), self._tokens_at_once)
+        return in_parts(partial(self._of_states, entropy), (states, targets), self._tokens_at_once)
 
-    def _from_hidden(
-        self, head: LanguageHead, entropy: EntropyMode, hidden: Tensor, targets: Tensor
+    def _of_states(
+        self, entropy: EntropyMode, states: Tensor, targets: Tensor
     ) -> tuple[Tensor, Tensor | None]:
-        return self._of_logits(head.logits(hidden), targets, entropy)
-
-    def _of_logits(
-        self, logits: Tensor, targets: Tensor, entropy: EntropyMode
-    ) -> tuple[Tensor, Tensor | None]:
+        logits = self._reader.logits(states)
         distribution = (logits.float() / self.temperature).log_softmax(dim=-1)
         # A sum of one, and no view of it: what leaves a module that is sharded must be a tensor of its own.
         chosen = distribution.gather(-1, targets[:, None]).sum(dim=-1)

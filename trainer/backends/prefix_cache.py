@@ -17,6 +17,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from trainer.backends.prefix_layout import CallTensors, SharedTokens
 from trainer.backends.prefix_tree import CallCosts, finest_tree, paths_of
+from trainer.models.language_head import own_logits
 
 KeysAndValues = tuple[Tensor, Tensor]
 """Of the tokens of one call in one layer, `[rows, heads, tokens, width]` each."""
@@ -97,6 +98,19 @@ def hidden_states(body: PreTrainedModel, calls: Sequence[CallTensors]) -> Tensor
         wanted.append(states.flatten(0, 1)[call.states])
         written.append([] if cache is None else _written(cache, is_read=call.is_read))
     return torch.cat(wanted)
+
+
+def logits_of_calls(model: PreTrainedModel, calls: Sequence[CallTensors]) -> Tensor:
+    """Return the logits of the model's own forward that are wanted, `[n, vocabulary]`, in the order of the calls.
+
+    For models whose logits are made of more than their last hidden states: no call of theirs has a prefix.
+    """
+    return torch.cat([_own_logits(model, call) for call in calls])
+
+
+def _own_logits(model: PreTrainedModel, call: CallTensors) -> Tensor:
+    width = call.ids.shape[1]
+    return own_logits(model, call.ids, call.states // width, call.states % width)
 
 
 def _cache(body: PreTrainedModel, call: CallTensors, written: Sequence[Sequence[KeysAndValues]]) -> Cache:

@@ -221,9 +221,10 @@ def _beside(settings: RunSettings, name: str, devices: Sequence[int], trains: Se
 
 def _inference(settings: RunSettings, trains: Sequence[int]) -> Iterator[Role]:
     inference, devices = settings.inference, settings.cluster.roles.actor_inference.devices
-    if inference.urls:
+    if inference.runs_already:
         if devices:
-            raise _unread(ACTOR_INFERENCE, "inference.urls names servers that run already")
+            named = "urls" if inference.urls else "urls_file"
+            raise _unread(ACTOR_INFERENCE, f"inference.{named} names servers that run already")
         return
     launch = inference.launch
     if launch is None:

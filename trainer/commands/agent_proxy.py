@@ -18,7 +18,6 @@ from trainer.core.errors import ConfigError, TrainerError
 
 if TYPE_CHECKING:
     from trainer.inference.base import InferenceClient
-    from trainer.inference.server_client import ServerClient
     from trainer.rollout.agents.session import PolicyService
 
 _TOKEN = "ROLLGYM_PROXY_TOKEN"
@@ -110,7 +109,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     serving = parser.add_argument_group("serving")
     serving.add_argument("--host", default="127.0.0.1")
-    serving.add_argument("--port", type=int, default=8040, help="default 8040; 0 takes a free one")
+    serving.add_argument("--port", type=_port, default=8040, help="default 8040; 0 takes a free one")
     serving.add_argument(
         "--output", type=Path, default=Path("agent_episodes.jsonl"), help="where records are added"
     )
@@ -122,6 +121,13 @@ def _parser() -> argparse.ArgumentParser:
 def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"'{text}' is no whole number above 0")
+    return int(text)
+
+
+def _port(text: str) -> int:
+    # Some systems take the rest of a larger number, and others would look for it in vain.
+    if not text.isdecimal() or int(text) > 65_535:
+        raise argparse.ArgumentTypeError(f"'{text}' is no port: give a number up to 65535")
     return int(text)
 
 
@@ -201,6 +207,7 @@ async def opened_policy(options: argparse.Namespace) -> AsyncIterator["PolicySer
     """Open whatever samples, and give what answers agents."""
     from transformers import AutoConfig
 
+    from trainer.assembly.engine import open_engine, open_server
     from trainer.config.checks import check_model_path
     from trainer.inference.base import SamplingParams
     from trainer.models.load import load_model, load_tokenizer, model_folder
@@ -210,16 +217,15 @@ async def opened_policy(options: argparse.Namespace) -> AsyncIterator["PolicySer
     folder = model_folder(options.model)
     tokenizer = load_tokenizer(folder)
     if options.upstream is None:
-        from trainer.inference.torch_engine import TorchEngine
-
         model = load_model(folder)
         longest = options.max_length or _longest(model.config)
-        async with TorchEngine(model, max_rows=64, max_length=longest) as engine:
+        async with open_engine(model, longest) as engine:
             yield _service(options, engine, tokenizer, stop_ids(model), longest)
         return
     config = AutoConfig.from_pretrained(folder, local_files_only=True)
     named: Any = SimpleNamespace(generation_config=_generation_config(folder), config=config)
-    async with _upstream(options) as client:
+    _say(f"asking {options.upstream} what it can do")
+    async with open_server(options.upstream, options.dialect, _UPSTREAM_KEY) as client:
         served = client.capabilities.max_length or _longest(config)
         if options.max_length is not None and options.max_length > served:
             raise ConfigError(
@@ -231,23 +237,6 @@ async def opened_policy(options: argparse.Namespace) -> AsyncIterator["PolicySer
         if options.sampling == "agent" and client.capabilities.inexact(SamplingParams(1, 0.5, 0.5)):
             _say(_INEXACT[options.dialect])
         yield service
-
-
-@asynccontextmanager
-async def _upstream(options: argparse.Namespace) -> AsyncIterator["ServerClient"]:
-    from trainer.inference.errors import WrongKeyError
-    from trainer.inference.server_client import ServerClient
-
-    _say(f"asking {options.upstream} what it can do")
-    key = os.environ.get(_UPSTREAM_KEY)
-    client = ServerClient(options.upstream, options.dialect, way=None, api_key=key)
-    try:
-        await client.connect()
-        yield client
-    except WrongKeyError as error:
-        raise WrongKeyError(f"{error}; set {_UPSTREAM_KEY}") from error
-    finally:
-        await client.close()
 
 
 def _longest(config: Any) -> int:

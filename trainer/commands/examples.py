@@ -13,7 +13,7 @@ from trainer.assembly.build import Policy, build_policy, open_environments, task
 from trainer.assembly.data_check import keep_data
 from trainer.assembly.layout import check_model
 from trainer.assembly.models import ModelSource, check_backend, open_models
-from trainer.assembly.teachers import check_teachers, teacher_of
+from trainer.assembly.teachers import check_reference, check_teachers, teacher_of
 from trainer.assembly.turns import device_turns
 from trainer.backends.base import Scorer, TrainRow
 from trainer.cluster.cluster import open_cluster
@@ -183,7 +183,11 @@ def _of_data(settings: RunSettings, policy: Policy, console: RunConsole) -> Prep
             )
         case DpoSettings():
             read = rows.pairs if how.loss.paired else rows.judged
-            return _preference(settings, how, read(how.data), read(how.held_out), console)
+            examples, others = read(how.data), read(how.held_out)
+            if how.reference not in (None, "none"):
+                both = (row for part in (examples, others) for pair in part.rows for row in pair)
+                check_reference(str(how.reference), policy.tokenizer, both)
+            return _preference(settings, how, examples, others, console)
         case RewardModelSettings():
             pairs = partial(rows.pairs, rewarded=True)
             return _ranking(settings, how, pairs(how.data), pairs(how.held_out))

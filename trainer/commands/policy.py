@@ -25,7 +25,13 @@ from trainer.core.run_files import write_errors
 from trainer.evaluation.evaluator import Evaluator, build_panels
 from trainer.models.load import save_model
 from trainer.models.lora import ADAPTER_CONFIG, has_adapters, save_adapter
-from trainer.records.checkpoint import Checkpoint, CheckpointError, CheckpointStore, load_checkpoint
+from trainer.records.checkpoint import (
+    MANIFEST,
+    Checkpoint,
+    CheckpointError,
+    CheckpointStore,
+    load_checkpoint,
+)
 from trainer.records.pieces import whole_state
 
 MODEL_FOLDER = "model"
@@ -43,9 +49,9 @@ def trained_policy(settings: RunSettings, checkpoint: Path | None) -> Policy:
     directory = Path(settings.output_dir)
     if checkpoint is None:
         ready = directory / (MODEL_FOLDER if settings.model.lora is None else ADAPTER_FOLDER)
-        if ready.exists():
-            return build_policy(settings, ready)
         store = CheckpointStore(directory / "checkpoints", settings.checkpoint.keep)
+        if _is_its_end(ready, store.latest()):
+            return build_policy(settings, ready)
         saved = store.load_newest(_say)
         if saved is None:
             raise CheckpointError(f"there is no trained policy in {directory}; name one with --checkpoint")
@@ -59,6 +65,24 @@ def trained_policy(settings: RunSettings, checkpoint: Path | None) -> Policy:
     if (checkpoint / "config.json").exists():
         return build_policy(settings, checkpoint)
     return _of_checkpoint(settings, load_checkpoint(checkpoint))
+
+
+def _is_its_end(ready: Path, newest: Path | None) -> bool:
+    """Whether a run has ended with a model that is whole, and has not gone on since.
+
+    Args:
+        ready: The folder that a run writes at its end, behind its last checkpoint.
+        newest: The run's newest checkpoint, if it has one.
+    """
+    written = _written(ready / "config.json", ready / ADAPTER_CONFIG)
+    if newest is None:
+        return ready.exists()
+    return written is not None and written >= (_written(newest / MANIFEST) or written)
+
+
+def _written(*files: Path) -> int | None:
+    """Return when the first of some files that is there was written, in nanoseconds; None if none is there."""
+    return next((file.stat().st_mtime_ns for file in files if file.exists()), None)
 
 
 def save_policy(backend: TrainBackend, policy: Policy, directory: Path) -> str:

@@ -104,10 +104,7 @@ async def _inference(settings: RunSettings) -> str:
         check_inference(settings)
         return f"{settings.inference.kind} would be started by the run"
     seen = await look_at_servers(settings, _CONNECT_S)
-    return "; ".join(
-        f"{url} is {each.server} with '{each.model}'"
-        for url, each in zip(settings.inference.urls, seen, strict=True)
-    )
+    return "; ".join(f"{url} is {each.server} with '{each.model}'" for url, each in seen.items())
 
 
 def _examples(settings: RunSettings, console: RunConsole) -> str:

@@ -51,14 +51,14 @@ def _script(path: Path, number: int, line: bytes) -> tuple[Task, list[str]]:
             episode = _EarlierEpisode.model_validate(record)
             return episode.task, [turn.reply for turn in episode.turns]
         trajectory = Trajectory.from_record(record)
-        if not trajectory.turns:
+        if not trajectory.steps:
             raise EpisodeFormatError("turns: it has none")
     except (ValueError, RecursionError) as error:
         raise ConfigError(
             f"--recorded {path}, line {number} is not an episode: {_reason(error)}; name a run's episodes.jsonl, or "
             "what rollout --output wrote"
         ) from error
-    return trajectory.task, [turn.reply for turn in trajectory.turns]
+    return trajectory.task, [turn.reply for turn in trajectory.steps]
 
 
 def _reason(error: Exception) -> str:

@@ -205,6 +205,8 @@ def _add(groups: dict[int, Group], line: dict[str, Any]) -> None:
         about["place"], Group(about["index"], trajectory.task, about["admitted_version"], decision=KEPT)
     )
     group.trajectories.append(trajectory)
+    if "greedy" in about:
+        group.greedy = Trajectory.from_record(about["greedy"])
 
 
 async def _take(opened: _Opened, groups: list[Group], step: int, version: int) -> None:

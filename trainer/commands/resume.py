@@ -39,6 +39,7 @@ _FREE_TO_CHANGE = (
     "rollout.log",
     "optimizer.max_skipped_steps",
     "inference.urls",
+    "inference.urls_file",
     "inference.launch",
     "inference.patience_s",
     "inference.lost_after_s",

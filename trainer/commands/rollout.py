@@ -159,7 +159,8 @@ def _print_episode(console: RunConsole, number: int, trajectory: Trajectory) -> 
     task = trajectory.task
     console.say(f"\nepisode {number}: {task.env_id}, seed {task.seed}")
     for place, turn in enumerate(trajectory.turns):
-        console.say(f"{turn.observation}\n  turn {place}: {turn.reply!r}  reward {turn.reward:g}")
+        said = "  summary" if turn.is_summary else f"  reward {turn.reward:g}"
+        console.say(f"{turn.observation}\n  turn {place}: {turn.reply!r}{said}")
     console.say(f"  {trajectory.outcome.value} {trajectory.detail}  reward {trajectory.total_reward:g}")
     sys.stdout.flush()
 

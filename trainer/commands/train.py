@@ -1,7 +1,6 @@
 """`roll-train`: the parts of a run, put together and set going."""
 
 import asyncio
-import difflib
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
@@ -97,7 +96,8 @@ async def _train(
     directory = Path(settings.output_dir)
     checkpoint = find_checkpoint(settings, store, console.say)
     ours = checkpoint is not None and store.holds(checkpoint.folder)
-    clear_rollout_log(settings, directory, resuming=ours)
+    if not ours:  # what an earlier run left must never be taken for this one's
+        clear_rollout_log(settings, directory, resuming=False)
     keep_settings(settings, directory, resuming=ours)
     placement = place_roles(settings)
     if settings.cluster != ClusterSettings():
@@ -107,6 +107,8 @@ async def _train(
     source = task_source(settings)
     streams = row_streams(source)
     keep_digests(streams, directory, resuming=ours)
+    if ours:  # where it is refused to go on, nothing is lost
+        clear_rollout_log(settings, directory, resuming=True)
     torch.set_num_threads(settings.threads)
     go_back(store, checkpoint, directory, console.say)
     trains_here = settings.backend.kind == "torch"
@@ -156,8 +158,8 @@ async def _train(
             scores = await evaluator.measure(whole=settings.evaluation.interim_episodes is None)
             tracker.metrics(step, as_metrics(scores))
             evaluator.say(f"step {step}", scores)
-        if step == state.step + 1 and (named := settings.checkpoint.best_metric) is not None:
-            _say_if_unmeasured(named, tracker.names, console)
+        if step == state.step + 1 and (odd := tracker.unmeasured()) is not None:
+            console.say(odd)
 
     before = None
     if not tracker.evaluated(state.step):  # by a process that was killed before it could
@@ -211,16 +213,6 @@ async def _train(
         async with turns.resident():
             console.say(await asyncio.to_thread(save_policy, models.policy, policy, directory))
         console.say(f"curves: {plot_run(directory, settings.name)}")
-
-
-def _say_if_unmeasured(named: str, measured: set[str], console: RunConsole) -> None:
-    """Say that nothing measures the metric that checkpoints are chosen by."""
-    if named not in measured:
-        near = difflib.get_close_matches(named, measured, n=3)
-        console.say(
-            f"checkpoint.best_metric: this run does not measure '{named}', so checkpoints are kept by age alone; "
-            + (f"did you mean {' or '.join(near)}?" if near else "metrics.jsonl has the names")
-        )
 
 
 async def _measure_start(evaluator: Evaluator, tracker: Tracker) -> dict[str, Score]:

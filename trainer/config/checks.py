@@ -10,11 +10,15 @@ import gymnasium
 from trainer.config.agents import AgentsSettings, agent_kind, command_line
 from trainer.config.output import TrackingSettings
 from trainer.config.run import RunSettings
+from trainer.config.servers_file import read_servers
 from trainer.core.errors import ConfigError
 from trainer.core.plugins import load_attribute
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?")
 """What a model on the Hugging Face hub may be called."""
+
+_PARTS_OF_ONES_OWN = ("advantage", "surrogate", "selection", "filter", "episodes")
+"""Parts of an algorithm that may be a function of the user's."""
 
 
 def check_settings(settings: RunSettings) -> None:
@@ -43,12 +47,30 @@ def check_settings(settings: RunSettings) -> None:
     _check_trackers(settings.tracking)
     if settings.model.lora is not None and find_spec("peft") is None:
         raise ConfigError("model.lora needs the package peft: pip install 'rollgym[lora]'")
+    check_broadcast(settings)
+    if settings.inference.urls_file is not None:
+        read_servers(Path(settings.inference.urls_file))
     _check_plugins(settings)
     _check_agent(settings)
     if settings.model.vision is not None and (why := why_blind(settings)) is not None:
         raise ConfigError(f"model.vision: {why}")
     if settings.env_url is None:
         _check_served(settings.serve)
+
+
+def check_broadcast(settings: RunSettings) -> None:
+    """Look for the code that the trainer sends weights to vLLM with, whoever starts the servers.
+
+    Raises:
+        ConfigError: If it is not installed.
+    """
+    weights = settings.weights
+    meets_vllm = settings.inference.kind == "vllm" and weights.chosen(settings.inference) == "broadcast"
+    if meets_vllm and weights.collective == "nccl" and find_spec("vllm") is None:
+        raise ConfigError(
+            "weights.transport broadcast meets vLLM's workers in vLLM's own group, and vllm is not installed beside "
+            "the trainer: pip install 'rollgym[vllm]', or set weights.transport to disk"
+        )
 
 
 def why_blind(settings: RunSettings) -> str | None:
@@ -199,15 +221,15 @@ def _check_served(serve: Sequence[str]) -> None:
 
 def _named(settings: RunSettings) -> Iterator[tuple[str, str]]:
     rollout, algorithm = settings.rollout, settings.algorithm
-    named = {
+    named: dict[str, str | None] = {
         "rollout.agent": None if rollout.black_box else rollout.agent,
         "rollout.reward": rollout.reward,
         "rollout.group_reward": rollout.group_reward,
         "rollout.task_source": rollout.task_source,
         "prompt.custom_context": settings.prompt.custom_context,
-        "algorithm.advantage.function": getattr(algorithm.advantage, "function", None),
-        "algorithm.filter.function": getattr(algorithm.filter, "function", None),
     }
+    for part in _PARTS_OF_ONES_OWN:
+        named[f"algorithm.{part}.function"] = getattr(getattr(algorithm, part), "function", None)
     for key, path in named.items():
         if path is not None:
             yield key, path

@@ -150,3 +150,10 @@ class DatasetSettings(RowsSettings):
                     f"route.weights must name the same values as route.verifiers, not {sorted(odd)}"
                 )
         return self
+
+    @property
+    def played_by(self) -> frozenset[str]:
+        """Environment ids of the verifiers that play the rows."""
+        if self.route is not None:
+            return frozenset(self.route.verifiers.values())
+        return frozenset(() if self.verifier is None else (self.verifier,))

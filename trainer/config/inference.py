@@ -7,6 +7,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, Field, model_validator
 
 from clients.protocol.addresses import server_parts
+from trainer.core.errors import ConfigError
 from trainer.core.strict import Amount, Count, Seconds, Settings
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -18,7 +19,12 @@ Transport = Literal["in_process", "disk", "broadcast", "adapter"]
 """How weights travel."""
 
 
-def _inference_url(value: str) -> str:
+def inference_url(value: str) -> str:
+    """Return the root address of an inference server, without a slash at its end.
+
+    Raises:
+        ValueError: If it is none.
+    """
     parts = server_parts(value, ("http", "https"))
     if parts.query or parts.fragment or parts.username or parts.password:
         raise ValueError(
@@ -32,7 +38,7 @@ def _inference_url(value: str) -> str:
     return value.rstrip("/")
 
 
-InferenceUrl = Annotated[str, AfterValidator(_inference_url)]
+InferenceUrl = Annotated[str, AfterValidator(inference_url)]
 """The root address of an inference server."""
 
 
@@ -111,6 +117,12 @@ class InferenceSettings(Settings):
         "embedded", description="The engine in this process, or the kind of the servers."
     )
     urls: list[InferenceUrl] = Field([], description="Servers that run already and hold the policy's model.")
+    urls_file: str | None = Field(
+        None,
+        min_length=1,
+        description="In place of urls: a file with one address a line, read again while the run goes on, so that "
+        "servers can be added and taken away. Lines that begin with # are passed over.",
+    )
     launch: LaunchSettings | None = Field(None, description="In place of urls: servers that the run starts.")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto",
@@ -157,17 +169,28 @@ class InferenceSettings(Settings):
         """Whether the policy is sampled in this process."""
         return self.kind == "embedded"
 
+    @property
+    def runs_already(self) -> bool:
+        """Whether servers sample that somebody else starts."""
+        return bool(self.urls) or self.urls_file is not None
+
     @model_validator(mode="after")
     def _servers_are_named_once(self) -> Self:
-        if self.embedded and (self.urls or self.launch is not None):
-            named = "urls" if self.urls else "launch"
+        given = {
+            "urls": bool(self.urls),
+            "urls_file": self.urls_file is not None,
+            "launch": self.launch is not None,
+        }
+        named = ", ".join(key for key, there in given.items() if there)
+        if self.embedded and named:
             raise ValueError(
                 f"{named} names servers, and kind 'embedded' samples in this process: set kind to vllm or sglang, or "
                 f"leave {named} out"
             )
-        if not self.embedded and bool(self.urls) == (self.launch is not None):
+        if not self.embedded and sum(given.values()) != 1:
             raise ValueError(
-                f"kind '{self.kind}' needs either urls of servers that run, or launch: {{}} to have them started"
+                f"kind '{self.kind}' needs either urls of servers that run, or launch: {{}} to have them started, or a "
+                f"urls_file that names them, and there is {named or 'none of them'}: set one of the three"
             )
         if twice := sorted({url for url in self.urls if self.urls.count(url) > 1}):
             raise ValueError(f"urls names {twice[0]} twice")
@@ -257,6 +280,25 @@ class WeightSettings(Settings):
         return self
 
 
+_VLLM_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""What vLLM takes for `--max-lora-rank`; at any other number it ends."""
+
+
+def vllm_lora_rank(rank: int) -> int:
+    """Return the `--max-lora-rank` of a vLLM that takes adapters of a rank: the least that it allows.
+
+    Raises:
+        ConfigError: If it allows none that is large enough.
+    """
+    for allowed in _VLLM_LORA_RANKS:
+        if rank <= allowed:
+            return allowed
+    raise ConfigError(
+        f"model.lora.rank {rank} is more than vLLM takes: lower it to {_VLLM_LORA_RANKS[-1]}, or set weights.transport "
+        "to disk, which sends whole weights"
+    )
+
+
 def disagreement(inference: InferenceSettings, weights: WeightSettings) -> str | None:
     """Return what of the two sections does not go together, with the remedy; None if they do."""
     transport = weights.chosen(inference)
@@ -275,6 +317,11 @@ def disagreement(inference: InferenceSettings, weights: WeightSettings) -> str |
         return (
             f"weights.transport 'broadcast' meets {afar[0]} at an address of this machine: set weights.address to one "
             "that the server reaches"
+        )
+    if transport == "broadcast" and weights.address is None and inference.urls_file is not None:
+        return (
+            "weights.transport 'broadcast' meets the servers of inference.urls_file at an address of this machine: set "
+            "weights.address to one that all of them reach"
         )
     if transport == "broadcast" and inference.sleep_level == 2:
         return (

@@ -7,15 +7,42 @@ from pydantic import Field, field_validator, model_validator
 from trainer.config.agents import agent_kind
 from trainer.core.strict import Amount, Count, JsonObject, Seconds, ServerUrl, Settings, Weight
 
+SUMMARY_TOKENS = 256
+"""Longest summary of a policy that compacts its context, where settings do not say."""
+
+SUMMARY_REQUEST = (
+    "Your context is nearly full. Write a summary of the episode so far: what you were asked to do, what you have "
+    "done, what you have learnt, and what is left to do. The first message and the latest one stay; of all between "
+    "them you will see this summary alone."
+)
+"""What such a policy is asked, where settings do not say."""
+
+_OF_COMPACTION = ("compact_above", "summary_tokens", "summary_request")
 _SET_BY_US = frozenset({"conversation", "tools", "tokenize", "add_generation_prompt", "return_dict"})
 
 
 class PromptSettings(Settings):
     """What of an episode the policy is shown."""
 
-    context: Literal["full_history", "last_turns", "single_turn"] = "full_history"
+    context: Literal["full_history", "last_turns", "single_turn", "compaction"] = Field(
+        "full_history",
+        description="With `compaction` the policy writes a summary where its context grows too long, and goes on with "
+        "the first observation, the summary and the latest observation.",
+    )
     turns: Amount | None = Field(
         None, description="Turns that `last_turns` keeps, the current one included; 3 if absent."
+    )
+    compact_above: Amount | None = Field(
+        None,
+        description="Tokens of a prompt above which the policy is asked for a summary first; `compaction` needs it.",
+    )
+    summary_tokens: Amount | None = Field(
+        None, description=f"Longest summary of `compaction`, in tokens; {SUMMARY_TOKENS} if absent."
+    )
+    summary_request: str | None = Field(
+        None,
+        min_length=1,
+        description="What `compaction` asks the policy for a summary with; a text of ours if absent.",
     )
     instruction: Literal["system", "first_user", "none"] = Field(
         "system", description="Where the environment's instruction goes."
@@ -50,6 +77,16 @@ class PromptSettings(Settings):
         if self.turns is not None and self.context != "last_turns":
             raise ValueError(
                 f"turns is read by context 'last_turns' only, not by '{self.context}': set that, or leave turns out"
+            )
+        named = [name for name in _OF_COMPACTION if getattr(self, name) is not None]
+        if named and self.context != "compaction":
+            raise ValueError(
+                f"{named[0]} is read by context 'compaction' only, not by '{self.context}': set that, or leave "
+                f"{named[0]} out"
+            )
+        if self.context == "compaction" and self.compact_above is None:
+            raise ValueError(
+                "context 'compaction' does not know when to ask for a summary: set prompt.compact_above, in tokens"
             )
         if self.custom_context is not None and self.context != "full_history":
             raise ValueError(

@@ -1,5 +1,6 @@
 """Every setting of a training run. Each field is read by code; a test proves it."""
 
+import math
 import re
 from typing import Any, Literal, Self
 
@@ -9,17 +10,24 @@ from trainer.algorithms.advantage_settings import compares_members
 from trainer.algorithms.filter_settings import RankedFilter
 from trainer.algorithms.presets import lay_over_preset, resolve_preset
 from trainer.algorithms.settings import AlgorithmSettings
+from trainer.algorithms.state import LARGEST_CHANGE
 from trainer.config.agents import AgentsSettings
 from trainer.config.backend import BackendSettings
 from trainer.config.cluster import ClusterSettings
 from trainer.config.data import DatasetSettings
 from trainer.config.distillation import DistillSettings
 from trainer.config.evaluation import EvaluationSettings
-from trainer.config.inference import InferenceSettings, WeightSettings, disagreement
+from trainer.config.inference import InferenceSettings, WeightSettings, disagreement, vllm_lora_rank
 from trainer.config.model import ModelSettings
 from trainer.config.optimizer import OptimizerSettings
 from trainer.config.output import CheckpointSettings, TrackingSettings
-from trainer.config.rollout import CurriculumSettings, PromptSettings, RolloutSettings, TaskSettings
+from trainer.config.rollout import (
+    SUMMARY_TOKENS,
+    CurriculumSettings,
+    PromptSettings,
+    RolloutSettings,
+    TaskSettings,
+)
 from trainer.config.supervised import DpoSettings, RewardModelSettings, SftSettings, WarmStartSettings
 from trainer.core.strict import Amount, ServerUrl, Settings
 
@@ -142,6 +150,7 @@ class RunSettings(Settings):
                 f"model.max_length {self.model.max_length} leaves no room for a prompt beside replies of "
                 f"rollout.max_new_tokens {self.rollout.max_new_tokens}: raise the one or lower the other"
             )
+        self._check_summaries()
         if self.rollout.truncates and self.algorithm.reads_behaviour:
             raise ValueError(
                 "rollout.top_p and rollout.top_k draw from a part of the vocabulary, so log-probabilities at sampling "
@@ -231,6 +240,12 @@ class RunSettings(Settings):
                 "weights.transport 'adapter' sends LoRA adapters alone, and none are trained: set model.lora={}, or "
                 "the transport to disk"
             )
+        if (
+            self.weights.transport == "adapter"
+            and self.inference.kind == "vllm"
+            and self.model.lora is not None
+        ):
+            vllm_lora_rank(self.model.lora.rank)
         if self.deterministic and not self.inference.embedded:
             raise ValueError(
                 f"deterministic: true needs inference.kind embedded: what '{self.inference.kind}' computes depends on "
@@ -263,5 +278,72 @@ class RunSettings(Settings):
             raise ValueError(
                 f"rollout.group_size 1 leaves algorithm.filter '{chosen}' nothing to compare: set group_size to 2 "
                 "or more, or algorithm.filter.kind to 'none'"
+            )
+        return self
+
+    def _check_summaries(self) -> None:
+        """Refuse a context whose summary could not be written, or whose prompts somebody else makes."""
+        above = self.prompt.compact_above
+        if above is None:
+            return
+        if self.rollout.black_box:
+            raise ValueError(
+                "prompt.context 'compaction' shortens prompts of ours, and rollout.agent makes its own: leave out "
+                "prompt.context and prompt.compact_above"
+            )
+        needed = above + self.rollout.max_new_tokens + (self.prompt.summary_tokens or SUMMARY_TOKENS)
+        if needed >= self.model.max_length:
+            raise ValueError(
+                f"model.max_length {self.model.max_length} leaves no room for a summary: a prompt of "
+                f"prompt.compact_above {above} tokens, its reply and a summary take {needed}, and the request for it "
+                "more: lower prompt.compact_above or prompt.summary_tokens, or raise model.max_length"
+            )
+
+    @model_validator(mode="after")
+    def _steps_suffice(self) -> Self:
+        if self.section is not None:
+            return self
+        groups, algorithm = self.rollout.groups_per_step, self.algorithm
+        if algorithm.aggregation.unit == "group" and algorithm.minibatches > groups:
+            raise ValueError(
+                f"algorithm.minibatches {algorithm.minibatches} cuts a step into more parts than its {groups} groups, "
+                "and algorithm.aggregation.unit 'group' leaves each whole: lower algorithm.minibatches, or raise "
+                "rollout.groups_per_step"
+            )
+        episodes = groups * self.rollout.group_size
+        if algorithm.kl.target is not None and LARGEST_CHANGE * episodes >= algorithm.kl.horizon:
+            raise ValueError(
+                f"algorithm.kl.horizon {algorithm.kl.horizon} is that of a few episodes, and a step has {episodes}: "
+                "the weight would fall to 0 in the first step, where the policy is the reference, and stay there; "
+                f"raise it above {math.floor(LARGEST_CHANGE * episodes)}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _rows_hold_what_follows(self) -> Self:
+        advantage = self.algorithm.advantage
+        masks = [name for name in ("gae_mask", "return_mask") if getattr(advantage, name, "skip") == "none"]
+        cut = "rows 'step'" if self.rows == "step" else f"prompt.context '{self.prompt.context}'"
+        whole = self.rows == "trajectory" and self.prompt.context == "full_history"
+        if self.section is None and masks and self.rollout.max_turns > 1 and not whole:
+            raise ValueError(
+                f"algorithm.advantage.{masks[0]} 'none' discounts row by row, and {cut} cuts episodes into several, so "
+                "that no turn would be credited with what follows it: take 'skip', or rows that are whole episodes "
+                "(rows: trajectory, prompt.context: full_history)"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _limited_environments_are_played(self) -> Self:
+        if not self.plays or self.rollout.task_source is not None:
+            return self
+        panels = self.evaluation.panels.values()
+        datasets = [*self.datasets, *(panel.dataset for panel in panels if panel.dataset is not None)]
+        played = {task.env_id for task in self.tasks} | {panel.env_id for panel in panels if panel.env_id}
+        played |= {name for each in datasets for name in each.played_by}
+        if unknown := sorted(set(self.rollout.max_concurrent_by_environment) - played):
+            raise ValueError(
+                f"rollout.max_concurrent_by_environment names '{unknown[0]}', which this run does not play: it plays "
+                f"{', '.join(sorted(played))}"
             )
         return self

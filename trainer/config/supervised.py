@@ -74,6 +74,11 @@ class SftSettings(LearningFromExamples):
     def _one_source(self) -> Self:
         if bool(self.data) == (self.expert is not None):
             raise ValueError("sft learns either from 'data' or from an 'expert': name one of them")
+        if self.expert is not None and self.roles != ["assistant"]:
+            raise ValueError(
+                "roles: an expert's demonstrations are the assistant's replies, and nothing else of them is learnt: "
+                "leave roles out"
+            )
         return self
 
 

@@ -166,7 +166,7 @@ def score(trajectories: Sequence[Trajectory]) -> Score:
     return Score(
         success=success_rate(sum(trajectory.success for trajectory in results), len(results)),
         reward=mean_interval([trajectory.total_reward for trajectory in results]),
-        turns=sum(len(trajectory.turns) for trajectory in results) / len(results),
+        turns=sum(len(trajectory.steps) for trajectory in results) / len(results),
         episodes=len(results),
         failures=len(trajectories) - len(results),
     )

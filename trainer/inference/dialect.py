@@ -207,8 +207,8 @@ class Dialect(Protocol):
         """Ask for the same as a stream."""
         ...
 
-    def drawn(self, event: Mapping[str, Any]) -> Sequence[int]:
-        """Return the ids that an event brings."""
+    def drawn(self, event: Mapping[str, Any], seen: int) -> Sequence[int]:
+        """Return the ids that an event of a stream brings after the `seen` ones before it."""
         ...
 
     def joined(self, events: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import httpx
 
-from trainer.config.inference import InferenceSettings, LaunchSettings
+from trainer.config.inference import InferenceSettings, LaunchSettings, vllm_lora_rank
 from trainer.core.errors import ConfigError, RunError
 from trainer.inference.keeper import GRACE_S
 
@@ -85,6 +85,9 @@ def server_processes(
         model: What they serve.
         ports: One for each.
         logs: Folder of what they say.
+
+    Raises:
+        ConfigError: If a server of this kind takes no adapters of such a rank.
     """
     build = _BUILDERS[inference.kind]
     processes = []
@@ -132,13 +135,8 @@ def _vllm(
     if inference.routed_experts:
         words.append("--enable-return-routed-experts")
     if model.lora_rank:
-        words += [
-            "--enable-lora",
-            "--max-lora-rank",
-            str(model.lora_rank),
-            "--max-loras",
-            str(model.adapters),
-        ]
+        words += ["--enable-lora", "--max-lora-rank", str(vllm_lora_rank(model.lora_rank))]
+        words += ["--max-loras", str(model.adapters)]
         variables["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
     if key := os.environ.get(inference.api_key_variable):
         variables["VLLM_API_KEY"] = key
@@ -154,6 +152,8 @@ def _sglang(
         *("--host", launch.host, "--port", str(port)),
         *("--context-length", str(model.max_length), "--dtype", inference.dtype),
         *("--tp-size", str(launch.tensor_parallel)),
+        # Without it each event of a stream repeats all tokens so far, and replies are not told as they are drawn.
+        "--incremental-streaming-output",
     ]
     if launch.memory_fraction is not None:
         words += ["--mem-fraction-static", str(launch.memory_fraction)]

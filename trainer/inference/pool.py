@@ -2,17 +2,16 @@
 
 A server answers requests while it is reachable and has the current weights. One that is lost keeps nothing that the
 trainer lacks: its requests are sent again elsewhere, from the ids that the trainer holds. When it is back it is given
-the current weights first.
+the current weights first. So is one that is added while the run goes on; one that is taken away is let go as if lost.
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol, Self
+from contextlib import suppress
+from typing import Any, Self
 
 from trainer.core.errors import RunError, TrainerError
 from trainer.inference.base import (
-    FinishReason,
     GenerationRequest,
     GenerationResult,
     InferenceClient,
@@ -22,7 +21,6 @@ from trainer.inference.base import (
     WeightSource,
 )
 from trainer.inference.calls import all_or_cancel
-from trainer.inference.dialect import MemoryTag
 from trainer.inference.errors import (
     ForeignWeightsError,
     InferenceError,
@@ -33,6 +31,7 @@ from trainer.inference.errors import (
     WrongWeightsError,
     words_of,
 )
+from trainer.inference.members import Member, PooledClient, Roster
 from trainer.inference.partial_reply import PartialReply
 from trainer.inference.places import OrderedPlaces
 from trainer.inference.routing import Router
@@ -53,74 +52,12 @@ Check = Callable[[str, InferenceClient], Awaitable[object]]
 """Looks whether a server has the weights that it was sent; raises `RunError` if not."""
 
 
-class PooledClient(InferenceClient, Protocol):
-    """The client of one server, which may be away when the client is made."""
-
-    async def connect(self) -> object:
-        """Meet the server, for the first time or again.
-
-        Raises:
-            ConnectionError: Or another of `GONE`, if it does not answer.
-            ConfigError: If it lacks something that the run needs.
-        """
-        ...
-
-    async def sleep(self, *, keep_weights: bool) -> None:
-        """Give accelerator memory back; requests wait until `wake`."""
-        ...
-
-    async def wake(self, tags: Sequence[MemoryTag]) -> None:
-        """Take memory again; with its cache it goes on."""
-        ...
-
-    async def extend(self, reply: PartialReply) -> FinishReason:
-        """Draw what is left of a reply and return why it ended; what was drawn is in it also where this fails."""
-        ...
-
-
 class SharedServerError(RunError):
     """Another run gives a server its weights again and again."""
 
 
 class NoServerError(ConnectionError):
     """No inference server answers; the message says of each why."""
-
-
-@dataclass
-class _Member:
-    """One server.
-
-    Attributes:
-        name: Its address.
-        client: Talks to it.
-        places: Requests that may be under way there.
-        connected: Whether it was met, and is not known to be gone since.
-        serving: Whether it also has the current weights, so that it gets requests.
-        load: Tokens of the requests that run there, or wait for a place.
-        trouble: Why it does not serve.
-        misses: How often in a row it said, while it served, that it is not well, or did not say.
-        faults: How often in a row it answered a request with what is no answer.
-        taken_away: How often somebody else gave it weights, since the last version in which nobody did.
-        taken_at: The version in which that happened last.
-        syncing: Held while it is brought up to date.
-        asleep: Whether it gave its memory back, until it gets weights again.
-        waits_beyond: Version that could not be brought to it when it was back: it gets the next one with the others.
-    """
-
-    name: str
-    client: PooledClient
-    places: OrderedPlaces
-    connected: bool = False
-    serving: bool = False
-    load: int = 0
-    trouble: str = "it was never met"
-    misses: int = 0
-    faults: int = 0
-    taken_away: int = 0
-    taken_at: int | None = None
-    syncing: asyncio.Lock = field(default_factory=asyncio.Lock)
-    asleep: bool = False
-    waits_beyond: int | None = None
 
 
 class ServerPool:
@@ -134,6 +71,7 @@ class ServerPool:
         attempts: Updates of one server before its wrong weights are an error.
         look_every_s: How often servers that are gone are looked for, and others asked how they are.
         say: Told of servers that go and come back.
+        roster: Says which servers there are to be, at each look and before each update; without it they stay the same.
     """
 
     def __init__(
@@ -146,10 +84,17 @@ class ServerPool:
         attempts: int = 2,
         look_every_s: float = 5.0,
         say: Callable[[str], None] = lambda _: None,
+        roster: Roster | None = None,
     ) -> None:
         self._members = [
-            _Member(name, client, OrderedPlaces(max_concurrent)) for name, client in clients.items()
+            Member(name, client, OrderedPlaces(max_concurrent)) for name, client in clients.items()
         ]
+        self._max_concurrent = max_concurrent
+        self._roster = roster
+        self._mustering = asyncio.Lock()
+        self._look_now = asyncio.Event()
+        self._former: list[Member] = []
+        self._partings: list[asyncio.Task[None]] = []
         self._patience_s = patience_s
         self._check = check
         self._attempts = attempts
@@ -175,6 +120,7 @@ class ServerPool:
         deadline = asyncio.get_running_loop().time() + self._patience_s
         told = False
         while True:
+            await self._muster()
             await all_or_cancel([self._connect(member) for member in self._members])
             away = [f"{each.name}: {each.trouble}" for each in self._members if not each.connected]
             if away and not told:  # an address that was typed wrong looks like a server that is still to come
@@ -202,7 +148,7 @@ class ServerPool:
     @property
     def counters(self) -> InferenceCounters:
         """What all servers together have done."""
-        each = [member.client.counters for member in self._members]
+        each = [member.client.counters for member in (*self._members, *self._former)]
         return InferenceCounters(
             requests=sum(counters.requests for counters in each),
             prompt_tokens=sum(counters.prompt_tokens for counters in each),
@@ -243,7 +189,7 @@ class ServerPool:
                 async with member.places.held(request.priority):
                     if not member.serving:
                         continue  # it was lost while the request waited for its place
-                    reason = await member.client.extend(reply)
+                    reason = await member.extend(reply)
                 member.faults = 0
                 return reply.result(reason)
             except GONE as error:
@@ -280,7 +226,7 @@ class ServerPool:
     async def sleep(self, *, keep_weights: bool) -> None:
         """Have all servers give their memory back until the next `sync`; requests that come meanwhile wait."""
 
-        async def send_to_sleep(member: _Member) -> None:
+        async def send_to_sleep(member: Member) -> None:
             member.asleep = True
             await self._ask(member, "sleep", lambda client: client.sleep(keep_weights=keep_weights))
 
@@ -293,6 +239,7 @@ class ServerPool:
             NoServerError: If none answers for too long.
             RunError: If one answers with other weights than it was sent, however often.
         """
+        await self._muster()
         self._source, self._version = source, version
         deadline = asyncio.get_running_loop().time() + self._patience_s
         while True:
@@ -316,6 +263,42 @@ class ServerPool:
         for member in self._members:
             member.serving = False
             await member.client.close()
+        await asyncio.gather(*self._partings)
+
+    async def _muster(self) -> None:
+        """Let go of servers that are named no more, and have those that are named anew looked at soon."""
+        if self._roster is None:
+            return
+        async with self._mustering:
+            names = await self._roster.names()
+            for member in [each for each in self._members if each.name not in names]:
+                self._let_go(member)
+            known = {member.name for member in self._members}
+            for name in names:
+                if name not in known:
+                    self._say(
+                        f"inference server {name} is named now: it is given the weights before it is asked"
+                    )
+                    client, places = self._roster.meet(name), OrderedPlaces(self._max_concurrent)
+                    self._members.append(Member(name, client, places, is_new=True))
+                    self._look_now.set()
+
+    def _let_go(self, member: Member) -> None:
+        self._say(f"inference server {member.name} is named no more; its requests go to others")
+        self._members.remove(member)
+        self._former.append(member)
+        member.connected = member.serving = False
+        member.trouble = "it is named no more"
+        member.let_go.set()
+        now = asyncio.get_running_loop().time()
+        for limit in member.under_way:
+            if not limit.expired():
+                limit.reschedule(now)
+        self._partings.append(asyncio.get_running_loop().create_task(self._part(member)))
+
+    async def _part(self, member: Member) -> None:
+        async with member.syncing:  # an update that is under way is not broken off
+            await member.client.close()
 
     async def _loads(self) -> dict[str, int]:
         """Return the loads of the servers that answer, as soon as one does."""
@@ -333,13 +316,15 @@ class ServerPool:
         except TimeoutError:
             raise self._no_server() from None
 
-    async def _bring_up_to_date(self, member: _Member) -> bool:
+    async def _bring_up_to_date(self, member: Member) -> bool:
         """Bring the current weights to a server, and return whether it has them; False where it is gone."""
         async with member.syncing:
+            if member.let_go.is_set():
+                return False
             try:
                 await self._sync(member)
             except (WeightUpdateError, WrongWeightsError) as error:
-                if not isinstance(error.__cause__, ServerGoneError):
+                if not member.let_go.is_set() and not isinstance(error.__cause__, ServerGoneError):
                     member.serving = False
                     raise  # it is there, and does not take them
                 self._lost(member, error)
@@ -350,12 +335,14 @@ class ServerPool:
             except RunError:
                 member.serving = False  # what it would answer with is undefined
                 raise
+        if member.let_go.is_set():
+            return False
         if not member.serving:
             member.serving, member.trouble, member.misses = True, "", 0
             self._changed.set()
         return True
 
-    async def _sync(self, member: _Member) -> None:
+    async def _sync(self, member: Member) -> None:
         assert self._source is not None
         for attempt in range(1, self._attempts + 1):
             try:
@@ -375,7 +362,7 @@ class ServerPool:
                     raise
                 self._say(f"{error}; it is sent them again")
 
-    def _lost(self, member: _Member, error: Exception) -> None:
+    def _lost(self, member: Member, error: Exception) -> None:
         member.asleep = False
         said = words_of(error)
         if member.serving:
@@ -384,7 +371,7 @@ class ServerPool:
                 self._note_taken_away(member, said)
         member.connected, member.serving, member.trouble = False, False, said
 
-    def _note_taken_away(self, member: _Member, said: str) -> None:
+    def _note_taken_away(self, member: Member, said: str) -> None:
         """Two runs that share a server go on taking it from each other, at the cost of both."""
         if member.taken_at is None or self._version > member.taken_at + 1:
             member.taken_away = 0
@@ -395,7 +382,7 @@ class ServerPool:
             )
             self._changed.set()
 
-    def _erred(self, member: _Member, error: InferenceError) -> None:
+    def _erred(self, member: Member, error: InferenceError) -> None:
         """A server answered with what is no answer; one that does it again and again is as good as gone."""
         member.faults += 1
         if member.faults >= _FAULTS:
@@ -405,10 +392,14 @@ class ServerPool:
     async def _look_after(self) -> None:
         """Look for servers that are gone, and bring those that are back up to date."""
         while True:
-            await asyncio.sleep(self._look_every_s)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._look_every_s):
+                    await self._look_now.wait()
+            self._look_now.clear()
+            await self._muster()
             await asyncio.gather(*(self._look_at(member) for member in self._members))
 
-    async def _look_at(self, member: _Member) -> None:
+    async def _look_at(self, member: Member) -> None:
         if member.syncing.locked() or member.asleep:
             return
         if member.serving:
@@ -422,9 +413,11 @@ class ServerPool:
         try:
             await self._bring_back(member)
         except TrainerError as error:
+            if member.is_new and not member.let_go.is_set() and str(error) != member.trouble:
+                self._say(f"inference server {member.name} is not asked yet: {error}")
             member.waits_beyond, member.trouble = self._version, str(error)
 
-    async def _bring_back(self, member: _Member) -> None:
+    async def _bring_back(self, member: Member) -> None:
         if not member.connected:
             if not await self._connect(member):
                 return
@@ -435,9 +428,11 @@ class ServerPool:
             return
         if self._paused is not None:
             await self._ask(member, "pause", lambda client: client.pause(self._paused or "wait"))
-        self._say(f"inference server {member.name} is back, with the weights of version {self._version}")
+        comes = "takes requests" if member.is_new else "is back"
+        member.is_new = False
+        self._say(f"inference server {member.name} {comes}, with the weights of version {self._version}")
 
-    async def _connect(self, member: _Member) -> bool:
+    async def _connect(self, member: Member) -> bool:
         """Meet a server, and return whether it is there."""
         try:
             await member.client.connect()
@@ -447,7 +442,7 @@ class ServerPool:
         member.connected, member.trouble = True, "it has no weights yet"
         return True
 
-    async def _health(self, member: _Member) -> InferenceHealth:
+    async def _health(self, member: Member) -> InferenceHealth:
         try:
             return await member.client.health()
         except GONE as error:
@@ -459,7 +454,7 @@ class ServerPool:
         return await all_or_cancel(asked)
 
     async def _ask(
-        self, member: _Member, what: str, ask: Callable[[PooledClient], Coroutine[Any, Any, Any]]
+        self, member: Member, what: str, ask: Callable[[PooledClient], Coroutine[Any, Any, Any]]
     ) -> Any:
         """Ask a server; one that cannot be asked any more is gone, and its answer is 0."""
         try:

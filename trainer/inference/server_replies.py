@@ -260,8 +260,8 @@ class StreamingDialect(Protocol):
         """Ask for the same as a stream."""
         ...
 
-    def drawn(self, event: Mapping[str, Any]) -> Sequence[int]:
-        """Return the ids that an event brings."""
+    def drawn(self, event: Mapping[str, Any], seen: int) -> Sequence[int]:
+        """Return the ids that an event of a stream brings after the `seen` ones before it."""
         ...
 
     def joined(self, events: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
@@ -326,7 +326,7 @@ class ReplyEvents:
         if not isinstance(event, dict):
             return
         self._events.append(event)
-        ids = self._dialect.drawn(event)
+        ids = self._dialect.drawn(event, self._seen)
         self._seen += len(ids)
         if self._seen > self._told:
             new, self._told = ids[self._told - self._seen :], self._seen

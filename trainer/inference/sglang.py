@@ -109,16 +109,17 @@ class SglangDialect:
         """Ask for the same as a stream."""
         return replace(call, body={**(call.body or {}), "stream": True})
 
-    def drawn(self, event: Mapping[str, Any]) -> Sequence[int]:
-        """Return the ids that an event brings."""
-        return _list(event, "output_ids")
+    def drawn(self, event: Mapping[str, Any], seen: int) -> Sequence[int]:
+        """Return the ids that an event of a stream brings after the `seen` ones before it."""
+        ids = [each for each in _list(event, "output_ids") if type(each) is int]
+        return ids[seen:] if seen + len(ids) > _count(event, seen + len(ids)) else ids
 
     def joined(self, events: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-        """Return what the events amount to: each has its own tokens, and the last one what is known then."""
-        ids = [each for event in events for each in _list(event, "output_ids")]
-        triples = [each for event in events for each in _list(_meta(event), "output_token_logprobs")]
-        meta = {**_meta(events[-1]), "output_token_logprobs": triples}
-        return {**events[-1], "output_ids": ids, "meta_info": meta}
+        """Return what the events amount to: the last one, with the tokens of all."""
+        last = events[-1]
+        ids = _whole([_list(event, "output_ids") for event in events], last)
+        triples = _whole([_list(_meta(event), "output_token_logprobs") for event in events], last)
+        return {**last, "output_ids": ids, "meta_info": {**_meta(last), "output_token_logprobs": triples}}
 
     def score(
         self, prompt_ids: Sequence[int], cache_salt: str, adapter: str | None
@@ -279,6 +280,22 @@ def _meta(event: Mapping[str, Any]) -> Mapping[str, Any]:
 def _list(holder: Mapping[str, Any], key: str) -> list[Any]:
     found = holder.get(key)
     return found if isinstance(found, list) else []
+
+
+def _count(event: Mapping[str, Any], otherwise: int) -> int:
+    """Return how many tokens there are by an event of a stream, in all."""
+    count = _meta(event).get("completion_tokens")
+    return count if type(count) is int else otherwise
+
+
+def _whole(parts: Sequence[list[Any]], last: Mapping[str, Any]) -> list[Any]:
+    """Return what the lists of a stream's events amount to.
+
+    With `--incremental-streaming-output` each has what is new, otherwise each has all that there is. The server says
+    how many tokens there are in all: if the lists have more together, each began with the one before.
+    """
+    together = [each for part in parts for each in part]
+    return parts[-1] if len(together) > _count(last, len(together)) else together
 
 
 def sampling_params(sampling: SamplingParams, seed: int) -> dict[str, Any]:

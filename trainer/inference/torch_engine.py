@@ -100,7 +100,11 @@ class TorchEngine:
         future: asyncio.Future[GenerationResult] = asyncio.get_running_loop().create_future()
         self._waiting.append((request, future))
         self._wake()
-        return await future
+        try:
+            return await future
+        except asyncio.CancelledError:
+            self._work.set()  # so that it leaves its row at once, also where the engine stands still
+            raise
 
     async def generate_together(self, requests: list[GenerationRequest]) -> list[GenerationResult]:
         """Return the replies of one batch that nothing else shares; equal calls give bitwise equal replies.
@@ -199,6 +203,7 @@ class TorchEngine:
         loop = asyncio.get_running_loop()
         try:
             while True:
+                self._work.clear()  # before anything is looked at: what comes from here on is seen in the next turn
                 self._drop_cancelled()
                 self._abort()
                 while self._updates:
@@ -212,7 +217,7 @@ class TorchEngine:
                         done.set_result(None)
                 if self._stands_still():
                     self._quiet.set()
-                    await self._asked()
+                    await self._work.wait()
                     continue
                 admitted = self._admissible()
                 if admitted or self._active:
@@ -224,7 +229,7 @@ class TorchEngine:
                     self._tell()
                     self._answer(finished)
                 else:
-                    await self._asked()
+                    await self._work.wait()
         except Exception as error:
             # The engine is broken: whoever waits must hear of it rather than wait for ever.
             self._failure = error
@@ -236,12 +241,6 @@ class TorchEngine:
                 if not future.done():
                     future.set_exception(error)
             raise
-
-    async def _asked(self) -> None:
-        """Wait until there is something to do; an abort may have come while weights were taken."""
-        self._work.clear()
-        if not (self._updates or self._aborts):
-            await self._work.wait()
 
     def _stands_still(self) -> bool:
         return self._paused is not None and not (self._paused == "wait" and self._active)

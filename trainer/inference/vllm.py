@@ -107,22 +107,28 @@ class VllmDialect:
         """Ask for the same as a stream."""
         return replace(call, body={**(call.body or {}), "stream": True})
 
-    def drawn(self, event: Mapping[str, Any]) -> Sequence[int]:
-        """Return the ids that an event brings."""
-        return [each for choice in _choices(event) for each in choice.get("token_ids") or ()]
+    def drawn(self, event: Mapping[str, Any], seen: int) -> Sequence[int]:
+        """Return the ids that an event of a stream brings after the `seen` ones before it."""
+        return [
+            each for choice in _choices(event) for each in _list(choice, "token_ids") if type(each) is int
+        ]
 
     def joined(self, events: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
         """Return what the events amount to: each has a part of the choice, and the last one what is known then."""
         ids: list[Any] = []
         logprobs: dict[str, list[Any]] = {}
+        broken = False
         whole: dict[str, Any] = {}
         for choice in (choice for event in events for choice in _choices(event)):
             whole |= {key: value for key, value in choice.items() if value is not None}
-            ids += choice.get("token_ids") or []
-            for key, values in (choice.get("logprobs") or {}).items():
+            ids += _list(choice, "token_ids")
+            broken = broken or not isinstance(choice.get("token_ids"), list | None)
+            told = choice.get("logprobs")
+            for key, values in told.items() if isinstance(told, dict) else ():
                 if isinstance(values, list):
                     logprobs.setdefault(key, []).extend(values)
-        return {**events[-1], "choices": [whole | {"token_ids": ids, "logprobs": logprobs}]}
+        known = whole | {"token_ids": None if broken else ids, "logprobs": logprobs}
+        return {**events[-1], "choices": [known]}
 
     def score(
         self, prompt_ids: Sequence[int], cache_salt: str, adapter: str | None
@@ -282,6 +288,11 @@ class VllmDialect:
 def _choices(event: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     choices = event.get("choices")
     return [each for each in choices if isinstance(each, dict)] if isinstance(choices, list) else []
+
+
+def _list(holder: Mapping[str, Any], key: str) -> list[Any]:
+    found = holder.get(key)
+    return found if isinstance(found, list) else []
 
 
 def sampling_params(sampling: SamplingParams, seed: int) -> dict[str, Any]:

@@ -42,12 +42,13 @@ class EpisodeBatch:
         places = [place for place, flag in enumerate(kept) if flag]
         number = {place: at for at, place in enumerate(places)}
         rows = [at for at, row in enumerate(self.rows) if kept[row.trajectory]]
+        longest = max((len(self.rows[at].ids) for at in rows), default=0)
         return replace(
             self,
             trajectories=[self.trajectories[place] for place in places],
             episodes=self.episodes.select(places),
             rows=[_renumbered(self.rows[at], number[self.rows[at].trajectory]) for at in rows],
-            mask=self.mask[rows],
+            mask=self.mask[rows, :longest],
         )
 
     def rows_at(self, places: Sequence[int]) -> Self:

@@ -47,6 +47,7 @@ def conversation_rows(
         raise ConfigError(
             f"data set {conversation.place}: no message of {' or '.join(sorted(roles))} is there to be learnt"
         )
+    renderer.template.note_unshown(conversation.messages, conversation.tools)
     texts = _texts(renderer, conversation, roles)
     if renderer.append_only and all(later.startswith(earlier) for earlier, later in pairwise(texts)):
         return [_row(renderer, _pieces(renderer, conversation, texts, wanted))]

@@ -58,7 +58,7 @@ class Hindsight:
         made = []
         for number, row in enumerate(batch.rows):
             trajectory = batch.trajectories[row.trajectory]
-            for place, turn in enumerate(trajectory.turns):
+            for place, turn in enumerate(trajectory.steps):  # no environment answered a summary
                 if turn.segment != row.segment or turn.end <= turn.start or not row.has_reply(turn.start):
                     continue
                 hint = self._hint(trajectory, place, solutions.get(batch.episodes.groups[row.trajectory]))
@@ -69,11 +69,12 @@ class Hindsight:
     def _hint(self, trajectory: Trajectory, place: int, solution: Trajectory | None) -> str:
         """Return what is told about a reply; nothing where nothing is known."""
         longest = self._settings.longest
-        after = trajectory.turns[place + 1].observation if place + 1 < len(trajectory.turns) else ""
+        steps = trajectory.steps
+        after = steps[place + 1].observation if place + 1 < len(steps) else ""
         feedback = after or trajectory.detail or f"the episode ended: {trajectory.outcome.value}"
         shown = ""
-        if self._settings.solution and solution is not None and place < len(solution.turns):
-            reply = solution.turns[place].reply
+        if self._settings.solution and solution is not None and place < len(solution.steps):
+            reply = solution.steps[place].reply
             if solution is not trajectory and reply:
                 shown = self._settings.solution.replace("{reply}", reply[:longest])
         return self._settings.text.replace("{feedback}", feedback[:longest]).replace("{solution}", shown)

@@ -304,9 +304,16 @@ class Learner:
                 of_episodes = [episodes[place] for place in places]
                 if settings.prepares:
                     seed = derive_seed(self._seed, "selection", step, updates)
-                    chosen, numbers = prepared_rows(
-                        self._models.policy, settings, chosen, of_episodes, updates, seed
-                    )
+                    try:
+                        chosen, numbers = prepared_rows(
+                            self._models.policy, settings, chosen, of_episodes, updates, seed
+                        )
+                    except InvalidNumberError as error:
+                        # Of a selection of the user's: no step is taken by it.
+                        updates += 1
+                        self._policy_steps.note(applied=False, why=str(error))
+                        policy_steps.append(StepReport({}, math.nan, applied=False, broken=str(error)))
+                        continue
                     prepared.append(numbers)
                 rest = elsewhere_of(self._models.policy, settings, chosen, of_episodes, updates)
                 counts = Denominators.from_lengths(

@@ -57,7 +57,10 @@ def prepared_rows(
         ),
         seed,
     )
-    own = {"weight": made.weights} | ({} if made.charges is None else {"charge": made.charges})
+    own = {"weight": made.weights}
+    # At first the policy is where charges start from: what rounding puts between two passes is nobody's move.
+    if made.charges is not None and (updates or settings.proximal != "recomputed"):
+        own["charge"] = made.charges
     lines = {name: unpadded(table, rows) for name, table in own.items()}
     complete = [
         replace(row, fields={**row.fields, **{name: line[place] for name, line in lines.items()}})

@@ -62,7 +62,7 @@ def rollout_metrics(groups: Sequence[Group], kept: Sequence[Group], version: int
         version: The policy version that the step trained.
     """
     trajectories = _episodes(groups)
-    turns = [len(trajectory.turns) for trajectory in trajectories]
+    turns = [len(trajectory.steps) for trajectory in trajectories]
     lags = [version - trajectory.oldest_version for trajectory in trajectories]
     return {
         "rollout/success": _mean([float(trajectory.success) for trajectory in trajectories]),
@@ -71,7 +71,7 @@ def rollout_metrics(groups: Sequence[Group], kept: Sequence[Group], version: int
         "rollout/action_tokens": _mean([float(trajectory.action_tokens) for trajectory in trajectories]),
         "rollout/forks": _mean([float(trajectory.forks) for trajectory in trajectories]),
         "rollout/valid_replies": _mean(
-            [_mean([float(turn.action_is_valid) for turn in trajectory.turns]) for trajectory in trajectories]
+            [_mean([float(turn.action_is_valid) for turn in trajectory.steps]) for trajectory in trajectories]
         ),
         "rollout/lag_mean": _mean([float(lag) for lag in lags]),
         "rollout/lag_max": float(max(lags, default=0)),

@@ -1,5 +1,6 @@
 """Where a run reports to: metrics.jsonl, TensorBoard, other trackers, and every episode as text and ids."""
 
+import difflib
 import math
 import os
 import time
@@ -96,14 +97,28 @@ class Tracker:
         if self._episodes is not None:
             for place, group in enumerate(groups):
                 about = group.as_record(place)
-                for trajectory in group.trajectories:
-                    self._episodes.write({"step": step, "group": about, **trajectory.as_record()})
+                # It is none of the episodes that are trained on, and belongs to them all: it is said once.
+                beside: dict[str, Any] = {} if group.greedy is None else {"greedy": group.greedy.as_record()}
+                for number, trajectory in enumerate(group.trajectories):
+                    told = about if number else about | beside
+                    self._episodes.write({"step": step, "group": told, **trajectory.as_record()})
 
     def digest(self, step: int, values: Mapping[str, str]) -> None:
         """Record digests of a step, for comparing two runs."""
         if self._digests is not None:
             self._digests.write({"step": step, **values})
             self._digests.flush()
+
+    def unmeasured(self) -> str | None:
+        """Say that nothing measures the metric that checkpoints are chosen by; None if something does."""
+        named = self._watched
+        if named is None or named in self.names:
+            return None
+        near = difflib.get_close_matches(named, self.names, n=3)
+        return (
+            f"checkpoint.best_metric: this run does not measure '{named}', so checkpoints are kept by age alone; "
+            + (f"did you mean {' or '.join(near)}?" if near else "metrics.jsonl has the names")
+        )
 
     def evaluated(self, step: int) -> bool:
         """Whether earlier processes of the run recorded an evaluation after `step` training steps."""

@@ -24,6 +24,7 @@ from transformers import (
     PreTrainedModel,
 )
 
+from trainer.config.checks import check_model_path
 from trainer.core.errors import ConfigError
 from trainer.models.shards import SHARD_BYTES, ShardWriter
 from trainer.models.weights import hub_tensors
@@ -44,6 +45,7 @@ def model_folder(path: str, *, fetch: bool = True) -> Path:
     """
     if Path(path).is_dir():
         return Path(path)
+    check_model_path(path)
     with suppress(LocalEntryNotFoundError):
         cached = Path(snapshot_download(path, allow_patterns=list(_FILES), local_files_only=True))
         if any(cached.glob("*.safetensors")):

@@ -26,7 +26,8 @@ from trainer.core.errors import TrainerError
 from trainer.core.run_files import sync_to_disk, write_errors
 from trainer.records.pieces import InPieces, SavedPieces
 
-_MANIFEST = "manifest.json"
+MANIFEST = "manifest.json"
+"""The file of a checkpoint that is written last: the digests of all others."""
 _STATE = "state.json"
 _LATEST = "latest"
 _STEP = "step_"
@@ -350,18 +351,18 @@ def _write(folder: Path, state: RunState, parts: dict[str, Any]) -> None:
     (folder / _STATE).write_text(json.dumps(asdict(state)), encoding="utf-8")
     inside = sorted(folder.rglob("*"))
     hashes = {file.relative_to(folder).as_posix(): _hash(file) for file in inside if file.is_file()}
-    (folder / _MANIFEST).write_text(json.dumps(hashes, indent=1), encoding="utf-8")
-    for path in [*inside, folder / _MANIFEST, folder]:
+    (folder / MANIFEST).write_text(json.dumps(hashes, indent=1), encoding="utf-8")
+    for path in [*inside, folder / MANIFEST, folder]:
         sync_to_disk(path)
 
 
 def _checked_names(folder: Path) -> set[str]:
     """Return the names of a checkpoint's files, each of which is there and as it was written."""
-    manifest = folder / _MANIFEST
+    manifest = folder / MANIFEST
     if not folder.is_dir():
         raise CheckpointError(f"there is no folder {folder}")
     if not manifest.exists():
-        raise CheckpointError(f"{folder} is no checkpoint: it has no {_MANIFEST}")
+        raise CheckpointError(f"{folder} is no checkpoint: it has no {MANIFEST}")
     hashes = _read_json(manifest)
     if not isinstance(hashes, dict) or _STATE not in hashes:
         raise CheckpointError(f"{manifest} is damaged: it does not list {_STATE}")

@@ -114,11 +114,16 @@ class RolloutLog:
         """
         if not self._durable or self._descriptor is None:
             return
+        descriptor, path = self._descriptor, self._path
         if self._syncing is not None:  # it may have begun before the entry was there
             with suppress(WriteError):
                 await asyncio.shield(self._syncing)
+        if self._descriptor != descriptor or self._path != path:
+            # A checkpoint has let go of the file meanwhile.
+            await asyncio.to_thread(_sync_if_there, path)
+            return
         if self._syncing is None or self._syncing.done():
-            self._syncing = asyncio.get_running_loop().create_task(self._sync(self._descriptor))
+            self._syncing = asyncio.get_running_loop().create_task(self._sync(descriptor))
         await asyncio.shield(self._syncing)
 
     def settle(self, next_task: int, untrained: Iterable[int]) -> Callable[[], None]:
@@ -233,6 +238,16 @@ def _entry(content: bytes, checksum: int) -> Entry | None:
     if not isinstance(kind, str) or not all(type(each) is int for each in (task, member, attempt)):
         return None
     return Entry(kind, EpisodeKey(task, member, attempt), tuple(fields))
+
+
+def _sync_if_there(path: Path) -> None:
+    """Wait until the disk has a file; one that is gone held what nobody will ask for.
+
+    Raises:
+        WriteError: If the disk fails.
+    """
+    with write_errors(path), suppress(FileNotFoundError):
+        sync_to_disk(path)
 
 
 def _write_all(descriptor: int, content: bytes) -> None:

@@ -41,6 +41,25 @@ class _Schema(BaseModel):
     model_config = ConfigDict(strict=True, frozen=True)
 
 
+class RewardPartSchema(_Schema):
+    """A verifier beside the task's own; see `trainer.tasks.task.RewardPart`."""
+
+    name: _Text
+    verifier: _Text
+    weight: _Number
+    gate: _Number | None
+    fields: dict[_Text, _Text]
+    task: dict[_Text, Any]
+    url: _Text | None
+
+
+class RewardMixtureSchema(_Schema):
+    """What a task's reward is made of; see `trainer.tasks.task.RewardMixture`."""
+
+    own: _Number
+    parts: list[RewardPartSchema]
+
+
 class TaskSchema(_Schema):
     """What was played."""
 
@@ -51,6 +70,8 @@ class TaskSchema(_Schema):
     options: dict[_Text, Any] | None
     domain: _Text
     url: _Text | None
+    mixture: RewardMixtureSchema | None = None
+    row: _Text = ""
 
 
 class ImageSchema(_Schema):
@@ -88,6 +109,7 @@ class TurnSchema(_Schema):
     tokens: Annotated[list[int], Field(min_length=3, max_length=3)]
     advantages: list[_Number] = Field([], fail_fast=True)
     reward_parts: dict[_Text, _Number] = Field({})
+    is_summary: bool = False
 
 
 class EpisodeSchema(_Schema):

@@ -22,13 +22,14 @@ from trainer.records.schema import (
     EPISODE_FORMAT,
     EpisodeFormatError,
     SegmentSchema,
+    TaskSchema,
     TurnSchema,
     read_schema,
     runs,
     spread,
 )
 from trainer.records.timeline import Timeline
-from trainer.tasks.task import Task
+from trainer.tasks.task import RewardMixture, RewardPart, Task
 
 _Value = TypeVar("_Value", int, float)
 
@@ -65,6 +66,8 @@ class Fork(StrEnum):
     """In place of a reply, or within one: the past was edited, by the template or by the agent."""
     CONVERSATION = "conversation"
     """Before any reply: a conversation of its own, such as a sub-agent's or a shortened history's."""
+    SUMMARY = "summary"
+    """Behind a summary of the policy's own, which took the place of its history."""
 
 
 @dataclass(slots=True)
@@ -233,6 +236,7 @@ class Turn:
         finish_reason: Why the reply ended: "stop" or "length".
         advantages: What the update made of each token of the reply; empty where it was not trained on.
         reward_parts: What the reward is made of, by name, where whoever gave it says so.
+        is_summary: Whether it sums up the history for the policy itself: the environment did not see it.
     """
 
     segment: int
@@ -247,6 +251,7 @@ class Turn:
     finish_reason: str = "stop"
     advantages: list[float] = field(default_factory=list)
     reward_parts: dict[str, float] = field(default_factory=dict)
+    is_summary: bool = False
 
     def as_record(self) -> dict[str, Any]:
         """Return the turn as plain data."""
@@ -260,7 +265,12 @@ class Turn:
             "finish_reason": self.finish_reason,
             "tokens": [self.segment, self.start, self.end],
             "advantages": self.advantages[:1] if len(set(self.advantages)) == 1 else self.advantages,
-        } | ({"reward_parts": self.reward_parts} if self.reward_parts else {})
+        } | self._rare()
+
+    def _rare(self) -> dict[str, Any]:
+        """Return what most turns have nothing of."""
+        rare: dict[str, Any] = {"reward_parts": self.reward_parts} if self.reward_parts else {}
+        return rare | {"is_summary": True} if self.is_summary else rare
 
     @classmethod
     def from_schema(cls, data: TurnSchema, name: str, lengths: Sequence[int]) -> "Turn":
@@ -285,6 +295,7 @@ class Turn:
             finish_reason=data.finish_reason,
             advantages=_for_each(data.advantages, end - start, name),
             reward_parts=dict(data.reward_parts),
+            is_summary=data.is_summary,
         )
 
 
@@ -297,7 +308,7 @@ class Trajectory:
         member: Which of the group's episodes this is.
         attempt: 0, or how often earlier attempts at this episode failed for reasons of the environment.
         segments: The tokens; one segment where every prompt continued the one before it.
-        turns: The turns, in order.
+        turns: The turns, in order, summaries among them.
         outcome: How the episode ended.
         detail: A word on the outcome, for people.
         metrics: Numbers of the episode that the environment reported at its end.
@@ -318,6 +329,16 @@ class Trajectory:
     def total_reward(self) -> float:
         """Sum of the turns' rewards."""
         return sum(turn.reward for turn in self.turns)
+
+    @property
+    def steps(self) -> list[Turn]:
+        """The turns that the environment answered: all but summaries."""
+        return [turn for turn in self.turns if not turn.is_summary]
+
+    @property
+    def summaries(self) -> int:
+        """How often the policy summed up its history."""
+        return sum(turn.is_summary for turn in self.turns)
 
     @property
     def success(self) -> bool:
@@ -371,7 +392,7 @@ class Trajectory:
         data = read_schema(record)
         lengths = [len(each.ids) for each in data.segments]
         return cls(
-            task=Task(**dict(data.task)),
+            task=_task(data.task),
             member=data.member,
             attempt=data.attempt,
             segments=[
@@ -386,6 +407,13 @@ class Trajectory:
             metrics=dict(data.metrics),
             timeline=Timeline.from_seconds(data.seconds),
         )
+
+
+def _task(data: TaskSchema) -> Task:
+    mixture = data.mixture
+    parts = () if mixture is None else tuple(RewardPart(**dict(part)) for part in mixture.parts)
+    read = None if mixture is None else RewardMixture(mixture.own, parts)
+    return Task(**dict(data) | {"mixture": read})
 
 
 _Enumeration = TypeVar("_Enumeration", bound=StrEnum)

@@ -3,7 +3,7 @@
 import asyncio
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -13,8 +13,8 @@ from trainer.core.errors import ConfigError
 from trainer.core.seeding import derive_seed
 from trainer.inference.base import GenerationRequest, InferenceClient, SamplingParams
 from trainer.records.timeline import Phase
-from trainer.records.trajectory import Trajectory, Turn
-from trainer.rollout.context import Message
+from trainer.records.trajectory import Fork, Trajectory, Turn
+from trainer.rollout.context import Compaction, Message
 from trainer.rollout.prompts import PromptBuilder
 from trainer.rollout.recall import session_key
 from trainer.rollout.recorder import Recorder
@@ -92,36 +92,65 @@ class ModelActor:
         self._prompts.begin(info)
 
     async def act(self, trajectory: Trajectory, view: View) -> Turn:
-        """Sample a reply and write it into the record.
+        """Sample a reply and write it into the record; before it a summary as a turn of its own, where one is due.
 
         Raises:
             ContextOverflowError: If the prompt leaves no room for it.
             RecordError: If the engine's answer does not fit together.
             InvalidNumberError: If its log-probabilities are none.
         """
-        prompt = self._prompts.prompt(trajectory, view.messages)
-        if len(prompt.ids) + self._sampling.max_new_tokens > self._max_length:
+        prompt, fork = self._prompts.prompt(trajectory, view.messages), None
+        if self._prompts.compaction is not None and self._prompts.is_too_long(prompt):
+            await self._sum_up(trajectory, view.turn, self._prompts.compaction)
+            prompt, fork = self._prompts.prompt(trajectory, view.messages), Fork.SUMMARY
+        self._check_room(f"the prompt of turn {view.turn}", prompt, "reply", self._sampling)
+        turn = await self._reply(trajectory, prompt, self._sampling, view, fork)
+        self._prompts.replied(view.messages, turn.reply, turn.segment)
+        return turn
+
+    async def _sum_up(self, trajectory: Trajectory, turn: int, how: Compaction) -> None:
+        """Have the policy say what its history holds, and go on with that in its place."""
+        prompt = self._prompts.summary_prompt(trajectory, how.request)
+        sampling = replace(self._sampling, max_new_tokens=how.tokens)
+        self._check_room(f"the request for a summary before turn {turn}", prompt, "summary", sampling)
+        summary = await self._reply(trajectory, prompt, sampling, View(turn, how.request, (), {}))
+        summary.is_summary = True
+        trajectory.turns.append(summary)
+        self._prompts.summarised(how, summary.reply)
+
+    def _check_room(self, what: str, prompt: Prompt, answer: str, sampling: SamplingParams) -> None:
+        if len(prompt.ids) + sampling.max_new_tokens > self._max_length:
             raise ContextOverflowError(
-                f"the prompt of turn {view.turn} has {len(prompt.ids)} tokens; with a reply of up to "
-                f"{self._sampling.max_new_tokens} it passes model.max_length {self._max_length}"
+                f"{what} has {len(prompt.ids)} tokens; with a {answer} of up to {sampling.max_new_tokens} it passes "
+                f"model.max_length {self._max_length}"
             )
+
+    async def _reply(
+        self,
+        trajectory: Trajectory,
+        prompt: Prompt,
+        sampling: SamplingParams,
+        view: View,
+        fork: Fork | None = None,
+    ) -> Turn:
+        """Sample a reply to a prompt and write both into the record."""
+        # Summaries are turns of the record, and the environment does not count them.
+        number = view.turn + trajectory.summaries
         recorder = self._recorder_of(trajectory)
-        segment = recorder.place(prompt.ids, prompt.images)
+        segment = recorder.place(prompt.ids, prompt.images, fork)
         try:
             with trajectory.timeline.during(Phase.GENERATE):
-                result = await self._client.generate(self._request(trajectory, view.turn, prompt))
-            start, end = recorder.record(segment, result, view.turn)
+                result = await self._client.generate(self._request(trajectory, number, prompt, sampling))
+            start, end = recorder.record(segment, result, number)
         except BaseException:
             recorder.withdraw(segment)
             raise
-        reply = self._prompts.renderer.text(result.token_ids)
-        self._prompts.replied(view.messages, reply, segment)
         return Turn(
             segment=segment,
             start=start,
             end=end,
             observation=view.text,
-            reply=reply,
+            reply=self._prompts.renderer.text(result.token_ids),
             finish_reason=result.finish_reason,
         )
 
@@ -130,14 +159,16 @@ class ModelActor:
             self._recorder = Recorder(trajectory)
         return self._recorder
 
-    def _request(self, trajectory: Trajectory, turn: int, prompt: Prompt) -> GenerationRequest:
+    def _request(
+        self, trajectory: Trajectory, turn: int, prompt: Prompt, sampling: SamplingParams
+    ) -> GenerationRequest:
         task = trajectory.task
         order = (task.index, trajectory.member, turn)
         return GenerationRequest(
             request_id=f"{self._purpose}-{'-'.join(map(str, order))}-{trajectory.attempt}",
             prompt_ids=prompt.ids,
             images=prompt.images,
-            sampling=self._sampling,
+            sampling=sampling,
             seed=derive_seed(self._seed, self._purpose, "reply", *order, trajectory.attempt),
             order=order,
             session_key=session_key(self._purpose, task.index, trajectory.member, trajectory.attempt),

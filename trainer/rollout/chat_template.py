@@ -42,6 +42,8 @@ class ChatTemplate:
             )
         self.say: Callable[[str], None] | None = None
         self._said: set[str] = set()
+        self._shows_declarations: bool | None = None
+        self._shows_calls: bool | None = None
         self._tokenizer = tokenizer
         self._options = dict(options)
         user, reply = _message("user", _FIRST), _message("assistant", _SECOND)
@@ -71,6 +73,30 @@ class ChatTemplate:
         if self.say is not None and text not in self._said:
             self._said.add(text)
             self.say(f"chat template: {text}")
+
+    def note_unshown(self, messages: Sequence[Message], tools: Sequence[Tool]) -> None:
+        """Say what of a conversation's tools the template passes over, as templates do in silence.
+
+        The first conversation that has some stands for all.
+        """
+        if tools and self._shows_declarations is None:
+            self._shows_declarations = self._differ(messages, tools, messages, ())
+            if not self._shows_declarations:
+                self.note("it passes over declarations of tools; what is learnt is learnt without them")
+        if self._shows_calls is None and any(message.get("tool_calls") for message in messages):
+            silent = [{key: message[key] for key in message if key != "tool_calls"} for message in messages]
+            self._shows_calls = self._differ(messages, tools, silent, tools)
+            if not self._shows_calls:
+                self.note("it passes over calls of tools; they are neither read nor learnt")
+
+    def _differ(
+        self, one: Sequence[Message], its: Sequence[Tool], other: Sequence[Message], their: Sequence[Tool]
+    ) -> bool:
+        written = self.text(one, generation_prompt=False, tools=its)
+        try:
+            return written != self.text(other, generation_prompt=False, tools=their)
+        except ConfigError:
+            return True  # it misses what the other conversation lacks
 
     def _apply(self, messages: Sequence[Message], *, generation_prompt: bool, tools: Sequence[Tool]) -> str:
         try:

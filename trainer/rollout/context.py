@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from clients.protocol.arrays import DecodeError, MediaBytes
-from trainer.config.rollout import PromptSettings
+from trainer.config.rollout import SUMMARY_REQUEST, SUMMARY_TOKENS, PromptSettings
 from trainer.core.plugins import Plugin, load_plugin
 from trainer.records.images import Picture, is_picture
 
@@ -49,11 +49,42 @@ def last_turns(count: int) -> ContextPolicy:
     return policy
 
 
+@dataclass(frozen=True, slots=True)
+class Compaction:
+    """When a policy is asked to sum up its history, and how.
+
+    Attributes:
+        above: Tokens of a prompt above which it is asked before it is shown that prompt.
+        tokens: Longest summary.
+        request: The text that it is asked with.
+    """
+
+    above: int
+    tokens: int
+    request: str
+
+    def opening(self, first: Sequence[Message], summary: str) -> list[Message]:
+        """Return what stands in place of the history: the first observation and the summary.
+
+        One without a word stands for nothing: then only the first observation is left.
+        """
+        said: list[Message] = [{"role": "assistant", "content": summary}] if summary.strip() else []
+        return [*first, *said]
+
+
+def compaction(settings: PromptSettings) -> Compaction | None:
+    """Return in what way a policy sums up its history, if it does."""
+    if settings.compact_above is None:
+        return None
+    tokens, request = settings.summary_tokens or SUMMARY_TOKENS, settings.summary_request or SUMMARY_REQUEST
+    return Compaction(settings.compact_above, tokens, request)
+
+
 def context_policy(settings: PromptSettings) -> ContextPolicy:
     """Return the policy that `settings` name."""
     if settings.custom_context is not None:
         return _checked_policy(load_plugin(settings.custom_context, "prompt.custom_context"))
-    if settings.context == "full_history":
+    if settings.context in ("full_history", "compaction"):
         return full_history
     return last_turns(1 if settings.context == "single_turn" else settings.turns or _LAST_TURNS)
 

@@ -7,6 +7,7 @@ from inspect import isawaitable
 from typing import Any, Protocol, cast
 
 from clients.client.session import EnvSession
+from clients.protocol.arrays import DecodeError
 from clients.protocol.errors import ProblemError
 from trainer.core.errors import InvalidNumberError, PluginError, UnplayableTaskError
 from trainer.core.numbers import are_finite, finite_number
@@ -15,7 +16,7 @@ from trainer.records.group import Group
 from trainer.records.rollout_log import EpisodeKey
 from trainer.records.timeline import Phase
 from trainer.records.trajectory import Outcome, Segment, Trajectory, Turn
-from trainer.rollout.actors import Actor
+from trainer.rollout.actors import Actor, ContextOverflowError
 from trainer.rollout.agent import note_failure, play_episode, reward_parts
 from trainer.rollout.environments import EnvironmentPool
 from trainer.rollout.mixtures import mix_reward
@@ -51,7 +52,7 @@ async def play_in_session(
         async with pool.session(task) as session:
             lent = time.monotonic()
             trajectory = await play(session)
-    except (ProblemError, InvalidNumberError) as error:
+    except (ProblemError, DecodeError, InvalidNumberError) as error:
         trajectory = Trajectory(task, member, attempt)
         note_failure(trajectory, error)
     await mix_reward(pool, trajectory)
@@ -174,6 +175,9 @@ async def play_coroutine(
 ) -> Trajectory:
     """Let a coroutine of the user's play an episode, and check its record.
 
+    An answer of the environment that cannot be read, and a prompt without room for a reply, are outcomes like any other
+    where it leaves them to its caller.
+
     Raises:
         PluginError: If it raises, or returns what is no record that fits together.
         InvalidNumberError: If a number of the record is none that can be computed with.
@@ -182,7 +186,14 @@ async def play_coroutine(
         playing = agent.function(session, task, member, actor, max_turns, attempt)
         if not isawaitable(playing):
             raise agent.broken("must be a coroutine: write async def")
-        trajectory = await playing
+        try:
+            trajectory = await playing
+        except ContextOverflowError as overflow:  # what was played is with the agent, which let go of it
+            return Trajectory(task, member, attempt, outcome=Outcome.AGENT_ERROR, detail=str(overflow))
+        except DecodeError as error:
+            failed = Trajectory(task, member, attempt)
+            note_failure(failed, error)
+            return failed
     if not isinstance(trajectory, Trajectory):
         raise agent.broken(f"must return a Trajectory, not {type(trajectory).__name__}")
     if fault := _record_fault(trajectory):

@@ -57,7 +57,7 @@ async def _verdicts(
 
 async def _ask(pool: EnvironmentPool, part: RewardPart, trajectory: Trajectory) -> Verdict:
     client = await pool.client(part.url)
-    item = item_of(part, trajectory.task, trajectory.turns[-1].reply)
+    item = item_of(part, trajectory.task, trajectory.steps[-1].reply)
     (verdict,) = await client.verify(part.verifier, [item])
     return verdict
 
@@ -70,7 +70,7 @@ def item_of(part: RewardPart, task: Task, response: str) -> Mapping[str, Any]:
 
 
 def _pay(trajectory: Trajectory, mixture: RewardMixture, verdicts: Mapping[str, Verdict]) -> None:
-    turn, own = trajectory.turns[-1], trajectory.task.env_id
+    turn, own = trajectory.steps[-1], trajectory.task.env_id
     for name, verdict in verdicts.items():
         if verdict.outcome in FAULTS:
             trajectory.outcome = FAULTS[verdict.outcome]

@@ -8,7 +8,14 @@ from clients.protocol.arrays import DecodeError
 from trainer.config.rollout import PromptSettings
 from trainer.records.trajectory import Trajectory
 from trainer.rollout.chat_template import Tool
-from trainer.rollout.context import ContextPolicy, Exchange, Message, with_instruction
+from trainer.rollout.context import (
+    Compaction,
+    ContextPolicy,
+    Exchange,
+    Message,
+    compaction,
+    with_instruction,
+)
 from trainer.rollout.rendering import ChatRenderer, Prompt
 
 
@@ -18,17 +25,24 @@ class PromptBuilder:
     Args:
         renderer: The policy's chat template, and what reads pictures.
         context: What of the episode a prompt shows.
-        settings: Where the environment's instruction and its tools go.
+        settings: Where the environment's instruction and its tools go, and whether the policy sums up its history.
+
+    Attributes:
+        renderer: The policy's chat template, and what reads pictures.
+        compaction: When and how the policy is asked for a summary; None where it never is.
     """
 
     def __init__(self, renderer: ChatRenderer, context: ContextPolicy, settings: PromptSettings) -> None:
         self.renderer = renderer
+        self.compaction = compaction(settings)
         self._context = context
         self._placement = settings.instruction
         self._shows_tools = settings.tools == "template"
         self._messages: list[Message] = []
         self._threads: dict[int, _Thread] = {}
         self._history: list[Exchange] = []
+        self._opening: list[Message] = []
+        self._first: tuple[Message, ...] = ()
         self._instruction: str | None = None
         self._tools: Sequence[Tool] = ()
 
@@ -52,6 +66,8 @@ class PromptBuilder:
         self._messages = []
         self._threads = {}
         self._history = []
+        self._opening = []
+        self._first = ()
 
     def prompt(self, trajectory: Trajectory, observation: Sequence[Message]) -> Prompt:
         """Return all ids that the policy reads at this turn, and the pictures among them.
@@ -60,7 +76,7 @@ class PromptBuilder:
         the template only appends; else the whole conversation is rendered.
         """
         messages = with_instruction(
-            self._context(self._history, observation), self._instruction, self._placement
+            [*self._opening, *self._context(self._history, observation)], self._instruction, self._placement
         )
         self._messages = messages
         thread = self._continued(messages)
@@ -75,8 +91,23 @@ class PromptBuilder:
 
     def replied(self, observation: Sequence[Message], reply: str, segment: int) -> None:
         """Note what the policy said to the last prompt, and the segment that holds the two."""
+        self._first = self._first or tuple(observation)
         self._history.append(Exchange(tuple(observation), reply))
         self._threads[segment] = _Thread(segment, [*self._messages, {"role": "assistant", "content": reply}])
+
+    def is_too_long(self, prompt: Prompt) -> bool:
+        """Whether the policy is to sum up its history before it reads this prompt; it needs one to do so."""
+        return self.compaction is not None and bool(self._history) and len(prompt.ids) > self.compaction.above
+
+    def summary_prompt(self, trajectory: Trajectory, request: str) -> Prompt:
+        """Return the prompt of a summary: all up to the last reply, and the request."""
+        return self.prompt(trajectory, [{"role": "user", "content": request}])
+
+    def summarised(self, compaction: Compaction, summary: str) -> None:
+        """Put a summary in the place of the history; the next prompt begins anew."""
+        self._opening = compaction.opening(self._first, summary)
+        self._history = []
+        self._threads = {}
 
     def _continued(self, messages: list[Message]) -> "_Thread | None":
         """The longest conversation so far that `messages` are, and more; the newest of several."""

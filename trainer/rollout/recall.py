@@ -35,6 +35,8 @@ TRAINING = "train"
 """Purpose of the episodes that are logged."""
 
 _REPLY, _RESET, _STEP, _CUT, _END = "reply", "reset", "step", "cut", "end"
+_RESET_FIELDS, _STEP_FIELDS = 4, 6
+"""Fields of these entries, without the place that they have among the episode's answers."""
 
 
 def session_key(purpose: str, task: int, member: int, attempt: int) -> str:
@@ -155,6 +157,7 @@ class EpisodeTape:
         self._key = key
         self._past = past
         self._answered = 0
+        self._added = 0
         self._experts = ExpertsWriter()
 
     @property
@@ -223,13 +226,16 @@ class EpisodeTape:
         """Write an answer of the environment down; what the log had in its place is void."""
         if self.goes_on:
             self.cut(self._answered)
-        self._append(kind, *fields)
+        # Its place among the episode's answers: one that was lost is missed by whoever reads those behind it.
+        self._append(kind, *fields, self._answered + self._added)
+        self._added += 1
 
     def cut(self, place: int) -> None:
         """Make the environment's answers from a place on void; with place 0 the episode begins again."""
         del self._past.answers[place:]
         self._answered = min(self._answered, place)
         if place == 0:
+            self._added = 0
             self._past.replies.clear()
             self._recall.counters["episodes"] += 1
         self._append(_CUT, place)
@@ -287,7 +293,7 @@ class LoggedSession:
         recalled = self._tape.answer(_RESET, asked)
         if recalled is not None:
             self._is_there = False
-            _, _, observation, info = recalled.fields
+            _, _, observation, info = recalled.fields[:_RESET_FIELDS]
             await self._catch_up_at_the_end()
             return ResetResult(self._observation(observation), decode_value(None, info))
         result = await self._session.reset(seed, options)
@@ -307,7 +313,7 @@ class LoggedSession:
         recalled = self._tape.answer(_STEP, asked)
         if recalled is not None:
             self._is_there = False
-            _, observation, reward, terminated, truncated, info = recalled.fields
+            _, observation, reward, terminated, truncated, info = recalled.fields[:_STEP_FIELDS]
             if not (terminated or truncated):
                 await self._catch_up_at_the_end()
             return StepResult(
@@ -342,7 +348,8 @@ class LoggedSession:
         answers = self._tape.answers
         begin = max(place for place, entry in enumerate(answers) if entry.kind == _RESET)
         reset, steps = answers[begin], answers[begin + 1 :]
-        (_, options), (session_id, process, episode, seed, version), observation, _ = reset.fields
+        asked, place, observation, _ = reset.fields[:_RESET_FIELDS]
+        (_, options), (session_id, process, episode, seed, version) = asked, place
         portable = PortableEpisode(
             env_id=self._session.env_id,
             env_version=version,
@@ -437,13 +444,24 @@ def _take_in(past: _Past, entry: Entry) -> None:
         )
         past.replies[digest].append((seed, reply))
     elif entry.kind in (_RESET, _STEP):
-        past.answers.append(entry)
+        place = _place_of(entry, len(past.answers))
+        if place <= len(past.answers):  # else one before it was lost, and it answers something else
+            past.answers[place:] = [entry]
     elif entry.kind == _CUT:
         del past.answers[entry.fields[0] :]
         if entry.fields[0] == 0:
             past.replies.clear()
     elif entry.kind == _END:
         past.ended = entry.fields[0], entry.fields[1]
+
+
+def _place_of(entry: Entry, following: int) -> int:
+    """Return which of its episode's answers an entry is; earlier releases did not say it."""
+    own = _RESET_FIELDS if entry.kind == _RESET else _STEP_FIELDS
+    if len(entry.fields) <= own:
+        return following
+    place: int = entry.fields[own]
+    return place
 
 
 def _digest(request: GenerationRequest) -> bytes:

@@ -41,7 +41,9 @@ class Recorder:
             if segment.ids:
                 self._tree.add(place)
 
-    def place(self, prompt_ids: Sequence[int], images: Sequence[PlacedImage] = ()) -> int:
+    def place(
+        self, prompt_ids: Sequence[int], images: Sequence[PlacedImage] = (), fork: Fork | None = None
+    ) -> int:
         """Return the segment that a reply to `prompt_ids` belongs to.
 
         That is the longest segment whose ids the prompt begins with, the newest where several are equal, or else a
@@ -51,6 +53,7 @@ class Recorder:
         Args:
             prompt_ids: All that the policy reads.
             images: Pictures among it.
+            fork: Why it opens a segment, where the caller knows; else it is found out.
         """
         prompt, shown = list(prompt_ids), list(images)
         found = self._tree.find(prompt, shown)
@@ -59,12 +62,12 @@ class Recorder:
             segment = self.trajectory.segments[index]
             self._tree.close(index)
             self._placed[index] = _Placed(
-                prompt[len(segment.ids) :], shown[len(segment.images) :], found.shared
+                prompt[len(segment.ids) :], shown[len(segment.images) :], found.shared, fork
             )
             return index
         index = len(self.trajectory.segments)
         self.trajectory.segments.append(Segment())
-        self._placed[index] = _Placed(prompt, shown, found.shared)
+        self._placed[index] = _Placed(prompt, shown, found.shared, fork)
         return index
 
     def record(self, index: int, result: GenerationResult, turn: int) -> tuple[int, int]:
@@ -116,7 +119,9 @@ class Recorder:
         segment = segments[index]
         shared = first_difference(segments[found.nearest].images, placed.images, found.shared)
         segment.parent = (found.nearest, shared) if shared else None
-        if found.shared > placed.shared:
+        if placed.fork is not None:
+            segment.fork = placed.fork
+        elif found.shared > placed.shared:
             segment.fork = Fork.PARALLEL  # its relative was recorded while this one was under way
         else:
             segment.fork = _kind(segments[found.nearest], shared, len(placed.ids))
@@ -130,11 +135,13 @@ class _Placed:
         ids: The prompt's ids behind those of its segment.
         images: Pictures among them.
         shared: Ids that it had in common with its nearest relative when it was placed.
+        fork: Why it opens a segment, where the caller knows.
     """
 
     ids: list[int]
     images: list[PlacedImage]
     shared: int
+    fork: Fork | None
 
 
 def _kind(parent: Segment, shared: int, prompt: int) -> Fork:

@@ -110,9 +110,11 @@ def _rows(data: Sequence[ExamplesSettings]) -> Iterator[tuple[str, Row]]:
             raise ConfigError(
                 f"data set {settings.name}: columns names {odd[0]!r}, which is none of {', '.join(_COLUMNS)}"
             )
-        found = 0
+        found, unseen = 0, dict(settings.columns)
         for place, row in islice(read_rows(settings), settings.limit):
             found += 1
+            if unseen:
+                unseen = {ours: theirs for ours, theirs in unseen.items() if theirs not in row}
             yield (
                 str(place),
                 {name: row.get(settings.columns.get(name, name)) for name in _COLUMNS}
@@ -120,6 +122,12 @@ def _rows(data: Sequence[ExamplesSettings]) -> Iterator[tuple[str, Row]]:
             )
         if not found:
             raise ConfigError(f"data set {settings.name} has no rows")
+        if unseen and found != settings.limit:
+            ours, theirs = next(iter(unseen.items()))
+            raise ConfigError(
+                f"data set {settings.name}: columns says that '{ours}' is called '{theirs}' there, and no row has such "
+                "a column"
+            )
 
 
 def _need(place: str, row: Row, *names: str, instead: str = "") -> None:
@@ -143,6 +151,11 @@ def _reply(place: str, row: Row, name: str) -> Conversation:
                 "conversations"
             )
         return _conversation(place, row, reply, len(reply) - 1)
+    # Some data sets have the prompt under its own column, and before each reply once more.
+    system = int(reply[0]["role"] == "system" != prompt[0]["role"])
+    behind = system + len(prompt)
+    if reply[system:behind] == prompt and len(reply) > behind:
+        return _conversation(place, row, reply, behind)
     return _conversation(place, row, (*prompt, *reply), len(prompt))
 
 

@@ -108,14 +108,16 @@ def _parquet_rows(path: Path) -> Iterator[tuple[RowPlace, Row]]:
     except ImportError as error:
         raise ConfigError(f"data set {path} needs pyarrow: pip install 'rollgym[data]'") from error
     try:
+        number = 0
         with parquet.ParquetFile(path) as file:
-            number = 0
             for batch in file.iter_batches(batch_size=_BATCH_ROWS):
                 for row in batch.to_pylist():
                     yield RowPlace(f"{path}, row", number), row
                     number += 1
     except ArrowException as error:
         raise ConfigError(f"data set {path} is no Parquet file: {error}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"data set {path}: a text behind row {number} is not UTF-8: {error}") from error
 
 
 def _saved_rows(settings: RowsSettings, path: Path) -> Iterator[tuple[RowPlace, Row]]:
@@ -131,7 +133,7 @@ def _hub_rows(settings: RowsSettings) -> Iterator[tuple[RowPlace, Row]]:
     datasets = _library(settings)
     try:
         found = datasets.load_dataset(settings.hub, settings.subset)
-    except (OSError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
         raise ConfigError(
             f"data set {settings.hub} cannot be loaded: {error}; without a network name a file of its rows (path), or "
             "fetch it elsewhere and set HF_HOME to that cache and HF_HUB_OFFLINE=1"

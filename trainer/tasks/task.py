@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Protocol
 
 
@@ -54,10 +54,9 @@ class Task:
         options: What else it is reset with.
         domain: Name under which metrics of this kind of task are reported.
         url: The server; None for the run's default.
-        mixture: Other verifiers that have a part in the reward; None where the environment's is all. It belongs to the
-            run, and records do not have it.
+        mixture: Other verifiers that have a part in the reward; None where the environment's is all.
         row: Where the options come from if they are this task's own, such as a row of a data set; empty where tasks of
-            their kind have them in common. It is for messages, and records do not have it.
+            their kind have them in common. It is for messages.
     """
 
     index: int
@@ -90,7 +89,21 @@ class Task:
             "options": dict(self.options) if self.options is not None else None,
             "domain": self.domain,
             "url": self.url,
-        }
+        } | self._rare()
+
+    def _rare(self) -> dict[str, Any]:
+        """Return what most tasks have nothing of."""
+        rare: dict[str, Any] = {}
+        if self.mixture is not None:
+            parts = [_as_dict(part) for part in self.mixture.parts]
+            rare["mixture"] = _as_dict(self.mixture) | {"parts": parts}
+        if self.row:
+            rare["row"] = self.row
+        return rare
+
+
+def _as_dict(of: RewardMixture | RewardPart) -> dict[str, Any]:
+    return {each.name: getattr(of, each.name) for each in fields(of)}
 
 
 class TaskSource(Protocol):

@@ -1,6 +1,6 @@
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.algorithm_cases import random_case
@@ -23,7 +23,6 @@ def textbook_gae(rewards, values, discount, trace):
     ]
 
 
-@settings(deadline=None)
 @given(
     data=st.lists(
         st.tuples(st.floats(-1, 1), st.floats(-1, 1), st.booleans()),
@@ -58,7 +57,6 @@ def test_gae_runs_across_the_rows_of_a_trajectory():
         assert computed == pytest.approx(textbook_gae(rewards, values, 0.8, 0.9), abs=1e-5)
 
 
-@settings(deadline=None)
 @given(scores=SCORES)
 def test_counting_a_score_twice_is_the_same_as_having_it_twice(scores):
     first = torch.tensor(scores, dtype=torch.float64)
@@ -69,7 +67,6 @@ def test_counting_a_score_twice_is_the_same_as_having_it_twice(scores):
     torch.testing.assert_close(counted.repeat_interleave(counts), group_advantages(repeated, groups))
 
 
-@settings(deadline=None)
 @given(scores=SCORES)
 def test_leave_one_out_subtracts_the_mean_of_the_others(scores):
     expected = [score - (sum(scores) - score) / (len(scores) - 1) for score in scores]
@@ -82,7 +79,6 @@ def test_leave_one_out_subtracts_the_mean_of_the_others(scores):
     assert result.tolist() == pytest.approx(expected, abs=1e-9)
 
 
-@settings(deadline=None)
 @given(scores=SCORES, shift=st.floats(-5, 5))
 def test_group_ids_may_be_any_integers_in_any_order(scores, shift):
     group = torch.tensor(scores, dtype=torch.float64)

@@ -208,6 +208,50 @@ def test_what_was_cut_off_may_earn_a_fixed_reward():
             "credits each token with what follows",
         ),
         ({"reward": {"truncated_reward": 0.0, "truncated_scale": 0.5}}, "choose one"),
+        (
+            {"advantage": {"kind": "group", "whiten": True, "whiten_form": "mean", "whiten_epsilon": 1e-5}},
+            "whiten_epsilon: whiten_form 'mean' divides by nothing",
+        ),
+        (
+            {"advantage": {"kind": "token_return", "whiten_form": "mean", "whiten_unbiased": False}},
+            "whiten_unbiased: whiten_form 'mean' divides by nothing",
+        ),
+        (
+            {"advantage": {"kind": "group", "baseline_shift": -0.1, "whiten": True}},
+            "and a baseline_shift with it",
+        ),
+        (
+            {"advantage": {"kind": "group", "baseline": "greedy"}, "reward": {"normalise": "batch"}},
+            "and not those of the greedy episode",
+        ),
+        (
+            {"advantage": {"kind": "token_return", "baseline": "greedy"}, "reward": {"normalise": "running"}},
+            "and not those of the greedy episode",
+        ),
+        (
+            {"advantage": {"kind": "gdpo"}, "kl": {"coefficient": 0.1, "placement": "reward"}},
+            "a KL penalty is none of them",
+        ),
+        (
+            {"advantage": {"kind": "gdpo"}, "reward": {"truncated_reward": -1.0}},
+            "reward.truncated_reward changes the sum of rewards",
+        ),
+        (
+            {"advantage": {"kind": "gdpo"}, "reward": {"scale": 2.0}},
+            "reward.scale changes the sum of rewards",
+        ),
+        *(
+            (
+                {"correction": {"kind": "reject", "reject": [{"measure": measure, "high": -0.1}]}},
+                f"'{measure}' is never below 0, so that high -0.1 would reject everything",
+            )
+            for measure in ("ratio", "k2", "k3", "variation", "binary_kl", "behaviour_kl")
+        ),
+        (
+            {"surrogate": {"kind": "weighted", "score_threshold": 0.5}},
+            "read with applies_to: negative_scores only",
+        ),
+        ({"filter": {"kind": "top_p", "shares": "softmax", "slack": 0.1}}, "read with shares: linear only"),
     ],
 )
 def test_what_says_nothing_is_refused(parts, message):

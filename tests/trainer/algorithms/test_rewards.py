@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -7,6 +9,7 @@ from trainer.algorithms.rewards import (
     discounted_return,
     discounted_turn_returns,
     placed_rewards,
+    turn_charges,
     turn_rewards,
 )
 from trainer.algorithms.stream import TokenStream
@@ -78,3 +81,11 @@ def test_a_trajectory_without_tokens_and_reward_has_no_place_in_the_stream():
     stream, mask = stream_of([1], [[0, 0]], trajectories=2)
     assert placed_rewards([[0.0], [1.0]], stream, mask).tolist() == [[0, 1]]
     assert stream.gather(mask.float()).tolist() == [[0, 0], [1, 1]]
+
+
+def test_what_was_cut_off_is_charged_nothing_beside_its_reward():
+    settings = RewardSettings(truncated_reward=-1.0, penalty_in="return", invalid_action_penalty=0.5)
+    cut = replace(BATCH, truncated=[True, False], valid=[[False, False], [False]])
+    assert turn_rewards(settings, cut) == [[0.0, -1.0], [0.5]]
+    assert turn_charges(settings, cut) == [[0.0, 0.0], [-0.5]]
+    assert turn_charges(settings, BATCH) == [[-0.5, 0.0], [0.0]], "where nobody asks, nothing was cut off"

@@ -44,8 +44,8 @@ def after(backend, steps=3):
     [
         {"fused": True},
         {"kind": "sgd", "epsilon": 1e-8, "fused": True},
-        {"gradient_checkpointing": True, "compiled": "aot_eager"},
-        {"compiled": "aot_eager"},
+        pytest.param({"gradient_checkpointing": True, "compiled": "aot_eager"}, marks=pytest.mark.slow),
+        pytest.param({"compiled": "aot_eager"}, marks=pytest.mark.slow),
         {"shared_prefixes": "off", "compiled": "aot_eager"},
     ],
     ids=lambda options: ", ".join(options),
@@ -98,16 +98,9 @@ def test_a_compiler_that_torch_does_not_have_is_refused():
 
 def test_rows_share_nothing_behind_an_attention_that_hides_nothing_between():
     model = sharp_model()
+    head = PolicyHead(model, 1.0)
     model.config._attn_implementation = "flash_attention_2"
-    assert "flash_attention_2" in PolicyHead.why_not_shared.func(_Told(model))
-
-
-class _Told(PolicyHead):
-    """A head of a model that cannot be computed here."""
-
-    def __init__(self, model):
-        torch.nn.Module.__init__(self)
-        self.model, self._head = model, object()
+    assert "flash_attention_2" in head.why_not_shared
 
 
 def test_an_attention_that_cannot_be_had_is_refused():

@@ -243,7 +243,11 @@ def test_families_gradients_are_those_without_in_ranks(ranks, family):
 
 @only_data
 @pytest.mark.parametrize(
-    ("preset", "family"), list(zip(sorted(EVERY_PRESET), itertools.cycle(FAMILIES), strict=False))
+    ("preset", "family"),
+    [
+        pytest.param(preset, family, marks=() if preset in dict(QUICK) else pytest.mark.slow)
+        for preset, family in zip(sorted(EVERY_PRESET), itertools.cycle(FAMILIES), strict=False)
+    ],
 )
 async def test_every_presets_gradients_are_those_without_in_ranks(ranks, preset, family):
     settings = resolve_preset(preset, {"minibatches": 1, "epochs": 1})

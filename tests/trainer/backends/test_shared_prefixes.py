@@ -13,6 +13,7 @@ from trainer.algorithms.aggregation import collect
 from trainer.algorithms.presets import PRESETS, resolve_preset
 from trainer.backends import torch_backend
 from trainer.backends.base import TrainRow
+from trainer.backends.distillation_head import Distance, DistillationHead
 from trainer.backends.forward_pass import ForwardPass
 from trainer.backends.heads import PolicyHead, ValueHead
 from trainer.backends.optimizer import Schedule
@@ -261,7 +262,11 @@ def played_groups() -> list[Group]:
     ("preset", "family", "rows"),
     [
         *((preset, "qwen3", rows) for preset in sorted(PRESETS) for rows in ("step", "trajectory")),
-        *((preset, family, "step") for preset in sorted(PRESETS) for family in ("llama-3", "gemma-2")),
+        *(
+            pytest.param(preset, family, "step", marks=pytest.mark.slow)
+            for preset in sorted(PRESETS)
+            for family in ("llama-3", "gemma-2")
+        ),
     ],
 )
 def test_every_presets_gradients_are_those_without(preset, family, rows, cheap_calls):
@@ -312,9 +317,20 @@ class Forgetful(LlamaForCausalLM):
         )
 
 
+class Louder(LlamaForCausalLM):
+    """A model whose logits are made of more than its last hidden states."""
+
+    def forward(self, input_ids=None, **given):
+        output = super().forward(input_ids=input_ids, **given)
+        if input_ids is not None:
+            output.logits = output.logits * (1.0 + input_ids[..., None] / 25.0)
+        return output
+
+
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
+        (lambda: Louder(LlamaConfig(**_SHAPE)), "made of more than its last hidden states"),
         (lambda: Forgetful(LlamaConfig(**_SHAPE)), "passed over the cache"),
         (
             lambda: LlamaForCausalLM(
@@ -325,17 +341,33 @@ class Forgetful(LlamaForCausalLM):
             "how long the row is",
         ),
     ],
-    ids=["no cache", "positions that depend on the length"],
+    ids=["a head of its own", "no cache", "positions that depend on the length"],
 )
 def test_a_model_that_cannot_shares_whole_rows_only_and_says_so(make, reason, cheap_calls):
     head, rows = PolicyHead(make().eval(), 1.0), tree_rows()
     assert reason in head.why_not_shared
-    apart, _, _ = gradients(head, rows, None)
-    together, _, buckets = gradients(head, rows, COSTS)
+    apart, outputs, _ = gradients(head, rows, None)
+    together, shared_outputs, buckets = gradients(head, rows, COSTS)
     assert error(together, apart) < EXACT
+    for one, two in zip(shared_outputs, outputs, strict=True):
+        torch.testing.assert_close(one, two, atol=1e-5, rtol=1e-5)
     assert all(call.prefix == 0 for bucket in buckets for call in bucket.shared.tree.calls)
     assert reason in TorchBackend(head, settings_of("auto"), SCHEDULE).why_not_shared
     assert TorchBackend(head, settings_of("off"), SCHEDULE).why_not_shared is None
+
+
+@pytest.mark.parametrize("louder", ["student", "teacher"])
+def test_a_student_is_taught_alike_where_logits_are_made_of_more(louder):
+    torch.manual_seed(0)
+    kinds = {"student": LlamaForCausalLM, "teacher": LlamaForCausalLM, louder: Louder}
+    student, teacher = (kinds[who](LlamaConfig(**_SHAPE)).eval() for who in ("student", "teacher"))
+    head, rows = DistillationHead(student, [teacher], Distance("forward_kl")), tree_rows()
+    apart, outputs, _ = gradients(head, rows, None)
+    together, shared_outputs, buckets = gradients(head, rows, COSTS)
+    assert any(bucket.shared is not None for bucket in buckets)
+    assert error(together, apart) < EXACT
+    for one, two in zip(shared_outputs, outputs, strict=True):
+        torch.testing.assert_close(one, two, atol=1e-5, rtol=1e-5)
 
 
 def test_layers_with_another_state_are_told():

@@ -5,6 +5,8 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
+
 from trainer.cli import main
 from trainer.core.console import RunConsole
 from trainer.records.ledger import Fate, Ledger
@@ -43,6 +45,7 @@ def kill_a_rank() -> None:
     os.kill(dict(ranks)[b"1"], signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_a_rank_that_dies_is_started_again_and_the_run_goes_on_in_one_process(tmp_path, monkeypatch, capfd):
     run, config = tmp_path / "run", tmp_path / "run.yaml"
     config.write_text(CONFIG)

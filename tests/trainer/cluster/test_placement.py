@@ -112,6 +112,10 @@ def test_a_device_of_a_role_is_named_once():
         ),
         (["inference={kind: vllm, urls: ['http://a:1']}", f"{SAMPLES}=0"], "names servers that run already"),
         (
+            ["inference={kind: vllm, urls_file: servers}", f"{SAMPLES}=0"],
+            "urls_file names servers that run already",
+        ),
+        (
             [RAY, servers()],
             "nothing says on which devices of the cluster: set cluster.roles.actor_inference.devices",
         ),

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.slow
 
 pytest.importorskip("ray")
 
-PATIENCE_S = 120
+PATIENCE_S = 240
 RAY = ["cluster.kind=ray", "backend.kind=fsdp2", "tasks=[{env_id: FrozenLake-v0}]", "model.device=cpu"]
 JUDGE = [sys.executable, "-m", "tests.support.judge_program", "{host}", "{port}"]
 _PROCESS = re.compile(r"^process (\d+) on ", re.MULTILINE)

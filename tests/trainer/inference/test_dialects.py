@@ -3,6 +3,7 @@
 import copy
 import json
 import time
+from contextlib import suppress
 
 import pytest
 from hypothesis import given, settings
@@ -28,6 +29,7 @@ from trainer.inference.errors import (
     ServerSetupError,
 )
 from trainer.inference.partial_reply import PartialReply
+from trainer.inference.server_replies import ReplyEvents
 
 
 def capabilities(**changes):
@@ -124,23 +126,28 @@ def test_a_reply_is_read(dialect):
     assert stretch.finish_reason == "length"
 
 
-@ALL
-@settings(max_examples=60, deadline=None)
-@given(data=st.data())
-def test_a_reply_with_anything_anywhere_is_read_or_refused(dialect, data):
-    reply = copy.deepcopy(GOOD[dialect])
+def with_junk(reply, data):
+    """A reply in which something somewhere is missing, or is anything else."""
+    reply = copy.deepcopy(reply)
     path = data.draw(st.sampled_from(list(places(reply))))
     junk = data.draw(json_values)
-    if path:
-        holder = reply
-        for key in path[:-1]:
-            holder = holder[key]
-        if data.draw(st.booleans()):
-            holder[path[-1]] = junk
-        else:
-            del holder[path[-1]]
+    if not path:
+        return junk
+    holder = reply
+    for key in path[:-1]:
+        holder = holder[key]
+    if data.draw(st.booleans()):
+        holder[path[-1]] = junk
     else:
-        reply = junk
+        del holder[path[-1]]
+    return reply
+
+
+@ALL
+@settings(max_examples=60)
+@given(data=st.data())
+def test_a_reply_with_anything_anywhere_is_read_or_refused(dialect, data):
+    reply = with_junk(GOOD[dialect], data)
     try:
         stretch = dialect.read_generation(answer(reply), CALL)
     except InferenceError:
@@ -152,7 +159,21 @@ def test_a_reply_with_anything_anywhere_is_read_or_refused(dialect, data):
 
 
 @ALL
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=60)
+@given(data=st.data())
+def test_a_stream_with_anything_anywhere_is_read_or_refused(dialect, data):
+    told = []
+    reading = ReplyEvents(dialect, told.extend)
+    take = reading.reading()
+    for event in (GOOD[dialect], with_junk(GOOD[dialect], data)):
+        take(b"data: " + json.dumps(event).encode() + b"\n\n")
+    assert all(type(token) is int for token in told)
+    with suppress(InferenceError):
+        dialect.read_generation(reading.answer(HttpAnswer(200, b"data: ...")), CALL)
+
+
+@ALL
+@settings(max_examples=30)
 @given(body=st.binary(max_size=60), status=st.sampled_from([200, 400, 403, 404, 422, 500]))
 def test_bytes_of_any_kind_are_refused(dialect, body, status):
     with pytest.raises((InferenceError, ServerSetupError)):
@@ -260,7 +281,6 @@ samplings = st.builds(
     seed=st.integers(0, 2**70),
     key=st.text(),
 )
-@settings(deadline=None)
 def test_what_is_asked_for_is_what_is_sent(dialect, ids, sampling, seed, key):
     call = dialect.generate(GenerationCall("0" * 32, ids, sampling, seed, key, "salt"))
     body = json.loads(json.dumps(call.body))
@@ -417,7 +437,7 @@ def test_a_bucket_names_each_tensor_once():
 
 @pytest.mark.parametrize("probe", [vllm.probe, sglang.probe], ids=["vllm", "sglang"])
 @given(replies=st.lists(json_values, min_size=1, max_size=6))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_a_probe_of_anything_ends_with_an_error(probe, replies):
     with pytest.raises((InferenceError, ConfigError)):
         played(probe(Need("disk")), [answer(each) for each in [*replies, *[{}] * 20]])

@@ -11,6 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.support import sglang_program, vllm_program
 from trainer.config.inference import InferenceSettings
 from trainer.core.errors import ConfigError
 from trainer.inference.launch import (
@@ -286,6 +287,27 @@ def test_vllm_is_told_of_everything_that_was_switched_on(monkeypatch):
     assert first.log != second.log
 
 
+@pytest.mark.parametrize(
+    ("rank", "allowed"), [(1, 1), (4, 8), (8, 8), (12, 16), (24, 32), (257, 320), (321, 512), (512, 512)]
+)
+def test_vllm_is_told_of_a_rank_that_it_allows(rank, allowed):
+    (process,) = started(settings_of(kind="vllm"), ServedModel(Path("/m"), 64, lora_rank=rank))
+    words = process.command[process.command.index("serve") :]
+    assert vllm_program.parser().parse_args(words).max_lora_rank == allowed
+
+
+@pytest.mark.parametrize("rank", ["0", "4", "12", "24", "1024"])
+def test_the_stand_in_for_vllm_allows_no_other_rank(rank, capsys):
+    with pytest.raises(SystemExit):
+        vllm_program.parser().parse_args(["serve", "/m", "--max-lora-rank", rank])
+    assert "--max-lora-rank: invalid choice" in capsys.readouterr().err
+
+
+def test_a_rank_that_vllm_never_allows_is_refused():
+    with pytest.raises(ConfigError, match=r"model\.lora\.rank 513 is more than vLLM takes: lower it to 512"):
+        started(settings_of(kind="vllm"), ServedModel(Path("/m"), 64, lora_rank=513))
+
+
 def test_sglang_is_told_the_same_in_its_own_words():
     inference = settings_of(
         kind="sglang",
@@ -303,8 +325,18 @@ def test_sglang_is_told_the_same_in_its_own_words():
         "--quantization fp8",
         "--enable-memory-saver",
         "--enable-lora --max-lora-rank 8",
+        "--incremental-streaming-output",
     ):
         assert expected in words
+    read = sglang_program.parser().parse_args(process.command[3:])
+    assert (read.model_path, read.tp_size, read.max_lora_rank) == (Path("/m"), 4, 8)
+
+
+def test_the_stand_in_for_sglang_takes_no_word_that_it_does_not_know(tmp_path, capsys):
+    words = ["--model-path", str(tmp_path), "--incremental-streaming-outputs"]
+    with pytest.raises(SystemExit):
+        sglang_program.parser().parse_args(words)
+    assert "unrecognized arguments: --incremental-streaming-outputs" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

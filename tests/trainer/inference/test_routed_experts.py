@@ -88,7 +88,7 @@ def test_a_file_that_claims_a_size_that_it_has_not_takes_no_memory():
         read_array_file(base64.b64encode(buffer.getvalue()).decode(), 6, "a reply")
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(st.binary(max_size=200) | st.text(max_size=50), st.integers(1, 8))
 def test_anything_is_read_or_refused(content, tokens):
     text = base64.b64encode(content).decode() if isinstance(content, bytes) else content

@@ -6,13 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from tests.support.inference_server.running import InferenceServer
+from tests.support.inference_server.running import InferenceServer, InferenceServerProcess
 from tests.trainer.inference.test_server_client import request
 from trainer.inference.calls import HttpAnswer
 from trainer.inference.dialect import Capabilities
 from trainer.inference.errors import InferenceError
 from trainer.inference.server_client import ServerClient
 from trainer.inference.server_replies import ReplyEvents
+from trainer.inference.sglang import SglangDialect
 from trainer.inference.vllm import VllmDialect
 
 
@@ -74,6 +75,43 @@ async def test_streams_that_repeat_everything_are_not_asked_for():
             told = []
             await client.generate(replace(request(), on_tokens=told.extend))
             assert told == []
+
+
+async def test_a_stream_that_repeats_everything_is_read_where_it_comes():
+    """A server that was started again without its switch, before anybody asked it anew what it can do."""
+    server = InferenceServerProcess("sglang", "--incremental").start()
+    try:
+        async with asyncio.timeout(60), ServerClient(server.url, "sglang", way=None) as client:
+            asked = request(tokens=9, seed=3)
+            plain = await client.generate(asked)
+            server.stop()
+            server = InferenceServerProcess("sglang", port=server.port).start()
+            told = []
+            assert await client.generate(replace(asked, on_tokens=told.extend)) == plain
+            assert told == plain.token_ids
+    finally:
+        server.stop()
+
+
+@pytest.mark.parametrize("repeats", [False, True])
+@pytest.mark.parametrize("parts", [[9], [1, 1, 1], [2, 0, 3], [1] * 7])
+def test_both_kinds_of_sglangs_streams_amount_to_one_reply(repeats, parts):
+    dialect = SglangDialect(Capabilities("SGLang", (0, 5, 23), "policy", None, "temperature", None, True))
+    drawn = [7] * sum(parts)  # all equal: nothing but their number tells the two apart
+    bodies, count = [], 0
+    for part in parts:
+        start, count = (0 if repeats else count), count + part
+        meta = {
+            "completion_tokens": count,
+            "output_token_logprobs": [[-0.5, each, None] for each in drawn[start:count]],
+        }
+        bodies.append({"output_ids": drawn[start:count], "meta_info": meta})
+    told = []
+    reading = ReplyEvents(dialect, told.extend)
+    reading.reading()(b"".join(events(*bodies)))
+    whole = json.loads(reading.answer(HttpAnswer(200, b"data: ...")).body)
+    assert told == whole["output_ids"] == drawn
+    assert len(whole["meta_info"]["output_token_logprobs"]) == len(drawn)
 
 
 async def test_who_leaves_ends_the_drawing():

@@ -150,6 +150,20 @@ async def test_a_cancelled_request_frees_its_row(engine):
     assert len(result.token_ids) == 2
 
 
+async def test_a_request_that_is_cancelled_in_a_pause_frees_its_row_before_anything_goes_on(engine):
+    running = [
+        asyncio.create_task(engine.generate(each)) for each in requests_of([[3], [4]], SamplingParams(40))
+    ]
+    await started(engine, 2)
+    await engine.pause("keep")
+    running[0].cancel()
+    async with asyncio.timeout(10):
+        while engine.counters.running == 2:
+            await asyncio.sleep(0)
+    await engine.resume()
+    assert len((await running[1]).token_ids) == 40
+
+
 @pytest.mark.parametrize(
     ("prompt", "message"), [([], "empty prompt"), ([1] * 45, "pass the longest row of 48")]
 )

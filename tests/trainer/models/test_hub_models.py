@@ -95,6 +95,7 @@ def commands() -> list[list[str]]:
     return [shlex.split(line) for block in blocks for line in block.splitlines()]
 
 
+@pytest.mark.slow
 def test_every_command_of_the_guide_runs(cached, tmp_path, monkeypatch, capfd):
     shutil.copytree(ROOT / "examples", tmp_path / "clone" / "examples")
     monkeypatch.chdir(tmp_path / "clone")

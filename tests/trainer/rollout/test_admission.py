@@ -77,7 +77,7 @@ def simulate(
     return played
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     groups=st.integers(1, 6),
     staleness=st.integers(0, 4),
@@ -102,7 +102,7 @@ def test_lag_is_bounded_and_no_group_starves(groups, staleness, fraction, durati
     assert sorted([*indices, *played.dropped, *window.untrained]) == list(range(window.next_index))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     groups=st.integers(1, 5),
     staleness=st.integers(0, 3),
@@ -128,7 +128,7 @@ def test_what_is_put_aside_is_trained_in_a_later_round_within_the_bound(
     assert sorted([*indices, *played.dropped, *window.untrained]) == list(range(window.next_index))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     groups=st.integers(1, 5),
     staleness=st.integers(0, 3),
@@ -174,7 +174,6 @@ def test_long_groups_come_in_rounds_of_their_own_and_none_is_lost():
     assert sum(durations[index] > 1 for index in order) / len(order) == pytest.approx(0.2, abs=0.01)
 
 
-@settings(deadline=None)
 @given(groups=st.integers(1, 5), slow=st.integers(0, 4))
 def test_one_slow_group_is_overtaken_by_less_than_a_window(groups, slow):
     window = AdmissionWindow(groups, max_staleness=2, window_fraction=0.5)

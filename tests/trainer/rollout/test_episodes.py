@@ -18,7 +18,7 @@ from trainer.core.errors import PluginError
 from trainer.core.plugins import load_plugin
 from trainer.inference.base import GenerationResult, SamplingParams
 from trainer.records.trajectory import Outcome, Segment, Trajectory, Turn
-from trainer.rollout.actors import ModelActor, ScriptedActor
+from trainer.rollout.actors import ModelActor, ScriptedActor, View
 from trainer.rollout.episodes import EpisodePlayer
 from trainer.rollout.prompts import PromptBuilder
 from trainer.rollout.rendering import Prompt
@@ -114,6 +114,7 @@ async def test_the_wait_for_a_session_is_the_queue_s():
         (ProblemError("at_capacity", "no place"), Outcome.ENVIRONMENT_ERROR),
         (ProblemError("upstream_error", "gone"), Outcome.ENVIRONMENT_ERROR),
         (ProblemError("step_timeout", "slow"), Outcome.TIMEOUT),
+        (DecodeError("a space has no bounds"), Outcome.ENVIRONMENT_ERROR),
     ],
 )
 async def test_a_session_that_cannot_be_made_is_an_outcome(problem, outcome):
@@ -304,6 +305,24 @@ async def test_a_problem_of_the_environment_in_an_agent_of_the_users_is_an_outco
         Pool(Session(problem=ProblemError("env_error", "oops"))), agent="agent_that_asks"
     )
     assert trajectory.outcome is Outcome.ENVIRONMENT_ERROR
+    unread = DecodeError("the reward of a step is a number, not bool")
+    trajectory = await played(Pool(Session(problem=unread)), agent="agent_that_asks")
+    assert (trajectory.outcome, trajectory.detail) == (Outcome.ENVIRONMENT_ERROR, str(unread))
+
+
+async def agent_that_asks_the_policy(session, task, member, actor, max_turns, attempt):
+    trajectory = Trajectory(task, member, attempt)
+    observation, info = await session.reset(seed=1, options=None)
+    trajectory.turns.append(await actor.act(trajectory, View(0, observation, (), info)))
+    return trajectory
+
+
+async def test_a_prompt_without_room_in_an_agent_of_the_users_is_an_outcome():
+    actor = ModelActor(Engine(-0.5), Prompts(), SamplingParams(4), 5, 0, "test")
+    trajectory = await played(Pool(), actor=actor, agent="agent_that_asks_the_policy")
+    assert trajectory.outcome is Outcome.AGENT_ERROR
+    assert "passes model.max_length 5" in trajectory.detail
+    assert (trajectory.member, trajectory.attempt) == (1, 2)
 
 
 @pytest.mark.parametrize(
@@ -333,6 +352,8 @@ class Engine:
 
 
 class Prompts:
+    compaction = None
+
     def begin(self, info):
         pass
 

@@ -4,6 +4,7 @@ import asyncio
 import errno
 import os
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,9 @@ from trainer.tasks.task import Task
 MOVES = ["Left", "Down", "Right", "Up"]
 LAKE = Task(5, "FrozenLake-v0", 7, {"size": 8, "max_episode_steps": 9})
 DICE = Task(6, "NoisyEcho", 7)
+WIDE = Task(
+    8, "FrozenLake-v0", 7, {"map": ["S" + 7 * "F", *[8 * "F"] * 6, 7 * "F" + "G"], "max_episode_steps": 9}
+)
 
 
 class Engine:
@@ -86,10 +90,17 @@ async def pool(url: str) -> AsyncIterator[EnvironmentPool]:
 class Process:
     """One process of a run: a log, an engine, and episodes that are played until it is killed."""
 
-    def __init__(self, folder: Path, pool: EnvironmentPool, first: int = 0, agent: str | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        pool: EnvironmentPool,
+        first: int = 0,
+        agent: str | None = None,
+        engine: type[Engine] = Engine,
+    ) -> None:
         self.log = RolloutLog(folder, durable=False, say=lambda text: pytest.fail(text))
         self.recall = Recall(self.log)
-        self.engine = Engine(first)
+        self.engine = engine(first)
         self.lost: list[tuple[int, str]] = []
         client = LoggedClient(self.engine, self.recall)
         self.player = EpisodePlayer(
@@ -142,6 +153,34 @@ async def test_an_episode_goes_on_from_its_tokens_and_its_state(tmp_path, pool):
     third = Process(tmp_path / "log", pool, first=999)
     assert await third.play() == undisturbed
     assert third.engine.drawn == 999
+
+
+class AlwaysRight(Engine):
+    """Replies of which no two differ in what they do."""
+
+    async def generate(self, request: GenerationRequest) -> GenerationResult:
+        result = await super().generate(request)
+        return replace(result, token_ids=[MOVES.index("Right"), *result.token_ids[1:]])
+
+
+async def test_an_answer_that_a_disk_has_lost_is_not_taken_from_a_later_step(tmp_path, pool):
+    """A machine that ends leaves files that lack their ends, whatever later files have."""
+
+    folder = tmp_path / "log"
+    undisturbed = await Process(tmp_path / "whole", pool, engine=AlwaysRight).play(WIDE)
+    first = Process(folder, pool, engine=AlwaysRight)
+    await first.play_until(3, WIDE)
+    kinds = [entry.kind for entry in RolloutLog(folder, durable=False, say=pytest.fail).read()]
+    assert kinds == ["reset", *["reply", "step"] * 3]
+    second = Process(folder, pool, engine=AlwaysRight)
+    await second.play(WIDE)
+    second.log.close()
+    file = min(folder.glob("*.log"))
+    os.truncate(file, file.stat().st_size - 1)  # the last step cannot be read any more
+    trajectory = await Process(folder, pool, engine=AlwaysRight).play(WIDE)
+    assert [turn.observation for turn in trajectory.turns] == [turn.observation for turn in undisturbed.turns]
+    assert trajectory.total_reward == undisturbed.total_reward
+    assert trajectory.outcome is undisturbed.outcome
 
 
 async def test_killed_again_and_again_it_still_goes_on(tmp_path, pool):

@@ -135,7 +135,7 @@ FATES = st.lists(st.sampled_from(["kept", "left out", "fails"]), min_size=1, max
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     groups=st.integers(1, 4),
     size=st.integers(1, 3),

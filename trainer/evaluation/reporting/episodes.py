@@ -147,12 +147,14 @@ def _view(played: PlayedEpisode, budget: _Budget) -> EpisodeView:
         ("seed", str(task.seed)),
         ("member", str(trajectory.member)),
         ("reward", short(trajectory.total_reward)),
-        ("turns", str(len(trajectory.turns))),
+        ("turns", str(len(trajectory.steps))),
         ("sampled tokens", f"{trajectory.action_tokens:,}"),
         ("policy version", str(trajectory.oldest_version)),
     ]
     if task.domain and task.domain != task.env_id:
         facts.insert(0, ("domain", budget.cut(task.domain, 80)))
+    if trajectory.summaries:
+        facts.append(("summaries", str(trajectory.summaries)))
     facts += [(budget.cut(name, 60), short(value)) for name, value in list(trajectory.metrics.items())[:12]]
     if played.decision not in ("", "kept"):
         facts.append(("left out by", budget.cut(played.decision, 80)))
@@ -187,6 +189,8 @@ def _phases(trajectory: Trajectory) -> tuple[tuple[str, str, float], ...]:
 
 def _turn(number: int, turn: Turn, budget: _Budget) -> TurnView:
     remarks = [] if turn.action_is_valid else ["unreadable reply"]
+    if turn.is_summary:
+        remarks.append("summary of the history")
     if turn.finish_reason != "stop":
         remarks.append(f"ended by {budget.cut(turn.finish_reason, 20)}")
     mean = sum(turn.advantages) / len(turn.advantages) if turn.advantages else None

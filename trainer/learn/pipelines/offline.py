@@ -74,7 +74,7 @@ async def train_on_examples(
         measure_every: Steps between measurements on held-out examples; 0 measures at the ends only.
         ending: Ends the run before its time, in order.
     """
-    saved, whole = state.step, True
+    first, saved, whole = state.step, state.step, True
     if not parts.tracker.evaluated(state.step) and _is_due(state.step, steps, measure_every):
         await _measure(parts, state.step)
     try:
@@ -90,6 +90,8 @@ async def train_on_examples(
                     saved = state.step
             if _is_due(state.step, steps, measure_every):
                 await _measure(parts, state.step)
+            if state.step == first + 1 and (odd := parts.tracker.unmeasured()) is not None:
+                parts.console.say(odd)
             parts.saver.raise_if_failed()
             await asyncio.sleep(0)  # a signal that came meanwhile
     finally:

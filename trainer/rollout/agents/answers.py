@@ -35,6 +35,7 @@ class Answer:
         prompt_ids: What the policy read.
         choices: The replies.
         ignored: Wishes that were passed over.
+        thinks: Whether the prompt ends with the opening of thinking.
     """
 
     number: int
@@ -43,6 +44,7 @@ class Answer:
     prompt_ids: Sequence[int]
     choices: Sequence[Choice]
     ignored: tuple[str, ...]
+    thinks: bool = False
 
     @property
     def completion_tokens(self) -> int:

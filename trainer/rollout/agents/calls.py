@@ -318,9 +318,13 @@ def _tool(value: object, param: str) -> Mapping[str, Any]:
 
 def finite(value: object) -> float | None:
     """Return a number of JSON, or None where it is none that can be computed with."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return float(value)
+    try:
+        plain = float(value)
+    except OverflowError:  # whole numbers of JSON know no bound
+        return None
+    return plain if math.isfinite(plain) else None
 
 
 def last_text(messages: Sequence[Message]) -> str:

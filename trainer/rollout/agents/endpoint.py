@@ -27,6 +27,7 @@ from trainer.core.numbers import LARGEST
 from trainer.rollout.agents.answers import Answer
 from trainer.rollout.agents.calls import AgentCall, finite, whole
 from trainer.rollout.agents.chat_completions import ChatChunks, chat_body, parse_chat
+from trainer.rollout.agents.deliveries import name_of
 from trainer.rollout.agents.environment import EpisodeEnvironment
 from trainer.rollout.agents.errors import ApiError, invalid
 from trainer.rollout.agents.event_stream import Event, EventStream, LiveAnswer
@@ -163,7 +164,7 @@ class _Endpoint:
         call = parse_chat(await self._json(request))
         if call.stream:
             return await self._streamed(request, session, call, _CHAT)
-        answer = await _while_connected(request, session.answer(call))
+        answer = await self._answered(request, session, call)
         body = chat_body(call, answer, self._sessions.model, self._texts(session, call, answer))
         return _json_answer(body, _headers(answer))
 
@@ -173,17 +174,40 @@ class _Endpoint:
         call = parse_responses(await self._json(request), session.conversations.get)
         if call.stream:
             return await self._streamed(request, session, call, _RESPONSES)
-        answer = await _while_connected(request, session.answer(call))
+        answer = await self._answered(request, session, call)
         _keep_conversation(session, call, answer)
         body = response_body(call, answer, self._sessions.model, self._texts(session, call, answer))
         return _json_answer(body, _headers(answer))
+
+    async def _answered(self, request: Request, session: AgentSession, call: AgentCall) -> Answer:
+        """Return the answer to a request: the one that is there, or under way, where it is asked for again."""
+        asked = name_of(request, await read_body(request, self._max_body_bytes))
+        delivery = session.deliveries.again(request, asked)
+        if delivery is None:
+            delivery = session.deliveries.begin(asked, session.answer(call))
+        return await _while_connected(request, delivery.answer())
+
+    async def _begun(
+        self, request: Request, session: AgentSession, call: AgentCall, live: LiveAnswer
+    ) -> "asyncio.Task[Answer]":
+        """Begin to answer a request with a stream; see `_answered`."""
+        asked = name_of(request, await read_body(request, self._max_body_bytes))
+        delivery = session.deliveries.again(request, asked)
+        if delivery is not None and not delivery.working.done():
+            # Whoever reads its stream has left and asks again: it cannot be read from its beginning.
+            delivery.working.cancel()
+            await asyncio.wait({delivery.working})
+            delivery = session.deliveries.again(request, asked)
+        if delivery is None:
+            return session.deliveries.begin(asked, session.answer(call, live)).working
+        return asyncio.create_task(session.tell_again(call, delivery.working.result(), live))
 
     async def _streamed(
         self, request: Request, session: AgentSession, call: AgentCall, api: "_StreamApi"
     ) -> Response:
         """Answer with a stream that begins with the reply's first words; what fails before has a status of its own."""
         live = LiveAnswer()
-        working = asyncio.create_task(session.answer(call, live))
+        working = await self._begun(request, session, call, live)
         working.add_done_callback(live.close)
         try:
             await _while_connected(request, live.started())

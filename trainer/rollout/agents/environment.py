@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from clients.client.session import EnvSession
@@ -78,6 +78,7 @@ class EpisodeEnvironment:
         self._failed = failed
         self._metrics = EpisodeMetrics(session.env.metadata.get("metrics", {}))
         self._stepping = asyncio.Lock()
+        self._paid: Turn | None = None
         self.begun: Mapping[str, Any] = {}
         self.info: Mapping[str, Any] = {}
         self.seen = Observed("", ())
@@ -151,13 +152,13 @@ class EpisodeEnvironment:
         with self._trajectory.timeline.during(step_phase(self._session)):
             observation, reward, terminated, truncated, self.info = await self._session.step(action)
         self.steps += 1
-        before = turn.reward, turn.format_penalty
+        before = replace(turn)
         note_result(turn, anchor, reward, self.info)
         view = view_of(self.steps, observation, self.info)
         seen = Observed(view.text, view.messages, turn.reward, terminated, truncated, turn.action_is_valid)
-        # Several steps may follow one turn.
-        turn.reward += before[0]
-        turn.format_penalty += before[1]
+        if turn is self._paid:
+            _add_up(before, turn)
+        self._paid = turn
         self._metrics.add(self.info)
         self._trajectory.metrics = self._metrics.totals()
         if seen.over:
@@ -173,6 +174,18 @@ class EpisodeEnvironment:
     def ended(self) -> bool:
         """Whether the environment's episode has its outcome."""
         return self.seen.over and self._trajectory.outcome is not Outcome.ENVIRONMENT_ERROR
+
+
+def _add_up(earlier: Turn, turn: Turn) -> None:
+    """Give a turn what all steps made of it: several may follow one reply, given in the state of the first."""
+    turn.reward += earlier.reward
+    turn.format_penalty += earlier.format_penalty
+    turn.anchor = earlier.anchor
+    turn.action_is_valid = turn.action_is_valid and earlier.action_is_valid
+    parts = turn.reward_parts
+    turn.reward_parts = earlier.reward_parts | {
+        name: earlier.reward_parts.get(name, 0.0) + part for name, part in parts.items()
+    }
 
 
 def _failed(error: Exception) -> ApiError:

@@ -64,7 +64,7 @@ def parse_responses(body: object, conversation: Conversation) -> AgentCall:
         reads_tools=reads_tools and bool(tools),
         parallel_tools=flag(body, "parallel_tool_calls", default=True),
         stream=flag(body, "stream"),
-        logprobs="message.output_text.logprobs" in (body.get("include") or ()),
+        logprobs="message.output_text.logprobs" in _listed(body, "include", "include"),
         token_ids=flag(body, "return_token_ids"),
         not_enforced=not_enforced if tools else (),
         echoed={name: body[name] for name in _ECHOED if name in body}
@@ -95,6 +95,14 @@ def _earlier(identifier: object, conversation: Conversation) -> list[Message]:
             "previous_response_id",
         )
     return list(found)
+
+
+def _listed(holder: Mapping[str, Any], name: str, param: str) -> list[Any]:
+    """Return a list of a request; null is an empty one."""
+    value = holder.get(name) or []
+    if not isinstance(value, list):
+        raise invalid(f"{param} must be a list", param)
+    return value
 
 
 # -- items -> messages -------------------------------------------------------------------------------------------------
@@ -129,7 +137,7 @@ class _ItemReader:
         if kind == "message":
             self._message(item, param)
         elif kind == "reasoning":
-            self._reasoning(item)
+            self._reasoning(item, param)
         elif kind == "function_call":
             self._call(item, param)
         elif kind == "function_call_output":
@@ -150,11 +158,11 @@ class _ItemReader:
         else:
             raise invalid(f"{param}.role must be user, assistant, system or developer", f"{param}.role")
 
-    def _reasoning(self, item: Mapping[str, Any]) -> None:
+    def _reasoning(self, item: Mapping[str, Any], param: str) -> None:
         parts = [
             part
             for name in ("content", "summary")
-            for part in item.get(name) or ()
+            for part in _listed(item, name, f"{param}.{name}")
             if isinstance(part, Mapping)
         ]
         thought = "".join(str(part.get("text") or "") for part in parts)

@@ -13,6 +13,7 @@ from trainer.records.timeline import Phase
 from trainer.records.trajectory import Trajectory, Turn
 from trainer.rollout.agents.answers import Answer, AnswerListener, Choice, ChoiceStream
 from trainer.rollout.agents.calls import AgentCall, Message, Wishes, last_text
+from trainer.rollout.agents.deliveries import Deliveries
 from trainer.rollout.agents.errors import ApiError, unsupported
 from trainer.rollout.agents.replies import Reply, ToolFormat, read_reply
 from trainer.rollout.agents.splicing import (
@@ -117,6 +118,7 @@ class AgentSession:
     Attributes:
         conversations: Conversations up to and with a reply, by its identifier, for those who name the last one only.
         counts: What happened.
+        deliveries: Its latest answers, for clients that ask again because one was lost on its way.
         posted: What the agent said of its episode.
         ended: Set once no more requests are answered.
         model_failure: What the inference client raised, if it did: the run has to hear of it.
@@ -133,6 +135,7 @@ class AgentSession:
         self.trajectory = trajectory
         self.conversations: dict[str, list[Message]] = {}
         self.counts = SessionCounts()
+        self.deliveries = Deliveries()
         self.posted = Posted()
         self.ended = asyncio.Event()
         self.model_failure: BaseException | None = None
@@ -141,6 +144,7 @@ class AgentSession:
         self._max_calls = max_calls
         self._clock = clock
         self._numbers = 0
+        self._left = 0
         self._under_way: set[asyncio.Task[Any]] = set()
         self.turns_of: dict[int, list[Turn]] = {}
 
@@ -166,7 +170,7 @@ class AgentSession:
             ApiError: If it is refused; nothing is sampled then.
         """
         self.require_open()
-        if self._max_calls is not None and self._numbers >= self._max_calls:
+        if self._max_calls is not None and self._numbers - self._left >= self._max_calls:
             raise ApiError(
                 403,
                 f"the episode has had its {self._max_calls} turns (rollout.max_turns)",
@@ -179,8 +183,9 @@ class AgentSession:
         number, self._numbers = self._numbers, self._numbers + 1
         prompt = await self._prompt(conversation)
         sampling = self._fitting(sampling, len(prompt.ids), call.wishes.max_tokens)
-        answer = Answer(number, self._name(number, "answer", 24), int(self._clock()), prompt.ids, (), ignored)
-        streams = self._streams(call, listener, answer, thinks=prompt.thinks)
+        name, now = self._name(number, "answer", 24), int(self._clock())
+        answer = Answer(number, name, now, prompt.ids, (), ignored, prompt.thinks)
+        streams = self._streams(call, listener, answer)
         places = [self._recorder.place(prompt.ids) for _ in range(call.wishes.choices)]
         try:
             told: list[_Told | None] = [stream.add for stream in streams]
@@ -200,6 +205,13 @@ class AgentSession:
         for stream, choice in zip(streams, choices, strict=False):
             stream.end(choice.sampled.reply)
         return replace(answer, choices=choices)
+
+    async def tell_again(self, call: AgentCall, answer: Answer, listener: AnswerListener) -> Answer:
+        """Tell a listener of an answer that is there already."""
+        for stream, choice in zip(self._streams(call, listener, answer), answer.choices, strict=True):
+            stream.add(choice.sampled.token_ids)
+            stream.end(choice.sampled.reply)
+        return answer
 
     async def _prompt(self, conversation: Conversation) -> Prompt:
         """Return what the policy reads; where the template writes what it read before otherwise, that is counted."""
@@ -301,7 +313,7 @@ class AgentSession:
             self._under_way.discard(task)
 
     def _streams(
-        self, call: AgentCall, listener: AnswerListener | None, answer: Answer, *, thinks: bool
+        self, call: AgentCall, listener: AnswerListener | None, answer: Answer
     ) -> list[ChoiceStream]:
         """Return what hands the choices to a listener; nothing where nobody listens."""
         if listener is None:
@@ -312,7 +324,7 @@ class AgentSession:
         stops, special = call.wishes.stop, renderer.special_ids
         return [
             ChoiceStream(
-                choice, ReplyStream(renderer.text, special, stops, tool_format, begun=thinks), listener
+                choice, ReplyStream(renderer.text, special, stops, tool_format, begun=answer.thinks), listener
             )
             for choice in range(call.wishes.choices)
         ]
@@ -366,6 +378,7 @@ class AgentSession:
             self._recorder.withdraw(place)
         if isinstance(error, asyncio.CancelledError | ApiError):
             self.counts.abandoned += 1
+            self._left += 1  # what the agent did not get is no turn of the episode
         else:
             self.model_failure = error
 

@@ -3,6 +3,7 @@
 import json
 import random
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from tests.support.processes import ROOT, env_server, read_lines, running, train
 from trainer.cli import main
 from trainer.learn.example_batches import ExampleBatches
 from trainer.models.load import load_model
+from trainer.records.checkpoint import CheckpointStore, load_checkpoint
 
 OPPOSITE = {"Left": "Right", "Right": "Left", "Up": "Down", "Down": "Up"}
 SMALL = (
@@ -78,6 +80,7 @@ def test_replies_are_imitated_and_the_loss_of_others_falls(imitated):
     assert len(steps) == 20, "5 passes of 120 examples, 32 a step"
 
 
+@pytest.mark.slow
 def test_a_killed_run_ends_with_the_weights_of_one_that_was_not(data, tmp_path):
     common = ["sft", *sft(data, epochs=3, batch_tokens=300), *SMALL, "checkpoint={every: 2, resume: auto}"]
     train(*common, f"output_dir={tmp_path}/whole")
@@ -85,6 +88,19 @@ def test_a_killed_run_ends_with_the_weights_of_one_that_was_not(data, tmp_path):
     assert "resuming at step 4" in train(*common, f"output_dir={tmp_path}/killed")
     assert weights(tmp_path / "killed") == weights(tmp_path / "whole")
     assert held_out(tmp_path / "killed", "loss") == held_out(tmp_path / "whole", "loss")
+
+
+def test_a_run_that_went_on_is_exported_as_it_stands_and_not_as_it_once_ended(data, tmp_path):
+    run = [*sft(data), *SMALL, "checkpoint={every: 2, resume: auto}", f"output_dir={tmp_path}/run"]
+    train("sft", *run, "steps=2")
+    assert main(["export", *run, "--output", f"{tmp_path}/ended"]) == 0
+    train_until("step 5:", "sft", *run, "steps=500")
+    newest = CheckpointStore(tmp_path / "run" / "checkpoints", keep=2).latest()
+    saved = load_checkpoint(newest).parts["policy"]["model"]
+    assert main(["export", *run, "--output", f"{tmp_path}/stands"]) == 0
+    ended, stands = (dict(load_model(tmp_path / name).named_parameters()) for name in ("ended", "stands"))
+    assert all(torch.equal(stands[name], saved[name]) for name in saved)
+    assert not all(torch.equal(ended[name], saved[name]) for name in saved)
 
 
 def test_a_resumed_run_has_the_same_data_and_settings(data, tmp_path, capsys):
@@ -143,6 +159,29 @@ def test_another_reference_is_read_once_and_adapters_are_their_own(data, imitate
     capsys.readouterr()
     assert main([*words, "dpo.reference=/nowhere/at/all", f"output_dir={tmp_path}/missing"]) == 2
     assert "dpo.reference: there is no folder /nowhere/at/all" in capsys.readouterr().err
+
+
+def test_a_reference_that_reads_other_tokens_is_refused(data, imitated, tmp_path, capsys):
+    other = tmp_path / "other"
+    shutil.copytree(imitated / "model", other)
+    tokenizer = json.loads((other / "tokenizer.json").read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    vocabulary["Left"], vocabulary["Up"] = vocabulary["Up"], vocabulary["Left"]
+    (other / "tokenizer.json").write_text(json.dumps(tokenizer))
+    words = ["dpo", f"dpo.data=[{{path: {data}/pairs_train.jsonl, limit: 16}}]", "steps=1", SMALL[1]]
+    words += [f"model.path={imitated}/model", "model.max_length=96", f"dpo.reference={other}"]
+    assert main([*words, f"output_dir={tmp_path}/refused"]) == 2
+    assert re.search(
+        r"dpo.reference: token \d+ is '(Left|Up)' for the policy and '(Left|Up)' for", capsys.readouterr().err
+    )
+
+
+def test_a_best_metric_that_nothing_measures_is_told_of(data, tmp_path, capsys):
+    words = ["sft", *sft(data), *SMALL, "steps=2", f"output_dir={tmp_path}"]
+    assert main([*words, "checkpoint={keep_best: 1, best_metric: evaluate/held_out/los}"]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert printed.count("this run does not measure 'evaluate/held_out/los'") == 1
+    assert "did you mean evaluate/held_out/loss" in printed
 
 
 @pytest.mark.parametrize("preset", [["dpo.reference=none"], ["dpo.loss.label_smoothing=0.1"]])
@@ -258,6 +297,7 @@ def test_the_environments_experts_are_imitated(tmp_path):
         ),
         (["sft", "sft.data=[{path: README.md}]", "evaluation.every=3"], "evaluation.every is not read by"),
         (["sft", "sft={}"], "sft learns either from 'data' or from an 'expert'"),
+        (["sft", "sft={expert: {demonstrations: 3}, roles: [user]}"], "nothing else of them is learnt"),
         (["sft", "sft={expert: {demonstrations: 3}}"], "'tasks' is empty: sft.expert plays them"),
         (["distill", "distill={data: [{path: README.md}]}"], "needs either 'teachers' or 'feedback'"),
         (

@@ -265,6 +265,7 @@ async def test_servers_sleep_while_the_policy_is_trained_and_wake_with_its_weigh
         assert len(pool.serving) == 2
 
 
+@pytest.mark.slow
 async def test_a_server_that_was_killed_is_brought_up_to_date_before_it_answers(start, tmp_path):
     """Its new process has the weights that it was started with, and says so by no error."""
     with (

@@ -452,6 +452,7 @@ async def test_rewards_are_posted_for_the_episode_and_for_calls(talk):
         for wrong in (
             b'{"reward": NaN}',
             b'{"reward": 1e400}',
+            b'{"reward": 1' + b"0" * 400 + b"}",
             b'{"reward": true}',
             b'{"reward": "1"}',
             b"{}",

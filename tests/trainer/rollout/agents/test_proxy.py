@@ -177,6 +177,7 @@ async def test_a_disk_that_is_full_loses_no_record():
     [
         (["--model", "no/such/folder/here"], "model.path"),
         (["--host", "0.0.0.0"], "set ROLLGYM_PROXY_TOKEN"),
+        (["--port", "80400"], "argument --port: '80400' is no port"),
         (["--temperature", "-1"], "--temperature is from 0"),
         (["--max-new-tokens", "0"], "no whole number above 0"),
         (["--template-kwargs", "[]"], "no JSON object"),

@@ -147,6 +147,8 @@ async def test_log_probabilities_are_given_where_they_are_wanted(talk):
         ({"tools": [{"type": "web_search"}]}, 400, "tools[0]"),
         ({"text": {"format": {"type": "json_schema", "name": "a", "schema": {}}}}, 400, "text.format"),
         ({"conversation": "c"}, 400, "conversation"),
+        ({"include": 5}, 400, "include"),
+        ({"input": [{"type": "reasoning", "summary": 5}]}, 400, "input[0].summary"),
     ],
 )
 async def test_what_cannot_be_done_is_refused_by_name(talk, fields, status, param):

@@ -1,0 +1,59 @@
+"""A file that names inference servers: what is read of it, and what is kept while it cannot be read."""
+
+import pytest
+
+from trainer.cli import main
+from trainer.config.servers_file import read_servers
+from trainer.core.errors import ConfigError
+from trainer.inference.roster import FileRoster
+
+A, B = "http://a:1", "http://b:2"
+
+
+def test_a_line_names_a_server(tmp_path):
+    path = tmp_path / "servers"
+    path.write_text(f"# those of today\n\n  {A}/ \r\n{B}")
+    assert read_servers(path) == [A, B]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "cannot read .*servers: No such file"),
+        (b"\xff\xfe", "cannot read .*servers: it is no text"),
+        (b"", "names no server: write one address a line"),
+        (b"# none yet\n", "names no server"),
+        (b"http://a:1\nb:2\n", "line 2: 'b:2' is not the address of a server"),
+        (b"http://a:1/v1\n", "line 1: .*ends with /v1"),
+        (b"http://a:1\nhttp://a:1/\n", "line 2 names http://a:1 twice"),
+        (b"#" * (2**20 + 1), "larger than a list of servers can be"),
+    ],
+)
+async def test_a_file_that_cannot_be_used_ends_a_start_and_changes_nothing_later(tmp_path, content, message):
+    path = tmp_path / "servers"
+    path.write_text(f"{A}\n{B}\n")
+    said = []
+    roster = FileRoster(path, said.append)
+    path.unlink()
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ConfigError, match=f"inference.urls_file: .*{message}"):
+        FileRoster(path, said.append)
+    assert said == []
+    for _ in range(3):
+        assert await roster.names() == [A, B]
+    (line,) = said
+    assert line.endswith("; the 2 servers that it named last stay")
+    path.write_text(B)
+    assert await roster.names() == [B]
+    assert await roster.names() == [B]
+    assert said[1:] == [f"inference.urls_file: {path} can be read again"]
+
+
+def test_a_dry_run_looks_for_the_file(tmp_path, capsys):
+    path = tmp_path / "servers"
+    words = ["--dry-run", "tasks=[{env_id: FrozenLake-v0}]", f"inference={{kind: vllm, urls_file: {path}}}"]
+    assert main(words) == 2
+    assert f"inference.urls_file: cannot read {path}" in capsys.readouterr().err
+    path.write_text(A)
+    assert main(words) == 0

@@ -1,0 +1,206 @@
+"""The openai library asks again by itself where an answer is lost on its way: the agent sees what the record holds."""
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import httpx
+import openai
+import pytest
+
+from tests.support.agent_policy import (
+    ScriptedPolicy,
+    assert_recorded,
+    endpoint_of,
+    service_of,
+    tool_tokenizer,
+)
+from tests.support.cutting_proxy import cutting_proxy
+from trainer.rollout.agents.black_box import give_posted
+from trainer.rollout.agents.errors import ApiError
+from trainer.rollout.agents.runners import AgentEnd
+
+TOKENIZER = tool_tokenizer()
+WORDS = ["one", "two", "three", "four", "five", "six"]
+LOST = ["headless", "half", "502", "503", "429"]
+
+
+class CountingPolicy(ScriptedPolicy):
+    """Counts requests when they come."""
+
+    begun = 0
+
+    async def generate(self, request):
+        self.begun += 1
+        return await super().generate(request)
+
+
+class Agent:
+    """An agent on the openai library with the library's own retries, behind a proxy that loses answers."""
+
+    def __init__(self, address, proxy, policy, session, timeout, retries):
+        self.address, self.proxy, self.policy, self.session = address, proxy, policy, session
+        self.history, self.seen, self.calls = [], [], []
+        self.client = openai.AsyncOpenAI(
+            base_url=f"{address}/v1", api_key="any", max_retries=retries, timeout=timeout
+        )
+
+    async def say(self, text, *, stream=False):
+        """Say something behind all that was said, and note the answer as the agent saw it."""
+        self.history.append({"role": "user", "content": text})
+        create = self.client.chat.completions.with_raw_response.create
+        raw = await create(model="policy", messages=self.history, stream=stream)
+        if stream:
+            chunks = [chunk async for chunk in raw.parse()]
+            answer = "".join(each.choices[0].delta.content or "" for each in chunks if each.choices)
+        else:
+            answer = raw.parse().choices[0].message.content
+        self.calls.append(int(raw.headers["x-rollgym-call"]))
+        self.seen.append(answer)
+        self.history.append({"role": "assistant", "content": answer})
+        return answer
+
+    def check(self):
+        """The record holds what the agent saw, once, and nothing was drawn but that."""
+        trajectory = self.session.trajectory
+        assert [turn.reply for turn in trajectory.turns] == self.seen
+        assert_recorded(trajectory, self.policy.log)
+        assert len(trajectory.segments) == 1, "one conversation that only went on"
+        assert self.session.counts.calls == len(self.seen)
+
+
+@asynccontextmanager
+async def agent_behind(*faults, gate=None, timeout=20.0, retries=2, words=WORDS, **session):
+    policy = CountingPolicy(TOKENIZER, words, gate=gate)
+    async with (
+        asyncio.timeout(60),
+        endpoint_of(service_of(policy, TOKENIZER)) as endpoint,
+        cutting_proxy(endpoint.url, faults) as (url, proxy),
+    ):
+        key, session = endpoint.open(**session)
+        yield Agent(f"{url}/s/{key}", proxy, policy, session, timeout, retries)
+
+
+@pytest.mark.parametrize(
+    ("fault", "stream"),
+    # In the midst of a stream the library does not ask again.
+    [(fault, stream) for fault in LOST for stream in (False, True) if (fault, stream) != ("half", True)],
+)
+async def test_an_answer_that_was_lost_is_given_again(fault, stream):
+    async with agent_behind("none", fault, "none", fault, fault, max_calls=3) as agent:
+        assert await agent.say("a") == "one"
+        assert await agent.say("b", stream=stream) == "two"
+        assert await agent.say("c", stream=stream) == "three"
+        assert len(agent.proxy.requests) == 1 + 2 + 3, "the library asked again"
+        agent.check()
+        assert agent.calls == [0, 1, 2]
+
+
+async def test_what_never_arrived_is_drawn_once():
+    async with agent_behind("unsent", "none", "unsent") as agent:
+        assert [await agent.say("a"), await agent.say("b")] == ["one", "two"]
+        agent.check()
+
+
+async def test_rewards_of_an_answer_that_was_given_again_are_its_own():
+    async with agent_behind("half", "none", "502") as agent:
+        await agent.say("a")
+        await agent.say("b")
+        async with httpx.AsyncClient() as client:
+            for call, reward in zip(agent.calls, (0.25, 0.5), strict=True):
+                body = {"call": call, "reward": reward}
+                (await client.post(f"{agent.address}/reward", json=body)).raise_for_status()
+            (await client.post(f"{agent.address}/reward", json={"reward": 2.0})).raise_for_status()
+        give_posted(agent.session.trajectory, agent.session, AgentEnd())
+        assert [turn.reward for turn in agent.session.trajectory.turns] == [0.25, 2.5]
+        agent.check()
+
+
+async def test_who_waited_too_long_has_the_next_answer_and_loses_no_turn():
+    gate = asyncio.Event()
+    async with agent_behind("leaves", gate=gate, timeout=0.5, max_calls=2) as agent:
+        talk = asyncio.create_task(agent.say("a"))
+        await agent.proxy.wait_for(2)
+        agent.client = agent.client.with_options(timeout=20.0)
+        gate.set()
+        assert await talk == "one"
+        assert await agent.say("b") == "two", "the first attempt was no turn"
+        assert agent.policy.cancelled == agent.session.counts.abandoned == 1
+        agent.check()
+
+
+async def test_an_answer_that_is_still_sampled_is_waited_for_by_who_asks_again():
+    """Where what stands between does not tell the endpoint that the client has gone."""
+    gate = asyncio.Event()
+    async with agent_behind("silent", gate=gate, timeout=0.5) as agent:
+        talk = asyncio.create_task(agent.say("a"))
+        await agent.proxy.wait_for(2)
+        gate.set()
+        assert await talk == "one"
+        assert agent.policy.cancelled == 0
+        agent.check()
+
+
+async def test_answers_of_the_responses_api_are_given_again():
+    async with agent_behind("half", "none", "503") as agent:
+        first = await agent.client.responses.create(model="policy", input="a")
+        second = await agent.client.responses.create(model="policy", input="b", previous_response_id=first.id)
+        agent.seen += [first.output_text, second.output_text]
+        assert agent.seen == ["one", "two"]
+        agent.check()
+
+
+async def test_equal_requests_of_their_own_are_drawn_each():
+    async with agent_behind() as agent:
+        create = agent.client.chat.completions.create
+        question = [{"role": "user", "content": "a"}]
+        answers = [await create(model="policy", messages=question) for _ in range(2)]
+        answers += await asyncio.gather(*(create(model="policy", messages=question) for _ in range(2)))
+        said = [each.choices[0].message.content for each in answers]
+        assert sorted(said) == sorted(WORDS[:4]), "who asks for the first time is no retry"
+
+
+async def test_of_equal_requests_at_one_time_none_gets_the_answer_of_another():
+    gate = asyncio.Event()
+    async with agent_behind("half", "none", gate=gate) as agent:
+        create = agent.client.chat.completions.create
+        question = [{"role": "user", "content": "a"}]
+        asked = asyncio.gather(*(create(model="policy", messages=question) for _ in range(2)))
+        await agent.proxy.wait_for(2)
+        while agent.policy.begun < 2:
+            await asyncio.sleep(0.01)
+        gate.set()
+        said = [each.choices[0].message.content for each in await asked]
+        assert len(set(said)) == 2, "nobody knows whose answer was lost, so it is drawn anew"
+
+
+async def test_requests_with_a_name_are_answered_once_whoever_sends_them():
+    async with agent_behind() as agent, httpx.AsyncClient() as client:
+        body = {"model": "policy", "messages": [{"role": "user", "content": "a"}]}
+        said = []
+        for name in ("x", "x", "y"):
+            url, headers = f"{agent.address}/v1/chat/completions", {"idempotency-key": name}
+            answer = (await client.post(url, json=body, headers=headers)).raise_for_status().json()
+            said.append(answer["choices"][0]["message"]["content"])
+        assert said == ["one", "one", "two"]
+        assert len(agent.policy.log.calls) == 2
+
+
+async def test_an_endpoint_that_fails_records_nothing_of_it():
+    class Failing(ScriptedPolicy):
+        failures = 2
+
+        async def generate(self, request):
+            if self.failures:
+                self.failures -= 1
+                raise ApiError(502, "the reply was lost while it was sampled: ask again", "reply_lost")
+            return await super().generate(request)
+
+    async with endpoint_of(service_of(Failing(TOKENIZER, WORDS), TOKENIZER)) as endpoint:
+        key, session = endpoint.open(max_calls=1)
+        client = openai.AsyncOpenAI(base_url=f"{endpoint.url}/s/{key}/v1", api_key="any", max_retries=2)
+        answer = await client.chat.completions.create(
+            model="policy", messages=[{"role": "user", "content": "a"}]
+        )
+        assert answer.choices[0].message.content == "one"
+        assert [turn.reply for turn in session.trajectory.turns] == ["one"]
+        assert_recorded(session.trajectory, session.service.client.log)

@@ -1,0 +1,54 @@
+"""Steps of a run whose baseline is a greedy episode, taken again: the records hold that episode, too."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.support.processes import env_server, read_lines
+from trainer.cli import main
+
+STEPS = 2
+
+
+def even_tokens(trajectory) -> list[float]:
+    """A reward that a model of random weights earns, too."""
+    replies = [trajectory.segments[turn.segment].ids[turn.start : turn.end] for turn in trajectory.turns]
+    return [float(sum(token % 2 == 0 for token in reply)) for reply in replies]
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory) -> Path:
+    run = tmp_path_factory.mktemp("remax") / "run"
+    words = [
+        "tasks=[{env_id: FrozenLake-v0, kwargs: {size: 4, split: train, max_episode_steps: 6}}]",
+        "prompt={context: single_turn, instruction: none}",
+        "rollout={groups_per_step: 2, group_size: 2, max_turns: 6, max_new_tokens: 3}",
+        f"rollout.reward={__name__}:even_tokens",
+        "model={hidden_size: 16, layers: 1, heads: 2, max_length: 96}",
+        "algorithm=remax",
+        "optimizer.learning_rate=0.02",
+        "tracking={tensorboard: false, digests: true}",
+        "evaluation={every: 0, panels: {}}",
+        f"steps={STEPS}",
+    ]
+    with env_server() as url:
+        assert main([*words, "--env-url", url, f"output_dir={run}"]) == 0
+    assert len({line["weights"] for line in read_lines(run / "digests.jsonl")}) == STEPS, "nothing was learnt"
+    return run
+
+
+def test_a_replay_compares_with_the_recorded_greedy_episodes(played, tmp_path, capsys):
+    everything = [word for step in range(STEPS) for word in ("--step", str(step))]
+    assert main(["replay", str(played), *everything, "--from-start"]) == 0
+    assert capsys.readouterr().out.count("as recorded") == STEPS
+    copy = tmp_path / "run"
+    shutil.copytree(played, copy)
+    lines = read_lines(copy / "episodes.jsonl")
+    assert sum("greedy" in line["group"] for line in lines) == STEPS * 2, "once for each group"
+    for line in lines:
+        if "greedy" in line["group"]:
+            line["group"]["greedy"]["turns"][0]["reward"] += 3.0
+    (copy / "episodes.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert main(["replay", str(copy), *everything, "--from-start"]) == 1, "they made no difference"

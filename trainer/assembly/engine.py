@@ -1,0 +1,51 @@
+"""One engine for a policy that nobody trains here: in this process, or a server that runs already."""
+
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from transformers import PreTrainedModel
+
+from trainer.config.inference import DialectName
+from trainer.inference.base import InferenceClient
+from trainer.inference.errors import WrongKeyError
+from trainer.inference.server_client import ServerClient
+from trainer.inference.torch_engine import TorchEngine
+
+_MOST_ROWS = 64
+"""Replies that the engine in this process draws at once."""
+
+
+@asynccontextmanager
+async def open_engine(model: PreTrainedModel, max_length: int) -> AsyncIterator[InferenceClient]:
+    """Sample from a model in this process while the context is open.
+
+    Args:
+        model: The policy.
+        max_length: Longest row in tokens.
+    """
+    async with TorchEngine(model, max_rows=_MOST_ROWS, max_length=max_length) as engine:
+        yield engine
+
+
+@asynccontextmanager
+async def open_server(url: str, dialect: DialectName, key_variable: str) -> AsyncIterator[ServerClient]:
+    """Sample from a server, whose weights stay as they are, while the context is open.
+
+    Args:
+        url: The server's root.
+        dialect: What it speaks.
+        key_variable: Environment variable with its API key, where it wants one.
+
+    Raises:
+        ConfigError: If it lacks something, or wants another key.
+        ServerGoneError: If nobody answers.
+    """
+    client = ServerClient(url, dialect, way=None, api_key=os.environ.get(key_variable))
+    try:
+        await client.connect()
+        yield client
+    except WrongKeyError as error:
+        raise WrongKeyError(f"{error}; set {key_variable}") from error
+    finally:
+        await client.close()

@@ -1,0 +1,80 @@
+"""What logits of a model's tokens are made of, and how."""
+
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from trainer.backends.prefix_cache import hidden_states, logits_of_calls, why_not_shared
+from trainer.backends.prefix_layout import SharedTokens
+from trainer.models.language_head import LanguageHead, own_logits
+from trainer.models.pictures import ImageTensors, tokens_or_embeddings
+
+
+class LogitsReader:
+    """States of tokens, and the logits that the model's own code makes of them.
+
+    A state is the last hidden one, of which logits can be made part by part. Models whose logits are made of more than
+    that (none of the families that are tested) compute all of a micro-batch's at once: there the logits are the state.
+
+    Args:
+        model: A causal language model. Its weights are shared, not copied.
+
+    Attributes:
+        vocabulary: Logits of a token.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._model = model
+        head = LanguageHead(model)
+        self._head = head if head.is_whole() else None
+        # Taken now: a model that is sharded later holds pieces of it.
+        self.vocabulary, self._hidden = map(int, model.get_output_embeddings().weight.shape)
+
+    @property
+    def body(self) -> PreTrainedModel:
+        """The language model without its output embedding."""
+        body = self._model.base_model
+        assert isinstance(body, PreTrainedModel)
+        return body
+
+    @property
+    def width(self) -> int:
+        """Numbers of a state."""
+        return self.vocabulary if self._head is None else self._hidden
+
+    @property
+    def why_not_shared(self) -> str | None:
+        """Why it cannot compute segments behind a prefix; None if it can."""
+        if self._head is None:
+            return "its logits are made of more than its last hidden states"
+        return why_not_shared(self.body)
+
+    def states(
+        self,
+        ids: Tensor,
+        row: Tensor,
+        column: Tensor,
+        shared: SharedTokens | None,
+        images: ImageTensors | None = None,
+    ) -> Tensor:
+        """Return the states that tokens are drawn from, `[n, width]`; of those that are shared, the distinct ones.
+
+        Args:
+            ids: Padded token ids, `[rows, tokens]`.
+            row: Rows of the tokens, int64 `[n]`.
+            column: Their columns, int64 `[n]`, never 0.
+            shared: The same tokens laid out so that those of several rows are computed once.
+            images: Pictures among the tokens.
+        """
+        if self._head is None and shared is not None:
+            return logits_of_calls(self._model, shared.calls)
+        if self._head is None:
+            return own_logits(self._model, ids, row, column - 1, images)
+        if shared is not None:
+            return hidden_states(self.body, shared.calls)
+        given = tokens_or_embeddings(self.body, ids, images)
+        states: Tensor = self.body(**given, use_cache=False).last_hidden_state
+        return states[row, column - 1]
+
+    def logits(self, states: Tensor) -> Tensor:
+        """Return the logits of states, `[n, vocabulary]`."""
+        return states if self._head is None else self._head.logits(states)

@@ -1,0 +1,106 @@
+"""Servers of a pool: what each is known to be like, and who says which there are to be."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from trainer.inference.base import FinishReason, InferenceClient
+from trainer.inference.dialect import MemoryTag
+from trainer.inference.partial_reply import PartialReply
+from trainer.inference.places import OrderedPlaces
+
+
+class PooledClient(InferenceClient, Protocol):
+    """The client of one server, which may be away when the client is made."""
+
+    async def connect(self) -> object:
+        """Meet the server, for the first time or again.
+
+        Raises:
+            ConnectionError: Or another of `GONE`, if it does not answer.
+            ConfigError: If it lacks something that the run needs.
+        """
+        ...
+
+    async def sleep(self, *, keep_weights: bool) -> None:
+        """Give accelerator memory back; requests wait until `wake`."""
+        ...
+
+    async def wake(self, tags: Sequence[MemoryTag]) -> None:
+        """Take memory again; with its cache it goes on."""
+        ...
+
+    async def extend(self, reply: PartialReply) -> FinishReason:
+        """Draw what is left of a reply and return why it ended; what was drawn is in it also where this fails."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Roster:
+    """Says which servers there are to be, where that may change.
+
+    Attributes:
+        names: Gives their names, at least one.
+        meet: Makes the client of one.
+    """
+
+    names: Callable[[], Awaitable[Sequence[str]]]
+    meet: Callable[[str], PooledClient]
+
+
+@dataclass(eq=False)
+class Member:
+    """One server.
+
+    Attributes:
+        name: Its address.
+        client: Talks to it.
+        places: Requests that may be under way there.
+        connected: Whether it was met, and is not known to be gone since.
+        serving: Whether it also has the current weights, so that it gets requests.
+        load: Tokens of the requests that run there, or wait for a place.
+        trouble: Why it does not serve.
+        misses: How often in a row it said, while it served, that it is not well, or did not say.
+        faults: How often in a row it answered a request with what is no answer.
+        taken_away: How often somebody else gave it weights, since the last version in which nobody did.
+        taken_at: The version in which that happened last.
+        syncing: Held while it is brought up to date.
+        asleep: Whether it gave its memory back, until it gets weights again.
+        waits_beyond: Version that could not be brought to it when it was back: it gets the next one with the others.
+        is_new: Whether it was added while the run goes on, and has not served yet.
+        let_go: Set when it is taken away.
+        under_way: Limits of the requests that run there; they end at once where it is taken away.
+    """
+
+    name: str
+    client: PooledClient
+    places: OrderedPlaces
+    connected: bool = False
+    serving: bool = False
+    load: int = 0
+    trouble: str = "it was never met"
+    misses: int = 0
+    faults: int = 0
+    taken_away: int = 0
+    taken_at: int | None = None
+    syncing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    asleep: bool = False
+    waits_beyond: int | None = None
+    is_new: bool = False
+    let_go: asyncio.Event = field(default_factory=asyncio.Event)
+    under_way: set[asyncio.Timeout] = field(default_factory=set)
+
+    async def extend(self, reply: PartialReply) -> FinishReason:
+        """Draw what is left of a reply.
+
+        Raises:
+            TimeoutError: If the server is taken away meanwhile; and all that its client raises.
+        """
+        limit = asyncio.timeout(None)
+        async with limit:
+            self.under_way.add(limit)
+            try:
+                return await self.client.extend(reply)
+            finally:
+                self.under_way.discard(limit)

@@ -1,0 +1,97 @@
+"""Answers that may be lost on their way: a client that asks again is given the same answer, and nothing is drawn anew.
+
+A reply is in the record when it was sampled, whether or not it arrived. Clients of OpenAI's ask again by themselves
+where a connection breaks, a server in between says 429 or 5xx, or they have waited too long; they say so in a header.
+Without this the record would hold a reply that the agent never saw beside the one that it went on with.
+"""
+
+import asyncio
+import hashlib
+from collections import deque
+from collections.abc import Coroutine
+from typing import Any
+
+from starlette.requests import Request
+
+from trainer.rollout.agents.answers import Answer
+
+_RETRY_HEADER = "x-stainless-retry-count"
+"""What OpenAI's libraries count their attempts in; the first is 0."""
+_KEY_HEADER = "idempotency-key"
+_REMEMBERED = 64
+"""Answers of a session that may be asked for again: clients do it within seconds."""
+
+
+class Delivery:
+    """One answer, and those who wait for it.
+
+    Args:
+        asked: Names the request.
+        work: Samples the answer.
+    """
+
+    def __init__(self, asked: bytes, work: Coroutine[Any, Any, Answer]) -> None:
+        self.asked = asked
+        self.working = asyncio.get_running_loop().create_task(work)
+        self.is_one_of_several = False
+        self._waiting = 0
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether there is an answer, or there will be one."""
+        if not self.working.done():
+            return not self.working.cancelling()
+        return not self.working.cancelled() and self.working.exception() is None
+
+    async def answer(self) -> Answer:
+        """Wait for the answer; when nobody waits any more it is given up."""
+        self._waiting += 1
+        try:
+            return await asyncio.shield(self.working)
+        finally:
+            self._waiting -= 1
+            if not self._waiting and not self.working.done():
+                self.working.cancel()
+                await asyncio.wait({self.working})
+
+
+class Deliveries:
+    """The latest answers of a session, by what was asked."""
+
+    def __init__(self) -> None:
+        self._latest: deque[Delivery] = deque(maxlen=_REMEMBERED)
+
+    def begin(self, asked: bytes, work: Coroutine[Any, Any, Answer]) -> Delivery:
+        """Answer a request that was not asked before."""
+        delivery = Delivery(asked, work)
+        for other in self._latest:
+            if other.asked == asked and not other.working.done():
+                other.is_one_of_several = delivery.is_one_of_several = True
+        self._latest.append(delivery)
+        return delivery
+
+    def again(self, request: Request, asked: bytes) -> Delivery | None:
+        """Return the answer that a request asks for once more.
+
+        None where it asks for the first time, where the first attempt came to nothing, and where equal requests were
+        under way at one time, so that nobody can tell whose answer was lost.
+        """
+        if not _is_retry(request):
+            return None
+        same = [each for each in self._latest if each.asked == asked and each.is_wanted]
+        if not same or same[-1].is_one_of_several:
+            return None
+        return same[-1]
+
+
+def name_of(request: Request, body: bytes) -> bytes:
+    """Return what equal requests have in common, and no others."""
+    key = request.headers.get(_KEY_HEADER, "")
+    return hashlib.blake2b(f"{request.url.path}\n{key}\n".encode() + body, digest_size=16).digest()
+
+
+def _is_retry(request: Request) -> bool:
+    if _KEY_HEADER in request.headers:
+        return True  # whoever names its requests gives none of the names twice
+    count = request.headers.get(_RETRY_HEADER, "")
+    return count.isascii() and count.isdigit() and int(count[:9]) > 0
