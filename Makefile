@@ -6,15 +6,17 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install train reproduce test test-slow coverage format drawings docs lint types contracts check clean
+.PHONY: help install train reproduce test test-slow test-lowest coverage format drawings docs lint types pyright contracts check clean
 
 help:
 	@echo "make install    a virtual environment in .venv with all commands; train and test begin with it"
 	@echo "make train      a policy learns FrozenLake in a served environment (about ten minutes on a laptop)"
 	@echo "make reproduce  the same with three seeds"
-	@echo "make test       all tests but those that take minutes each"
-	@echo "make test-slow  those: ranks and clusters, measurements of memory, the site of the documentation"
+	@echo "make test       all tests but those that take long"
+	@echo "make test-slow  those: ranks and clusters, kills, most audits, measurements of memory, the site of the documentation"
+	@echo "make test-lowest  tests of the serving half with the oldest releases of dependencies that pyproject.toml allows"
 	@echo "make check      lint, types and import contracts"
+	@echo "make pyright    the types of the public face, the clients and the examples, as users' editors see them"
 	@echo "make format     what the formatter and the linter can mend by themselves"
 	@echo "make coverage   all tests, and which lines none of them runs (takes twice as long)"
 	@echo "make docs       the documentation as a site, in build/site; a link that leads nowhere is an error"
@@ -43,14 +45,20 @@ reproduce: $(STAMP)
 test: $(STAMP)
 	$(BIN)/python -m pytest -n auto --dist worksteal
 
-# Where the tests that take long stand: to look through all files takes longer than two cores need for some of them.
-SLOW := tests/test_public_face.py tests/test_docs_site.py tests/clients/audit tests/env_server/http \
-  tests/env_server/workers tests/trainer/cluster tests/trainer/learn/weights tests/trainer/models \
-  tests/trainer/backends tests/trainer/test_config.py tests/trainer/test_kills.py \
-  tests/trainer/test_training_benchmarks.py tests/trainer/test_one_gpu.py
+# Only the files that have such tests: to look through all others takes longer than two cores need for some of them.
+SLOW = $(shell grep -rl --include='test_*.py' 'mark\.slow' tests)
 
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -n auto --dist worksteal -m 'slow and not four_processes' $(SLOW)
+
+# torch stays as the constraints have it: its oldest builds are gigabytes of CUDA.
+LOWEST := .venv-lowest
+test-lowest: $(STAMP)
+	$(PYTHON) -m venv --clear $(LOWEST)
+	grep '^torch==' constraints-cpu.txt > $(LOWEST)/overrides.txt
+	$(BIN)/uv pip install --quiet --python $(LOWEST)/bin/python --resolution lowest-direct \
+	  --override $(LOWEST)/overrides.txt $(UV_EXTRA) -e '.[dev]'
+	$(LOWEST)/bin/python -m pytest -n auto --dist worksteal tests/clients tests/env_server tests/envs tests/sandbox
 
 coverage: $(STAMP)
 	$(BIN)/python -m pytest -n auto --dist worksteal --cov --cov-report=term:skip-covered
@@ -73,6 +81,11 @@ lint: $(STAMP)
 
 types: $(STAMP)
 	$(BIN)/mypy
+
+# What the editors of users make of it: the public face, the clients and the examples. mypy reads all of the code.
+pyright: $(STAMP)
+	test -x $(BIN)/pyright || $(BIN)/python -m pip install --quiet --disable-pip-version-check 'pyright[nodejs]>=1.1.400'
+	$(BIN)/pyright --warnings
 
 contracts: $(STAMP)
 	$(BIN)/lint-imports

@@ -282,12 +282,13 @@ class Fleet:
             for number in range(options.journal_kills)
         ]
         begun = time.monotonic() - progress.seconds
-        coming_back: set[asyncio.Task[None]] = set()
+        coming_back: dict[Server, asyncio.Task[None]] = {}
         for at_s, kind, which in sorted(plan):
             if at_s < progress.seconds:
                 continue
             await asyncio.sleep(max(0.0, begun + at_s - time.monotonic()))
-            able = [each for each in self._of(kind) if each.process is not None]
+            # One whose start takes long is not there yet: killed in it, it would be started twice on one port.
+            able = [each for each in self._of(kind) if each not in coming_back or coming_back[each].done()]
             if not able:
                 continue
             victim = able[int(which * len(able))]
@@ -295,8 +296,8 @@ class Fleet:
             victim.process = None
             progress.kills[kind] = progress.kills.get(kind, 0) + 1
             pause = min(chance.uniform(0.0, 5.0), 6 * options.minutes)
-            coming_back.add(asyncio.create_task(_back(victim, pause)))
-        await asyncio.gather(*coming_back)
+            coming_back[victim] = asyncio.create_task(_back(victim, pause))
+        await asyncio.gather(*coming_back.values())
 
     def _of(self, kind: str) -> list[Server]:
         return {"gateway": self.gateways, "node": self.nodes, "journal": [self.journal]}[kind]

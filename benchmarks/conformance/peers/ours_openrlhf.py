@@ -157,8 +157,10 @@ def both(case: Case, chosen: Mapping[str, Any], **parts: Any) -> Found:
     rows = {name: case[place] for name, place in ROWS.items() if place in case.inputs}
     given = (case.mask, case["scores"], case["groups"])
     whiten = case.options["estimator"] in ("gae", "reinforce", "reinforce_baseline")
-    form = "mean" if case.options["no_std_norm"] else "floor"
-    white = {"whiten": True, "whiten_unbiased": False, "whiten_form": form} if whiten else {}
+    form: dict[str, Any] = {"whiten_unbiased": False, "whiten_form": "floor"}
+    if case.options["no_std_norm"]:
+        form = {"whiten_form": "mean"}
+    white = {"whiten": True, **form} if whiten else {}
     found = advantages(algorithm(advantage={**chosen, **white}, **parts), *given, **rows)
     plain = advantages(algorithm(advantage={**chosen, "whiten": False}, **parts), *given, **rows)
     returns = plain.advantages if plain.returns is None else plain.returns
