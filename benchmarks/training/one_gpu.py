@@ -230,7 +230,8 @@ def beside_trl(options: argparse.Namespace) -> dict[str, Any]:
     lengths = ["--prompt", str(options.prompt), "--completion", str(options.reply)]
     script = str(ROOT / "benchmarks/training/beside_trl.py")
     command = [options.trl, script, *words, str(output), *shape, *lengths]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     if subprocess.run(command, cwd=ROOT, env=environment, timeout=options.timeout).returncode:
         return {"not_run": "beside_trl.py failed: see above"}
     result: dict[str, Any] = json.loads(output.read_text())["results"]
@@ -260,9 +261,8 @@ def main() -> None:
         case = CASES[options.case]
         print(json.dumps(generated(options) if case.get("generates") else trained(case, options)))
         return
-    commit = subprocess.run(
-        ["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True
-    )
+    # A copy without its history has none.
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True)
     results: dict[str, Any] = {}
     for name in [*options.only, *(["beside TRL"] if options.trl else [])]:
         results[name] = beside_trl(options) if name == "beside TRL" else in_a_process(name, options)
@@ -270,7 +270,7 @@ def main() -> None:
         if options.output is not None:  # after each, so that one that is stopped has measured something
             record = {
                 "command": " ".join(["python", *sys.argv]),
-                "commit": commit.stdout.strip(),
+                "commit": commit.stdout.strip() or None,
                 "device": device_name(torch_device(options.device)) or "a processor",
                 "torch": torch.__version__,
                 "model": TINY if options.tiny else SHAPE,

@@ -4,6 +4,7 @@
     python examples/one_gpu/run.py --check              # only say what is here
     python examples/one_gpu/run.py --vllm /opt/vllm/bin/vllm --model Qwen/Qwen2.5-1.5B-Instruct
     python examples/one_gpu/run.py --sglang /opt/sglang/bin/python   # a Python that has SGLang, for its cases
+    python examples/one_gpu/run.py --built              # nothing is fetched: a policy is built here, and learns
     python examples/one_gpu/run.py --tiny               # the embedded cases with random weights, on any machine
     python examples/one_gpu/run.py --dry-run            # print each case's command and settings, and run nothing
 
@@ -145,6 +146,13 @@ CASES = {
     "sglang_lora": _case("frozen_lake.yaml", "only adapters travel to SGLang", server="sglang", lora=True),
     "sglang_fp8": _case("frozen_lake.yaml", "SGLang samples in fp8, corrected", *_FP8, server="sglang"),
 }
+_BUILT_MODEL = (
+    "model={path: null, hidden_size: 256, layers: 4, heads: 4, max_length: 512, dtype: bf16, "
+    "gradient_checkpointing: true}"
+)
+_BUILT = ("prompt.instruction=none", "optimizer.learning_rate=3.0e-4", "rollout.max_new_tokens=4")
+"""Behind what a case says: a policy that knows nothing but boards learns from larger steps, and answers in a word."""
+_BUILT_START = "warm_start={demonstrations: 150, epochs: 2, batch_rows: 64, learning_rate: 1.0e-3}"
 _TINY_MODEL = "model={path: null, hidden_size: 32, layers: 1, heads: 2}"
 _TINY = (
     "model.max_length=512",
@@ -212,7 +220,12 @@ def words_of(name: str, case: Case, options: argparse.Namespace) -> list[str]:
     for mark, place in places.items():
         words = [re.sub(rf"\b{mark}\b", lambda _, place=place: place, word) for word in words]
     # A whole section takes the place of what stands in it, limits stand behind what a case asks.
-    return [_TINY_MODEL, *words, *_TINY] if options.tiny else [f"model.path={options.model}", *words]
+    if options.tiny:
+        return [_TINY_MODEL, *words, *_TINY]
+    if options.built:
+        start = [_BUILT_START] if case.config == "frozen_lake.yaml" else []
+        return [_BUILT_MODEL, *words, *_BUILT, *start]
+    return [f"model.path={options.model}", *words]
 
 
 def command_of(name: str, case: Case, options: argparse.Namespace) -> list[str]:
@@ -277,14 +290,21 @@ def main() -> int:
     parser.add_argument(
         "--dry-run", action="store_true", help="print each case's command and settings, and run nothing"
     )
-    parser.add_argument("--tiny", action="store_true", help="random weights, no accelerator, no vLLM")
+    built = parser.add_mutually_exclusive_group()
+    built.add_argument(
+        "--built",
+        action="store_true",
+        help="a policy of 4 million parameters that is built here and started on expert games, in place of --model",
+    )
+    built.add_argument("--tiny", action="store_true", help="random weights, no accelerator, no vLLM")
     options = parser.parse_args()
     if options.dry_run:
         for name in options.only:
             show(name, CASES[name], options)
         return 0
 
-    gone = missing(None if options.tiny else options.model, options.vllm, options.sglang)
+    fetched = None if options.tiny or options.built else options.model
+    gone = missing(fetched, options.vllm, options.sglang)
     for what, how in gone.items():
         print(f"missing: {what}: {how}", flush=True)
     results: dict[str, Any] = {}

@@ -11,8 +11,10 @@ import pytest
 import yaml
 
 from tests.support.chat_templates import tokenizer_of
-from tests.support.processes import ROOT
+from tests.support.processes import ROOT, env_server
 from trainer.config.load import load_settings
+from trainer.evaluation.panels import build_panel
+from trainer.rollout.environments import EnvironmentPool
 from trainer.rollout.rendering import ChatRenderer
 
 SCRIPT = ROOT / "examples" / "one_gpu" / "run.py"
@@ -28,10 +30,10 @@ def run(*words):
     )
 
 
-@pytest.mark.parametrize("tiny", [False, True])
-def test_a_dry_run_shows_every_case_with_settings_that_load(monkeypatch, capsys, tmp_path, tiny):
+@pytest.mark.parametrize("way", [[], ["--built"], ["--tiny"]], ids=" ".join)
+def test_a_dry_run_shows_every_case_with_settings_that_load(monkeypatch, capsys, tmp_path, way):
     words = ["--dry-run", "--vllm", "/opt/vllm/bin/vllm", "--sglang", "/opt/sglang/bin/python"]
-    monkeypatch.setattr(sys, "argv", ["run.py", *words, "--output", str(tmp_path), *["--tiny"][:tiny]])
+    monkeypatch.setattr(sys, "argv", ["run.py", *words, "--output", str(tmp_path), *way])
     assert one_gpu.main() == 0
     said = capsys.readouterr().out
     shown = {
@@ -68,6 +70,16 @@ def test_the_cases_are_what_one_gpu_has_to_show():
         assert {0, 1} <= {each.inference.sleep_level for each in of_server}
         assert any(each.model.lora for each in of_server)
     assert {"compaction", "single_turn", "full_history"} <= {each.prompt.context for each in cases.values()}
+
+
+@pytest.mark.parametrize("config", ["frozen_lake.yaml", "arithmetic.yaml"])
+async def test_its_panels_can_be_made(config):
+    """`--tiny` leaves them out."""
+    settings = load_settings(SCRIPT.parent / config, [])
+    with env_server() as url:
+        async with EnvironmentPool(url, None, "msgpack", timeout_s=20.0) as pool:
+            for name, panel in settings.evaluation.panels.items():
+                assert len((await build_panel(name, panel, pool)).tasks) == panel.episodes
 
 
 def test_a_template_that_keeps_thinking_only_appends():
