@@ -118,8 +118,8 @@ def collect(parts: Mapping[str, tuple[Tensor, Tensor]]) -> Metrics:
     if not parts:
         return {}
     numbers = [number.detach() for pair in parts.values() for number in pair]
-    wide = widest_float(numbers[0].device)
-    flat = torch.stack([number.to(wide) for number in numbers]).tolist()
+    device = numbers[0].device
+    flat = torch.stack([number.to(device, widest_float(device)) for number in numbers]).tolist()
     return {name: (flat[2 * place], flat[2 * place + 1]) for place, name in enumerate(parts)}
 
 
