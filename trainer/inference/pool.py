@@ -338,7 +338,9 @@ class ServerPool:
         if member.let_go.is_set():
             return False
         if not member.serving:
-            member.serving, member.trouble, member.misses = True, "", 0
+            # A request may have found it gone while it took the weights: it is there, as it has them.
+            member.connected = member.serving = True
+            member.trouble, member.misses = "", 0
             self._changed.set()
         return True
 

@@ -346,6 +346,41 @@ async def test_a_sync_goes_on_without_the_server_that_is_lost_in_it(pool, server
     assert pool.serving == ["a"]
 
 
+class LostInItsUpdate(Server):
+    """A server whose replies break off while it takes its second weights, which it takes all the same."""
+
+    def __init__(self, model):
+        super().__init__(model)
+        self.updating = asyncio.Event()
+        self.broken_off = asyncio.Event()
+
+    async def extend(self, reply):
+        if len(self.syncs) == 1:
+            await self.updating.wait()
+            self.broken_off.set()
+            raise ConnectionError("connection reset")
+        return await super().extend(reply)
+
+    async def sync(self, source, version):
+        await super().sync(source, version)
+        if version == 2:
+            self.updating.set()
+            await self.broken_off.wait()
+
+
+async def test_a_server_that_loses_a_request_in_its_update_gets_the_next_weights_too(model):
+    server = LostInItsUpdate(model)
+    async with asyncio.timeout(60), pool_of({"a": server}) as pool:
+        await pool.sync(WeightsOf(model), 1)
+        asked = asyncio.ensure_future(pool.generate(request(0)))
+        await asyncio.sleep(0)
+        await pool.sync(WeightsOf(sharp_model(1)), 2)
+        assert (await asked).policy_versions == [2] * 6
+        await pool.sync(WeightsOf(sharp_model(2)), 3)
+        assert server.syncs == [1, 2, 3]
+        assert (await pool.generate(request(1))).policy_versions == [3] * 6
+
+
 async def test_what_comes_back_in_a_pause_is_paused(pool, servers):
     servers["a"].unplug()
     await until(lambda: pool.serving == ["b"])
