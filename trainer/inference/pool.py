@@ -243,7 +243,8 @@ class ServerPool:
         self._source, self._version = source, version
         deadline = asyncio.get_running_loop().time() + self._patience_s
         while True:
-            known = [member for member in self._members if member.connected]
+            # One that sleeps is woken, whatever has been heard of it since.
+            known = [member for member in self._members if member.connected or member.asleep]
             if any(await all_or_cancel([self._bring_up_to_date(member) for member in known])):
                 return
             self._changed.clear()
@@ -323,14 +324,18 @@ class ServerPool:
                 return False
             try:
                 await self._sync(member)
+                if not member.serving:
+                    await self._stand_as_others(member)
             except (WeightUpdateError, WrongWeightsError) as error:
                 if not member.let_go.is_set() and not isinstance(error.__cause__, ServerGoneError):
                     member.serving = False
                     raise  # it is there, and does not take them
                 self._lost(member, error)
+                member.asleep = False  # who is started again is awake
                 return False
             except (*GONE, InferenceError) as error:
                 self._lost(member, error)
+                member.asleep = False
                 return False
             except RunError:
                 member.serving = False  # what it would answer with is undefined
@@ -364,8 +369,15 @@ class ServerPool:
                     raise
                 self._say(f"{error}; it is sent them again")
 
+    async def _stand_as_others(self, member: Member) -> None:
+        """Pause a server that is about to serve, or let it go on, as the pool is, which may change meanwhile."""
+        while True:
+            paused = self._paused
+            await (member.client.resume() if paused is None else member.client.pause(paused))
+            if paused == self._paused:
+                return
+
     def _lost(self, member: Member, error: Exception) -> None:
-        member.asleep = False
         said = words_of(error)
         if member.serving:
             self._say(f"inference server {member.name} is gone ({said}); its requests go to others")
@@ -403,7 +415,7 @@ class ServerPool:
 
     async def _look_at(self, member: Member) -> None:
         if member.syncing.locked() or member.asleep:
-            return
+            return  # to meet one that sleeps is to generate on memory that it has given back
         if member.serving:
             if self._paused is not None:
                 return  # it says that it does not answer, as it should not
@@ -428,8 +440,6 @@ class ServerPool:
             return
         if not await self._bring_up_to_date(member):
             return
-        if self._paused is not None:
-            await self._ask(member, "pause", lambda client: client.pause(self._paused or "wait"))
         comes = "takes requests" if member.is_new else "is back"
         member.is_new = False
         self._say(f"inference server {member.name} {comes}, with the weights of version {self._version}")

@@ -108,6 +108,7 @@ class ServerClient:
             ServerGoneError: If nobody answers.
         """
         capabilities = await self._link.probe()
+        self._pauses.met()
         self._weights.meet()
         return capabilities
 

@@ -557,6 +557,17 @@ async def test_memory_is_given_back_and_taken_again(dialect, tmp_path):
             assert result.logprobs == pytest.approx(logprobs_of(1, result.token_ids))
 
 
+@BOTH
+async def test_a_server_that_was_paused_when_it_was_lost_goes_on_when_it_is_met_again(dialect, tmp_path):
+    with InferenceServer(dialect) as server:
+        async with ServerClient(server.url, dialect) as client:
+            await client.pause("abort")
+            await client.connect()
+            await client.sync(Weights(1, tmp_path), 1)
+            async with asyncio.timeout(20):
+                assert (await client.generate(request())).policy_versions == [1] * 6
+
+
 # What goes wrong
 
 
