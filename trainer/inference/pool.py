@@ -135,6 +135,7 @@ class ServerPool:
                 raise self._no_server()
             await asyncio.sleep(min(1.0, self._look_every_s))
         self._watch = asyncio.get_running_loop().create_task(self._look_after())
+        self._watch.add_done_callback(self._watch_ended)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -237,12 +238,14 @@ class ServerPool:
 
         Raises:
             NoServerError: If none answers for too long.
+            SharedServerError: If another run takes the servers away.
             RunError: If one answers with other weights than it was sent, however often.
         """
         await self._muster()
         self._source, self._version = source, version
         deadline = asyncio.get_running_loop().time() + self._patience_s
         while True:
+            self._raise_if_failed()
             # One that sleeps is woken, whatever has been heard of it since.
             known = [member for member in self._members if member.connected or member.asleep]
             if any(await all_or_cancel([self._bring_up_to_date(member) for member in known])):
@@ -306,8 +309,7 @@ class ServerPool:
         try:
             async with asyncio.timeout(self._patience_s):
                 while True:
-                    if self._failure is not None:
-                        raise self._failure
+                    self._raise_if_failed()
                     if loads := {each.name: each.load for each in self._members if each.serving}:
                         return loads
                     if self._closed:
@@ -412,6 +414,19 @@ class ServerPool:
             self._look_now.clear()
             await self._muster()
             await asyncio.gather(*(self._look_at(member) for member in self._members))
+
+    def _watch_ended(self, watch: asyncio.Task[None]) -> None:
+        """Have the run end where nobody looks after the servers any more: those that are lost would stay so."""
+        if not watch.cancelled() and (error := watch.exception()) is not None:
+            self._failure = RunError(
+                f"the inference servers are no longer looked after, because of {type(error).__name__}: {error}"
+            )
+            self._failure.__cause__ = error
+            self._changed.set()
+
+    def _raise_if_failed(self) -> None:
+        if self._failure is not None:
+            raise self._failure
 
     async def _look_at(self, member: Member) -> None:
         if member.syncing.locked() or member.asleep:

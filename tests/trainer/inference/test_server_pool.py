@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from tests.support.tiny_models import WeightsOf, reference_logprobs, sharp_model
+from trainer.core.errors import RunError
 from trainer.inference.base import GenerationRequest, InferenceHealth, SamplingParams
 from trainer.inference.errors import (
     ForeignWeightsError,
@@ -13,6 +14,7 @@ from trainer.inference.errors import (
     RequestRefusedError,
     WrongWeightsError,
 )
+from trainer.inference.members import Roster
 from trainer.inference.pool import NoServerError, ServerPool, SharedServerError
 from trainer.inference.torch_engine import TorchEngine
 
@@ -488,6 +490,35 @@ async def test_a_server_that_is_gone_when_it_is_to_wake_is_met_again(model):
         await pool.sync(WeightsOf(sharp_model(1)), 2)
         assert len(wakes) == 1
         assert sleeper.steps[:5] == ["connect", "sync", "sleep", "connect", "sync"]
+
+
+class FailingRoster:
+    """A roster that fails once in a way that nobody has thought of."""
+
+    def __init__(self):
+        self.broken = False
+
+    async def names(self):
+        if self.broken:
+            self.broken = False
+            raise ValueError("no such place")
+        return ["a", "b"]
+
+
+async def test_a_watch_that_ends_is_told_to_all_who_ask(servers, model):
+    roster = FailingRoster()
+    async with asyncio.timeout(60), pool_of(servers, roster=Roster(roster.names, servers.get)) as pool:
+        await pool.sync(WeightsOf(model), 1)
+        for server in servers.values():
+            server.unplug()
+        await until(lambda: not pool.serving)
+        asked = asyncio.ensure_future(pool.generate(request(0)))
+        await asyncio.sleep(0)
+        roster.broken = True
+        with pytest.raises(RunError, match=r"looked after.*ValueError: no such place"):
+            await asked
+        with pytest.raises(RunError, match=r"looked after.*ValueError: no such place"):
+            await pool.sync(WeightsOf(model), 2)
 
 
 async def test_an_abort_reaches_all_servers(pool, servers):
