@@ -168,7 +168,8 @@ def _sglang(
         words += ["--max-loras-per-batch", str(model.adapters)]
     if key := os.environ.get(inference.api_key_variable):
         words += ["--api-key", key]
-    return words, {}
+    # Otherwise whoever asks for its health has it draw a token, and waits for as long as it is paused.
+    return words, {"SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "false"}
 
 
 def require_program(inference: InferenceSettings, launch: LaunchSettings) -> None:

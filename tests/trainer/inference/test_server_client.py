@@ -12,6 +12,7 @@ from tests.support.inference_server.carrier import GlooCarrier
 from tests.support.inference_server.models import END_ID, HashModel
 from tests.support.inference_server.running import InferenceServer, InferenceServerProcess
 from trainer.core.errors import ConfigError
+from trainer.inference import server_http
 from trainer.inference.base import GenerationRequest, SamplingParams
 from trainer.inference.errors import (
     ForeignWeightsError,
@@ -728,6 +729,20 @@ async def test_a_server_that_is_started_again_has_lost_its_weights(dialect, tmp_
             with pytest.raises(WeightsLostError):
                 await client.generate(request())
             assert not (await client.health()).ready
+            await client.sync(Weights(1, tmp_path), 1)
+            result = await client.generate(request())
+            assert result.logprobs == pytest.approx(logprobs_of(1, result.token_ids))
+
+
+@BOTH
+async def test_an_update_that_takes_longer_than_a_server_may_be_silent_goes_through(
+    dialect, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(server_http, "_HEALTH_S", 0.3)
+    with InferenceServer(dialect) as server:
+        async with ServerClient(server.url, dialect, patience_s=0.5, watch_every_s=0.1) as client:
+            paths = {"vllm": "/collective_rpc", "sglang": "/update_weights_from_disk"}
+            server.fail({"kind": "late", "path": paths[dialect], "seconds": 2.5})
             await client.sync(Weights(1, tmp_path), 1)
             result = await client.generate(request())
             assert result.logprobs == pytest.approx(logprobs_of(1, result.token_ids))
