@@ -487,6 +487,30 @@ async def test_adapters_have_a_new_name_for_each_version(dialect, tmp_path):
 
 
 @BOTH
+async def test_an_adapter_whose_loading_was_left_is_unloaded_with_the_next(dialect, tmp_path, monkeypatch):
+    """The server may have loaded it all the same, and holds a few at most."""
+    with InferenceServer(dialect) as server:
+        async with ServerClient(server.url, dialect, way="adapter", pause_mode="wait") as client:
+            converse, loaded = client._link.converse, asyncio.Event()
+
+            async def unheard(conversation):
+                await converse(conversation)
+                loaded.set()
+                await asyncio.Event().wait()
+
+            monkeypatch.setattr(client._link, "converse", unheard)
+            loading = asyncio.create_task(client.sync(Weights(1, tmp_path), 1))
+            await loaded.wait()
+            loading.cancel()
+            await asyncio.gather(loading, return_exceptions=True)
+            monkeypatch.undo()
+            assert len(server.models()) == 2
+            await client.sync(Weights(2, tmp_path), 2)
+            await asyncio.gather(*client._link._left)
+            assert len(server.models()) == 2, "the base and the new one"
+
+
+@BOTH
 async def test_an_adapter_that_is_gone_is_missed(dialect, tmp_path):
     with InferenceServer(dialect) as server:
         async with ServerClient(server.url, dialect, way="adapter", pause_mode="abort") as client:
