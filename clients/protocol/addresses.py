@@ -17,13 +17,14 @@ def server_parts(url: str, schemes: Collection[str]) -> SplitResult:
         schemes: What may stand before its colon.
 
     Raises:
-        ValueError: If it is none: another scheme, no name, a name or a port that no network has, or half a character,
-            as the shell hands on what is no UTF-8.
+        ValueError: If it is none: another scheme, no name, a name or a port that no network has, white space, or half
+            a character, as the shell hands on what is no UTF-8.
     """
     wrong = f"{_shown(url)} is not the address of a server, such as {EXAMPLE}"
     try:
+        if " " in url or not url.isprintable():
+            raise ValueError  # some of these urlsplit takes away without a word
         parts = urlsplit(url)
-        url.encode()
         host = parts.hostname or ""
         if len(host) > _LONGEST_NAME:
             raise ValueError

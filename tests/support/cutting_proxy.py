@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Literal
 from urllib.parse import urlsplit
 
-Fault = Literal["none", "unsent", "headless", "half", "502", "429", "503", "leaves", "silent"]
+Fault = Literal["none", "unsent", "headless", "half", "500", "502", "429", "503", "leaves", "silent"]
 """What becomes of a request: passed on and answered; never passed on; or answered, and of the answer nothing, or half,
 arrives before the connection is reset; or it is answered, and the proxy says an error in its place. `leaves` says
 nothing until the client has gone, and then leaves the server, too; `silent` stays with the server."""
@@ -72,7 +72,7 @@ class CuttingProxy:
             to_server.close()
         if fault == "silent":
             await reader.read()
-        elif fault in ("502", "503", "429"):
+        elif fault in ("500", "502", "503", "429"):
             further = "retry-after-ms: 1\r\ncontent-length: 2\r\nconnection: close"
             writer.write(f"HTTP/1.1 {fault} No\r\n{further}\r\n\r\n{{}}".encode())
             await writer.drain()

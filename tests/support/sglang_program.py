@@ -55,6 +55,7 @@ def main() -> None:
         lora=arguments.enable_lora,
         memory_saver=arguments.enable_memory_saver,
         incremental=arguments.incremental_streaming_output,
+        health_generates=os.environ.get("SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION") != "false",
         routed_experts=arguments.enable_return_routed_experts,
     )
     log = os.environ.get("ROLLGYM_DOUBLE_LOG")

@@ -407,6 +407,13 @@ def test_groups_of_an_update_that_was_left_out_are_dropped_in_the_ledger():
     assert ledger.fate(4) is Fate.TRAINED
 
 
+def test_groups_of_which_no_episode_is_left_are_dropped_in_the_ledger():
+    ledger, groups = Ledger(), [Group(4, Task(4, "Any-v0", 0), 0)]
+    account_for(ledger, groups, {"batch/rows": 0.0, "batch/episodes_left_out": 8.0}, step=1)
+    assert ledger.counts()["dropped/episodes:none_left"] == 1
+    assert ledger.fate(4) is Fate.DROPPED
+
+
 def test_a_warm_start_that_is_never_finite_ends():
     backend = models_of(resolve_preset("grpo", {})).policy
     with torch.no_grad():

@@ -24,6 +24,8 @@ SERVED_NAME = "policy"
 
 _LOOK_EVERY_S = 0.5
 _SAY_EVERY_S = 30.0
+_FIRST_WAIT_S, _LONGEST_WAIT_S = 1.0, 60.0
+"""Until a server that ended by itself is started again: one that cannot start would use up its restarts at once."""
 _LAST_LINES = 20
 _LINE_WIDTH = 300
 _SHORT_OF_MEMORY = re.compile(
@@ -168,7 +170,8 @@ def _sglang(
         words += ["--max-loras-per-batch", str(model.adapters)]
     if key := os.environ.get(inference.api_key_variable):
         words += ["--api-key", key]
-    return words, {}
+    # Otherwise whoever asks for its health has it draw a token, and waits for as long as it is paused.
+    return words, {"SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "false"}
 
 
 def require_program(inference: InferenceSettings, launch: LaunchSettings) -> None:
@@ -317,20 +320,27 @@ class _Server:
             await asyncio.gather(ended, answers, return_exceptions=True)
 
     async def restart_if_it_ends(self, restarts: int, gone: Callable[[str], None]) -> None:
-        """Start it again whenever it ends by itself, so many times; then tell that it is gone."""
-        for left in range(restarts, -1, -1):
-            assert self._keeper is not None
-            code = await self._keeper.wait()
-            what = (
-                f"{self._named()} ended by itself, with code {code}"
-                + (f"; it is started again ({left} times more at most)" if left else " once too often")
-                + self._last_words()
-            )
-            self._say(what)
-            if left:
+        """Start it again whenever it ends by itself, so many times, each time later; then tell that it is gone."""
+        what, wait_s = await self._ended(), _FIRST_WAIT_S
+        for left in range(restarts, 0, -1):
+            again = f"it is started again in {wait_s:g} s ({left} times more at most)"
+            self._say(f"{what}; {again}{self._last_words()}")
+            await asyncio.sleep(wait_s)
+            wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+            try:
                 await self.start()
+            except OSError as error:
+                what = f"{self._named()} could not be started: {error}"
             else:
-                gone(what)
+                what = await self._ended()
+        what = f"{what} once too often{self._last_words()}"
+        self._say(what)
+        gone(what)
+
+    async def _ended(self) -> str:
+        """Wait until it has ended, and return what is to be said of it."""
+        assert self._keeper is not None
+        return f"{self._named()} ended by itself, with code {await self._keeper.wait()}"
 
     async def stop(self) -> None:
         """End it, and wait until it and its processes have ended."""
@@ -378,11 +388,14 @@ class _Server:
         return said
 
     def _lines(self) -> list[str]:
-        """The last lines that it said since it was started."""
-        with self.process.log.open("rb") as log:
-            size = log.seek(0, os.SEEK_END)
-            log.seek(max(self._begin, size - _LAST_LINES * _LINE_WIDTH))
-            text = log.read().decode(errors="replace")
+        """The last lines that it said since it was started; none where they cannot be read any more."""
+        try:
+            with self.process.log.open("rb") as log:
+                size = log.seek(0, os.SEEK_END)
+                log.seek(max(self._begin, size - _LAST_LINES * _LINE_WIDTH))
+                text = log.read().decode(errors="replace")
+        except OSError:
+            return []
         return [line[:_LINE_WIDTH] for line in text.splitlines() if line.strip()]
 
 

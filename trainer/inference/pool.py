@@ -135,6 +135,7 @@ class ServerPool:
                 raise self._no_server()
             await asyncio.sleep(min(1.0, self._look_every_s))
         self._watch = asyncio.get_running_loop().create_task(self._look_after())
+        self._watch.add_done_callback(self._watch_ended)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -237,13 +238,16 @@ class ServerPool:
 
         Raises:
             NoServerError: If none answers for too long.
+            SharedServerError: If another run takes the servers away.
             RunError: If one answers with other weights than it was sent, however often.
         """
         await self._muster()
         self._source, self._version = source, version
         deadline = asyncio.get_running_loop().time() + self._patience_s
         while True:
-            known = [member for member in self._members if member.connected]
+            self._raise_if_failed()
+            # One that sleeps is woken, whatever has been heard of it since.
+            known = [member for member in self._members if member.connected or member.asleep]
             if any(await all_or_cancel([self._bring_up_to_date(member) for member in known])):
                 return
             self._changed.clear()
@@ -305,8 +309,7 @@ class ServerPool:
         try:
             async with asyncio.timeout(self._patience_s):
                 while True:
-                    if self._failure is not None:
-                        raise self._failure
+                    self._raise_if_failed()
                     if loads := {each.name: each.load for each in self._members if each.serving}:
                         return loads
                     if self._closed:
@@ -323,14 +326,18 @@ class ServerPool:
                 return False
             try:
                 await self._sync(member)
+                if not member.serving:
+                    await self._stand_as_others(member)
             except (WeightUpdateError, WrongWeightsError) as error:
                 if not member.let_go.is_set() and not isinstance(error.__cause__, ServerGoneError):
                     member.serving = False
                     raise  # it is there, and does not take them
                 self._lost(member, error)
+                member.asleep = False  # who is started again is awake
                 return False
             except (*GONE, InferenceError) as error:
                 self._lost(member, error)
+                member.asleep = False
                 return False
             except RunError:
                 member.serving = False  # what it would answer with is undefined
@@ -338,7 +345,9 @@ class ServerPool:
         if member.let_go.is_set():
             return False
         if not member.serving:
-            member.serving, member.trouble, member.misses = True, "", 0
+            # A request may have found it gone while it took the weights: it is there, as it has them.
+            member.connected = member.serving = True
+            member.trouble, member.misses = "", 0
             self._changed.set()
         return True
 
@@ -362,8 +371,15 @@ class ServerPool:
                     raise
                 self._say(f"{error}; it is sent them again")
 
+    async def _stand_as_others(self, member: Member) -> None:
+        """Pause a server that is about to serve, or let it go on, as the pool is, which may change meanwhile."""
+        while True:
+            paused = self._paused
+            await (member.client.resume() if paused is None else member.client.pause(paused))
+            if paused == self._paused:
+                return
+
     def _lost(self, member: Member, error: Exception) -> None:
-        member.asleep = False
         said = words_of(error)
         if member.serving:
             self._say(f"inference server {member.name} is gone ({said}); its requests go to others")
@@ -399,9 +415,22 @@ class ServerPool:
             await self._muster()
             await asyncio.gather(*(self._look_at(member) for member in self._members))
 
+    def _watch_ended(self, watch: asyncio.Task[None]) -> None:
+        """Have the run end where nobody looks after the servers any more: those that are lost would stay so."""
+        if not watch.cancelled() and (error := watch.exception()) is not None:
+            self._failure = RunError(
+                f"the inference servers are no longer looked after, because of {type(error).__name__}: {error}"
+            )
+            self._failure.__cause__ = error
+            self._changed.set()
+
+    def _raise_if_failed(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
     async def _look_at(self, member: Member) -> None:
         if member.syncing.locked() or member.asleep:
-            return
+            return  # to meet one that sleeps is to generate on memory that it has given back
         if member.serving:
             if self._paused is not None:
                 return  # it says that it does not answer, as it should not
@@ -426,8 +455,6 @@ class ServerPool:
             return
         if not await self._bring_up_to_date(member):
             return
-        if self._paused is not None:
-            await self._ask(member, "pause", lambda client: client.pause(self._paused or "wait"))
         comes = "takes requests" if member.is_new else "is back"
         member.is_new = False
         self._say(f"inference server {member.name} {comes}, with the weights of version {self._version}")

@@ -44,6 +44,7 @@ class ServerHttp:
         admin_api_key: Key of those that steer, where it is another.
         patience_s: How long it may be away, or busy, before a call fails.
         watch_every_s: How often it is asked whether it lives while calls are under way.
+        sign_of_life: Route that it answers at once for as long as it lives, also in a pause.
 
     Raises:
         ConfigError: If `url` is none.
@@ -57,6 +58,7 @@ class ServerHttp:
         admin_api_key: str | None,
         patience_s: float,
         watch_every_s: float,
+        sign_of_life: str = "/health",
     ) -> None:
         if not url.startswith(("http://", "https://")):
             raise ConfigError(f"{url!r} is no URL of a server: it starts with http:// or https://")
@@ -65,6 +67,7 @@ class ServerHttp:
         self._admin_key = admin_api_key or api_key
         self._patience_s = patience_s
         self._watch_every_s = watch_every_s
+        self._sign_of_life = sign_of_life
         self._connections = Connections(
             self.url, connect_s=_CONNECT_S, keep_s=_KEEPALIVE_S, largest=_LARGEST_ANSWER
         )
@@ -183,7 +186,7 @@ class ServerHttp:
         """Ask the server whether it answers."""
         try:
             async with asyncio.timeout(_HEALTH_S):
-                answer = await self._once(HttpCall("/health", method="GET"))
+                answer = await self._once(HttpCall(self._sign_of_life, method="GET"))
         except (TimeoutError, MalformedReplyError):
             return False
         except LostCallError:

@@ -27,6 +27,8 @@ _LOOKS: Mapping[DialectName, Callable[[Need], Conversation[Seen]]] = {
     "vllm": vllm.look,
     "sglang": sglang.look,
 }
+SIGNS_OF_LIFE: Mapping[DialectName, str] = {"vllm": vllm.SIGN_OF_LIFE, "sglang": sglang.SIGN_OF_LIFE}
+"""What a server is asked to find whether it lives."""
 FAREWELL_S = 5.0
 """How long a server is talked to when nobody waits for it."""
 

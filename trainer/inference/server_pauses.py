@@ -62,6 +62,14 @@ class ServerPauses:
                 self._weights.trust()
                 await self.end()
 
+    def met(self) -> None:
+        """Forget a pause: whoever meets a server has it go on. Requests wait for the weights that it is to be given."""
+        if self.mode is None:
+            return
+        self.mode, self.by_caller = None, False
+        if self._link.need.way not in ("disk", "broadcast"):
+            self._under_way.release()
+
     async def begin(self, mode: PauseMode) -> None:
         """Pause a server that is not paused; `steering` is held."""
         await self._link.undone()

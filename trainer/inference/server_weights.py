@@ -10,7 +10,6 @@ from trainer.inference.base import SamplingParams
 from trainer.inference.dialect import GenerationCall, GroupAddress, Stretch
 from trainer.inference.errors import (
     ForeignWeightsError,
-    InferenceError,
     MalformedReplyError,
     WeightsError,
     WeightsLostError,
@@ -231,8 +230,8 @@ class ServedAdapters:
         name = f"policy-{version}-{uuid4().hex[:8]}"
         try:
             await self._link.converse(self._link.dialect.load_adapter(name, folder))
-        except InferenceError:
-            # It may have been loaded all the same.
+        except BaseException:
+            # It may have been loaded all the same, also where nobody waited for the answer any more.
             self._retired.add(name)
             raise
         if self.current is not None:

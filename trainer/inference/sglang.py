@@ -44,6 +44,9 @@ OLDEST = (0, 5, 20)
 """The first release whose replies say which weights drew each token."""
 FLUSHES_QUEUED = (0, 5, 22)
 """The first release that flushes its cache while requests wait in a pause."""
+SIGN_OF_LIFE = "/model_info"
+"""What its front end answers by itself. `/health` draws a token, unless the server is told otherwise: it says nothing
+while the server is paused for an update, and its request stands in the queue that a flush wants empty."""
 
 _REPLY = "SGLang's reply"
 _MODES: Mapping[PauseMode, str] = {

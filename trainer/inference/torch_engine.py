@@ -133,10 +133,16 @@ class TorchEngine:
 
         Replies stand still with their keys and values whatever the mode is: `sync` computes those again.
         """
-        self._paused = mode
+        before, self._paused = self._paused, mode
         self._quiet.clear()
-        self._wake()
-        await self._quiet.wait()
+        try:
+            self._wake()
+            await self._quiet.wait()
+        except BaseException:
+            # Whoever leaves before it is quiet does not know that there is something to resume.
+            self._paused = before
+            self._work.set()
+            raise
         if self._failure is not None:
             raise RuntimeError("the inference engine has failed before") from self._failure
 

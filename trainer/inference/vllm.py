@@ -47,6 +47,8 @@ NAMES_WEIGHTS = (0, 28)
 """The first release whose weights have a name, and that aborts requests by theirs."""
 NAMES_WEIGHTS_PER_TOKEN = (0, 33)
 """The first release whose replies say which weights drew each token."""
+SIGN_OF_LIFE = "/health"
+"""What it answers as long as its engine has not failed, paused or not."""
 
 _DEV_MODE = "start vLLM with the environment variable VLLM_SERVER_DEV_MODE=1"
 _LORA = "start vLLM with --enable-lora and the environment variable VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"

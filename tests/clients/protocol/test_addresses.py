@@ -22,6 +22,12 @@ WEB = ("http", "https")
         "http://there/\udcff",
         "http://a..b",
         f"http://{'a' * 64}.example",
+        "http://a b",
+        "http://a\tb",
+        "http://a/b\n",
+        " http://a",
+        "http://a\u00a0b",
+        "http://a/\x00",
     ],
 )
 def test_what_is_no_address_is_refused(url):

@@ -33,6 +33,7 @@ class Options:
         lora: Whether adapters may be loaded while it runs.
         memory_saver: vLLM's `--enable-sleep-mode`, SGLang's `--enable-memory-saver`.
         incremental: SGLang's `--incremental-streaming-output`.
+        health_generates: SGLang's `SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION`.
         inference_world: Ranks that take weights.
         routed_experts: `--enable-return-routed-experts`, of both.
     """
@@ -48,6 +49,7 @@ class Options:
     lora: bool = True
     memory_saver: bool = True
     incremental: bool = False
+    health_generates: bool = True
     inference_world: int = 1
     routed_experts: bool = False
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from base64 import b64encode
 from collections.abc import Awaitable, Callable
@@ -36,6 +37,7 @@ from tests.support.inference_server.weights import (
 )
 
 _OPEN = ("/health", "/ready", "/metrics")
+_HEALTH_S = 20.0
 _SAMPLING_KEYS = frozenset(
     """
     max_new_tokens temperature top_p top_k min_p stop stop_token_ids stop_regex ignore_eos skip_special_tokens
@@ -90,7 +92,7 @@ class SglangRoutes:
             post("/v1/chat/completions", self._when_running(self._openai.chat)),
             both("/v1/models", self._openai.models),
             both("/health", self.health),
-            both("/health_generate", self.health),
+            both("/health_generate", self.health_generate),
             both("/model_info", self.model_info),
             both("/get_model_info", self.model_info),
             both("/server_info", self.server_info),
@@ -445,6 +447,15 @@ class SglangRoutes:
     # -- information
 
     async def health(self, request: Request) -> Response:
+        return await self.health_generate(request) if self._options.health_generates else Response()
+
+    async def health_generate(self, request: Request) -> Response:
+        """Well as soon as a token is drawn, which none is in a pause; unwell after 20 seconds without one."""
+        try:
+            async with asyncio.timeout(_HEALTH_S):
+                await self._admitted(request)
+        except TimeoutError:
+            return Response(status_code=503)
         return Response()
 
     async def model_info(self, request: Request) -> Response:

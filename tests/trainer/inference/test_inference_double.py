@@ -249,6 +249,21 @@ def test_switches(vllm):
     assert httpx.post(f"{vllm.url}/update_weights", json={"update_info": {}}).status_code == 500
 
 
+def test_health_of_sglang_draws_a_token_and_so_says_nothing_in_a_pause():
+    for generates in (True, False):
+        with InferenceServer("sglang", health_generates=generates) as server:
+            assert httpx.get(f"{server.url}/health").status_code == 200
+            httpx.post(f"{server.url}/pause_generation", json={"mode": "in_place"})
+            assert httpx.get(f"{server.url}/model_info", timeout=5).status_code == 200
+            if not generates:
+                assert httpx.get(f"{server.url}/health", timeout=5).status_code == 200
+                continue
+            with pytest.raises(httpx.ReadTimeout):
+                httpx.get(f"{server.url}/health", timeout=0.5)
+            httpx.post(f"{server.url}/continue_generation", json={})
+            assert httpx.get(f"{server.url}/health", timeout=5).status_code == 200
+
+
 def test_libraries_of_agents_can_talk_to_it(vllm):
     vllm.script('<tool_call>{"name": "look", "arguments": {"where": "up"}}</tool_call>', "Ja, schön.")
     messages = [{"role": "user", "content": "look up"}]

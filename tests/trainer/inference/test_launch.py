@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -14,6 +15,7 @@ import pytest
 from tests.support import sglang_program, vllm_program
 from trainer.config.inference import InferenceSettings
 from trainer.core.errors import ConfigError
+from trainer.inference import launch
 from trainer.inference.launch import (
     LaunchError,
     ServedModel,
@@ -152,13 +154,53 @@ async def test_a_server_that_dies_is_started_again_and_leaves_nothing(tmp_path):
                 await asyncio.sleep(0.02)
         first, second = processes_in(process.log)
         await gone(first)
-        assert "ended by itself, with code 7; it is started again (1 times more at most)" in said[-1]
+        assert "ended by itself, with code 7; it is started again in 1 s (1 times more at most)" in said[-1]
         os.kill(second[0], signal.SIGKILL)
         await gone(second)
         async with asyncio.timeout(30):
             while "once too often" not in said[-1]:
                 await asyncio.sleep(0.02)
     assert len(processes_in(process.log)) == 2
+
+
+# Serves the first time that it is started, and ends at once each further time.
+SERVES_ONCE = """
+import os, pathlib, sys
+once = pathlib.Path(os.environ["ONCE"])
+if once.exists():
+    sys.exit(3)
+once.touch()
+"""
+
+
+async def test_a_server_that_ends_at_once_is_started_again_later_each_time(tmp_path, monkeypatch):
+    monkeypatch.setattr(launch, "_FIRST_WAIT_S", 0.1)
+    said, ended = [], asyncio.Event()
+    process = process_of(tmp_path, SERVES_ONCE + SERVER, ONCE=str(tmp_path / "once"))
+    async with open_servers([process], said, restarts=3, gone=lambda _: ended.set()):
+        os.kill(processes_in(process.log)[0][0], signal.SIGKILL)
+        await asyncio.wait_for(ended.wait(), 30)
+    again = [line.split("; ")[1] for line in said if "it is started again" in line]
+    assert again == [
+        "it is started again in 0.1 s (3 times more at most)",
+        "it is started again in 0.2 s (2 times more at most)",
+        "it is started again in 0.4 s (1 times more at most)",
+    ]
+
+
+async def test_a_server_that_cannot_be_started_again_is_told_of(tmp_path, monkeypatch):
+    monkeypatch.setattr(launch, "_FIRST_WAIT_S", 0.1)
+    said, gone_for = [], asyncio.Queue()
+    process = process_of(tmp_path)
+    async with open_servers([process], said, restarts=2, gone=gone_for.put_nowait):
+        ((number, _),) = processes_in(process.log)
+        shutil.rmtree(process.log.parent)
+        process.log.parent.write_text("no folder any more")
+        os.kill(number, signal.SIGKILL)
+        what = await asyncio.wait_for(gone_for.get(), 30)
+    assert "could not be started: " in what
+    assert "once too often" in what
+    assert said[-1] == what
 
 
 STARTER = """
@@ -328,6 +370,7 @@ def test_sglang_is_told_the_same_in_its_own_words():
         "--incremental-streaming-output",
     ):
         assert expected in words
+    assert process.environment == {"SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "false"}
     read = sglang_program.parser().parse_args(process.command[3:])
     assert (read.model_path, read.tp_size, read.max_lora_rank) == (Path("/m"), 4, 8)
 

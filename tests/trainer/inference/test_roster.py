@@ -24,6 +24,7 @@ def test_a_line_names_a_server(tmp_path):
         (b"", "names no server: write one address a line"),
         (b"# none yet\n", "names no server"),
         (b"http://a:1\nb:2\n", "line 2: 'b:2' is not the address of a server"),
+        (b"http://a b\n", "line 1: 'http://a b' is not the address of a server"),
         (b"http://a:1/v1\n", "line 1: .*ends with /v1"),
         (b"http://a:1\nhttp://a:1/\n", "line 2 names http://a:1 twice"),
         (b"#" * (2**20 + 1), "larger than a list of servers can be"),

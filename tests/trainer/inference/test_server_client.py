@@ -12,6 +12,7 @@ from tests.support.inference_server.carrier import GlooCarrier
 from tests.support.inference_server.models import END_ID, HashModel
 from tests.support.inference_server.running import InferenceServer, InferenceServerProcess
 from trainer.core.errors import ConfigError
+from trainer.inference import server_http
 from trainer.inference.base import GenerationRequest, SamplingParams
 from trainer.inference.errors import (
     ForeignWeightsError,
@@ -486,6 +487,30 @@ async def test_adapters_have_a_new_name_for_each_version(dialect, tmp_path):
 
 
 @BOTH
+async def test_an_adapter_whose_loading_was_left_is_unloaded_with_the_next(dialect, tmp_path, monkeypatch):
+    """The server may have loaded it all the same, and holds a few at most."""
+    with InferenceServer(dialect) as server:
+        async with ServerClient(server.url, dialect, way="adapter", pause_mode="wait") as client:
+            converse, loaded = client._link.converse, asyncio.Event()
+
+            async def unheard(conversation):
+                await converse(conversation)
+                loaded.set()
+                await asyncio.Event().wait()
+
+            monkeypatch.setattr(client._link, "converse", unheard)
+            loading = asyncio.create_task(client.sync(Weights(1, tmp_path), 1))
+            await loaded.wait()
+            loading.cancel()
+            await asyncio.gather(loading, return_exceptions=True)
+            monkeypatch.undo()
+            assert len(server.models()) == 2
+            await client.sync(Weights(2, tmp_path), 2)
+            await asyncio.gather(*client._link._left)
+            assert len(server.models()) == 2, "the base and the new one"
+
+
+@BOTH
 async def test_an_adapter_that_is_gone_is_missed(dialect, tmp_path):
     with InferenceServer(dialect) as server:
         async with ServerClient(server.url, dialect, way="adapter", pause_mode="abort") as client:
@@ -555,6 +580,17 @@ async def test_memory_is_given_back_and_taken_again(dialect, tmp_path):
             await client.wake(["kv_cache"])
             result = await client.generate(request())
             assert result.logprobs == pytest.approx(logprobs_of(1, result.token_ids))
+
+
+@BOTH
+async def test_a_server_that_was_paused_when_it_was_lost_goes_on_when_it_is_met_again(dialect, tmp_path):
+    with InferenceServer(dialect) as server:
+        async with ServerClient(server.url, dialect) as client:
+            await client.pause("abort")
+            await client.connect()
+            await client.sync(Weights(1, tmp_path), 1)
+            async with asyncio.timeout(20):
+                assert (await client.generate(request())).policy_versions == [1] * 6
 
 
 # What goes wrong
@@ -717,6 +753,20 @@ async def test_a_server_that_is_started_again_has_lost_its_weights(dialect, tmp_
             with pytest.raises(WeightsLostError):
                 await client.generate(request())
             assert not (await client.health()).ready
+            await client.sync(Weights(1, tmp_path), 1)
+            result = await client.generate(request())
+            assert result.logprobs == pytest.approx(logprobs_of(1, result.token_ids))
+
+
+@BOTH
+async def test_an_update_that_takes_longer_than_a_server_may_be_silent_goes_through(
+    dialect, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(server_http, "_HEALTH_S", 0.3)
+    with InferenceServer(dialect) as server:
+        async with ServerClient(server.url, dialect, patience_s=0.5, watch_every_s=0.1) as client:
+            paths = {"vllm": "/collective_rpc", "sglang": "/update_weights_from_disk"}
+            server.fail({"kind": "late", "path": paths[dialect], "seconds": 2.5})
             await client.sync(Weights(1, tmp_path), 1)
             result = await client.generate(request())
             assert result.logprobs == pytest.approx(logprobs_of(1, result.token_ids))

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from tests.support.tiny_models import WeightsOf, reference_logprobs, sharp_model
+from trainer.core.errors import RunError
 from trainer.inference.base import GenerationRequest, InferenceHealth, SamplingParams
 from trainer.inference.errors import (
     ForeignWeightsError,
@@ -13,6 +14,7 @@ from trainer.inference.errors import (
     RequestRefusedError,
     WrongWeightsError,
 )
+from trainer.inference.members import Roster
 from trainer.inference.pool import NoServerError, ServerPool, SharedServerError
 from trainer.inference.torch_engine import TorchEngine
 
@@ -346,6 +348,41 @@ async def test_a_sync_goes_on_without_the_server_that_is_lost_in_it(pool, server
     assert pool.serving == ["a"]
 
 
+class LostInItsUpdate(Server):
+    """A server whose replies break off while it takes its second weights, which it takes all the same."""
+
+    def __init__(self, model):
+        super().__init__(model)
+        self.updating = asyncio.Event()
+        self.broken_off = asyncio.Event()
+
+    async def extend(self, reply):
+        if len(self.syncs) == 1:
+            await self.updating.wait()
+            self.broken_off.set()
+            raise ConnectionError("connection reset")
+        return await super().extend(reply)
+
+    async def sync(self, source, version):
+        await super().sync(source, version)
+        if version == 2:
+            self.updating.set()
+            await self.broken_off.wait()
+
+
+async def test_a_server_that_loses_a_request_in_its_update_gets_the_next_weights_too(model):
+    server = LostInItsUpdate(model)
+    async with asyncio.timeout(60), pool_of({"a": server}) as pool:
+        await pool.sync(WeightsOf(model), 1)
+        asked = asyncio.ensure_future(pool.generate(request(0)))
+        await asyncio.sleep(0)
+        await pool.sync(WeightsOf(sharp_model(1)), 2)
+        assert (await asked).policy_versions == [2] * 6
+        await pool.sync(WeightsOf(sharp_model(2)), 3)
+        assert server.syncs == [1, 2, 3]
+        assert (await pool.generate(request(1))).policy_versions == [3] * 6
+
+
 async def test_what_comes_back_in_a_pause_is_paused(pool, servers):
     servers["a"].unplug()
     await until(lambda: pool.serving == ["b"])
@@ -358,6 +395,130 @@ async def test_what_comes_back_in_a_pause_is_paused(pool, servers):
     assert not done
     await pool.resume()
     assert all(len(reply.token_ids) == 6 for reply in await asyncio.gather(*asked))
+
+
+async def test_what_comes_back_in_a_pause_is_paused_before_it_serves(pool, servers):
+    serving_at_pause = []
+    server = servers["a"]
+    pause = server.pause
+
+    async def noted_pause(mode):
+        serving_at_pause.append("a" in pool.serving)
+        await pause(mode)
+
+    server.unplug()
+    await until(lambda: pool.serving == ["b"])
+    await pool.pause("keep")
+    server.pause = noted_pause
+    server.plug()
+    await until(lambda: len(pool.serving) == 2)
+    assert serving_at_pause == [False]
+
+
+async def test_what_comes_back_while_a_pause_ends_goes_on(pool, servers):
+    resumed = asyncio.Event()
+    server = servers["a"]
+    pause = server.pause
+
+    async def slow_pause(mode):
+        await pause(mode)
+        await resumed.wait()
+
+    server.unplug()
+    await until(lambda: pool.serving == ["b"])
+    await pool.pause("keep")
+    server.pause = slow_pause
+    server.plug()
+    await until(lambda: server.syncs == [1, 1])
+    await pool.resume()
+    resumed.set()
+    await until(lambda: len(pool.serving) == 2)
+    replies = await asyncio.gather(*(pool.generate(request(number)) for number in range(6)))
+    assert all(len(reply.token_ids) == 6 for reply in replies)
+    assert len(server.seen) > 0
+
+
+class Sleeper(Server):
+    """A server that goes to sleep and says so too late. A request to it while it sleeps would end it."""
+
+    def __init__(self, model):
+        super().__init__(model)
+        self.steps = []
+
+    async def connect(self):
+        self.steps.append("connect")
+
+    async def sleep(self, *, keep_weights):
+        self.steps.append("sleep")
+        raise TimeoutError("no answer for 5 s")
+
+    async def wake(self, tags):
+        self.steps += tags
+
+    async def sync(self, source, version):
+        self.steps.append("sync")
+        await super().sync(source, version)
+
+
+async def test_a_server_that_may_sleep_is_not_asked_before_its_next_weights(model):
+    """A probe would generate on memory that it has given back."""
+    sleeper, other = Sleeper(model), Sleeper(model)
+    async with asyncio.timeout(60), pool_of({"a": sleeper, "b": other}) as pool:
+        await pool.sync(WeightsOf(model), 1)
+        await pool.sleep(keep_weights=True)
+        assert pool.serving == []
+        await asyncio.sleep(0.1)  # ten looks
+        await pool.sync(WeightsOf(sharp_model(1)), 2)
+        for server in (sleeper, other):
+            assert server.steps == ["connect", "sync", "sleep", "weights", "sync", "kv_cache"]
+        assert pool.serving == ["a", "b"]
+
+
+async def test_a_server_that_is_gone_when_it_is_to_wake_is_met_again(model):
+    """Who was started again is awake."""
+    sleeper = Sleeper(model)
+    wakes = []
+
+    async def wake(tags):
+        wakes.append(tags)
+        raise ConnectionError("connection refused")
+
+    async with asyncio.timeout(60), pool_of({"a": sleeper}) as pool:
+        await pool.sync(WeightsOf(model), 1)
+        await pool.sleep(keep_weights=True)
+        sleeper.wake = wake
+        await pool.sync(WeightsOf(sharp_model(1)), 2)
+        assert len(wakes) == 1
+        assert sleeper.steps[:5] == ["connect", "sync", "sleep", "connect", "sync"]
+
+
+class FailingRoster:
+    """A roster that fails once in a way that nobody has thought of."""
+
+    def __init__(self):
+        self.broken = False
+
+    async def names(self):
+        if self.broken:
+            self.broken = False
+            raise ValueError("no such place")
+        return ["a", "b"]
+
+
+async def test_a_watch_that_ends_is_told_to_all_who_ask(servers, model):
+    roster = FailingRoster()
+    async with asyncio.timeout(60), pool_of(servers, roster=Roster(roster.names, servers.get)) as pool:
+        await pool.sync(WeightsOf(model), 1)
+        for server in servers.values():
+            server.unplug()
+        await until(lambda: not pool.serving)
+        asked = asyncio.ensure_future(pool.generate(request(0)))
+        await asyncio.sleep(0)
+        roster.broken = True
+        with pytest.raises(RunError, match=r"looked after.*ValueError: no such place"):
+            await asked
+        with pytest.raises(RunError, match=r"looked after.*ValueError: no such place"):
+            await pool.sync(WeightsOf(model), 2)
 
 
 async def test_an_abort_reaches_all_servers(pool, servers):

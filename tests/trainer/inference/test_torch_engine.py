@@ -239,6 +239,34 @@ async def test_a_waiting_pause_lets_replies_end_and_takes_no_new_ones(engine):
     assert len((await asyncio.wait_for(late, 30)).token_ids) == 2
 
 
+async def test_a_pause_that_is_cancelled_before_it_is_quiet_is_none(engine):
+    first = asyncio.create_task(engine.generate(requests_of([[3, 4]], SamplingParams(20))[0]))
+    await started(engine, 1)
+    pausing = asyncio.create_task(engine.pause("wait"))
+    await asyncio.sleep(0)
+    pausing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await pausing
+    late = engine.generate(requests_of([[6]], SamplingParams(2), 9)[0])
+    assert len((await asyncio.wait_for(late, 30)).token_ids) == 2
+    assert len((await first).token_ids) == 20
+
+
+async def test_a_pause_that_is_cancelled_leaves_the_one_before(engine):
+    first = asyncio.create_task(engine.generate(requests_of([[3, 4]], SamplingParams(20))[0]))
+    await started(engine, 1)
+    await engine.pause("keep")
+    pausing = asyncio.create_task(engine.pause("wait"))
+    await asyncio.sleep(0)
+    pausing.cancel()
+    await asyncio.gather(pausing, return_exceptions=True)
+    drawn = engine.counters.tokens_generated
+    await asyncio.sleep(0.1)
+    assert engine.counters.tokens_generated <= drawn + 1, "the step under way may have ended"
+    await engine.resume()
+    assert len((await asyncio.wait_for(first, 30)).token_ids) == 20
+
+
 async def test_aborted_replies_have_what_was_drawn(model):
     async with TorchEngine(model, max_rows=2, max_length=48) as engine:
         requests = requests_of([[3, 4], [5], [6]], SamplingParams(40))

@@ -228,10 +228,13 @@ def choose_groups(parts: Parts, groups: Sequence[Group]) -> list[Group]:
 
 
 def account_for(ledger: Ledger, groups: Sequence[Group], updated: Mapping[str, float], step: int) -> None:
-    """Say of groups that they were trained, or that the update left all its steps out."""
+    """Say of groups that they were trained, or that the update left out all its steps, or all their episodes."""
     if updated.get("policy/skipped_steps") and not updated.get("policy/optimizer_steps"):
         for group in groups:
             ledger.dropped(group.index, "update:not_finite")
+    elif updated.get("batch/rows") == 0:
+        for group in groups:
+            ledger.dropped(group.index, "episodes:none_left")
     else:
         ledger.trained([group.index for group in groups], step)
 

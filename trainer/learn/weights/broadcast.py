@@ -1,7 +1,11 @@
 """Weights from device to device: announced over HTTP, carried by a group in which the trainer is rank 0.
 
-Each server has a group of its own, so one that dies in the middle of an update takes no other with it. The trainer
-holds one bucket of tensors beside its weights.
+Each server has a group of its own, so one that dies in the middle of an update takes no other server with it. By gloo
+the trainer hears of it, and goes on. By NCCL it may not: the broadcast that was begun stands on the trainer's device,
+and nothing here ends it. To a vLLM it is waited for without end; for an SGLang torch's watchdog ends the trainer after
+the group's timeout. Whoever cannot have that sends weights by disk.
+
+The trainer holds one bucket of tensors beside its weights.
 """
 
 import asyncio
@@ -205,8 +209,10 @@ class TensorBroadcast:
     async def send(self, bucket: Bucket) -> None:
         """Send the tensors of the bucket that `buckets` gave last.
 
+        If it is cancelled, the thread that sends goes on, by NCCL maybe for ever.
+
         Raises:
-            ServerGoneError: If the server's ranks are gone.
+            ServerGoneError: If the server's ranks are gone, as far as the collective says so: gloo does.
         """
         held, self._held = self._held, []
         assert [name for name, _ in held] == list(bucket.names)

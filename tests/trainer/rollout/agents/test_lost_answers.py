@@ -8,20 +8,24 @@ import openai
 import pytest
 
 from tests.support.agent_policy import (
+    LoggedClient,
     ScriptedPolicy,
     assert_recorded,
     endpoint_of,
     service_of,
+    short_sampling,
     tool_tokenizer,
 )
 from tests.support.cutting_proxy import cutting_proxy
+from trainer.inference.torch_engine import TorchEngine
+from trainer.models.tiny import TinyPolicySettings, build_tiny_model
 from trainer.rollout.agents.black_box import give_posted
 from trainer.rollout.agents.errors import ApiError
 from trainer.rollout.agents.runners import AgentEnd
 
 TOKENIZER = tool_tokenizer()
 WORDS = ["one", "two", "three", "four", "five", "six"]
-LOST = ["headless", "half", "502", "503", "429"]
+LOST = ["headless", "half", "500", "502", "503", "429"]
 
 
 class CountingPolicy(ScriptedPolicy):
@@ -183,6 +187,31 @@ async def test_requests_with_a_name_are_answered_once_whoever_sends_them():
             said.append(answer["choices"][0]["message"]["content"])
         assert said == ["one", "one", "two"]
         assert len(agent.policy.log.calls) == 2
+
+
+@pytest.mark.parametrize("fault", ["500", "unsent", "headless", "half"])
+async def test_the_retries_that_the_library_comes_with_leave_one_record_of_a_real_engine(fault):
+    shape = TinyPolicySettings(len(TOKENIZER), hidden_size=16, layers=1, heads=2, max_length=4096)
+    async with TorchEngine(build_tiny_model(shape, 0), max_rows=4, max_length=4096) as engine:
+        policy = LoggedClient(engine)
+        service = service_of(policy, TOKENIZER, max_length=4096, sampling=short_sampling(TOKENIZER))
+        async with (
+            asyncio.timeout(60),
+            endpoint_of(service) as endpoint,
+            cutting_proxy(endpoint.url, [fault, "none", "none", fault]) as (url, proxy),
+        ):
+            key, session = endpoint.open()
+            history, seen = [], []
+            async with openai.AsyncOpenAI(base_url=f"{url}/s/{key}/v1", api_key="any") as client:
+                for text in ("a", "b", "c"):
+                    history.append({"role": "user", "content": text})
+                    answer = await client.chat.completions.create(model="policy", messages=history)
+                    seen.append(answer.choices[0].message.content)
+                    history.append({"role": "assistant", "content": seen[-1]})
+    assert len(proxy.requests) == 2 + 1 + 2, "the library asked again"
+    assert len(policy.log.calls) == session.counts.calls == 3, "nothing was drawn twice"
+    assert [turn.reply for turn in session.trajectory.turns] == seen
+    assert_recorded(session.trajectory, policy.log)
 
 
 async def test_an_endpoint_that_fails_records_nothing_of_it():
