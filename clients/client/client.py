@@ -12,6 +12,7 @@ from typing import Any, Literal, Self
 from clients.client.batching import Batch
 from clients.client.keeper import SessionKeeper
 from clients.client.session import EnvSession, Operation, ResetResult, StepResult
+from clients.client.waiting import wait_for_all
 from clients.net.caller import Caller
 from clients.net.pool import Timing
 from clients.protocol.episode import PortableEpisode
@@ -183,11 +184,9 @@ class EnvClient:
                 self._sessions.drop(session)
                 groups.setdefault(session.process, []).append(session.session_id)
         deadline = self._caller.deadline()
-        replies = await asyncio.gather(
-            *(
-                self._caller.call({"op": "close", "session_ids": session_ids}, process, deadline)
-                for process, session_ids in groups.items()
-            )
+        replies = await wait_for_all(
+            self._caller.call({"op": "close", "session_ids": session_ids}, process, deadline)
+            for process, session_ids in groups.items()
         )
         return sum(int(reply.payload["closed"]) for reply in replies)
 
@@ -274,7 +273,7 @@ class EnvClient:
         share = min(self._pool.max_batch, -(-len(items) // max(1, len(self._pool.processes))))
         parts = [items[first : first + share] for first in range(0, len(items), share)]
         deadline = self._caller.deadline(None if timeout_s is None else timeout_s * share)
-        verdicts = await asyncio.gather(*(self._verify(env_id, part, timeout_s, deadline) for part in parts))
+        verdicts = await wait_for_all(self._verify(env_id, part, timeout_s, deadline) for part in parts)
         return [verdict for part in verdicts for verdict in part]
 
     # -- for sessions

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,6 +14,7 @@ from gymnasium.vector.utils import batch_space, concatenate, create_empty_array,
 from clients.client.client import CONNECT_TIMEOUT_S, Encoding, EnvClient
 from clients.client.env import MAX_SEED
 from clients.client.session import Operation
+from clients.client.waiting import wait_for_all
 from clients.process.background import BackgroundLoop
 from clients.protocol.errors import ProblemError
 
@@ -194,7 +194,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
         self._background.close()
 
     async def _render_all(self, mode: str) -> list[Any]:
-        return await asyncio.gather(*(session.render(mode) for session in self._sessions))
+        return await wait_for_all(session.render(mode) for session in self._sessions)
 
     def _spread(self, seed: int | Sequence[int | None] | None) -> Sequence[int | None]:
         if seed is None:
