@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from typing import Any
 
 from clients.client.session import Operation
+from clients.client.waiting import wait_for_all
 from clients.net.caller import Caller
 from clients.protocol.errors import RETRY_LATER, ProblemError
+
+_UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError)
+"""What reading an answer raises where the server sends something else than the protocol says."""
 
 
 class Batch:
@@ -39,7 +42,7 @@ class Batch:
         if len(chunks) == 1:
             await self._run_chunk(*chunks[0])
         else:
-            await asyncio.gather(*(self._run_chunk(*chunk) for chunk in chunks))
+            await wait_for_all(self._run_chunk(*chunk) for chunk in chunks)
         return self._results
 
     async def _run_chunk(self, process: int, positions: Sequence[int]) -> None:
@@ -61,21 +64,27 @@ class Batch:
             await self._run_chunk(process, positions[:half])
             await self._run_chunk(process, positions[half:])
             return
+        answers = reply.payload
+        if not isinstance(answers, list) or len(answers) != len(positions):
+            # Which of them stands for which operation, nobody knows.
+            answers = [None] * len(positions)
         again = [
             position
-            for position, answer in zip(positions, reply.payload, strict=True)
+            for position, answer in zip(positions, answers, strict=True)
             if not self._take(position, answer, reply.plain)
         ]
         if again:
-            await asyncio.gather(*(self._run_alone(position) for position in again))
+            await wait_for_all(self._run_alone(position) for position in again)
 
-    def _take(self, position: int, answer: dict[str, Any], plain: bool) -> bool:
+    def _take(self, position: int, answer: Any, plain: bool) -> bool:
         """Note one answer; return False where the operation can go on when it is asked alone."""
         operation = self._operations[position]
+        if not isinstance(answer, dict):
+            answer = {}
         if "ok" in answer:
-            self._results[position] = operation.take(answer["ok"], plain)
+            self._note(position, answer["ok"], plain)
             return True
-        problem = ProblemError.from_problem(answer["error"])
+        problem = ProblemError.from_problem(answer.get("error"))
         if problem.code in RETRY_LATER or operation.session.can_rebuild(problem, operation.fields):
             return False
         self._results[position] = problem
@@ -89,4 +98,11 @@ class Batch:
         except ProblemError as problem:
             self._results[position] = problem
         else:
-            self._results[position] = operation.take(reply.payload, reply.plain)
+            self._note(position, reply.payload, reply.plain)
+
+    def _note(self, position: int, payload: Any, plain: bool) -> None:
+        """Note what the server gave; what cannot be read is one operation's problem, and not the others'."""
+        try:
+            self._results[position] = self._operations[position].take(payload, plain)
+        except _UNREADABLE as error:
+            self._results[position] = ProblemError("internal", f"the answer cannot be read: {error!r}")

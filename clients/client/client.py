@@ -11,8 +11,10 @@ from typing import Any, Literal, Self
 
 from clients.client.batching import Batch
 from clients.client.keeper import SessionKeeper
-from clients.client.session import EnvSession, Operation, ResetResult, StepResult
+from clients.client.session import UNANSWERED, EnvSession, Operation, ResetResult, StepResult
+from clients.client.waiting import wait_for_all
 from clients.net.caller import Caller
+from clients.net.connection import Reply
 from clients.net.pool import Timing
 from clients.protocol.episode import PortableEpisode
 from clients.protocol.errors import ProblemError
@@ -183,11 +185,9 @@ class EnvClient:
                 self._sessions.drop(session)
                 groups.setdefault(session.process, []).append(session.session_id)
         deadline = self._caller.deadline()
-        replies = await asyncio.gather(
-            *(
-                self._caller.call({"op": "close", "session_ids": session_ids}, process, deadline)
-                for process, session_ids in groups.items()
-            )
+        replies = await wait_for_all(
+            self._caller.call({"op": "close", "session_ids": session_ids}, process, deadline)
+            for process, session_ids in groups.items()
         )
         return sum(int(reply.payload["closed"]) for reply in replies)
 
@@ -274,7 +274,7 @@ class EnvClient:
         share = min(self._pool.max_batch, -(-len(items) // max(1, len(self._pool.processes))))
         parts = [items[first : first + share] for first in range(0, len(items), share)]
         deadline = self._caller.deadline(None if timeout_s is None else timeout_s * share)
-        verdicts = await asyncio.gather(*(self._verify(env_id, part, timeout_s, deadline) for part in parts))
+        verdicts = await wait_for_all(self._verify(env_id, part, timeout_s, deadline) for part in parts)
         return [verdict for part in verdicts for verdict in part]
 
     # -- for sessions
@@ -294,16 +294,16 @@ class EnvClient:
         request_id = self._caller.new_request_id()
         fields = {"op": "restore", "episode": episode.model_dump(mode="json"), "request_id": request_id}
         process = await self._pool.next_process()
+        reply = await self._open(fields, process, deadline)
         try:
-            reply = await self._caller.call(fields, process, deadline)
             session_id = reply.payload["session_id"]
             record = await self._caller.call(
                 {"op": "episode", "session_id": session_id}, reply.process, deadline
             )
-        except asyncio.CancelledError:
+            return reply.payload, reply.process, PortableEpisode.model_validate(record.payload)
+        except BaseException:
             self.take_back(fields, process)
             raise
-        return reply.payload, reply.process, PortableEpisode.model_validate(record.payload)
 
     def take_back(self, fields: Mapping[str, Any], process: int) -> None:
         """Close, in the background, what a request opens or has opened that nobody waits for any more.
@@ -353,12 +353,16 @@ class EnvClient:
             fields["count"] = count
         if idle_timeout_s is not None:
             fields["idle_timeout_s"] = idle_timeout_s
+        reply = await self._open(fields, process, deadline)
+        return reply.payload["sessions"] if count > 1 else [reply.payload], reply.process
+
+    async def _open(self, fields: dict[str, Any], process: int, deadline: float) -> Reply:
+        """Ask for what opens sessions; those whose answer is not waited for any more are taken back."""
         try:
-            reply = await self._caller.call(fields, process, deadline)
-        except asyncio.CancelledError:
+            return await self._caller.call(fields, process, deadline)
+        except UNANSWERED:
             self.take_back(fields, process)
             raise
-        return reply.payload["sessions"] if count > 1 else [reply.payload], reply.process
 
     async def _take_back(self, fields: dict[str, Any], process: int) -> None:
         deadline = asyncio.get_running_loop().time() + _TAKE_BACK_S

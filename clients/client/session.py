@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from clients.client.record import EpisodeRecord
+from clients.client.waiting import wait_for_all
 from clients.protocol.arrays import DecodeError
 from clients.protocol.episode import PortableEpisode
 from clients.protocol.errors import ProblemError
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 _GONE = frozenset({"session_gone", "unknown_session"})
 _FINAL_REASONS = frozenset({"closed", "replay_diverged"})
 """Somebody ended the session on purpose, or it cannot be rebuilt: not for the client to undo."""
+
+UNANSWERED = (asyncio.CancelledError, TimeoutError, ConnectionError)
+"""What a request ends in that the server may have done, or may still do."""
 
 
 class ResetResult(NamedTuple):
@@ -177,11 +181,19 @@ class EnvSession:
             fields["reseed"] = reseed
         try:
             reply = await self.call(fields)
-            session_ids = reply.payload["session_ids"]
-            return list(await asyncio.gather(*(self._copy(each, reply.process) for each in session_ids)))
-        except asyncio.CancelledError:
+        except UNANSWERED:
             self._client.take_back(fields, self.process)
             raise
+        try:
+            copies = await wait_for_all(
+                self._copy(each, reply.process) for each in reply.payload["session_ids"]
+            )
+        except BaseException:
+            self._client.take_back(fields, self.process)
+            raise
+        for copy in copies:
+            self._client.track(copy)
+        return copies
 
     async def resume(self, episode: PortableEpisode, former: tuple[str, int] | None = None) -> None:
         """Go on at the point of an episode, in place of what this session was.
@@ -424,7 +436,6 @@ class EnvSession:
         }
         copy = EnvSession(self._client, self._caller, self.env, self.kwargs, payload, process)
         copy.adopt(await copy.episode_record())
-        self._client.track(copy)
         return copy
 
     def adopt(self, episode: PortableEpisode) -> None:

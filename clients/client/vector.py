@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,6 +14,7 @@ from gymnasium.vector.utils import batch_space, concatenate, create_empty_array,
 from clients.client.client import CONNECT_TIMEOUT_S, Encoding, EnvClient
 from clients.client.env import MAX_SEED
 from clients.client.session import Operation
+from clients.client.waiting import wait_for_all
 from clients.process.background import BackgroundLoop
 from clients.protocol.errors import ProblemError
 
@@ -138,10 +138,15 @@ class RemoteVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
             for index in selected
         ]
         infos: dict[str, Any] = {}
-        for index, (observation, info) in zip(selected, self._run(operations, selected), strict=True):
-            self._observations[index] = observation
+        problems: dict[int, ProblemError] = {}
+        for index, result in zip(selected, self._run(operations), strict=True):
+            if isinstance(result, ProblemError):
+                problems[index] = result
+                continue
+            self._observations[index], info = result
+            self._ended[index] = False
             infos = self._add_info(infos, info, index)
-        self._ended = self._ended & ~mask
+        _raise_first(problems)
         return self._batch_observations(), infos
 
     def step(
@@ -151,7 +156,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
 
         Raises:
             ResetNeeded: Autoreset is disabled, and an episode that ended was not reset.
-            ProblemError: A sub-environment failed.
+            ProblemError: A sub-environment failed; the others have taken their steps.
         """
         if self.autoreset_mode is AutoresetMode.DISABLED and self._ended.any():
             raise ResetNeeded(
@@ -160,14 +165,16 @@ class RemoteVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
         parts = list(iterate(self.action_space, actions))
         if len(parts) != self.num_envs:
             raise ValueError(f"{len(parts)} actions for {self.num_envs} environments")
-        results = self._run(
-            [self._plan_step(index, action) for index, action in enumerate(parts)], range(self.num_envs)
-        )
+        results = self._run([self._plan_step(index, action) for index, action in enumerate(parts)])
         rewards = np.zeros(self.num_envs, dtype=np.float64)
         terminations = np.zeros(self.num_envs, dtype=np.bool_)
         truncations = np.zeros(self.num_envs, dtype=np.bool_)
         infos: dict[str, Any] = {}
+        problems: dict[int, ProblemError] = {}
         for index, result in enumerate(results):
+            if isinstance(result, ProblemError):
+                problems[index] = result
+                continue
             info = result.info
             self._observations[index] = result.observation
             if len(result) == 5:  # a step; the others are the resets of mode NEXT_STEP
@@ -178,8 +185,9 @@ class RemoteVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
                     self._seeds[index].take()
                     final = {key: info.pop(key) for key in ("final_obs", "final_info")}
                     infos = self._add_info(infos, final, index)
+            self._ended[index] = terminations[index] or truncations[index]
             infos = self._add_info(infos, info, index)
-        self._ended = terminations | truncations
+        _raise_first(problems)
         return self._batch_observations(), rewards, terminations, truncations, infos
 
     def render(self) -> tuple[Any, ...] | None:
@@ -194,7 +202,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
         self._background.close()
 
     async def _render_all(self, mode: str) -> list[Any]:
-        return await asyncio.gather(*(session.render(mode) for session in self._sessions))
+        return await wait_for_all(session.render(mode) for session in self._sessions)
 
     def _spread(self, seed: int | Sequence[int | None] | None) -> Sequence[int | None]:
         if seed is None:
@@ -234,14 +242,16 @@ class RemoteVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
             return session.plan_step(action, autoreset=True, next_seed=self._seeds[index].peek())
         return session.plan_step(action)
 
-    def _run(self, operations: Sequence[Operation], indices: Sequence[int]) -> list[Any]:
-        results = self._background.run(self._client.run_many(operations))
-        for index, result in zip(indices, results, strict=True):
-            if isinstance(result, ProblemError):
-                result.add_note(f"in sub-environment {index}")
-                raise result
-        return results
+    def _run(self, operations: Sequence[Operation]) -> list[Any]:
+        return self._background.run(self._client.run_many(operations))
 
     def _batch_observations(self) -> Any:
         out: Any = create_empty_array(self.single_observation_space, self.num_envs)
         return concatenate(self.single_observation_space, self._observations, out)
+
+
+def _raise_first(problems: Mapping[int, ProblemError]) -> None:
+    """Raise the problem of the first sub-environment that has one; what the others did is noted by then."""
+    for index, problem in problems.items():
+        problem.add_note(f"in sub-environment {index}")
+        raise problem

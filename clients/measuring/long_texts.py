@@ -23,6 +23,15 @@ BEYOND_CHANCE_S = 0.25
 
 _CHARACTERS = "a0 \n\t<>[](){}`~\\\"'.,:;!?-+*/=$#|_^%é漢"
 _TAGS = ("think", "answer", "action", "tool_call", "code", "search", "python")
+# Calls in Python's syntax: how one begins, what its argument repeats, and how it ends.
+_CALLS = (
+    ("search(query='", "a", "')"),
+    ("search(query=f'", "{1}", "')"),
+    ("search(query=", "1<", "1)"),
+    ("search(query=[", "1,", "+])"),
+    ("search(query=", "\\'", ")"),
+)
+
 _MARKS = (
     *(
         "\\boxed{",
@@ -53,6 +62,8 @@ _MARKS = (
         "1,000",
         "1 ",
         "9" * 400 + " ",
+        "\\'",
+        '\\"',
     ),
     *(
         "click[",
@@ -113,6 +124,9 @@ def long_texts(size: int = TEXT_BYTES) -> Iterator[tuple[str, str]]:
             f"{begin!r}, and then {piece!r} over and over",
             begin + _repeated(piece, size - len(begin) - 2) + "!A:",
         )
+    for begin, piece, end in _CALLS:
+        room = size - _bytes(begin) - _bytes(end)
+        yield f"a call with {piece!r} over and over", begin + _repeated(piece, room) + end
 
 
 def _repeated(piece: str, size: int) -> str:

@@ -107,6 +107,10 @@ class Connection:
             message = loads(data, binary=self._binary)
             request_id = message["id"]
         except (DecodeError, TypeError, KeyError):
+            request_id = ""
+        if request_id is None:
+            return  # said of a frame whose id could not be read, which is none of ours
+        if type(request_id) is not int:
             self._socket.abort()  # not our protocol: nothing after this can be trusted to answer what it seems to
             return
         future, _ = self._waiting.pop(request_id, (None, 0.0))

@@ -93,7 +93,7 @@ class ProblemError(Exception):
     def from_problem(cls, problem: Any) -> ProblemError:
         """Read a problem object; a code of a newer server that we do not know becomes `internal`.
 
-        A `retry_after` that is no time to wait is left out.
+        A `retry_after` that is no time to wait, and a `reason` that is no text, are left out.
         """
         if not isinstance(problem, Mapping):
             return cls("internal", "what was answered is no problem object")
@@ -104,6 +104,8 @@ class ProblemError(Exception):
         extra = {str(key): value for key, value in problem.items() if key not in _STANDARD_MEMBERS}
         if not _is_time(extra.get("retry_after", 0)):
             del extra["retry_after"]
+        if not isinstance(extra.get("reason", ""), str):
+            del extra["reason"]
         if isinstance(code, str) and code in CODES:
             return cls(code, detail, **extra)
         return cls("internal", detail, **(extra | {"unknown_code": code}))

@@ -209,7 +209,8 @@ class Runner:
         if isinstance(error, _ENDINGS):
             problem = self._problem(session, running.kind, error)
             problem.__cause__ = error
-            if running.kind == "step" and not isinstance(error, _OF_THE_SERVER):
+            of_server = isinstance(error, _OF_THE_SERVER)
+            if running.kind == "step" and not of_server and not _was_taken(session, running):
                 session.last = StepRecord(running.episode, running.step, running.action, problem)
             error = problem
         running.outcome.set_exception(error)
@@ -243,6 +244,16 @@ class Runner:
             _log.warning("%s of %s: %s", kind, session.entry.env_id, error, extra=about)
             return ProblemError("step_timeout", f"the {kind} did not finish in time; reset the session")
         return ProblemError("step_timeout", f"the {kind} was cancelled; reset the session", cancelled=True)
+
+
+def _was_taken(session: Session, running: Running) -> bool:
+    """Whether the environment has answered a step, and it was the next episode that could not begin."""
+    last = session.last
+    return (
+        last is not None
+        and (last.episode, last.step) == (running.episode, running.step)
+        and isinstance(last.outcome, StepOutcome)
+    )
 
 
 def _left_as_it_is(session: Session, error: ServerFailed | ServerLost) -> ProblemError:

@@ -119,8 +119,9 @@ class Metrics:
         """Count an operation that is answered by a problem."""
         self.failed[op, problem.code] += 1
         reason = problem.extra.get("limit") if problem.code == "at_capacity" else problem.code
-        if reason in _REFUSALS:
-            self.refusals[str(reason)] += 1
+        # A node may name anything.
+        if isinstance(reason, str) and reason in _REFUSALS:
+            self.refusals[reason] += 1
 
     def episode_finished(self, label: str, info: Any, *, terminated: bool) -> None:
         """Count an episode that came to its end, by what its last step said of it."""

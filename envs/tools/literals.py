@@ -10,48 +10,79 @@ from typing import Any
 from envs.tools.calls import CallFault, shown
 
 _LONGEST = 100_000
+# The parser passes over texts and comments; what stands around them takes it a microsecond or two for each character.
+_MOST_AROUND_TEXTS = 20_000
 _DEEPEST = 50
 # Python writes no whole number that is longer, neither as text nor as JSON; `0xff...` is read at any length.
 _MOST_DIGITS = 4_300
 _BEYOND = 10**_MOST_DIGITS
+# A text that is never closed goes on to where Python gives up: so no place is looked at twice.
+_TEXT = (
+    r"'''(?:[^'\\]|\\.|'(?!''))*+(?:''')?"
+    r'|"""(?:[^"\\]|\\.|"(?!""))*+(?:""")?'
+    r"|'(?:[^'\\\n]|\\.)*+'?"
+    r'|"(?:[^"\\\n]|\\.)*+"?'
+)
 # Python's parser takes its time over many brackets that never close, and over long runs of signs.
 _MARKS = re.compile(
-    r"(?P<text>'(?:[^'\\\n]|\\.)*+'|\"(?:[^\"\\\n]|\\.)*+\")|(?P<open>[\[({])|(?P<close>[\])}])|[-+~]{20,}+"
+    r"(?P<formatted>(?<!\w)(?:[fFtT][rR]?|[rR][fFtT])['\"])"
+    rf"|(?P<passed>{_TEXT}|\#[^\n]*+)|(?P<open>[\[({{])|(?P<close>[\])}}])"
+    r"|(?P<signs>[-+~]{20,}+)",
+    re.DOTALL,
 )
 
 
-def parse_expression(text: str) -> ast.expr:
-    """Parse one expression.
+class ExpressionParser:
+    """Parses the expressions of one reply, and bounds what all of them cost together."""
+
+    def __init__(self) -> None:
+        self._left = _MOST_AROUND_TEXTS
+
+    def parse(self, text: str) -> ast.expr:
+        """Parse one expression.
+
+        Raises:
+            CallFault: It is none, or is too long or too deep to be looked at.
+        """
+        if len(text) > _LONGEST:
+            raise CallFault(f"the expression has over {_LONGEST} characters")
+        # As Python does: each of them ends a line, and with it a text that was not closed.
+        text = text.replace("\r\n", "\n").replace("\r", "\n")
+        self._left -= _around_texts(text, self._left)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", SyntaxWarning)
+                return ast.parse(text, mode="eval").body
+        except SyntaxError as error:
+            raise CallFault(f"{shown(text)} is no expression of Python: {error.msg}") from None
+        except (ValueError, RecursionError, MemoryError):
+            raise CallFault(f"{shown(text)} is no expression of Python") from None
+
+
+def _around_texts(text: str, most: int) -> int:
+    """Return how many characters stand outside of texts and comments, by one look at each.
 
     Raises:
-        CallFault: It is none, or is too long or too deep to be looked at.
+        CallFault: They are more than `most`, or are what Python's parser takes long over.
     """
-    if len(text) > _LONGEST:
-        raise CallFault(f"the expression has over {_LONGEST} characters")
-    if not _is_shallow(text):
-        raise CallFault(f"{shown(text)} is nested too deeply")
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", SyntaxWarning)
-            return ast.parse(text, mode="eval").body
-    except SyntaxError as error:
-        raise CallFault(f"{shown(text)} is no expression of Python: {error.msg}") from None
-    except (ValueError, RecursionError, MemoryError):
-        raise CallFault(f"{shown(text)} is no expression of Python") from None
-
-
-def _is_shallow(text: str) -> bool:
-    depth = 0
+    depth = passed = 0
     for mark in _MARKS.finditer(text):
-        if mark["open"]:
+        if mark["formatted"]:
+            # Some releases of Python begin anew at each of its fields, and no literal has any.
+            raise CallFault(f"{shown(text)} has a formatted text, which is no literal")
+        if mark["passed"]:
+            passed += len(mark[0])
+        elif mark["open"]:
             depth += 1
-            if depth > _DEEPEST:
-                return False
         elif mark["close"]:
             depth = max(0, depth - 1)
-        elif not mark["text"]:
-            return False
-    return True
+        if depth > _DEEPEST or mark["signs"]:
+            raise CallFault(f"{shown(text)} is nested too deeply")
+        if mark.end() - passed > most:
+            break
+    if len(text) - passed > most:
+        raise CallFault(f"{shown(text)} has too much outside of texts: over {_MOST_AROUND_TEXTS} characters")
+    return len(text) - passed
 
 
 def literal_of(node: ast.expr, *, text_keys: bool = True) -> Any:

@@ -5,6 +5,8 @@ A policy may write whatever it likes. What is refused here costs a look at each 
 
 import re
 
+from envs.verifiers.powers import has_large_power
+
 LONGEST = 2000
 _DEEPEST = 40
 _MOST_COMMANDS = 300
@@ -15,7 +17,7 @@ _LONGEST_EXPONENT = 6
 
 _COMMAND = re.compile(r"\\[a-zA-Z]+|[-+*/^_=<>]")
 _NUMBER = re.compile(r"\d+")
-_EXPONENT = re.compile(r"(?:\^|\*\*)\s*[{(]?\s*[-+]?\s*(\d+)")
+_EXPONENT = re.compile(r"(?:\^|\*\*)[\s{(]*+[-+]?+\s*+(?:\\[dt]?frac[\s{]*+)?+(\d+)")
 # A power that stands in an exponent.
 _TOWER = re.compile(r"(?:\^|\*\*)\s*[{(]*\s*(\d+)\s*[})]?\s*(?:\^|\*\*)\s*[{(]*\s*(\d+)")
 _FACTORIAL = re.compile(r"(\d+)\s*[)}]*\s*!(?!=)")
@@ -68,9 +70,9 @@ def _grows(answer: str) -> bool:
             return True
     if any(_exceeds(match[1], _LARGEST_ARGUMENT) for match in _FACTORIAL.finditer(answer)):
         return True
-    return _is_factorial_of_factorial(answer) or any(
-        _exceeds(match[1], _LARGEST_ARGUMENT) for match in _CHOICE.finditer(answer)
-    )
+    if any(_exceeds(match[1], _LARGEST_ARGUMENT) for match in _CHOICE.finditer(answer)):
+        return True
+    return _is_factorial_of_factorial(answer) or has_large_power(answer)
 
 
 def _is_factorial_of_factorial(answer: str) -> bool:

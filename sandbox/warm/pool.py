@@ -26,6 +26,8 @@ _SERVER_MEMORY_MB = 64
 _GRACE_SECONDS = 2.0
 _LIFETIME_SECONDS = 3600.0
 _PREFIX = struct.Struct("<I")
+# What reading an answer raises that is none.
+_GARBLED = (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError)
 
 
 class WarmPool:
@@ -78,7 +80,12 @@ class WarmPool:
             except SandboxUnavailableError as error:
                 return RunResult(outcome=Outcome.SANDBOX_ERROR, detail=str(error))
             place.worker = None
-            result, spotless = worker.run(program, laid, stdin, limits, list(collect))
+            try:
+                result, spotless = worker.run(program, laid, stdin, limits, list(collect))
+            except BaseException:
+                # Nobody else knows of it, and it would live on for an hour.
+                worker.close()
+                raise
             if spotless and worker.runs < self._runs_each:
                 place.worker = worker
             elif worker.close().outcome is Outcome.MEMORY_LIMIT:
@@ -169,26 +176,15 @@ class _Worker:
                 "RLIMIT_NOFILE": limits.open_files,
             },
         }
+        message = _message(head, [program.source.encode(errors="surrogateescape"), stdin, *files.values()])
         began = time.monotonic()
         try:
-            self._session.write(
-                _message(head, [program.source.encode(errors="surrogateescape"), stdin, *files.values()])
-            )
+            self._session.write(message)
             answer = self._answer(began + limits.wall_seconds + _GRACE_SECONDS)
-        except BrokenPipeError:
-            answer = None
-        if answer is None:
-            return self._lost(limits, time.monotonic() - began), False
-        facts, blobs = answer
-        result = result_of_stage(
-            {"memory_exhausted": False, "pids_refused": False, **facts},
-            blobs[:2],
-            limits,
-            None,
-        )
-        return replace(result, files=dict(zip(facts["names"], blobs[2:], strict=True))), bool(
-            facts["spotless"]
-        )
+            ended = None if answer is None else _ended(*answer, limits)
+        except (BrokenPipeError, *_GARBLED):
+            ended = None
+        return (self._lost(limits, time.monotonic() - began), False) if ended is None else ended
 
     def close(self) -> RunResult:
         """End the sandbox, and return what became of it."""
@@ -219,6 +215,8 @@ class _Worker:
         head = json.loads(text)
         blobs = []
         for size in head["sizes"]:
+            if size < 0:
+                raise ValueError("a size is negative")
             blob = self._exactly(size, deadline)
             if blob is None:
                 return None
@@ -234,6 +232,18 @@ class _Worker:
         data = bytes(self._received[:count])
         del self._received[:count]
         return data
+
+
+def _ended(facts: Mapping[str, Any], blobs: list[bytes], limits: Limits) -> tuple[RunResult, bool]:
+    """Read how a run ended, and whether its sandbox is as it was before."""
+    result = result_of_stage(
+        {"memory_exhausted": False, "pids_refused": False, **facts},
+        blobs[:2],
+        limits,
+        None,
+    )
+    files = dict(zip(facts["names"], blobs[2:], strict=True))
+    return replace(result, files=files), bool(facts["spotless"])
 
 
 def _places(files: Iterable[str]) -> set[str]:

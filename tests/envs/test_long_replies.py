@@ -22,10 +22,12 @@ from envs.tools.formats.table import FORMATS
 from envs.tools.tool_use import ToolUseEnv
 from envs.verifiers.extraction import last_formula_or_number, marked_answer
 from envs.verifiers.extraction import spoken as answering
+from envs.verifiers.instruction_following import InstructionFollowingEnv
 from envs.verifiers.judging.verdicts import CriteriaVerdict, TokenVerdict, UnreadableVerdictError
 from envs.webshop.shop import parse_action
 
 STALLS_S = 1.0
+PARSED_S = 0.15
 NOTICEABLE_S = 0.02
 SMALL, LARGE, MEGABYTE = 10_000, 40_000, 1_000_000
 ELSEWHERE = frozenset(
@@ -99,6 +101,53 @@ def test_every_profile_reads_in_one_pass(profile):
 def test_every_format_of_calls_reads_in_one_pass(name):
     schemas = ToolUseEnv().toolbox.schemas
     assert_linear(lambda text: read_calls(text, FORMATS[name], schemas))
+
+
+HARD_TO_PARSE = {
+    "fields of a formatted text": "f'" + "{1}" * 30_000 + "'",
+    "fields of a formatted raw text": "Rf'''" + "{1}" * 30_000 + "'''",
+    "comparisons": "1<" * 45_000 + "1",
+    "numbers, and an error": "[" + "1," * 45_000 + "+]",
+    "escaped quotes": "\\'" * 45_000,
+    "escaped double quotes": '\\"' * 45_000,
+    "quotes that open three at a time": "\\'''\n" * 18_000,
+    "numbers behind a text that ends with its line": "['\\\r\n', " + "1," * 45_000 + "+ ']",
+    "numbers behind a comment": "[ #'''\n" + "1," * 45_000 + "+]",
+}
+
+
+def replies_with(value):
+    """Replies that give a value as an argument, one for each format that parses it, and one in many parts."""
+    wrapped = "<tool_call><function=book><parameter=nights>{}</parameter></function></tool_call>"
+    yield "python", f"book(nights={value})"
+    yield "qwen-xml", wrapped.format(value)
+    yield "qwen-xml", "".join(wrapped.format(value[:15_000]) for _ in range(12))
+
+
+@pytest.mark.parametrize("value", HARD_TO_PARSE.values(), ids=HARD_TO_PARSE)
+def test_an_argument_is_not_parsed_where_that_takes_long(value):
+    schemas = {"book": {"properties": {"nights": {"type": "integer"}}}}
+    for name, reply in replies_with(value):
+        read = functools.partial(read_calls, form=FORMATS[name], schemas=schemas)
+        seconds = min(cost(read, reply) for _ in range(2))
+        assert seconds < PARSED_S, f"{name}: {seconds:.3f} s of CPU time"
+
+
+@pytest.mark.parametrize("value", HARD_TO_PARSE.values(), ids=HARD_TO_PARSE)
+def test_a_task_is_not_parsed_where_that_takes_long(value):
+    seconds = min(
+        cost(lambda text: InstructionFollowingEnv().score("yes", {"ground_truth": text}), value)
+        for _ in range(2)
+    )
+    assert seconds < PARSED_S, f"{seconds:.3f} s of CPU time"
+
+
+@pytest.mark.parametrize("quote", ["'", '"', "'''", '"""'])
+def test_a_long_file_is_an_argument_like_any_other(quote):
+    line = "x = [{1: (2)}, f(3)]  # one - - - line"
+    content = f"{line}\\n" * 2_000
+    reading = read_calls(f"write(content={quote}{content}{quote})", FORMATS["python"], {"write": {}})
+    assert [call.arguments for call in reading.calls] == [{"content": f"{line}\n" * 2_000}]
 
 
 def programs(text):

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from envs.tools.calls import CallFault, CallFormat, Reading, Schemas, ToolCall, collect
-from envs.tools.literals import literal_of, parse_expression
+from envs.tools.literals import ExpressionParser, literal_of
 
 _FENCES = ("```python", "```tool_code", "```")
 _TAG = "<|python_tag|>"
@@ -37,7 +37,7 @@ def _without_fence(text: str) -> str:
 
 
 def _expressions(text: str) -> list[ast.expr]:
-    body = parse_expression(text)
+    body = ExpressionParser().parse(text)
     return list(body.elts) if isinstance(body, ast.List | ast.Tuple) else [body]
 
 

@@ -1,6 +1,7 @@
 """The format of Qwen3-Coder: a tag for the function and one for each parameter, typed by the tool's schema."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -17,16 +18,17 @@ from envs.tools.calls import (
     parse_name,
     shown,
 )
-from envs.tools.literals import literal_of, parse_expression
+from envs.tools.literals import ExpressionParser, literal_of
 
 
 def _read(text: str, schemas: Schemas) -> Reading:
     # A call that the end of the reply cut off counts, as it does where this format comes from.
     found, rest = sections(text, "<tool_call>", "</tool_call>")
-    return collect([partial(_call, section.body, schemas) for section in found], rest)
+    parser = ExpressionParser()
+    return collect([partial(_call, section.body, schemas, parser) for section in found], rest)
 
 
-def _call(body: str, schemas: Schemas) -> ToolCall:
+def _call(body: str, schemas: Schemas, parser: ExpressionParser) -> ToolCall:
     head = _named(body.partition("<function=")[2].partition("</function>")[0])
     if head is None:
         raise CallFault(f"the call {shown(body.strip())} has no <function=NAME>")
@@ -39,7 +41,7 @@ def _call(body: str, schemas: Schemas) -> ToolCall:
         if key in arguments:
             raise CallFault(f"{shown(key)} is there twice")
         value = parameter[1].removeprefix("\n").removesuffix("\n")
-        arguments[key] = _typed(value, properties.get(key, {}))
+        arguments[key] = _typed(value, properties.get(key, {}), parser)
     return ToolCall(name, arguments)
 
 
@@ -49,7 +51,7 @@ def _named(body: str) -> tuple[str, str] | None:
     return (name, rest) if mark and "\n" not in name else None
 
 
-def _typed(text: str, schema: Mapping[str, Any]) -> Any:
+def _typed(text: str, schema: Mapping[str, Any], parser: ExpressionParser) -> Any:
     """Return a value as the format's reference parser reads it.
 
     Numbers, booleans, lists and objects are JSON, or else literals of Python, as models write them. What is neither
@@ -64,16 +66,11 @@ def _typed(text: str, schema: Mapping[str, Any]) -> Any:
         return text
     if plain.lower() in ("true", "false"):
         return plain.lower() == "true"
-    for read in (parse_json, _python):
-        try:
-            return read(plain)
-        except CallFault:
-            continue
+    with suppress(CallFault):
+        return parse_json(plain)
+    with suppress(CallFault):
+        return literal_of(parser.parse(plain), text_keys=False)
     return text
-
-
-def _python(text: str) -> Any:
-    return literal_of(parse_expression(text), text_keys=False)
 
 
 def _write(calls: Sequence[ToolCall]) -> str:

@@ -1,11 +1,12 @@
 """Whether a response follows its instructions: read from a data set's row, strictly and loosely."""
 
-import ast
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from envs.tools.calls import CallFault
+from envs.tools.literals import ExpressionParser, literal_of
 from envs.verifiers.arguments import read_arguments
 from envs.verifiers.instructions.rlvr import FUNCTIONS
 from envs.verifiers.instructions.table import INSTRUCTIONS, Instruction
@@ -117,8 +118,8 @@ def _read(text: str) -> Any:
     except (ValueError, RecursionError):
         pass
     try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError, MemoryError, RecursionError, TypeError) as error:
+        return literal_of(ExpressionParser().parse(text), text_keys=False)
+    except CallFault as error:
         raise ValueError("ground_truth is neither JSON nor a literal") from error
 
 

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 from clients.client.client import EnvClient
+from clients.net.caller import Caller
 from clients.protocol.errors import ProblemError
 from tests.support.client_envs import Walk
 from tests.support.client_server import ENVS, ServerProcess
@@ -64,6 +65,60 @@ async def test_whoever_stops_waiting_for_sessions_leaves_none_behind(server: Ser
             # What was asked for last may come in last.
             await asyncio.sleep(0.5)
         assert await open_sessions(server) == {session.session_id}
+
+
+@pytest.mark.parametrize(
+    ("opens", "fails"),
+    [("make", "make"), ("restore", "restore"), ("restore", "episode"), ("fork", "fork"), ("fork", "episode")],
+)
+@pytest.mark.parametrize("error", [TimeoutError("late"), ConnectionError("away")], ids=repr)
+async def test_whoever_is_told_of_an_error_leaves_no_session_behind(
+    server: ServerProcess, monkeypatch: pytest.MonkeyPatch, opens: str, fails: str, error: Exception
+) -> None:
+    await leaves_no_session_behind(server, monkeypatch, opens, fails, error)
+
+
+@pytest.mark.parametrize("opens", ["restore", "fork"])
+async def test_a_session_whose_episode_is_refused_is_not_left_behind(
+    server: ServerProcess, monkeypatch: pytest.MonkeyPatch, opens: str
+) -> None:
+    await leaves_no_session_behind(server, monkeypatch, opens, "episode", ProblemError("internal", "no"))
+
+
+async def leaves_no_session_behind(
+    server: ServerProcess, monkeypatch: pytest.MonkeyPatch, opens: str, fails: str, error: Exception
+) -> None:
+    async with EnvClient(server.url) as client:
+        session = await client.make("Slow-v0")
+        await session.reset(0)
+        episode = await session.episode_record()
+        before = await open_sessions(server)
+        fail_once(monkeypatch, fails, error)
+        ways: dict[str, Callable[[], Awaitable[Any]]] = {
+            "make": lambda: client.make_many("Slow-v0", 2),
+            "restore": lambda: client.restore(episode),
+            "fork": lambda: session.fork(2),
+        }
+        with pytest.raises(type(error)):
+            await ways[opens]()
+        async with asyncio.timeout(20):
+            while await open_sessions(server) != before:
+                await asyncio.sleep(0.05)
+
+
+def fail_once(monkeypatch: pytest.MonkeyPatch, op: str, error: Exception) -> None:
+    """Have the answer to one call of an operation be lost, with what the caller makes of that."""
+    really, failed = Caller.call, False
+
+    async def call(caller: Caller, fields: dict[str, Any], process: int | None, deadline: float) -> Any:
+        nonlocal failed
+        reply = await really(caller, fields, process, deadline)
+        if fields["op"] == op and not failed:
+            failed = True
+            raise error
+        return reply
+
+    monkeypatch.setattr(Caller, "call", call)
 
 
 async def test_a_client_that_ends_before_it_has_taken_back_what_it_asked_for_ends_quietly(

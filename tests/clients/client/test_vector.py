@@ -1,6 +1,6 @@
 """RemoteVectorEnv behaves as Gymnasium's own vector environments do."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import gymnasium
@@ -11,7 +11,7 @@ from gymnasium.utils.env_checker import data_equivalence
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 import rollgym
-from clients.client.vector import RemoteVectorEnv
+from clients.client.vector import RemoteVectorEnv, SeedStream
 from clients.protocol.errors import ProblemError
 from tests.support.client_envs import Arm, Walk
 from tests.support.client_server import ServerProcess
@@ -160,3 +160,54 @@ def test_a_failing_sub_environment_is_named(server: ServerProcess) -> None:
         envs.step(["left", "raise", "left"])
     assert failed.value.__notes__ == ["in sub-environment 1"]
     envs.close()
+
+
+@pytest.fixture
+def pair(server: ServerProcess, request: pytest.FixtureRequest) -> Iterator[RemoteVectorEnv]:
+    """Two walks of which each step is the last; the second one fails when it is told to."""
+    envs = RemoteVectorEnv(server.url, "Walk-v0", 2, {"risk": 1.0}, autoreset_mode=request.param)
+    yield envs
+    envs.close()
+
+
+def walk_of(seed: int) -> str:
+    """How a walk of a seed begins."""
+    observation: str = Walk().reset(seed=seed)[0]
+    return observation
+
+
+@pytest.mark.parametrize("pair", [AutoresetMode.SAME_STEP], indirect=True)
+def test_a_failure_beside_it_makes_no_sub_environment_play_a_seed_twice(pair: RemoteVectorEnv) -> None:
+    seeds = SeedStream(0)
+    pair.reset(seed=0)
+    with pytest.raises(ProblemError, match="env_error"):
+        pair.step(["left", "raise"])
+    second = walk_of(seeds.take())
+    observations, _ = pair.reset(options={"reset_mask": np.array([False, True])})
+    assert observations[0] == second
+    observations, *_ = pair.step(["left", "left"])
+    assert observations[0] == walk_of(seeds.take()) != second
+
+
+@pytest.mark.parametrize("pair", [AutoresetMode.NEXT_STEP], indirect=True)
+def test_a_failure_beside_it_hides_no_end_of_an_episode(pair: RemoteVectorEnv) -> None:
+    pair.reset(seed=0)
+    with pytest.raises(ProblemError, match="env_error"):
+        pair.step(["left", "raise"])
+    pair.reset(options={"reset_mask": np.array([False, True])})
+    observations, rewards, terminations, *_ = pair.step(["left", "left"])
+    assert observations[0] == walk_of(SeedStream(0).take())
+    assert (rewards[0], terminations.tolist()) == (0.0, [False, True])
+
+
+@pytest.mark.parametrize("pair", [AutoresetMode.DISABLED], indirect=True)
+def test_an_episode_has_begun_although_one_beside_it_could_not(pair: RemoteVectorEnv) -> None:
+    pair.reset(seed=0)
+    pair.step(["left", "left"])
+    with pytest.raises(ProblemError, match="seed") as failed:
+        pair.reset(seed=[7, 2**60])
+    assert failed.value.__notes__ == ["in sub-environment 1"]
+    with pytest.raises(ResetNeeded, match=r"\[1\] have ended"):
+        pair.step(["left", "left"])
+    observations, _ = pair.reset(options={"reset_mask": np.array([False, True])})
+    assert observations[0] == walk_of(7)

@@ -80,3 +80,39 @@ async def test_a_problem_that_is_nested_deeply_is_an_answer_all_the_same() -> No
             with pytest.raises(ProblemError, match="busy"):
                 async with EnvClient(f"http://127.0.0.1:{port}", timeout_s=5) as client:
                     await client.env("Walk-v0")
+
+
+@pytest.mark.parametrize("named", ["[1]", "{}", "true", "0.0", '"0"'])
+async def test_an_answer_to_what_no_request_is_called_ends_the_connection(named: str) -> None:
+    complaints: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
+
+    async def answer(connection: ServerConnection) -> None:
+        async for _ in connection:
+            await connection.send(f'{{"id": {named}, "ok": {{}}}}')
+
+    async with serve(answer, "127.0.0.1", 0, subprotocols=[Subprotocol("rollgym.v1.json")]) as server:
+        port = server.sockets[0].getsockname()[1]
+        client = EnvClient(f"http://127.0.0.1:{port}", timeout_s=0.5, connect_timeout_s=0.5)
+        with pytest.raises(ConnectionError):
+            await client.env("Walk-v0")
+        await client.close()
+    assert complaints == []
+
+
+async def test_an_answer_to_no_request_is_passed_over() -> None:
+    async def answer(connection: ServerConnection) -> None:
+        async for text in connection:
+            await connection.send('{"id": null, "error": {"code": "invalid_request"}}')
+            await connection.send(f'{{"id": {json.loads(text)["id"]}, "ok": {{"envs": []}}}}')
+
+    async with serve(answer, "127.0.0.1", 0, subprotocols=[Subprotocol("rollgym.v1.json")]) as server:
+        port = server.sockets[0].getsockname()[1]
+        async with EnvClient(f"http://127.0.0.1:{port}", timeout_s=5) as client:
+            assert await client.envs() == []
+
+
+@pytest.mark.parametrize("reason", [["closed"], {}, None, 3])
+def test_a_reason_that_is_no_text_is_left_out(reason: Any) -> None:
+    problem = ProblemError.from_problem({"code": "session_gone", "detail": "it is away", "reason": reason})
+    assert problem.extra == {}

@@ -96,6 +96,36 @@ async def test_a_step_that_began_an_episode_is_answered_again(server: Server) ->
         assert following["observation"] == "1 b"
 
 
+async def answered_again_and_gone_on(socket: Socket, step: dict[str, Any]) -> None:
+    """A step whose answer never came has its reward, and begins the next episode when it is asked to again."""
+    kept = await socket.call("step", **step)
+    assert (kept["observation"], kept["reward"], kept["terminated"]) == ("1 a", 1.0, True)
+    begun = await socket.call("step", **step, autoreset=True)
+    assert (begun["reward"], begun["reset"]["episode"]) == (1.0, 1)
+
+
+@pytest.mark.parametrize("env_id", ["Count", "SlowCount"])
+async def test_a_step_is_kept_where_the_next_episode_could_not_begin(server: Server, env_id: str) -> None:
+    async with server.socket() as socket:
+        made = await socket.make(env_id, kwargs={"length": 1})
+        step = {"session_id": made, "action": "a", "episode": 0, "step": 0}
+        failed = await socket.ask("step", **step, autoreset=True, reset={"options": {"raise": True}})
+        assert failed["error"]["code"] == "env_error"
+        await answered_again_and_gone_on(socket, step)
+
+
+async def test_a_step_is_kept_where_the_next_episode_was_given_up(server: Server) -> None:
+    async with server.socket() as socket:
+        made = await socket.make("SlowCount", kwargs={"length": 1})
+        step = {"session_id": made, "action": "a", "episode": 0, "step": 0}
+        running = await socket.send("step", **step, autoreset=True, reset={"options": {"sleep": 20}})
+        while (await socket.call("session", session_id=made))["step"] == 0:
+            await asyncio.sleep(0.01)
+        await socket.call("cancel", session_id=made)
+        assert (await socket.answer(running))["error"]["cancelled"]
+        await answered_again_and_gone_on(socket, step)
+
+
 async def test_a_reset_is_done_once(server: Server) -> None:
     async with server.socket() as socket:
         made = (await socket.call("make", env_id="Count"))["session_id"]

@@ -12,6 +12,8 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from clients.protocol.errors import ProblemError
+from env_server.telemetry.metrics import EnvironmentLabels, Metrics
 from tests.support.client_server import ServerProcess
 from tests.support.metrics import Samples, scrape, value
 from tests.support.processes import ROOT
@@ -340,3 +342,10 @@ async def test_a_gateway_counts_its_servers(server: Server, gateway: ServerProce
                 samples = await scrape(gateway.url)
         assert value(samples, "rollgym_registrations_ended_total", {"env_id": "One", "reason": "left"}) == 1
         assert samples["rollgym_healthy_replicas", (("env_id", "One"),)] == 0
+
+
+@pytest.mark.parametrize("limit", [["max_sessions"], {}, None])
+def test_a_limit_that_a_node_names_is_counted_only_where_it_is_a_text(limit: Any) -> None:
+    metrics = Metrics(EnvironmentLabels(1))
+    metrics.operation_failed("make", ProblemError("at_capacity", "it is full", limit=limit))
+    assert not metrics.refusals

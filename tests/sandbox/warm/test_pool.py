@@ -1,5 +1,7 @@
 """Warm sandboxes: quick, and clean for the next run."""
 
+import json
+import struct
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -8,7 +10,7 @@ import pytest
 from sandbox.core.base import SandboxUnavailableError
 from sandbox.core.limits import Limits
 from sandbox.core.program import Program
-from sandbox.core.result import Outcome, RunResult
+from sandbox.core.result import Guarantees, Outcome, RunResult
 from sandbox.selection import open_sandbox
 from sandbox.warm.pool import WarmPool
 
@@ -141,3 +143,108 @@ def test_what_does_not_fit_gets_a_fresh_sandbox(pool: WarmPool) -> None:
     for result in (shell, large):
         assert result.guarantees is not None
         assert result.guarantees.fresh
+
+
+NO_GUARANTEES = Guarantees(
+    "told", "none", False, False, False, False, system_calls=False, memory="none", disk=False
+)
+
+
+class Told:
+    """A session whose program answers with what it was told to, or in which something is raised."""
+
+    def __init__(self, answer: bytes | BaseException) -> None:
+        self.alive = True
+        self._answer = answer
+
+    def write(self, data: bytes) -> None:
+        pass
+
+    def read(self, timeout_seconds: float) -> bytes:
+        if isinstance(self._answer, BaseException):
+            raise self._answer
+        answer, self._answer = self._answer, b""
+        return answer
+
+    def close(self) -> RunResult:
+        self.alive = False
+        return RunResult(outcome=Outcome.OK, guarantees=NO_GUARANTEES)
+
+
+class Telling:
+    """A back-end of one such session."""
+
+    name = "telling"
+
+    def __init__(self, answer: bytes | BaseException) -> None:
+        self.session = Told(answer)
+
+    def open_session(self, *_: object, **__: object) -> Told:
+        return self.session
+
+    def probe(self) -> Guarantees:
+        return NO_GUARANTEES
+
+    def run(self, *_: object, **__: object) -> RunResult:
+        raise AssertionError("it fits a warm sandbox")
+
+    def close(self) -> None:
+        pass
+
+
+def message(head: object, text: bytes = b"") -> bytes:
+    written = json.dumps(head).encode()
+    return struct.pack("<I", len(written)) + written + text
+
+
+FACTS = {
+    "status": 0,
+    "stopped_for": None,
+    "wall_seconds": 0.1,
+    "cpu_seconds": 0.1,
+    "peak_bytes": 1,
+    "truncated": [False, False],
+    "disk_full": False,
+    "names": [],
+    "spotless": True,
+}
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"\3\0\0\0no!",
+        message([]),
+        message({}),
+        message({"sizes": 3}),
+        message({"sizes": [-1, 0]}),
+        message({"sizes": ["1"]}),
+        message({"sizes": [0, 0]}),
+        message({**FACTS, "sizes": []}),
+        message({**FACTS, "sizes": [0, 0, 1]}, b"x"),
+        message({**FACTS, "sizes": [0, 0], "status": 1 << 90}),
+        message({**FACTS, "sizes": [0, 0], "names": None}),
+        message({**FACTS, "sizes": [0, 0], "truncated": []}),
+    ],
+)
+def test_a_garbled_answer_costs_the_sandbox_and_no_more(answer: bytes) -> None:
+    inner = Telling(answer)
+    result = run(WarmPool(inner, workers=1), "print(1)")
+    assert (result.outcome, result.detail) == (Outcome.NON_ZERO_EXIT, "it ended its warm sandbox")
+    assert not inner.session.alive
+
+
+def test_an_answer_that_is_not_garbled_keeps_the_sandbox() -> None:
+    inner = Telling(message({**FACTS, "sizes": [2, 0]}, b"1\n"))
+    result = run(WarmPool(inner, workers=1), "print(1)")
+    assert (result.outcome, result.stdout, inner.session.alive) == (Outcome.OK, b"1\n", True)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError("no more descriptors")], ids=repr)
+def test_no_sandbox_outlives_a_run_that_was_broken_off(error: BaseException) -> None:
+    inner = Telling(error)
+    pool = WarmPool(inner, workers=1)
+    with pytest.raises(type(error)):
+        run(pool, "print(1)")
+    assert not inner.session.alive
+    pool.close()
