@@ -171,9 +171,7 @@ async def test_interpolated_log_probabilities_lie_between_sampling_and_now():
 def test_entropies_are_those_of_the_loss():
     models = models_of(resolve_preset("grpo", {}), budget=20)
     batch = batch_of()
-    from trainer.learn.learner import _train_row
-
-    rows = [_train_row(row.ids, row.mask, {"behaviour": row.logprobs}) for row in batch.rows]
+    rows = [row.tensors() for row in batch.rows]
     entropies = models.policy.entropies(rows)
     # Of order two: at most the first, and at least what the most likely token alone makes of it.
     collisions = models.policy.entropies(rows, "collision")
