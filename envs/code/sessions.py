@@ -11,7 +11,7 @@ from envs.code.goals import Goal
 from envs.code.sandboxes import operator_sandbox
 from envs.code.turns import Turn, TurnEnv
 from envs.core.kwargs import RenderMode
-from envs.core.replies import fenced_blocks, fenced_lines, last_tagged, spoken
+from envs.core.replies import fenced_blocks, fenced_lines, last_tagged, strip_thinking
 from envs.core.reset_options import checked_options
 from envs.core.splits import SPLIT, Split, checked_split
 from sandbox.core.base import Sandbox
@@ -100,7 +100,7 @@ class SessionEnv(TurnEnv):
             )
 
     def _done(self, reply: str) -> Turn:
-        text = spoken(reply)
+        text = strip_thinking(reply)
         blocks = [code for name, code in fenced_blocks(text) if name in self._blocks]
         # A person has but one line.
         blocks = blocks or [code for name, code in fenced_lines(text) if name in self._blocks]

@@ -14,14 +14,14 @@ import pytest
 from clients.measuring.long_texts import long_texts
 from envs.code.extraction import extract
 from envs.core.profiles import PROFILES
-from envs.core.replies import ANSWER_WITHIN, boxes, fenced_lines, last_tagged, spoken
+from envs.core.replies import ANSWER_WITHIN, boxes, fenced_lines, last_tagged, strip_thinking
 from envs.games.guess_number import GuessNumberEnv
 from envs.registry import builtin_environments
 from envs.tools.calls import read_calls
 from envs.tools.formats.table import FORMATS
 from envs.tools.tool_use import ToolUseEnv
 from envs.verifiers.extraction import last_formula_or_number, marked_answer
-from envs.verifiers.extraction import spoken as answering
+from envs.verifiers.extraction import strip_thinking as answering
 from envs.verifiers.judging.verdicts import CriteriaVerdict, TokenVerdict, UnreadableVerdictError
 from envs.webshop.shop import parse_action
 
@@ -103,7 +103,7 @@ def test_every_format_of_calls_reads_in_one_pass(name):
 
 def programs(text):
     extract(text, "python")
-    fenced_lines(spoken(text))
+    fenced_lines(strip_thinking(text))
 
 
 def judged(text):
@@ -122,7 +122,7 @@ def answers(text):
     marked_answer(said)
     last_formula_or_number(said)
     last_tagged(said, "answer")
-    boxes(spoken(text, ANSWER_WITHIN))
+    boxes(strip_thinking(text, ANSWER_WITHIN))
 
 
 @pytest.mark.parametrize("read", [programs, judged, answers, parse_action])
