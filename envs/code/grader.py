@@ -105,12 +105,12 @@ class Grader:
         cases |= {number: pairs[number].test for number in unknown}
         if cases and not (failed and job.to_first_failure):
             setup = runs.setup(_units(item, job.code), "solution")
-            with Conversation(self._sandbox, runs.limits()) as talk:
-                reports = talk.hold(
+            with Conversation(self._sandbox, runs.limits()) as conversation:
+                reports = conversation.hold(
                     suite.checking(unknown), suite, setup, to_first_failure=job.to_first_failure
                 )
             for number, test in cases.items():
-                parts.setdefault(test, []).append(reports.get(number, talk.rest))
+                parts.setdefault(test, []).append(reports.get(number, conversation.rest))
         return {
             test: next((each for each in checked if not each.passed), Checked(True))
             for test, checked in parts.items()
