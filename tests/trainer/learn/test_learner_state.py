@@ -8,7 +8,7 @@ import torch
 
 from tests.support.played_groups import played_groups
 from tests.support.tiny_models import sharp_model
-from tests.trainer.test_learner import assert_equal_weights, groups_for_all, models_of
+from tests.trainer.learn.test_learner import assert_equal_weights, groups_for_all, models_of
 from trainer.algorithms.credit import compute_advantages
 from trainer.algorithms.presets import resolve_preset
 from trainer.algorithms.state import AlgorithmState
