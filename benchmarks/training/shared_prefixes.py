@@ -139,7 +139,7 @@ def rows_of(groups: list[Group], layout: str) -> list[TrainRow]:
     rows = []
     for row in episode_batch(groups, row_builder(layout)).rows:
         weight = torch.from_numpy(draws.normal(size=len(row.ids)).astype("float32"))
-        rows.append(TrainRow(torch.tensor(row.ids), torch.tensor(row.mask), {"weight": weight}))
+        rows.append(row.tensors().with_fields({"weight": weight}))
     return rows
 
 

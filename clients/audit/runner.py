@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from clients.audit.baselines import audit_baselines, audit_difficulty, audit_lengths
 from clients.audit.card import Card, Entry, Verdict
-from clients.audit.conduct import audit_conduct
+from clients.audit.conformance import audit_conformance
 from clients.audit.costs import audit_costs
 from clients.audit.determinism import audit_determinism
 from clients.audit.leaks import audit_leaks
@@ -33,14 +33,14 @@ class Part(NamedTuple):
 
 
 # Determinism first, while the server's processes are fresh; the expert before the blind player, who learns from it;
-# rewards and conduct when all that they look at has been played.
+# rewards and conformance when all that they look at has been played.
 PARTS: tuple[Part, ...] = (
     Part("determinism", "determinism", audit_determinism),
     Part("expert", "difficulty", audit_difficulty),
     Part("baselines", "baselines", audit_baselines),
     Part("leaks", "leaks", audit_leaks),
     Part("scores", "verifier", audit_scoring),
-    Part("conduct", "conduct", audit_conduct),
+    Part("conduct", "conduct", audit_conformance),
     Part("rewards", "rewards", audit_rewards),
     Part("lengths", "difficulty", audit_lengths),
     Part("costs", "costs", audit_costs),

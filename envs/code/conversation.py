@@ -188,7 +188,7 @@ class SandboxEndedError(Exception):
     """What was run in a session has ended the sandbox that it ran in, or keeps it from answering."""
 
 
-class Talk:
+class ProgramSession:
     """One of our own programs in a sandbox, from the first turn of an episode to its last.
 
     Args:

@@ -6,11 +6,11 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from envs.code.answers import NOT_RUN, Checked
-from envs.code.bounds import Bounds, TestSeconds
 from envs.code.extraction import extract
 from envs.code.forms import read_question
 from envs.code.grader import Grader
 from envs.code.item import Item
+from envs.code.limits import GradingLimits, TestSeconds
 from envs.code.sandboxes import operator_sandbox
 from envs.code.tasks import TaskData, TaskSource
 from envs.code.turns import Turn, TurnEnv, cut
@@ -77,7 +77,7 @@ class CodeEnv(TurnEnv):
         self._scoring = scoring
         self._turn_penalty = float(turn_penalty)
         # A turn runs the visible tests and then the hidden ones, and is to end within a server's step.
-        self._bounds = Bounds(seconds=seconds, total_seconds=_TOTAL_SECONDS)
+        self._grading_limits = GradingLimits(seconds=seconds, total_seconds=_TOTAL_SECONDS)
         self._tasks = TaskSource(data, checked_split(split))
         self._grader: Grader | None = None
         self._fields: Mapping[str, Any] = {}
@@ -108,7 +108,7 @@ class CodeEnv(TurnEnv):
             note = "There is no program in your reply: put it in one fenced block that begins with ```python."
             return Turn(note, penalty, valid=False)
         if self._grader is None:
-            self._grader = Grader(operator_sandbox(), self._bounds)
+            self._grader = Grader(operator_sandbox(), self._grading_limits)
         shown, hidden = self._parts()
         seen = self._grader.grade(self._item, extracted.code, shown)
         self._seen_passed = sum(seen[number].passed for number in shown)

@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 
-from envs.core.replies import fenced_blocks, spoken
+from envs.core.replies import fenced_blocks, strip_thinking
 from sandbox.core.program import Language
 
 # Hardly any program has none of these, and most other texts that are short have none: they need no sandbox.
@@ -36,7 +36,7 @@ def extract(response: str, language: Language) -> Extracted | None:
     not, or has only blocks of other languages.
     """
     # Half a surrogate pair is no text that a program could be written in.
-    text = spoken(response).encode(errors="replace").decode()
+    text = strip_thinking(response).encode(errors="replace").decode()
     blocks = fenced_blocks(text)
     if not blocks:
         return Extracted(text, False) if _PROGRAM.search(text) else None

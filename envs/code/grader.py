@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 from envs.code.answers import LATE, NOT_RUN, Answer, Checked, Result, result_of
-from envs.code.bounds import Bounds
 from envs.code.comparing import holds, same, same_approximately, same_stream
 from envs.code.conversation import Conversation, evaluate
 from envs.code.inside import values
 from envs.code.item import Item, ItemError, Reference, sent_arguments
+from envs.code.limits import GradingLimits
 from envs.code.runs import Calls, Runs, Units
 from envs.code.sandboxes import GraderFaultError
 from envs.code.suites import Suite
@@ -31,12 +31,12 @@ class Grader:
 
     Args:
         sandbox: Where they run.
-        bounds: What they may use, unless an item says otherwise.
+        limits: What they may use, unless an item says otherwise.
     """
 
-    def __init__(self, sandbox: Sandbox, bounds: Bounds) -> None:
+    def __init__(self, sandbox: Sandbox, limits: GradingLimits) -> None:
         self._sandbox = sandbox
-        self._bounds = bounds
+        self._limits = limits
         self._known: Remembered[Mapping[int, Any]] = Remembered()
 
     def grade(
@@ -60,12 +60,12 @@ class Grader:
         Raises:
             GraderFaultError: The sandbox failed, or the item's own tests cannot be run.
         """
-        bounds = replace(
-            self._bounds,
-            seconds=max(self._bounds.seconds, item.seconds or 0.0),
-            memory_mb=item.memory_mb or self._bounds.memory_mb,
+        limits = replace(
+            self._limits,
+            seconds=max(self._limits.seconds, item.seconds or 0.0),
+            memory_mb=item.memory_mb or self._limits.memory_mb,
         )
-        job = _Job(Runs(self._sandbox, bounds, late), item, code, to_first_failure)
+        job = _Job(Runs(self._sandbox, limits, late), item, code, to_first_failure)
         wanted = sorted(range(item.tests) if only is None else only)
         try:
             if item.suite is not None:
@@ -105,12 +105,12 @@ class Grader:
         cases |= {number: pairs[number].test for number in unknown}
         if cases and not (failed and job.to_first_failure):
             setup = runs.setup(_units(item, job.code), "solution")
-            with Conversation(self._sandbox, runs.limits()) as talk:
-                reports = talk.hold(
+            with Conversation(self._sandbox, runs.limits()) as conversation:
+                reports = conversation.hold(
                     suite.checking(unknown), suite, setup, to_first_failure=job.to_first_failure
                 )
             for number, test in cases.items():
-                parts.setdefault(test, []).append(reports.get(number, talk.rest))
+                parts.setdefault(test, []).append(reports.get(number, conversation.rest))
         return {
             test: next((each for each in checked if not each.passed), Checked(True))
             for test, checked in parts.items()

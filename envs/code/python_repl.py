@@ -4,7 +4,7 @@ import json
 from typing import Any, ClassVar
 
 from envs.code.answers import read_answers, whole_characters
-from envs.code.conversation import Talk
+from envs.code.conversation import ProgramSession
 from envs.code.goals import Goal, same_answer
 from envs.code.inside import values
 from envs.code.repl_goals import draw_goal
@@ -34,7 +34,7 @@ class PythonReplEnv(SessionEnv):
         self._interpreter = self._requests = 0
         return draw_goal(self.np_random, split)
 
-    def _greet(self, talk: Talk) -> None:
+    def _greet(self, session: ProgramSession) -> None:
         setup = {
             "units": [],
             "module": "__main__",
@@ -47,12 +47,12 @@ class PythonReplEnv(SessionEnv):
             "patience": 1 << 30,
             "answer_bytes": values.MAX_CHARACTERS,
         }
-        talk.tell(setup)
+        session.tell(setup)
 
-    def _run(self, talk: Talk, text: str) -> str:
+    def _run(self, session: ProgramSession, text: str) -> str:
         self._requests += 1
         do = {"id": self._requests, "child": self._interpreter, "do": {"execute": text}}
-        told = talk.ask(do, self._seconds + _MARGIN_SECONDS)
+        told = session.ask(do, self._seconds + _MARGIN_SECONDS)
         answer = read_answers(json.dumps(told).encode(), self._requests + 1)[self._requests]
         shown = _shown(answer.reply) if answer.status == "answered" else None
         if shown is None:
@@ -61,7 +61,7 @@ class PythonReplEnv(SessionEnv):
             return _NOTES.get(answer.status, _NOTES["ended"])
         return cut(shown, self._characters) or "[no output]"
 
-    def _judge(self, talk: Talk, answer: str) -> bool:
+    def _judge(self, session: ProgramSession, answer: str) -> bool:
         return same_answer(self._goal.answer, answer)
 
     def _instruction(self) -> str:

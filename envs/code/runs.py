@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from envs.code.answers import GIVEN_UP, LATE, NOT_ASKED, Answer, Result, read_answers, result_of
-from envs.code.bounds import Bounds, Deadline
 from envs.code.bundle import program
 from envs.code.conversation import Lines
 from envs.code.inside import values
 from envs.code.item import sent_arguments
+from envs.code.limits import Deadline, GradingLimits
 from envs.code.sandboxes import GraderFaultError, raise_faults
 from sandbox.core.base import Sandbox
 from sandbox.core.limits import Limits
@@ -33,26 +33,26 @@ _LEAST_SECONDS = 0.5
 
 
 class Runs:
-    """Runs a program under the same bounds until a deadline.
+    """Runs a program under the same limits until a deadline.
 
     Args:
         sandbox: Where it runs.
-        bounds: What it may use.
+        grading: What it may use.
         late: How many tests of the program have run out of time before.
     """
 
-    def __init__(self, sandbox: Sandbox, bounds: Bounds, late: int = 0) -> None:
+    def __init__(self, sandbox: Sandbox, grading: GradingLimits, late: int = 0) -> None:
         self._sandbox = sandbox
-        self._bounds = bounds
+        self._grading = grading
         self._late = late
-        self._deadline = Deadline(bounds.total_seconds)
+        self._deadline = Deadline(grading.total_seconds)
 
     def limits(self, seconds: float | None = None) -> Limits:
         """Return limits of a run that takes as long as this, or as long as there is time."""
         left = max(_LEAST_SECONDS, self._deadline.left)
         return Limits(
             wall_seconds=left if seconds is None else min(left, seconds),
-            memory_mb=self._bounds.memory_mb,
+            memory_mb=self._grading.memory_mb,
             output_kb=_OUTPUT_KB,
         )
 
@@ -62,10 +62,10 @@ class Runs:
             "units": units,
             "module": module,
             "apart": True,
-            **self._bounds.times(hurried=self._late > 0),
-            "hurried": self._bounds.times(hurried=True),
+            **self._grading.times(hurried=self._late > 0),
+            "hurried": self._grading.times(hurried=True),
             "late": self._late,
-            "patience": self._bounds.patience,
+            "patience": self._grading.patience,
             "answer_bytes": values.MAX_CHARACTERS,
         }
 
@@ -115,7 +115,7 @@ class Runs:
         content = json.dumps([setup["units"], len(asked)]).encode()
         random.Random(hashlib.blake2b(content, digest_size=8).digest()).shuffle(order)
         requests = [{"id": number, "do": asked[number]} for number in order]
-        limits = self.limits(_START_SECONDS + len(asked) * self._bounds.wall_seconds)
+        limits = self.limits(_START_SECONDS + len(asked) * self._grading.wall_seconds)
         if fails is None or len(asked) == 1:
             answers = self._together(setup, requests, limits)
         else:
@@ -169,7 +169,7 @@ class Runs:
         result = self._sandbox.run(
             program("candidate"),
             stdin=_lines({**setup, "units": []}, requests),
-            limits=Limits(wall_seconds=_START_SECONDS, memory_mb=self._bounds.memory_mb),
+            limits=Limits(wall_seconds=_START_SECONDS, memory_mb=self._grading.memory_mb),
         )
         raise_faults(result)
         if read_answers(result.stdout, 1)[0].status != "answered":
@@ -189,12 +189,12 @@ class Runs:
         return answers
 
     def _alone(self, language: Language, code: str, stdin: str) -> Answer:
-        if self._deadline.left < _LEAST_SECONDS or self._late >= self._bounds.patience:
+        if self._deadline.left < _LEAST_SECONDS or self._late >= self._grading.patience:
             return GIVEN_UP
         result = self._sandbox.run(
             Program(language, code),
             stdin=stdin.encode(errors="replace"),
-            limits=self.limits(self._bounds.times(hurried=self._late > 0)["wall_seconds"]),
+            limits=self.limits(self._grading.times(hurried=self._late > 0)["wall_seconds"]),
         )
         raise_faults(result)
         if result.outcome is Outcome.TIME_LIMIT:

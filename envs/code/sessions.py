@@ -6,12 +6,12 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from envs.code.conversation import SandboxEndedError, Talk
+from envs.code.conversation import ProgramSession, SandboxEndedError
 from envs.code.goals import Goal
 from envs.code.sandboxes import operator_sandbox
 from envs.code.turns import Turn, TurnEnv
 from envs.core.kwargs import RenderMode
-from envs.core.replies import fenced_blocks, fenced_lines, last_tagged, spoken
+from envs.core.replies import fenced_blocks, fenced_lines, last_tagged, strip_thinking
 from envs.core.reset_options import checked_options
 from envs.core.splits import SPLIT, Split, checked_split
 from sandbox.core.base import Sandbox
@@ -60,7 +60,7 @@ class SessionEnv(TurnEnv):
         self._seconds = float(seconds)
         self._characters = output_characters
         self._split = checked_split(split)
-        self._talk: Talk | None = None
+        self._session: ProgramSession | None = None
         self._goal = Goal(question="", files={})
 
     # -- what an environment implements --------------------------------------------------------------------------
@@ -70,15 +70,15 @@ class SessionEnv(TurnEnv):
         """Draw a goal from `self.np_random`."""
 
     @abstractmethod
-    def _greet(self, talk: Talk) -> None:
+    def _greet(self, session: ProgramSession) -> None:
         """Say to a new session what it needs to know."""
 
     @abstractmethod
-    def _run(self, talk: Talk, text: str) -> str:
+    def _run(self, session: ProgramSession, text: str) -> str:
         """Run what is typed; return what is shown."""
 
     @abstractmethod
-    def _judge(self, talk: Talk, answer: str) -> bool:
+    def _judge(self, session: ProgramSession, answer: str) -> bool:
         """Tell whether the goal is reached."""
 
     # -- turns ---------------------------------------------------------------------------------------------------
@@ -100,7 +100,7 @@ class SessionEnv(TurnEnv):
             )
 
     def _done(self, reply: str) -> Turn:
-        text = spoken(reply)
+        text = strip_thinking(reply)
         blocks = [code for name, code in fenced_blocks(text) if name in self._blocks]
         # A person has but one line.
         blocks = blocks or [code for name, code in fenced_lines(text) if name in self._blocks]
@@ -113,19 +113,19 @@ class SessionEnv(TurnEnv):
         reached = self._judge(self._opened(), answer.strip())
         return Turn("Right." if reached else "Wrong.", float(reached), terminated=True, success=reached)
 
-    def _opened(self) -> Talk:
+    def _opened(self) -> ProgramSession:
         # Only when something is run: a session costs a process.
-        if self._talk is None:
+        if self._session is None:
             sandbox: Sandbox = operator_sandbox()
-            self._talk = Talk(sandbox, self._program, self._goal.files, _MEMORY_MB)
-            self._greet(self._talk)
-        return self._talk
+            self._session = ProgramSession(sandbox, self._program, self._goal.files, _MEMORY_MB)
+            self._greet(self._session)
+        return self._session
 
     def close(self) -> None:
         """End the session."""
-        if self._talk is not None:
-            self._talk.close()
-            self._talk = None
+        if self._session is not None:
+            self._session.close()
+            self._session = None
 
     def _state(self) -> dict[str, Any]:
         return {"question": self._goal.question, "turn": self._turns}

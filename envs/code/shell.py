@@ -3,7 +3,7 @@
 import hashlib
 from typing import Any, ClassVar
 
-from envs.code.conversation import Talk
+from envs.code.conversation import ProgramSession
 from envs.code.goals import Goal, same_answer
 from envs.code.sessions import SessionEnv
 from envs.code.shell_goals import draw_goal
@@ -26,12 +26,12 @@ class ShellEnv(SessionEnv):
     def _draw(self, split: Split | None) -> Goal:
         return draw_goal(self.np_random, split)
 
-    def _greet(self, talk: Talk) -> None:
+    def _greet(self, session: ProgramSession) -> None:
         pass
 
-    def _run(self, talk: Talk, text: str) -> str:
+    def _run(self, session: ProgramSession, text: str) -> str:
         request = {"command": text, "seconds": self._seconds, "characters": 8 * self._characters}
-        told = talk.ask(request, self._seconds + _MARGIN_SECONDS)
+        told = session.ask(request, self._seconds + _MARGIN_SECONDS)
         output = str(told.get("output", ""))
         if left_out := told.get("left_out"):
             output += f"\n[... {left_out} bytes are left out ...]"
@@ -43,10 +43,10 @@ class ShellEnv(SessionEnv):
         code = told.get("exit")
         return f"{shown}\n[exit code {code}]".lstrip() if code else shown or "[no output]"
 
-    def _judge(self, talk: Talk, answer: str) -> bool:
+    def _judge(self, session: ProgramSession, answer: str) -> bool:
         if self._goal.left is None:
             return same_answer(self._goal.answer, answer)
-        files = talk.ask({"snapshot": "project"}, _MARGIN_SECONDS).get("files")
+        files = session.ask({"snapshot": "project"}, _MARGIN_SECONDS).get("files")
         wanted = {
             path: [hashlib.sha256(content).hexdigest(), executable]
             for path, (content, executable) in self._goal.left.items()

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
-from envs.core.replies import ANSWER_WITHIN, boxes, has_thought, spoken, tagged
+from envs.core.replies import ANSWER_WITHIN, boxes, has_thought, strip_thinking, tagged
 
 _SPECIAL = re.compile(r"<\|[^|<>]*\|>")
 _QUOTES = "\"'`.“”‘’ \t\r\n"
@@ -113,7 +113,7 @@ def said_actions(reply: str, profile: Profile, limit: int = 1) -> list[str]:
     """
     if profile.needs_thinking and not has_thought(reply):
         return []
-    said = spoken(reply)
+    said = strip_thinking(reply)
     if "<|" in said:
         said = _SPECIAL.sub("", said)
     marked = _marked(said[-ANSWER_WITHIN:], profile)

@@ -47,7 +47,7 @@ _BARE_CONTENT = re.compile(r"[^\s$.,]++(?:[.,]\d++)*+")
 # -- thinking ------------------------------------------------------------------------------------------------------
 
 
-def spoken(reply: str, longest: int = LONGEST) -> str:
+def strip_thinking(reply: str, longest: int = LONGEST) -> str:
     """Return what a reply says outside its thinking; of what goes on for pages, the end.
 
     Args:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from envs.core.replies import spoken
+from envs.core.replies import strip_thinking
 
 Schemas = Mapping[str, Mapping[str, Any]]
 """JSON Schemas of the parameters of tools, by the tools' names."""
@@ -86,7 +86,7 @@ def read_calls(reply: str, form: CallFormat, schemas: Schemas, limit: int = 16) 
         limit: Most calls of one reply; those beyond it are faults.
     """
     # Half a character (a lone surrogate) is no text that can be kept or sent.
-    text = spoken(reply).encode(errors="replace").decode()
+    text = strip_thinking(reply).encode(errors="replace").decode()
     reading = form.read(text, schemas)
     faults = reading.faults[:_MOST_FAULTS]
     if len(reading.faults) > _MOST_FAULTS:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from envs.core.kwargs import RenderMode
-from envs.core.replies import ANSWER_WITHIN, boxes, last_tagged, spoken
+from envs.core.replies import ANSWER_WITHIN, boxes, last_tagged, strip_thinking
 from envs.core.splits import SPLIT, checked_split, split_of_text
 from envs.verifiers.base import Verdict, VerifierEnv
 
@@ -106,7 +106,7 @@ class ArithmeticEnv(VerifierEnv):
 
 def read_number(response: str) -> int | None:
     """Return the number that a response gives as its answer; None if it gives none."""
-    said = spoken(response, ANSWER_WITHIN)
+    said = strip_thinking(response, ANSWER_WITHIN)
     marked = last_tagged(said, "answer")
     if marked is None and (found := boxes(said)[0]):
         marked = found[-1].content

@@ -6,11 +6,11 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from envs.code.answers import NOT_RUN, Checked
-from envs.code.bounds import Bounds, TestSeconds
 from envs.code.extraction import extract
 from envs.code.forms import read_item, read_question
 from envs.code.grader import Grader
 from envs.code.item import ItemError
+from envs.code.limits import GradingLimits, TestSeconds
 from envs.code.sandboxes import GraderFaultError, operator_sandbox
 from envs.code.tasks import TaskData, TaskSource
 from envs.core.kwargs import OneOf, RenderMode
@@ -64,7 +64,7 @@ class CodeTestsEnv(VerifierEnv):
         super().__init__(render_mode=render_mode)
         self._scoring = scoring
         self._max_tests = max_tests
-        self._bounds = Bounds(seconds=seconds)
+        self._limits = GradingLimits(seconds=seconds)
         self._tasks = TaskSource(data, checked_split(split))
         self._grader: Grader | None = None
 
@@ -102,7 +102,7 @@ class CodeTestsEnv(VerifierEnv):
             return Verdict(0.0, "unparsable", "there is no program in a fenced block in the response")
         try:
             if self._grader is None:
-                self._grader = Grader(operator_sandbox(), self._bounds)
+                self._grader = Grader(operator_sandbox(), self._limits)
             counted = range(min(item.tests, self._max_tests))
             checked = self._grader.grade(
                 item, extracted.code, counted, to_first_failure=self._scoring == "all"

@@ -77,9 +77,9 @@ class Found:
     parts: int = 1
 
 
-def spoken(response: str) -> str:
+def strip_thinking(response: str) -> str:
     """Return what a response says outside its thoughts, as far as an answer is looked for in it."""
-    return replies.spoken(response, ANSWER_WITHIN)
+    return replies.strip_thinking(response, ANSWER_WITHIN)
 
 
 def marked_answer(text: str, *, short: bool = True) -> Found | None:

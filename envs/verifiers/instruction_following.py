@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from envs.core.kwargs import OneOf, RenderMode
-from envs.core.replies import spoken
+from envs.core.replies import strip_thinking
 from envs.core.splits import SPLIT
 from envs.verifiers.base import Verdict
 from envs.verifiers.instructions.following import Followed, follow, read_constraints
@@ -114,7 +114,7 @@ class InstructionFollowingEnv(RuledVerifier):
 
     def said(self, response: str) -> str:
         """Return a response without what was only thought."""
-        return spoken(response)
+        return strip_thinking(response)
 
     def rate(self, response: str, task: Mapping[str, Any]) -> Verdict:
         """Check every instruction of a task; the metrics are IFEval's four accuracies."""

@@ -12,7 +12,7 @@ import orjson
 from pydantic import Field
 
 from envs.core.kwargs import OPERATOR, RenderMode
-from envs.core.replies import spoken
+from envs.core.replies import strip_thinking
 from envs.core.splits import SPLIT, checked_split, split_of_text
 from envs.verifiers.base import Verdict, VerifierEnv
 from envs.verifiers.judging.endpoint import Endpoint, JudgeClient, JudgeError, JudgeTimeoutError
@@ -206,7 +206,7 @@ class JudgeEnv(VerifierEnv):
             case = self._case(task)
         except ValueError as error:
             return Verdict(0.0, "error", str(error))
-        candidate = spoken(response).strip()
+        candidate = strip_thinking(response).strip()
         if not candidate:
             return Verdict(0.0, "unparsable", "the response is blank")
         if len(candidate) > self._most:

@@ -22,7 +22,7 @@ from envs.verifiers.extraction import (
     last_formula_or_number,
     marked_answer,
     numbers_in,
-    spoken,
+    strip_thinking,
     without_formulas,
 )
 from envs.verifiers.latex import typeset, without_lead_in
@@ -189,7 +189,7 @@ class MathEnv(VerifierEnv):
             return Verdict(0.0, "error", f"bad_task: {options}")
         question = task.get("question", task.get("problem"))
         asked = asked_of(question)
-        text = spoken(response)
+        text = strip_thinking(response)
         verdicts: list[Verdict] = []
         give_up = time.monotonic() + _MOST_TIMEOUTS * self._timeout_s
         for gold in references:

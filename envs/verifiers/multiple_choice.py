@@ -10,7 +10,7 @@ from pydantic import Field
 from envs.core.kwargs import RenderMode
 from envs.core.splits import SPLIT, checked_split, split_of_text
 from envs.verifiers.base import Verdict, VerifierEnv
-from envs.verifiers.extraction import marked_answer, spoken
+from envs.verifiers.extraction import marked_answer, strip_thinking
 from envs.verifiers.latex import unwrapped
 
 LETTERS = "ABCDEFGHIJ"
@@ -122,7 +122,7 @@ def read_choice(response: str, options: Mapping[str, str]) -> tuple[frozenset[st
         response: What was said.
         options: Texts by letter; a text may be empty where it is not known.
     """
-    text = spoken(response)
+    text = strip_thinking(response)
     found = marked_answer(text, short=False)
     if found is not None:
         return _said(found.text, options), found.place

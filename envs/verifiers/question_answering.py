@@ -17,7 +17,7 @@ from envs.core.splits import SPLIT, checked_split, split_of_text
 from envs.verifiers.base import Verdict, VerifierEnv
 from envs.verifiers.comparison import Asked, asked_of
 from envs.verifiers.exact import NotExact, approximate, rational, read_value
-from envs.verifiers.extraction import marked_answer, numbers_in, spoken
+from envs.verifiers.extraction import marked_answer, numbers_in, strip_thinking
 from envs.verifiers.latex import plain, unwrapped
 from envs.verifiers.question_answering_tasks import KINDS, draw
 
@@ -121,7 +121,7 @@ class QuestionAnsweringEnv(VerifierEnv):
         rule = _rule(task, self._rule)
         if isinstance(rule, str):
             return Verdict(0.0, "error", f"bad_task: {rule}")
-        text = spoken(response)
+        text = strip_thinking(response)
         found = marked_answer(text)
         said = text.strip() if found is None else found.text
         if not said:

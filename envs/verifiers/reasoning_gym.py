@@ -9,7 +9,7 @@ from pydantic import Field
 from envs.core.kwargs import RenderMode
 from envs.core.splits import TaskSplit, checked_split, split_of_text
 from envs.verifiers.base import Verdict, VerifierEnv
-from envs.verifiers.extraction import last_box, last_tag, spoken
+from envs.verifiers.extraction import last_box, last_tag, strip_thinking
 from envs.verifiers.pool import CallFailed, CallTimeout, PoolShare
 
 _CALL = "envs.verifiers.reasoning_gym_call:call"
@@ -103,7 +103,7 @@ class ReasoningGymEnv(VerifierEnv):
         named = self._named(task)
         if isinstance(named, str):
             return Verdict(0.0, "error", f"bad_task: {named}")
-        text = spoken(response)
+        text = strip_thinking(response)
         found = last_tag(text) or last_box(text)
         said = text.strip() if found is None else found.text
         if not said:

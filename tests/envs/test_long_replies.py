@@ -14,14 +14,14 @@ import pytest
 from clients.measuring.long_texts import long_texts
 from envs.code.extraction import extract
 from envs.core.profiles import PROFILES
-from envs.core.replies import ANSWER_WITHIN, boxes, fenced_lines, last_tagged, spoken
+from envs.core.replies import ANSWER_WITHIN, boxes, fenced_lines, last_tagged, strip_thinking
 from envs.games.guess_number import GuessNumberEnv
 from envs.registry import builtin_environments
 from envs.tools.calls import read_calls
 from envs.tools.formats.table import FORMATS
 from envs.tools.tool_use import ToolUseEnv
 from envs.verifiers.extraction import last_formula_or_number, marked_answer
-from envs.verifiers.extraction import spoken as answering
+from envs.verifiers.extraction import strip_thinking as answering
 from envs.verifiers.instruction_following import InstructionFollowingEnv
 from envs.verifiers.judging.verdicts import CriteriaVerdict, TokenVerdict, UnreadableVerdictError
 from envs.webshop.shop import parse_action
@@ -152,7 +152,7 @@ def test_a_long_file_is_an_argument_like_any_other(quote):
 
 def programs(text):
     extract(text, "python")
-    fenced_lines(spoken(text))
+    fenced_lines(strip_thinking(text))
 
 
 def judged(text):
@@ -171,7 +171,7 @@ def answers(text):
     marked_answer(said)
     last_formula_or_number(said)
     last_tagged(said, "answer")
-    boxes(spoken(text, ANSWER_WITHIN))
+    boxes(strip_thinking(text, ANSWER_WITHIN))
 
 
 @pytest.mark.parametrize("read", [programs, judged, answers, parse_action])

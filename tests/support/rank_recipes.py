@@ -12,6 +12,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
 from tests.support.megatron_ranks import family_model
 from tests.support.tiny_models import adapted_model, sharp_model
+from trainer.algorithms.aggregation import collect
 from trainer.backends.fsdp2 import fsdp2_backend, fsdp2_model
 from trainer.backends.heads import PolicyHead, ValueHead
 from trainer.backends.optimizer import Schedule
@@ -120,6 +121,32 @@ def gradient_not_finite_at(micro, row):
         # The root's slope at nothing is infinite, and infinitely much of nothing is no number.
         loss = loss + (micro.outputs * 0.0).abs().sqrt().sum()
     return loss, {}
+
+
+FIRST_NUMBER = 2**24 + 1
+"""The first whole number that a float32 has not."""
+
+
+def numbered(rows):
+    """Return rows with a number of their own at each token, beside one that is no whole number."""
+    return [
+        row.with_fields(
+            {
+                "share": torch.full((len(row.ids),), 0.5),
+                "number": torch.full((len(row.ids),), FIRST_NUMBER + 2 * place),
+            }
+        )
+        for place, row in enumerate(rows)
+    ]
+
+
+def numbers_as_given(micro):
+    """A loss whose metric is the part of the tokens with the number and the type that `numbered` gave them."""
+    number, share = micro.fields["number"], micro.fields["share"]
+    given = number == FIRST_NUMBER + 2 * micro.rows[:, None]
+    if (number.dtype, share.dtype) != (torch.int64, torch.float32):
+        given = torch.zeros_like(given)
+    return micro.outputs.sum() / 20, collect({"as_given": (given.sum(), (share > 0).sum())})
 
 
 def killed_at(micro, row):

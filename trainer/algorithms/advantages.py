@@ -193,8 +193,8 @@ def generalized_advantages(
     values: Tensor,
     mask: Tensor,
     *,
-    discount: float,
-    trace: float | Tensor,
+    gamma: float,
+    gae_lambda: float | Tensor,
     gae_mask: GaeMask = "skip",
 ) -> tuple[Tensor, Tensor]:
     """Return GAE and returns of every token of the mask, float64 `[rows, tokens]`.
@@ -206,8 +206,9 @@ def generalized_advantages(
         rewards: Reward on each token.
         values: Value of the state before each token; never read outside the mask, unless `gae_mask` is `none`.
         mask: True where the policy sampled the token.
-        discount: Gamma, per sampled token.
-        trace: Lambda, per sampled token; or one for each row, `[rows]` (see `length_adaptive_trace`).
+        gamma: Discount per sampled token.
+        gae_lambda: Decay of the error trace per sampled token, or one for each row, `[rows]` (see
+            `length_adaptive_lambda`).
         gae_mask: `none` steps through tokens outside the mask, padding too, as through any other, with reward 0 and the
             values given there (ROLL; OpenRLHF sets them to 0 before).
     """
@@ -219,14 +220,14 @@ def generalized_advantages(
     next_value = values.new_zeros(values.shape[0])
     for place in reversed(range(values.shape[1])):
         here = steps[:, place]
-        error = rewards[:, place] + discount * next_value - values[:, place]
-        running = torch.where(here, error + discount * trace * running, running)
+        error = rewards[:, place] + gamma * next_value - values[:, place]
+        running = torch.where(here, error + gamma * gae_lambda * running, running)
         next_value = torch.where(here, values[:, place], next_value)
         advantages[:, place] = torch.where(mask[:, place], running, 0.0)
     return advantages, torch.where(mask, advantages + values, 0.0)
 
 
-def length_adaptive_trace(mask: Tensor, alpha: float) -> Tensor:
+def length_adaptive_lambda(mask: Tensor, alpha: float) -> Tensor:
     """Return lambda of each row, `1 - 1 / (alpha n)` with its n sampled tokens, float64 `[rows]`, at least 0.
 
     The errors of long answers reach as far back as those of short ones (VAPO, arXiv:2504.05118, section 4.2).
@@ -241,8 +242,8 @@ def bi_level_advantages(
     turn_end: Tensor,
     *,
     turn_discount: float,
-    token_discount: float,
-    trace: float,
+    gamma: float,
+    gae_lambda: float,
 ) -> tuple[Tensor, Tensor]:
     """Return GAE over turns, refined over the tokens of each turn, float64 `[rows, tokens]`.
 
@@ -255,11 +256,13 @@ def bi_level_advantages(
         mask: True where the policy sampled the token.
         turn_end: True on the last sampled token of each turn.
         turn_discount: Discount from one turn to the next.
-        token_discount: Gamma, per sampled token of a turn.
-        trace: Lambda, on both levels.
+        gamma: Discount per sampled token of a turn.
+        gae_lambda: Decay of the error trace, on both levels.
     """
     turn_end = turn_end & mask
-    _, turn_returns = generalized_advantages(rewards, values, turn_end, discount=turn_discount, trace=trace)
+    _, turn_returns = generalized_advantages(
+        rewards, values, turn_end, gamma=turn_discount, gae_lambda=gae_lambda
+    )
     values = torch.where(mask, values.double(), 0.0)
     advantages = torch.zeros_like(values)
     running = values.new_zeros(values.shape[0])
@@ -267,9 +270,9 @@ def bi_level_advantages(
     for place in reversed(range(values.shape[1])):
         here, last = mask[:, place], turn_end[:, place]
         running = torch.where(last, 0.0, running)
-        target = torch.where(last, turn_returns[:, place], token_discount * next_value)
+        target = torch.where(last, turn_returns[:, place], gamma * next_value)
         error = target - values[:, place]
-        running = torch.where(here, error + token_discount * trace * running, running)
+        running = torch.where(here, error + gamma * gae_lambda * running, running)
         next_value = torch.where(here, values[:, place], next_value)
         advantages[:, place] = torch.where(here, running, 0.0)
     return advantages, torch.where(mask, advantages + values, 0.0)

@@ -17,7 +17,7 @@ from trainer.algorithms.advantages import (
     bi_level_advantages,
     generalized_advantages,
     group_statistics,
-    length_adaptive_trace,
+    length_adaptive_lambda,
     whitened,
 )
 from trainer.algorithms.batch import RowBatch, TrajectoryBatch
@@ -216,8 +216,8 @@ def _token_advantages(
                 sampled,
                 stream.flags(stream.turn_end),
                 turn_discount=advantage.turn_discount,
-                token_discount=advantage.gamma,
-                trace=advantage.gae_lambda,
+                gamma=advantage.gamma,
+                gae_lambda=advantage.gae_lambda,
             )
         case _:
             raise ValueError(f"advantage '{advantage.kind}' reads no critic")
@@ -243,9 +243,9 @@ def _generalized(
     """
     gae_lambda: float | Tensor = advantage.gae_lambda
     if advantage.length_adaptive is not None:
-        gae_lambda = length_adaptive_trace(mask, advantage.length_adaptive)
+        gae_lambda = length_adaptive_lambda(mask, advantage.length_adaptive)
     found = generalized_advantages(
-        rewards, values, mask, discount=advantage.gamma, trace=gae_lambda, gae_mask=advantage.gae_mask
+        rewards, values, mask, gamma=advantage.gamma, gae_lambda=gae_lambda, gae_mask=advantage.gae_mask
     )
     if advantage.critic_gae_lambda is None:
         return found
@@ -253,8 +253,8 @@ def _generalized(
         rewards,
         values,
         mask,
-        discount=advantage.gamma,
-        trace=advantage.critic_gae_lambda,
+        gamma=advantage.gamma,
+        gae_lambda=advantage.critic_gae_lambda,
         gae_mask=advantage.gae_mask,
     )
     return found[0], apart[1]

@@ -42,9 +42,9 @@ from trainer.models.tokenizer import IMAGE, build_tiny_tokenizer, stop_ids
 from trainer.models.value_head import ValueModel
 from trainer.models.weights import place, twin_of
 from trainer.rollout.actors import ModelActor
+from trainer.rollout.batcher import DeterministicBatcher
 from trainer.rollout.context import context_policy
 from trainer.rollout.environments import OPERATION_TIMEOUT_S, EnvironmentPool
-from trainer.rollout.gate import WaveGate
 from trainer.rollout.outages import OutageReport
 from trainer.rollout.prompts import PromptBuilder
 from trainer.rollout.recall import LoggedClient, Recall
@@ -403,8 +403,8 @@ async def open_players(
         slots: EpisodeSlots
         if settings.deterministic:
             bounds = [total, *limits.values(), await pool.places(_server_urls(settings))]
-            gate = WaveGate(logged, min(bound for bound in bounds if bound is not None))
-            client, slots = gate, gate
+            batcher = DeterministicBatcher(logged, min(bound for bound in bounds if bound is not None))
+            client, slots = batcher, batcher
         else:
             client = logged
             if settings.inference.embedded:  # servers have lines of their own

@@ -1,9 +1,9 @@
 """What a training backend offers. It holds a model and its optimizer, and never an algorithm."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, Self
 
 from torch import Tensor
 
@@ -18,7 +18,8 @@ class TrainRow:
     Attributes:
         ids: Token ids, int64 `[tokens]`.
         mask: True where a result is wanted, bool `[tokens]`; never at the first token, which nothing predicts.
-        fields: Further numbers per token, float32 `[tokens]` each, handed to the loss.
+        fields: Further numbers per token, `[tokens]` each, handed to the loss in the type that they have here: float32,
+            or int64 for what counts or names something. All rows of a batch have the same.
         experts: Experts that tokens are to take, layer by layer that has some, int16 `[tokens, layers * taken]`. Where
             it has -1, and behind its end, the model's routers choose; None where they choose all.
         images: Pictures among the tokens, in order.
@@ -29,6 +30,10 @@ class TrainRow:
     fields: Mapping[str, Tensor] = field(default_factory=dict)
     experts: Tensor | None = None
     images: Sequence[PlacedImage] = ()
+
+    def with_fields(self, fields: Mapping[str, Tensor]) -> Self:
+        """Return it with further fields beside its own."""
+        return replace(self, fields={**self.fields, **fields})
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +46,7 @@ class MicroBatch:
         outputs: Log-probability of each token given those before it (or value of the state before it); with gradient
             while training, zero outside the mask.
         entropy: Entropy of the distribution that each token was drawn from; None where nobody asked.
-        fields: The rows' further numbers, zero outside the row.
+        fields: The rows' further numbers in their own types, zero outside the row.
     """
 
     rows: Tensor

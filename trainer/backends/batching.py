@@ -33,5 +33,5 @@ def length_buckets(lengths: Sequence[int], budget: int) -> list[list[int]]:
 
 
 def pad_rows(rows: Sequence[Tensor]) -> Tensor:
-    """Return `[rows, longest]`, zeros behind the end of each row."""
-    return torch.nn.utils.rnn.pad_sequence(list(rows), batch_first=True)
+    """Return `[rows, longest]` in the type that the rows have, zeros behind the end of each; `[0, 0]` of no rows."""
+    return torch.nn.utils.rnn.pad_sequence(list(rows), batch_first=True) if rows else torch.zeros(0, 0)

@@ -114,7 +114,7 @@ class DistillationHead(Head):
             shared: The same tokens laid out so that those of several rows are computed once.
             experts: Experts that the student's routers take; the teachers' choose.
             images: Pictures among the tokens; none can be taught about.
-            fields: With several teachers, the number of each token's, `[n]`.
+            fields: With several teachers, the number of each token's, int64 `[n]`.
         """
         if images is not None:
             raise ConfigError(NO_PICTURES)
@@ -124,7 +124,7 @@ class DistillationHead(Head):
         states = self._states(ids, row, column, shared, None)
         # One token may be learnt from several teachers, in rows that share it.
         states = states if shared is None else states[shared.which]
-        return self._by_teacher(states, ids[row, column], fields[TEACHER_FIELD].long(), entropy)
+        return self._by_teacher(states, ids[row, column], fields[TEACHER_FIELD], entropy)
 
     def _take(self, experts: Tensor | None) -> None:
         self._routed.take(experts)

@@ -238,12 +238,15 @@ class KeptExperts:
 
 
 def _fields(rows: Sequence[TrainRow], device: torch.device) -> dict[str, Tensor]:
-    """Return the rows' fields padded, brought to the device in one transfer."""
-    names = list(rows[0].fields)
-    if not names:
-        return {}
-    together = torch.stack([pad_rows([row.fields[name] for row in rows]) for name in names]).to(device)
-    return dict(zip(names, together.unbind(), strict=True))
+    """Return the rows' fields padded, brought to the device in one transfer for all of a type."""
+    by_type: dict[torch.dtype, list[str]] = {}
+    for name, values in rows[0].fields.items():
+        by_type.setdefault(values.dtype, []).append(name)
+    fields: dict[str, Tensor] = {}
+    for names in by_type.values():
+        together = torch.stack([pad_rows([row.fields[name] for row in rows]) for name in names]).to(device)
+        fields |= zip(names, together.unbind(), strict=True)
+    return fields
 
 
 def _scattered(values: Tensor, mask: Tensor, row: Tensor, column: Tensor) -> Tensor:

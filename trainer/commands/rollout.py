@@ -33,7 +33,7 @@ from trainer.rollout.actors import Actor, HumanActor, RandomActor, ScriptedActor
 from trainer.rollout.agent import play_episode
 from trainer.rollout.environments import OPERATION_TIMEOUT_S, EnvironmentPool
 from trainer.rollout.episodes import play_in_session
-from trainer.rollout.slots import EpisodeSlots, Seat
+from trainer.rollout.slots import EpisodeSlots, Slot
 from trainer.tasks.dataset import row_streams
 from trainer.tasks.task import Task
 
@@ -138,13 +138,13 @@ class _Cast:
                 return await self.model.playing("rollout", turns)(session, task)
             return await play_episode(session, task, 0, self._actor(number, session), turns)
 
-        seat = Seat(EpisodeSlots() if self.model is None else self.model.players.slots)
+        slot = Slot(EpisodeSlots() if self.model is None else self.model.players.slots)
         try:
-            await seat.start(task, 0)
+            await slot.start(task, 0)
             timeout_s = None if self.model is None else self.model.timeout_s
             return await in_time(play_in_session(pool, task, in_session), task, timeout_s)
         finally:
-            seat.leave()
+            slot.leave()
 
     def _actor(self, number: int, session: EnvSession) -> Actor:
         if self.player == "random":

@@ -20,7 +20,7 @@ from trainer.rollout.actors import Actor, ExpertActor, RandomActor, ScriptedActo
 from trainer.rollout.agent import play_episode
 from trainer.rollout.environments import EnvironmentPool
 from trainer.rollout.episodes import PlayEpisode, play_in_session
-from trainer.rollout.slots import EpisodeSlots, Seat
+from trainer.rollout.slots import EpisodeSlots, Slot
 from trainer.tasks.task import Task
 
 MakeActor = Callable[[Task], Actor]
@@ -104,25 +104,25 @@ async def play_each(
     gate = asyncio.Semaphore(concurrency)
     slots = slots or EpisodeSlots()
 
-    async def play_one(task: Task, seat: Seat) -> Trajectory:
+    async def play_one(task: Task, slot: Slot) -> Trajectory:
         try:
             async with gate:
-                await seat.start(task, 0)
+                await slot.start(task, 0)
                 return await in_time(
                     play_in_session(pool, task, lambda session: play(session, task)), task, timeout_s
                 )
         finally:
-            seat.leave()
+            slot.leave()
 
     results: list[Trajectory] = []
     # In waves, so that in deterministic mode a wave's members are known before its first request.
     for start in range(0, len(tasks), concurrency):
-        wave = [(task, Seat(slots)) for task in tasks[start : start + concurrency]]
+        wave = [(task, Slot(slots)) for task in tasks[start : start + concurrency]]
         try:
-            results += await _all_of([play_one(task, seat) for task, seat in wave])
+            results += await _all_of([play_one(task, slot) for task, slot in wave])
         finally:
-            for _, seat in wave:
-                seat.leave()
+            for _, slot in wave:
+                slot.leave()
     return results
 
 

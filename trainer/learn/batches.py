@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from trainer.algorithms.batch import TrajectoryBatch
+from trainer.backends.batching import pad_rows
 from trainer.learn.rows import Row, RowBuilder
 from trainer.records.group import Group
 from trainer.records.trajectory import Outcome, Trajectory
@@ -75,7 +76,7 @@ def episode_batch(groups: Sequence[Group], build_rows: RowBuilder) -> EpisodeBat
         trajectories=trajectories,
         episodes=turns_of(groups),
         rows=rows,
-        mask=padded([[float(flag) for flag in row.mask] for row in rows]) > 0.5,
+        mask=pad_rows([torch.tensor(row.mask) for row in rows]).bool(),
     )
 
 
@@ -123,19 +124,3 @@ def _was_cut_off(trajectory: Trajectory) -> bool:
 
 def _renumbered(row: Row, trajectory: int) -> Row:
     return replace(row, trajectory=trajectory, sequence=(trajectory, row.sequence[1]))
-
-
-def padded(rows: Sequence[Sequence[float]]) -> Tensor:
-    """Return ragged rows as float32 `[rows, longest]`, zeros behind the end of each."""
-    width = max((len(row) for row in rows), default=0)
-    table = torch.zeros(len(rows), width)
-    for place, row in enumerate(rows):
-        table[place, : len(row)] = torch.tensor(row, dtype=torch.float32)
-    return table
-
-
-def padded_tensors(rows: Sequence[Tensor]) -> Tensor:
-    """Return ragged tensors as float32 `[rows, longest]`, zeros behind the end of each."""
-    return (
-        torch.nn.utils.rnn.pad_sequence(list(rows), batch_first=True).float() if rows else torch.zeros(0, 0)
-    )

@@ -46,7 +46,7 @@ class ComputedRows:
     async def rows(self, batch: EpisodeBatch) -> list[TrainRow]:
         """Return the rows, each with the number of its teacher."""
         return [
-            with_teacher(TrainRow(torch.tensor(row.ids), torch.tensor(row.mask)), self._teacher_of(domain))
+            with_teacher(row.tensors(), self._teacher_of(domain))
             for row, domain in zip(batch.rows, batch.domains, strict=True)
         ]
 
@@ -65,14 +65,7 @@ class ScoredRows:
 
     async def rows(self, batch: EpisodeBatch) -> list[TrainRow]:
         """Return the rows with their teachers' log-probabilities."""
-        rows = [
-            TrainRow(
-                torch.tensor(row.ids),
-                torch.tensor(row.mask),
-                {"behaviour": torch.tensor(row.logprobs, dtype=torch.float32)},
-            )
-            for row in batch.rows
-        ]
+        rows = [row.tensors(behaviour=True) for row in batch.rows]
         which = [self._teacher_of(domain) for domain in batch.domains]
         taught: list[Tensor] = [torch.empty(0)] * len(rows)
         for number, teacher in enumerate(self._teachers):
@@ -82,10 +75,7 @@ class ScoredRows:
                     places, await teacher.logprobs([rows[place] for place in places]), strict=True
                 ):
                     taught[place] = scores
-        return [
-            TrainRow(row.ids, row.mask, {**row.fields, "taught": scores.float()})
-            for row, scores in zip(rows, taught, strict=True)
-        ]
+        return [row.with_fields({"taught": scores.float()}) for row, scores in zip(rows, taught, strict=True)]
 
 
 class HindsightRows:
@@ -161,8 +151,8 @@ class DistillationLearner:
 
 def with_teacher(row: TrainRow, number: int) -> TrainRow:
     """Return a row that says which teacher it is learnt from."""
-    which = torch.full((len(row.ids),), float(number))
-    return TrainRow(row.ids, row.mask, {**row.fields, TEACHER_FIELD: which})
+    which = torch.full((len(row.ids),), number)
+    return row.with_fields({TEACHER_FIELD: which})
 
 
 def mean_loss(micro: MicroBatch, counts: Denominators) -> tuple[Tensor, Metrics]:

@@ -1,7 +1,7 @@
 """What a student is told to teach itself: rows that show, before a reply, what became of it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -128,11 +128,7 @@ def scores_in_place(
         masks[told.source][span] = True
         taught[told.source][span] = values
     return [
-        TrainRow(
-            torch.tensor(row.ids),
-            mask,
-            {"behaviour": torch.tensor(row.logprobs, dtype=torch.float32), "taught": values},
-        )
+        replace(row.tensors(behaviour=True), mask=mask).with_fields({"taught": values})
         for row, mask, values in zip(whole, masks, taught, strict=True)
         if bool(mask.any())
     ]

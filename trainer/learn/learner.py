@@ -7,9 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from trainer.algorithms.aggregation import Denominators, means, merge
@@ -19,11 +17,12 @@ from trainer.algorithms.credit import after_update, compute_advantages, select_e
 from trainer.algorithms.settings import AlgorithmSettings
 from trainer.algorithms.state import AlgorithmState, Memory, adapted_coefficient
 from trainer.backends.base import Digest, Scorer, StepReport, TrainBackend, TrainRow
+from trainer.backends.batching import pad_rows
 from trainer.backends.skipping import SkippedSteps
 from trainer.core.errors import InvalidNumberError, TrainerError
 from trainer.core.numbers import not_finite
 from trainer.core.seeding import derive_seed, generator
-from trainer.learn.batches import EpisodeBatch, padded, padded_tensors
+from trainer.learn.batches import EpisodeBatch
 from trainer.learn.prepared import (
     elsewhere_of,
     positive_tokens,
@@ -34,7 +33,6 @@ from trainer.learn.prepared import (
 )
 from trainer.learn.shares import critic_share, policy_share
 from trainer.learn.update_metrics import mismatch, step_metrics
-from trainer.records.images import PlacedImage
 
 _MEMORY = "algorithm"
 """The part of a checkpoint that holds what the algorithm remembers."""
@@ -158,10 +156,7 @@ class Learner:
         settings = self._effective()
         memory = self._models.memory
         memory.state = with_returns(settings, memory.state, batch.episodes)
-        rows = [
-            _train_row(row.ids, row.mask, {"behaviour": row.logprobs}, row.experts, row.images)
-            for row in batch.rows
-        ]
+        rows = [row.tensors(behaviour=True, experts=True) for row in batch.rows]
         old = None
         if settings.needs_old_logprobs:
             old, rows = self._old_logprobs(rows)
@@ -169,14 +164,14 @@ class Learner:
         free = [replace(row, experts=None) for row in rows]
         reference = self._forward(self._models.reference, free) if settings.needs_reference else None
         values = self._forward(self._models.critic, free) if settings.estimates_values else None
-        turn_index = padded([[float(turn) for turn in row.turn_index] for row in batch.rows]).long()
+        turns = [torch.tensor(row.turn_index) for row in batch.rows]
         row_batch = RowBatch(
             trajectory=torch.tensor([row.trajectory for row in batch.rows]),
             mask=batch.mask,
-            turn_index=turn_index,
-            values=_padded_or_none(values),
-            old_logprobs=_padded_or_none(old),
-            reference_logprobs=_padded_or_none(reference),
+            turn_index=pad_rows(turns),
+            values=None if values is None else pad_rows(values),
+            old_logprobs=None if old is None else pad_rows(old),
+            reference_logprobs=None if reference is None else pad_rows(reference),
             squared_probabilities=self._squared_probabilities(settings, rows),
         )
         try:
@@ -187,7 +182,7 @@ class Learner:
             return self._left_out(f"{wrong[0]} are not finite")
         extra: dict[str, Sequence[Tensor] | None] = {
             "advantages": unpadded(result.advantages, rows),
-            "turn": unpadded(turn_index.float(), rows),
+            "turn": turns,
             "old": old,
             "reference": reference,
             "values": values,
@@ -195,13 +190,7 @@ class Learner:
             "share": self._shares(batch, version),
         }
         complete = [
-            TrainRow(
-                row.ids,
-                row.mask,
-                {**row.fields, **{name: part[place] for name, part in extra.items() if part is not None}},
-                row.experts,
-                row.images,
-            )
+            row.with_fields({name: part[place] for name, part in extra.items() if part is not None})
             for place, row in enumerate(rows)
         ]
         places = [place for place, row in enumerate(batch.rows) if kept[row.trajectory]]
@@ -256,7 +245,7 @@ class Learner:
         """Return the sum of the squared probabilities at each token, `[rows, tokens]`, where it is read."""
         if not settings.needs_squared_probabilities:
             return None
-        return padded_tensors([(-line).exp() for line in self._models.policy.entropies(rows, "collision")])
+        return pad_rows([(-line).exp() for line in self._models.policy.entropies(rows, "collision")])
 
     def _moved(self, rows: Sequence[TrainRow]) -> float:
         """Return by how much log-probabilities of the step's tokens have changed in it, in the mean."""
@@ -374,27 +363,7 @@ class Learner:
         return backend.forward(rows)
 
 
-def _train_row(
-    ids: list[int],
-    mask: list[bool],
-    fields: Mapping[str, list[float]],
-    experts: NDArray[np.int16] | None = None,
-    images: Sequence[PlacedImage] = (),
-) -> TrainRow:
-    return TrainRow(
-        torch.tensor(ids),
-        torch.tensor(mask),
-        {name: torch.tensor(values, dtype=torch.float32) for name, values in fields.items()},
-        None if experts is None else torch.from_numpy(experts[: len(ids)].copy()),
-        tuple(images),
-    )
-
-
 def _averaged(numbers: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Return means over optimizer steps."""
     names = dict.fromkeys(name for each in numbers for name in each)
     return {name: sum(each[name] for each in numbers) / len(numbers) for name in names}
-
-
-def _padded_or_none(rows: Sequence[Tensor] | None) -> Tensor | None:
-    return None if rows is None else padded_tensors(rows)

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import assert_never
 
 import torch
@@ -15,7 +14,8 @@ from trainer.algorithms.prepare import prepare_step
 from trainer.algorithms.ratio import elsewhere
 from trainer.algorithms.settings import AlgorithmSettings
 from trainer.backends.base import TrainBackend, TrainRow
-from trainer.learn.batches import EpisodeBatch, padded_tensors
+from trainer.backends.batching import pad_rows
+from trainer.learn.batches import EpisodeBatch
 
 
 def prepared_rows(
@@ -36,19 +36,19 @@ def prepared_rows(
         updates: Optimizer steps of the batch before this one.
         seed: What tokens are drawn with.
     """
-    fields = {name: padded_tensors([row.fields[name] for row in rows]) for name in rows[0].fields}
+    fields = {name: pad_rows([row.fields[name] for row in rows]) for name in rows[0].fields}
     current = fields["old"]
     if updates and settings.prepares_from_current:
-        current = padded_tensors(policy.forward(rows))
+        current = pad_rows(policy.forward(rows))
     entropy = None
     if settings.selection.kind == "high_entropy":
-        entropy = padded_tensors(policy.entropies(rows))
+        entropy = pad_rows(policy.entropies(rows))
     made = prepare_step(
         settings,
         StepTokens(
             trajectory=torch.tensor(episodes),
-            mask=padded_tensors([row.mask for row in rows]) > 0.5,
-            turn_index=fields["turn"].long(),
+            mask=pad_rows([row.mask for row in rows]),
+            turn_index=fields["turn"],
             advantages=fields["advantages"],
             behaviour_logprobs=fields["behaviour"],
             old_logprobs=fields["old"],
@@ -63,8 +63,7 @@ def prepared_rows(
         own["charge"] = made.charges
     lines = {name: unpadded(table, rows) for name, table in own.items()}
     complete = [
-        replace(row, fields={**row.fields, **{name: line[place] for name, line in lines.items()}})
-        for place, row in enumerate(rows)
+        row.with_fields({name: line[place] for name, line in lines.items()}) for place, row in enumerate(rows)
     ]
     return complete, made.metrics
 

@@ -4,15 +4,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
+from trainer.backends.base import TrainRow
 from trainer.records.images import PlacedImage, images_until
 from trainer.records.trajectory import Trajectory
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One token sequence to train on. All sequences have one entry per token.
+    """One token sequence of an episode to train on. All sequences have one entry per token.
+
+    Beside `TrainRow`, which is tensors for any loss, of examples too: this one says of which episode it is, and holds
+    the record's own lists, so that a row of a whole segment copies nothing until `tensors` does.
 
     Attributes:
         trajectory: Index of the trajectory in the batch that the row comes from.
@@ -42,6 +47,23 @@ class Row:
     def has_reply(self, start: int) -> bool:
         """Whether the row trains on the reply whose first token is at `start`."""
         return start < len(self.mask) and self.mask[start]
+
+    def tensors(self, *, behaviour: bool = False, experts: bool = False) -> TrainRow:
+        """Return what a backend computes on.
+
+        Args:
+            behaviour: Whether with the behaviour log-probabilities, as a field.
+            experts: Whether tokens are to take the experts that they took when they were drawn, where a server told.
+        """
+        fields = {"behaviour": torch.tensor(self.logprobs, dtype=torch.float32)} if behaviour else {}
+        taken = self.experts if experts else None
+        return TrainRow(
+            torch.tensor(self.ids),
+            torch.tensor(self.mask),
+            fields,
+            None if taken is None else torch.from_numpy(taken[: len(self.ids)].copy()),
+            tuple(self.images),
+        )
 
 
 RowBuilder = Callable[[int, Trajectory], list[Row]]

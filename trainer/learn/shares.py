@@ -35,7 +35,7 @@ def policy_share(
         behaviour_logprobs=micro.fields["behaviour"],
         advantages=micro.fields["advantages"],
         mask=micro.mask,
-        turn_index=micro.fields["turn"].long(),
+        turn_index=micro.fields["turn"],
         old_logprobs=micro.fields.get("old"),
         reference_logprobs=micro.fields.get("reference"),
         entropy=micro.entropy,

@@ -15,7 +15,7 @@ from trainer.records.group import KEPT, Group, GroupPlan, StepGroups
 from trainer.records.ledger import Ledger
 from trainer.records.trajectory import Outcome, Trajectory
 from trainer.rollout.admission import AdmissionWindow
-from trainer.rollout.slots import EpisodeSlots, Seat
+from trainer.rollout.slots import EpisodeSlots, Slot
 from trainer.tasks.task import Task, TaskSource
 
 _LONGEST_DETAIL = 300
@@ -105,10 +105,10 @@ class RolloutScheduler:
             return
         for index in self.window.admit(version):
             self._ledger.issued(index, version)
-            seats = [Seat(self._slots) for _ in range(self._plan.sampled + self._plan.greedy)]
-            task = asyncio.get_running_loop().create_task(self._run_group(index, version, seats))
+            slots = [Slot(self._slots) for _ in range(self._plan.sampled + self._plan.greedy)]
+            task = asyncio.get_running_loop().create_task(self._run_group(index, version, slots))
             self._tasks[task] = index
-            task.add_done_callback(partial(self._group_ended, seats))
+            task.add_done_callback(partial(self._group_ended, slots))
 
     async def next_groups(self, version: int) -> StepGroups:
         """Return the groups of the next training step, chosen oldest finished first.
@@ -205,9 +205,9 @@ class RolloutScheduler:
                 self._stopping.add(task)
                 task.cancel()
 
-    def _group_ended(self, seats: Sequence[Seat], task: asyncio.Task[None]) -> None:
-        for seat in seats:
-            seat.leave()  # nobody else does where the group was cancelled before its first turn
+    def _group_ended(self, slots: Sequence[Slot], task: asyncio.Task[None]) -> None:
+        for slot in slots:
+            slot.leave()  # nobody else does where the group was cancelled before its first turn
         if task in self._stopping:
             self._stopping.discard(task)
             if task.cancelled() or task.exception() is None:
@@ -220,11 +220,11 @@ class RolloutScheduler:
             self._failure = self._failure or task.exception()
         self._progress.set()
 
-    async def _run_group(self, index: int, version: int, seats: Sequence[Seat]) -> None:
+    async def _run_group(self, index: int, version: int, slots: Sequence[Slot]) -> None:
         group = Group(index, self._source.task(index), version)
         members = [
-            asyncio.get_running_loop().create_task(self._run_member(group, member, seat))
-            for member, seat in enumerate(seats)
+            asyncio.get_running_loop().create_task(self._run_member(group, member, slot))
+            for member, slot in enumerate(slots)
         ]
         sampled, greedy = members[: self._plan.sampled], members[self._plan.sampled :]
         try:
@@ -247,8 +247,8 @@ class RolloutScheduler:
                 member.cancel()
             await asyncio.gather(*members, return_exceptions=True)
             # One that failed leaves last: until then no batch is sent that the cancelled ones are part of.
-            for seat in seats:
-                seat.leave()
+            for slot in slots:
+                slot.leave()
         group.trajectories.sort(key=lambda trajectory: trajectory.member)
         if await self._judged(group):
             self._failed_in_a_row[group.task.env_id] = 0
@@ -301,11 +301,11 @@ class RolloutScheduler:
         if count & (count - 1) == 0:
             self._report(f"{env_id}: {count} group{'s' if count > 1 else ''} dropped, {why}")
 
-    async def _run_member(self, group: Group, member: int, seat: Seat) -> Trajectory | None:
-        """Play until there is a result; None when all attempts failed: then the seat is left with the group."""
+    async def _run_member(self, group: Group, member: int, slot: Slot) -> Trajectory | None:
+        """Play until there is a result; None when all attempts failed: then the slot is left with the group."""
         failed = False
         try:
-            await seat.start(group.task, member)
+            await slot.start(group.task, member)
             # What was put aside is played anew with numbers of its own: nothing drawn or recorded is taken for it.
             first = self._times_aside[group.index] * self._plan.max_attempts
             for attempt in range(first, first + self._plan.max_attempts):
@@ -323,7 +323,7 @@ class RolloutScheduler:
             return None
         finally:
             if not failed:
-                seat.leave()
+                slot.leave()
 
     async def _attempt(self, task: Task, member: int, attempt: int) -> Trajectory:
         playing = asyncio.ensure_future(self._play(task, member, attempt))

@@ -22,10 +22,10 @@ class EpisodeSlots:
         """It ended, having started with `task`; None where it was given up before it started."""
 
 
-class Seat:
+class Slot:
     """One episode's place: known of from the beginning, left once, whatever becomes of it.
 
-    A task that is cancelled before its first turn runs none of its own code; who holds the seat leaves it then.
+    A task that is cancelled before its first turn runs none of its own code; who holds the slot leaves it then.
 
     Args:
         slots: Where it counts.

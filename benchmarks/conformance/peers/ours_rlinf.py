@@ -28,8 +28,8 @@ def gae(case: Case) -> Found:
         rewards,
         case["values"],
         case.mask,
-        discount=options["gamma"],
-        trace=options["gae_lambda"],
+        gamma=options["gamma"],
+        gae_lambda=options["gae_lambda"],
         gae_mask="none",
     )
     if options["normalize_advantages"]:

@@ -56,8 +56,8 @@ def gae(case: Case) -> Found:
         case["rewards"],
         case["values"],
         case.mask,
-        discount=case.options["gamma"],
-        trace=case.options["lambd"],
+        gamma=case.options["gamma"],
+        gae_lambda=case.options["lambd"],
         gae_mask="none",
     )
     return {"advantages": whitened(found, case.mask), "returns": returns}

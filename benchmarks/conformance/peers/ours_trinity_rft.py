@@ -80,8 +80,8 @@ def gae(case: Case) -> Found:
         case["rewards"],
         case["values"],
         case.mask,
-        discount=case.options["gamma"],
-        trace=case.options["lam"],
+        gamma=case.options["gamma"],
+        gae_lambda=case.options["lam"],
         gae_mask="none",
     )
     return {"advantages": whitened(found, case.mask), "returns": returns}

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import Any, Literal
 
-from envs.core.replies import spoken
+from envs.core.replies import strip_thinking
 
 Unit = Literal["words", "characters", "tokens"]
 _UNITS: tuple[Unit, ...] = ("words", "characters", "tokens")
@@ -25,7 +25,7 @@ class Reply:
     @cached_property
     def spoken(self) -> str:
         """What stands outside think tags, without space around it."""
-        return spoken(self.raw).strip()
+        return strip_thinking(self.raw).strip()
 
     @cached_property
     def words(self) -> list[str]:

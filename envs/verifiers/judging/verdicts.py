@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from envs.core.replies import ANSWER_WITHIN, spoken
+from envs.core.replies import ANSWER_WITHIN, strip_thinking
 
 _AROUND = " \t*_`.\"'"
 _LONGEST_SHOWN = 120
@@ -40,7 +40,7 @@ class TokenVerdict(_Reading):
         Raises:
             UnreadableVerdictError: There is no verdict.
         """
-        lines = [line.strip(_AROUND) for line in spoken(reply).splitlines() if line.strip(_AROUND)]
+        lines = [line.strip(_AROUND) for line in strip_thinking(reply).splitlines() if line.strip(_AROUND)]
         if not lines or lines[-1] not in self.tokens:
             raise UnreadableVerdictError(reply)
         return self.tokens[lines[-1]]
@@ -97,7 +97,7 @@ class PatternVerdict(_Reading):
 
     def read(self, reply: str, weights: Sequence[float]) -> float | None:
         """Return the score of a reply. Raises like `TokenVerdict.read`."""
-        lines = [line.strip(_AROUND) for line in spoken(reply).splitlines() if line.strip(_AROUND)]
+        lines = [line.strip(_AROUND) for line in strip_thinking(reply).splitlines() if line.strip(_AROUND)]
         match = re.fullmatch(self.pattern, lines[-1][:_LONGEST_LINE]) if lines else None
         try:
             value = float(match[1]) if match else math.nan
@@ -133,7 +133,7 @@ Reading = Annotated[
 
 def _last_object(reply: str) -> dict[str, Any]:
     """Return the JSON object that a reply ends in, fenced or not."""
-    text = spoken(reply, ANSWER_WITHIN).strip().removesuffix("```").rstrip()
+    text = strip_thinking(reply, ANSWER_WITHIN).strip().removesuffix("```").rstrip()
     decoder = json.JSONDecoder()
     start = text.find("{")
     for _ in range(_MOST_OBJECTS):

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from envs.code.bounds import Bounds
 from envs.code.forms import read_item
 from envs.code.grader import Grader
+from envs.code.limits import GradingLimits
 from envs.verifiers.code_tests import CodeTestsEnv
 from sandbox.core.result import Outcome, RunResult
 from tests.support.sandboxes import working_sandbox
@@ -103,7 +103,7 @@ class TestMore:
 
 @pytest.fixture(scope="module", autouse=True)
 def grader():
-    return Grader(working_sandbox(), Bounds(seconds=2))
+    return Grader(working_sandbox(), GradingLimits(seconds=2))
 
 
 def fenced(code):

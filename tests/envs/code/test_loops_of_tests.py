@@ -3,9 +3,9 @@
 import pytest
 
 from envs.code.answers import NOT_RUN
-from envs.code.bounds import Bounds
 from envs.code.forms import read_item
 from envs.code.grader import Grader
+from envs.code.limits import GradingLimits
 from envs.verifiers.code_tests import CodeTestsEnv
 from tests.support.sandboxes import working_sandbox
 
@@ -217,10 +217,10 @@ HANGING = {
 def test_a_program_that_hangs_costs_the_time_of_few_tests(form, sandbox):
     fields, code = HANGING[form]
     item = read_item(fields)
-    bounds = Bounds(seconds=0.2, hurried_seconds=0.05)
-    checked = Grader(sandbox, bounds).grade(item, code)
-    assert [each.late for each in checked].count(True) == bounds.patience
-    stopped = Grader(sandbox, bounds).grade(item, code, to_first_failure=True)
+    limits = GradingLimits(seconds=0.2, hurried_seconds=0.05)
+    checked = Grader(sandbox, limits).grade(item, code)
+    assert [each.late for each in checked].count(True) == limits.patience
+    stopped = Grader(sandbox, limits).grade(item, code, to_first_failure=True)
     assert sorted(each.why == NOT_RUN for each in stopped) == [False, *[True] * 5]
     assert [each.late for each in stopped].count(True) == 1
 
@@ -228,18 +228,18 @@ def test_a_program_that_hangs_costs_the_time_of_few_tests(form, sandbox):
 def test_what_the_system_ends_a_tick_early_ran_out_of_time_too(sandbox):
     """At whole seconds the system's own bound ends a program, at times before its clock says so much."""
     fields, code = HANGING["calls"]
-    bounds = Bounds(seconds=1.0, hurried_seconds=1.0)
-    checked = Grader(sandbox, bounds).grade(read_item(fields), code)
-    assert [each.late for each in checked].count(True) == bounds.patience
+    limits = GradingLimits(seconds=1.0, hurried_seconds=1.0)
+    checked = Grader(sandbox, limits).grade(read_item(fields), code)
+    assert [each.late for each in checked].count(True) == limits.patience
     assert not [each.why for each in checked if "signal" in each.why]
 
 
 def test_what_ran_late_before_leaves_less_time(sandbox):
     fields, _ = HANGING["calls"]
     slow = "import time\ndef f(n):\n    time.sleep(0.5)\n    return 0\n"
-    bounds = Bounds(seconds=2.0, hurried_seconds=0.1)
+    limits = GradingLimits(seconds=2.0, hurried_seconds=0.1)
     graded = {
-        late: Grader(sandbox, bounds).grade(read_item(fields), slow, range(2), late=late)[0].passed
+        late: Grader(sandbox, limits).grade(read_item(fields), slow, range(2), late=late)[0].passed
         for late in (0, 1)
     }
     assert graded == {0: True, 1: False}

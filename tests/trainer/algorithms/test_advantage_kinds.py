@@ -96,12 +96,12 @@ def test_gae_that_steps_through_observations():
     rewards, values = torch.tensor([[0, 0.5, 0, 0, 0, 1]]), torch.tensor([[0.1, 0.2, 9, 9, 0.3, 0.4]])
     mask = torch.tensor([[True, True, False, False, True, True]])
     advantages, _ = generalized_advantages(
-        rewards, values * mask, mask, discount=1.0, trace=0.9, gae_mask="none"
+        rewards, values * mask, mask, gamma=1.0, gae_lambda=0.9, gae_mask="none"
     )
     assert advantages[mask].tolist() == pytest.approx([1.008604, 1.00956, 0.64, 0.6], abs=1e-5)
     assert not advantages[~mask].any()
     # ROLL reads whatever the critic says there.
-    leaked, _ = generalized_advantages(rewards, values, mask, discount=1.0, trace=0.9, gae_mask="none")
+    leaked, _ = generalized_advantages(rewards, values, mask, gamma=1.0, gae_lambda=0.9, gae_mask="none")
     assert leaked[0, 1].item() != pytest.approx(1.00956, abs=1e-3)
 
 

@@ -34,7 +34,7 @@ def textbook_gae(rewards, values, discount, trace):
 )
 def test_gae_is_plain_gae_of_the_sampled_tokens(data, discount, trace):
     rewards, values, mask = (torch.tensor([list(part)]) for part in zip(*data, strict=True))
-    advantages, returns = generalized_advantages(rewards, values, mask, discount=discount, trace=trace)
+    advantages, returns = generalized_advantages(rewards, values, mask, gamma=discount, gae_lambda=trace)
     expected = textbook_gae(rewards[mask].tolist(), values[mask].tolist(), discount, trace)
     assert advantages[mask].tolist() == pytest.approx(expected, abs=1e-6)
     assert returns[mask].tolist() == pytest.approx((advantages[mask] + values[mask]).tolist())

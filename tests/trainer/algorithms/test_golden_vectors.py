@@ -106,7 +106,7 @@ GAE_MASK = torch.tensor([[True, True, False, False, True, True]])
 def test_generalized_advantages(discount, trace, expected):
     # verl compute_gae_advantage_return
     advantages, returns = generalized_advantages(
-        GAE_REWARDS, GAE_VALUES, GAE_MASK, discount=discount, trace=trace
+        GAE_REWARDS, GAE_VALUES, GAE_MASK, gamma=discount, gae_lambda=trace
     )
     assert_numbers(advantages[GAE_MASK], expected)
     assert_numbers(returns[GAE_MASK], [a + v for a, v in zip(expected, [0.1, 0.2, 0.3, 0.4], strict=True)])
@@ -116,7 +116,7 @@ def test_bi_level_advantages():
     # RAGEN compute_bi_level_gae_advantage_return, gamma 1, lambda 0.9, turn gamma 0.95
     turn_end = torch.tensor([[False, True, False, False, False, True]])
     advantages, returns = bi_level_advantages(
-        GAE_REWARDS, GAE_VALUES, GAE_MASK, turn_end, turn_discount=0.95, token_discount=1.0, trace=0.9
+        GAE_REWARDS, GAE_VALUES, GAE_MASK, turn_end, turn_discount=0.95, gamma=1.0, gae_lambda=0.9
     )
     assert_numbers(advantages[GAE_MASK], [1.1737, 1.1930, 0.6400, 0.6000])
     assert_numbers(returns[GAE_MASK], [1.2737, 1.3930, 0.9400, 1.0])

@@ -34,10 +34,10 @@ def test_gae_does_not_decay_over_observation_tokens():
     rewards, values = torch.tensor([[0, 0.5, 0, 0, 0, 1]]), torch.tensor([[0.1, 0.2, 9, 9, 0.3, 0.4]])
     mask = torch.tensor([[True, True, False, False, True, True]])
     stepped_through, _ = generalized_advantages(
-        rewards * mask, values * mask, torch.ones_like(mask), discount=1.0, trace=0.9
+        rewards * mask, values * mask, torch.ones_like(mask), gamma=1.0, gae_lambda=0.9
     )
     assert stepped_through[0, :2].tolist() == pytest.approx([1.008604, 1.00956])
-    skipped, _ = generalized_advantages(rewards, values, mask, discount=1.0, trace=0.9)
+    skipped, _ = generalized_advantages(rewards, values, mask, gamma=1.0, gae_lambda=0.9)
     assert skipped[0, :2].tolist() == pytest.approx([1.1584, 1.1760])
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from trainer.algorithms.advantages import (
     generalized_advantages,
     group_advantages,
-    length_adaptive_trace,
+    length_adaptive_lambda,
     normalised_tokens,
 )
 from trainer.algorithms.aggregation import Denominators
@@ -142,7 +142,7 @@ def test_returns_of_tokens_over_observations(return_mask, first, second):
 def test_returns_that_skip_are_those_of_a_critic_that_says_nothing(discount, seed):
     rewards = torch.randn(3, 9, generator=torch.Generator().manual_seed(seed))
     mask = torch.rand(3, 9, generator=torch.Generator().manual_seed(seed + 1)) < 0.6
-    expected, _ = generalized_advantages(rewards, torch.zeros(3, 9), mask, discount=discount, trace=1.0)
+    expected, _ = generalized_advantages(rewards, torch.zeros(3, 9), mask, gamma=discount, gae_lambda=1.0)
     assert torch.equal(token_returns(rewards, mask, discount=discount), expected)
 
 
@@ -164,14 +164,14 @@ def test_weights_of_samples():
 def test_a_trace_that_grows_with_the_length():
     # VAPO: lambda = 1 - 1 / (alpha l), alpha 0.05; a short row has none.
     mask = torch.arange(100) < torch.tensor([[100], [40], [10]])
-    assert length_adaptive_trace(mask, 0.05).tolist() == pytest.approx([0.8, 0.5, 0.0])
+    assert length_adaptive_lambda(mask, 0.05).tolist() == pytest.approx([0.8, 0.5, 0.0])
     values = torch.rand(3, 100)
     whole, _ = generalized_advantages(
-        torch.zeros(3, 100), values, mask, discount=1.0, trace=length_adaptive_trace(mask, 0.05)
+        torch.zeros(3, 100), values, mask, gamma=1.0, gae_lambda=length_adaptive_lambda(mask, 0.05)
     )
     for row, trace in enumerate([0.8, 0.5, 0.0]):
         alone, _ = generalized_advantages(
-            torch.zeros(1, 100), values[[row]], mask[[row]], discount=1.0, trace=trace
+            torch.zeros(1, 100), values[[row]], mask[[row]], gamma=1.0, gae_lambda=trace
         )
         assert torch.allclose(whole[[row]], alone, atol=1e-12)
 

@@ -10,7 +10,14 @@ import torch
 
 from tests.support.forked_ranks import ForkedRanks
 from tests.support.megatron_ranks import family_model
-from tests.support.rank_recipes import Routed, gradient_not_finite_at, head_of, not_finite_at
+from tests.support.rank_recipes import (
+    Routed,
+    gradient_not_finite_at,
+    head_of,
+    not_finite_at,
+    numbered,
+    numbers_as_given,
+)
 from tests.support.sharded_models import (
     DEVICE,
     GRADIENT_RATE,
@@ -29,7 +36,7 @@ from tests.support.sharded_models import (
 )
 from tests.support.sharing_ranks import SharingRecipe
 from tests.trainer.backends.test_shared_prefixes import played_groups as prefix_groups
-from trainer.algorithms.aggregation import collect
+from trainer.algorithms.aggregation import collect, means
 from trainer.algorithms.presets import PRESETS as EVERY_PRESET
 from trainer.algorithms.presets import resolve_preset
 from trainer.backends.base import TrainRow
@@ -212,6 +219,19 @@ def test_ranks_share_what_their_rows_begin_with(ranks, kind, budget, checkpointi
     assert tokens.rows == sum(len(row.ids) for row in rows)
     assert (tokens.computed < 0.9 * tokens.rows) is shares
     assert relative([dict(together.export())], [dict(alone.export())]) < 1e-5
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_whole_numbers_come_to_the_loss_as_they_are(ranks, kind):
+    if kind != "fsdp2":
+        pytest.importorskip("deepspeed", reason="the extra [deepspeed] is not installed")
+        if ranks.mesh.tensor > 1:
+            pytest.skip("ZeRO divides no layers")
+    settings = settings_of(kind="sgd", tokens_per_micro_batch=40, shared_prefixes="auto")
+    recipe = SharingRecipe(kind, settings, Schedule(GRADIENT_RATE, 0, 1, "constant"))
+    report = RankedBackend(ranks, "policy", recipe, 16).step(numbered(grouped_rows()), numbers_as_given)
+    assert (report.tokens.computed < report.tokens.rows) is (kind != "zero3")
+    assert means(report.metrics) == {"as_given": 1.0}
 
 
 FAMILIES = ("qwen3", "llama-3", "gemma-2")

@@ -8,8 +8,9 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from tests.support.played_groups import with_all_that_presets_read
+from tests.support.rank_recipes import numbered, numbers_as_given
 from tests.trainer.models.test_families import _SHAPE, FAMILIES, model_of
-from trainer.algorithms.aggregation import collect
+from trainer.algorithms.aggregation import collect, merge
 from trainer.algorithms.presets import PRESETS, resolve_preset
 from trainer.backends import torch_backend
 from trainer.backends.base import TrainRow
@@ -142,6 +143,16 @@ def test_gradients_do_not_depend_on_where_trees_are_cut(budget):
     together, _, buckets = gradients(head, rows, COSTS, budget=budget)
     assert len(buckets) > 1
     assert error(together, apart) < EXACT
+
+
+@pytest.mark.parametrize("costs", [COSTS, None], ids=["shared", "apart"])
+def test_whole_numbers_come_to_the_loss_as_they_are(costs):
+    forward, rows = ForwardPass(head_of("qwen3", "policy"), 90, costs), numbered(tree_rows())
+    buckets = forward.buckets(rows)
+    assert any(bucket.shared is not None for bucket in buckets) is (costs is not None)
+    found = merge(numbers_as_given(forward.run(rows, bucket, "none"))[1] for bucket in buckets)
+    tokens = sum(len(row.ids) for row in rows)
+    assert found == {"as_given": (tokens, tokens)}
 
 
 @pytest.mark.parametrize("costs", [COSTS, None], ids=["shared", "apart"])

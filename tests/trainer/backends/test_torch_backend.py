@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.support.tiny_models import reference_logprobs, sharp_model
 from trainer.algorithms.aggregation import collect
 from trainer.backends.base import TrainRow
-from trainer.backends.batching import length_buckets
+from trainer.backends.batching import length_buckets, pad_rows
 from trainer.backends.heads import PolicyHead, ValueHead
 from trainer.backends.torch_backend import Schedule, TorchBackend
 from trainer.config.optimizer import OptimizerSettings
@@ -136,6 +136,14 @@ def test_buckets_hold_every_row_once_within_the_budget(lengths, budget):
     assert sorted(place for bucket in buckets for place in bucket) == list(range(len(lengths)))
     for bucket in buckets:
         assert len(bucket) == 1 or len(bucket) * max(lengths[place] for place in bucket) <= budget
+
+
+def test_padding_keeps_the_type():
+    for dtype in (torch.bool, torch.int16, torch.int64, torch.float32, torch.float64):
+        padded = pad_rows([torch.ones(2, dtype=dtype), torch.ones(3, dtype=dtype)])
+        assert padded.dtype == dtype
+        assert padded.tolist() == [[1, 1, 0], [1, 1, 1]]
+    assert pad_rows([]).shape == (0, 0)
 
 
 def test_schedules():

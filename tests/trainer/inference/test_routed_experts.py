@@ -18,7 +18,6 @@ from trainer.inference.calls import HttpAnswer
 from trainer.inference.errors import MalformedReplyError
 from trainer.inference.partial_reply import PartialReply
 from trainer.inference.routed_experts import read_array_file, read_integers
-from trainer.learn.learner import _train_row
 from trainer.learn.rows import step_rows, trajectory_rows
 from trainer.records.trajectory import Trajectory
 from trainer.rollout.recorder import Recorder
@@ -128,10 +127,10 @@ def test_rows_have_the_experts_of_their_tokens():
     segment = trajectory.segments[0]
     assert segment.experts[:, 0].tolist() == [0, 1, 2, 13, 14, 15]
     (whole,) = trajectory_rows(0, trajectory)
-    row = _train_row(whole.ids, whole.mask, {}, whole.experts)
+    row = whole.tensors(experts=True)
     assert row.experts.dtype == torch.int16
     assert row.experts[:, 0].tolist() == [0, 1, 2, 13, 14, 15]
-    assert _train_row(whole.ids, whole.mask, {}).experts is None
+    assert whole.tensors().experts is None
     trajectory.turns = []
     assert step_rows(0, trajectory) == []
 

@@ -11,7 +11,7 @@ from trainer.records.group import GroupPlan
 from trainer.records.ledger import Ledger
 from trainer.records.trajectory import Outcome
 from trainer.rollout.admission import AdmissionWindow
-from trainer.rollout.gate import WaveGate
+from trainer.rollout.batcher import DeterministicBatcher
 from trainer.rollout.scheduler import RolloutScheduler
 from trainer.rollout.slots import BoundedSlots
 
@@ -99,11 +99,11 @@ def test_an_evaluation_after_a_scheduler_that_was_closed_waits_for_nobody():
             return requests
 
     async def run():
-        gate = WaveGate(Client(), places=2)
-        scheduler = scheduler_of(turn_by_turn, slots=gate)
+        batcher = DeterministicBatcher(Client(), places=2)
+        scheduler = scheduler_of(turn_by_turn, slots=batcher)
         scheduler.admit(version=0)
         await scheduler.close()
-        assert gate._entered == gate._started == 0
+        assert batcher._entered == batcher._started == 0
 
     run_virtually(run())
 

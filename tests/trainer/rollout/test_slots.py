@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from trainer.rollout.slots import BoundedSlots, EpisodeSlots, Seat
+from trainer.rollout.slots import BoundedSlots, EpisodeSlots, Slot
 from trainer.tasks.task import Task
 
 
@@ -22,10 +22,10 @@ async def test_so_many_run_and_the_oldest_group_is_next():
     slots, running = BoundedSlots(2), []
 
     async def episode(index):
-        seat = Seat(slots)
-        await seat.start(task(index), 0)
+        slot = Slot(slots)
+        await slot.start(task(index), 0)
         running.append(index)
-        return seat
+        return slot
 
     async with asyncio.TaskGroup() as group:
         started = {index: group.create_task(episode(index)) for index in (5, 4, 3, 0, 2)}
@@ -56,7 +56,7 @@ async def test_one_that_waits_for_a_dear_environment_keeps_no_other_from_startin
     await asyncio.wait_for(other, 5)
 
 
-async def test_a_seat_is_left_once_and_by_one_that_never_started_too():
+async def test_a_slot_is_left_once_and_by_one_that_never_started_too():
     class Counting(EpisodeSlots):
         def __init__(self):
             self.inside, self.freed = 0, []
@@ -69,10 +69,10 @@ async def test_a_seat_is_left_once_and_by_one_that_never_started_too():
             self.freed.append(task)
 
     slots = Counting()
-    never, played = Seat(slots), Seat(slots)
+    never, played = Slot(slots), Slot(slots)
     await played.start(task(7), 1)
-    for seat in (never, played, never, played):
-        seat.leave()
+    for slot in (never, played, never, played):
+        slot.leave()
     assert slots.inside == 0
     assert slots.freed == [None, task(7)]
 
@@ -86,9 +86,9 @@ async def test_no_place_is_lost_or_made_whoever_is_cancelled_when(seed):
 
     async def episode(index):
         env_id = chance.choice(list(running))
-        seat = Seat(slots)
+        slot = Slot(slots)
         try:
-            await seat.start(task(index, env_id), 0)
+            await slot.start(task(index, env_id), 0)
             running[env_id] += 1
             try:
                 assert sum(running.values()) <= 4
@@ -98,7 +98,7 @@ async def test_no_place_is_lost_or_made_whoever_is_cancelled_when(seed):
             finally:
                 running[env_id] -= 1
         finally:
-            seat.leave()
+            slot.leave()
 
     episodes = []
     for index in range(60):

@@ -47,7 +47,7 @@ def supervised_rows(
         say(
             f"{left_out} of {len(rows)} rows of demonstrations are longer than model.max_length and are left out"
         )
-    return [TrainRow(torch.tensor(row.ids), torch.tensor(row.mask), images=row.images) for row in kept]
+    return [row.tensors() for row in kept]
 
 
 class Imitation:

@@ -15,7 +15,12 @@ from transformers import AutoModelForCausalLM
 
 from tests.support.forked_ranks import ForkedRanks
 from tests.support.megatron_ranks import MegatronRecipe, family_head, generated, vocabulary
-from tests.support.rank_recipes import gradient_not_finite_at, not_finite_at
+from tests.support.rank_recipes import (
+    gradient_not_finite_at,
+    not_finite_at,
+    numbered,
+    numbers_as_given,
+)
 from tests.support.sharded_models import (
     GRADIENT_RATE,
     SUPERVISED,
@@ -26,7 +31,7 @@ from tests.support.sharded_models import (
     some_rows,
     trained,
 )
-from trainer.algorithms.aggregation import collect
+from trainer.algorithms.aggregation import collect, means
 from trainer.backends.megatron.layout import groups
 from trainer.backends.optimizer import Schedule
 from trainer.backends.rank_group import MeshShape
@@ -380,6 +385,13 @@ def test_what_is_not_finite_is_named_and_leaves_the_step_out(ranks, mesh, loss, 
     assert all(torch.equal(tensor, before[name]) for name, tensor in backend.export())
     assert backend.step(some_rows(), SUPERVISED).applied, "the next one is as if nothing had been"
     assert backend.not_finite() == []
+
+
+@needs_megatron
+@pytest.mark.parametrize("mesh", ["tensor", "data", "stages", "context"])
+def test_whole_numbers_come_to_the_loss_as_they_are(ranks, mesh):
+    backend = Made(ranks, MESHES[mesh], settings_of(kind="sgd"), 1e-3).backend("policy")
+    assert means(backend.step(numbered(some_rows()), numbers_as_given).metrics) == {"as_given": 1.0}
 
 
 @needs_megatron

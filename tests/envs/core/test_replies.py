@@ -18,7 +18,7 @@ from envs.core.replies import (
     has_thought,
     last_tagged,
     sections,
-    spoken,
+    strip_thinking,
     tagged,
     unfenced,
 )
@@ -71,18 +71,21 @@ CLOSED = re.compile(r"\A.*</think>", re.DOTALL)
     ],
 )
 def test_thinking_is_no_reply(reply, said):
-    assert spoken(reply) == said
+    assert strip_thinking(reply) == said
 
 
 @given(MARKS)
 def test_thinking_is_read_as_two_patterns_would(reply):
-    assert spoken(reply) == CLOSED.sub("", THINKING.sub("", reply))
+    assert strip_thinking(reply) == CLOSED.sub("", THINKING.sub("", reply))
     assert has_thought(reply) == ("</think>" in reply)
 
 
 def test_of_what_goes_on_for_pages_the_end_is_read():
-    assert spoken("<think>" + "a" * LONGEST + "</think>" + "b" * LONGEST + "c") == "b" * (LONGEST - 1) + "c"
-    assert spoken("a" * 30 + "<think></think>" + "b" * 5, 10) == "aaaaabbbbb"
+    assert (
+        strip_thinking("<think>" + "a" * LONGEST + "</think>" + "b" * LONGEST + "c")
+        == "b" * (LONGEST - 1) + "c"
+    )
+    assert strip_thinking("a" * 30 + "<think></think>" + "b" * 5, 10) == "aaaaabbbbb"
     assert said_actions("x" * ANSWER_WITHIN + " <answer>Up</answer>", PROFILES["native"]) == ["Up"]
     # A reply that is nothing but an action is that from its beginning to its end.
     assert said_actions("x" + " " * ANSWER_WITHIN + "Up", PROFILES["native"]) == []

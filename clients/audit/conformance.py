@@ -1,4 +1,4 @@
-"""Conduct: spaces, flags, instruction, limits, and what happens after the end."""
+"""Conformance: spaces, flags, instruction, limits, and what happens after the end."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from clients.client.session import EnvSession
 from clients.protocol.errors import ProblemError
 from clients.protocol.values import encode_value
 
-_SECTION = "conduct"
+_SECTION = "conduct"  # what the card calls it, which programs read
 _NONSENSE = "qwzx no such action zxwq"
 _FEW = 4
 _MOST_STEPS = 400
 
 
-async def audit_conduct(subject: Subject) -> list[Entry]:
+async def audit_conformance(subject: Subject) -> list[Entry]:
     """Look at everything that came back, and do what no good policy does."""
     odd = await _odd_actions(subject)
     limit = await _limit(subject)

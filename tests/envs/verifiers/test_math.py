@@ -15,7 +15,7 @@ from envs.core.splits import split_of_text
 from envs.verifiers.affordable import too_much
 from envs.verifiers.comparison import compare
 from envs.verifiers.exact import NotExact, rational, read_value
-from envs.verifiers.extraction import marked_answer, spoken
+from envs.verifiers.extraction import marked_answer, strip_thinking
 from envs.verifiers.mathematics import MathEnv
 from envs.verifiers.mathematics_tasks import KINDS
 from tests.support.hostile_answers import ENDED_BY_A_CLOCK, FIVES, HOSTILE_ANSWERS
@@ -169,7 +169,7 @@ def test_math_verify_is_not_asked_where_it_takes_one_of_several_numbers_for_all(
     ],
 )
 def test_where_an_answer_is_marked(response, answer):
-    found = marked_answer(spoken(response))
+    found = marked_answer(strip_thinking(response))
     assert (None if found is None else found.text) == answer
 
 

@@ -108,7 +108,7 @@ def test_a_dry_run_refuses_what_does_not_divide(words, said, capsys):
 
 
 def test_the_presets_of_every_size_divide(monkeypatch):
-    from tests.trainer.test_size_presets import PRESETS
+    from tests.trainer.assembly.test_size_presets import PRESETS
 
     assert len(PRESETS) > 5
     for file in PRESETS:

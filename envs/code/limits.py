@@ -18,7 +18,7 @@ TestSeconds = Annotated[
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class GradingLimits:
     """What a program may use.
 
     Attributes:

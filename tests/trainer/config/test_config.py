@@ -14,7 +14,7 @@ from trainer.config.run import RunSettings
 from trainer.core.errors import ConfigError
 from trainer.core.strict import models_in
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 MINIMAL = ["tasks=[{env_id: FrozenLake-v0}]"]
 SERVER = ["inference={kind: vllm, urls: [http://127.0.0.1:8000]}"]
 LAUNCHED = ["inference={kind: vllm, launch: {}}"]

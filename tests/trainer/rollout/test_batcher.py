@@ -1,11 +1,11 @@
-"""Deterministic generation: whole waves in a fixed order, whatever the order of arrival."""
+"""Deterministic generation: whole batches in a fixed order, whatever the order of arrival."""
 
 import asyncio
 
 import pytest
 
 from trainer.inference.base import GenerationRequest, GenerationResult, SamplingParams
-from trainer.rollout.gate import WaveGate
+from trainer.rollout.batcher import DeterministicBatcher
 from trainer.tasks.task import Task
 
 TASK = Task(0, "Any-v0", seed=1)
@@ -35,42 +35,42 @@ def request(member: int, turn: int = 0) -> GenerationRequest:
     )
 
 
-async def test_a_wave_waits_for_all_and_is_sorted():
+async def test_a_batch_waits_for_all_and_is_sorted():
     client = RecordingClient()
-    gate = WaveGate(client)
+    batcher = DeterministicBatcher(client)
     for _ in range(3):
-        gate.enter()
-    late = [asyncio.create_task(gate.generate(request(member))) for member in (2, 0)]
+        batcher.enter()
+    late = [asyncio.create_task(batcher.generate(request(member))) for member in (2, 0)]
     await asyncio.sleep(0.01)
     assert client.batches == []
-    results = await asyncio.gather(*late, gate.generate(request(1)))
+    results = await asyncio.gather(*late, batcher.generate(request(1)))
     assert client.batches == [[(0, 0, 0), (0, 1, 0), (0, 2, 0)]]
     assert [result.token_ids for result in results] == [[2], [0], [1]]
 
 
-async def test_an_episode_that_ends_frees_the_wave():
+async def test_an_episode_that_ends_frees_the_batch():
     client = RecordingClient()
-    gate = WaveGate(client)
-    gate.enter()
-    gate.enter()
-    waiting = asyncio.create_task(gate.generate(request(0)))
+    batcher = DeterministicBatcher(client)
+    batcher.enter()
+    batcher.enter()
+    waiting = asyncio.create_task(batcher.generate(request(0)))
     await asyncio.sleep(0)
-    gate.leave(TASK)
+    batcher.leave(TASK)
     assert (await waiting).token_ids == [0]
 
 
-async def test_a_cancelled_episode_leaves_the_wave():
+async def test_a_cancelled_episode_leaves_the_batch():
     client = RecordingClient()
-    gate = WaveGate(client)
-    gate.enter()
-    gate.enter()
-    doomed = asyncio.create_task(gate.generate(request(0)))
+    batcher = DeterministicBatcher(client)
+    batcher.enter()
+    batcher.enter()
+    doomed = asyncio.create_task(batcher.generate(request(0)))
     await asyncio.sleep(0)
     doomed.cancel()
     with pytest.raises(asyncio.CancelledError):
         await doomed
-    gate.leave(TASK)
-    assert (await gate.generate(request(1))).token_ids == [1]
+    batcher.leave(TASK)
+    assert (await batcher.generate(request(1))).token_ids == [1]
     assert client.batches == [[(0, 1, 0)]]
 
 
@@ -79,32 +79,32 @@ async def test_a_failing_engine_fails_every_waiter():
         async def generate_together(self, requests):
             raise RuntimeError("engine down")
 
-    gate = WaveGate(Broken())
-    gate.enter()
-    gate.enter()
+    batcher = DeterministicBatcher(Broken())
+    batcher.enter()
+    batcher.enter()
     results = await asyncio.gather(
-        gate.generate(request(0)), gate.generate(request(1)), return_exceptions=True
+        batcher.generate(request(0)), batcher.generate(request(1)), return_exceptions=True
     )
     assert [str(result) for result in results] == ["engine down", "engine down"]
 
 
 async def test_only_so_many_episodes_run_as_there_are_places():
     client = RecordingClient()
-    gate = WaveGate(client, places=2)
+    batcher = DeterministicBatcher(client, places=2)
     running, most = 0, 0
 
     async def episode(member: int, turns: int) -> None:
         nonlocal running, most
-        await gate.start(TASK, 0)
+        await batcher.start(TASK, 0)
         running += 1
         most = max(most, running)
         for turn in range(turns):
-            await gate.generate(request(member, turn))
+            await batcher.generate(request(member, turn))
         running -= 1
-        gate.leave(TASK)
+        batcher.leave(TASK)
 
     for _ in range(5):
-        gate.enter()
+        batcher.enter()
     async with asyncio.timeout(10):
         await asyncio.gather(*(episode(member, turns) for member, turns in enumerate((3, 1, 2, 1, 1))))
     assert most == 2
@@ -119,31 +119,31 @@ async def test_only_so_many_episodes_run_as_there_are_places():
 
 async def test_episodes_given_up_before_they_start_hold_nobody_up():
     client = RecordingClient()
-    gate = WaveGate(client, places=1)
+    batcher = DeterministicBatcher(client, places=1)
     for _ in range(3):
-        gate.enter()
-    await gate.start(TASK, 0)
-    in_line = [asyncio.create_task(gate.start(TASK, 0)) for _ in range(2)]
+        batcher.enter()
+    await batcher.start(TASK, 0)
+    in_line = [asyncio.create_task(batcher.start(TASK, 0)) for _ in range(2)]
     await asyncio.sleep(0)
     in_line[0].cancel()
     await asyncio.gather(in_line[0], return_exceptions=True)
-    gate.leave(None)
-    gate.leave(TASK)
+    batcher.leave(None)
+    batcher.leave(TASK)
     async with asyncio.timeout(10):
         await in_line[1]
-        assert (await gate.generate(request(2))).token_ids == [2]
+        assert (await batcher.generate(request(2))).token_ids == [2]
 
 
 async def test_a_place_that_comes_at_the_moment_of_cancelling_is_passed_on():
-    gate = WaveGate(RecordingClient(), places=1)
+    batcher = DeterministicBatcher(RecordingClient(), places=1)
     for _ in range(3):
-        gate.enter()
-    await gate.start(TASK, 0)
-    first, second = (asyncio.create_task(gate.start(TASK, 0)) for _ in range(2))
+        batcher.enter()
+    await batcher.start(TASK, 0)
+    first, second = (asyncio.create_task(batcher.start(TASK, 0)) for _ in range(2))
     await asyncio.sleep(0)
-    gate.leave(TASK)
+    batcher.leave(TASK)
     first.cancel()
     await asyncio.gather(first, return_exceptions=True)
-    gate.leave(None)
+    batcher.leave(None)
     async with asyncio.timeout(10):
         await second

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.browser import Witness, running_browser
 from tests.support.processes import ROOT, running
-from tests.trainer.test_report import HOSTILE, metrics, write_run
+from tests.trainer.evaluation.reporting.test_report import HOSTILE, metrics, write_run
 
 
 @pytest.fixture(scope="module")

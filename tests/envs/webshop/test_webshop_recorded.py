@@ -12,7 +12,7 @@ from envs.webshop.products import read_products, search_text
 from envs.webshop.rendering import as_rich_text, as_text, page_parts
 from envs.webshop.shop import Shop, parse_action
 from envs.webshop.sources import FileSource
-from tests.envs.test_webshop_reward import stub_nouns
+from tests.envs.webshop.test_webshop_reward import stub_nouns
 from tests.support.recorded_data import recorded
 
 

@@ -19,7 +19,7 @@ from trainer.rollout.slots import EpisodeSlots
 from trainer.tasks.task import Task
 
 
-class _Wave:
+class _Batch:
     """The requests of one batch while it fills, and the task that answers it once it is full."""
 
     def __init__(self) -> None:
@@ -28,7 +28,7 @@ class _Wave:
         self.answer: asyncio.Task[dict[str, GenerationResult]] | None = None
 
 
-class WaveGate(ForwardingClient, EpisodeSlots):
+class DeterministicBatcher(ForwardingClient, EpisodeSlots):
     """An inference client that waits until every running episode has asked.
 
     Episodes must say `enter` at once when they are known of, wait for `start` before they take up a session, and say
@@ -45,7 +45,7 @@ class WaveGate(ForwardingClient, EpisodeSlots):
         self._entered = 0
         self._started = 0
         self._line: deque[asyncio.Future[None]] = deque()
-        self._wave = _Wave()
+        self._batch = _Batch()
 
     def enter(self) -> None:
         """An episode will run."""
@@ -75,19 +75,19 @@ class WaveGate(ForwardingClient, EpisodeSlots):
         self._send_if_full()
 
     async def generate(self, request: GenerationRequest) -> GenerationResult:
-        """Wait for the wave and return this request's reply."""
-        wave = self._wave
-        wave.requests.append(request)
+        """Wait for the batch and return this request's reply."""
+        batch = self._batch
+        batch.requests.append(request)
         self._send_if_full()
         try:
-            await wave.full.wait()
+            await batch.full.wait()
         except asyncio.CancelledError:
-            if request in wave.requests and wave.answer is None:
-                wave.requests.remove(request)
+            if request in batch.requests and batch.answer is None:
+                batch.requests.remove(request)
             raise
-        assert wave.answer is not None
+        assert batch.answer is not None
         # One cancelled episode must not take the others' answers with it.
-        results = await asyncio.shield(wave.answer)
+        results = await asyncio.shield(batch.answer)
         return results[request.request_id]
 
     def _free_place(self) -> None:
@@ -104,11 +104,11 @@ class WaveGate(ForwardingClient, EpisodeSlots):
         return self._entered if self._places is None else min(self._entered, self._places)
 
     def _send_if_full(self) -> None:
-        wave = self._wave
-        if wave.requests and len(wave.requests) >= self._running:
-            self._wave = _Wave()
-            wave.answer = asyncio.get_running_loop().create_task(self._answer(wave.requests))
-            wave.full.set()
+        batch = self._batch
+        if batch.requests and len(batch.requests) >= self._running:
+            self._batch = _Batch()
+            batch.answer = asyncio.get_running_loop().create_task(self._answer(batch.requests))
+            batch.full.set()
 
     async def _answer(self, requests: list[GenerationRequest]) -> dict[str, GenerationResult]:
         ordered = sorted(requests, key=lambda request: request.order)

@@ -9,7 +9,7 @@ from trainer.cluster.placement import place_roles
 from trainer.commands.memory import plan_lines
 from trainer.config.load import load_settings
 
-FOLDER = Path(__file__).parents[2] / "examples" / "presets"
+FOLDER = Path(__file__).parents[3] / "examples" / "presets"
 PRESETS = sorted(FOLDER.glob("*.yaml"))
 BYTES = int(80e9)
 

@@ -8,7 +8,7 @@ import torch
 
 from tests.support.played_groups import played_groups
 from tests.support.tiny_models import sharp_model
-from tests.trainer.test_learner import assert_equal_weights, groups_for_all, models_of
+from tests.trainer.learn.test_learner import assert_equal_weights, groups_for_all, models_of
 from trainer.algorithms.credit import compute_advantages
 from trainer.algorithms.presets import resolve_preset
 from trainer.algorithms.state import AlgorithmState
@@ -171,9 +171,7 @@ async def test_interpolated_log_probabilities_lie_between_sampling_and_now():
 def test_entropies_are_those_of_the_loss():
     models = models_of(resolve_preset("grpo", {}), budget=20)
     batch = batch_of()
-    from trainer.learn.learner import _train_row
-
-    rows = [_train_row(row.ids, row.mask, {"behaviour": row.logprobs}) for row in batch.rows]
+    rows = [row.tensors() for row in batch.rows]
     entropies = models.policy.entropies(rows)
     # Of order two: at most the first, and at least what the most likely token alone makes of it.
     collisions = models.policy.entropies(rows, "collision")

@@ -146,6 +146,33 @@ async def test_a_loss_does_the_same_in_another_process(preset, monkeypatch):
         assert torch.equal(there[name], tensor), name
 
 
+class Seen(TorchBackend):
+    """A backend that keeps the types of the numbers that losses read."""
+
+    def step(self, rows, loss, **asked):
+        self.types = []
+
+        def seen(micro):
+            self.types.append({name: values.dtype for name, values in micro.fields.items()})
+            return loss(micro)
+
+        return super().step(rows, seen, **asked)
+
+
+@pytest.mark.parametrize("preset", ["ppo", "high_entropy"])
+async def test_turns_are_whole_numbers_as_far_as_the_loss(preset, monkeypatch):
+    monkeypatch.setitem(globals(), "TorchBackend", Seen)
+    settings = resolve_preset(preset, {})
+    models = models_of(settings, budget=20)
+    await Learner(settings, models, seed=1).update(
+        episode_batch(groups_for_all(), row_builder("step")), step=0
+    )
+    assert models.policy.types
+    for types in models.policy.types:
+        assert types.pop("turn") == torch.int64
+        assert set(types.values()) == {torch.float32}
+
+
 async def test_an_update_without_rows_is_none():
     settings = resolve_preset("grpo", {})
     models = models_of(settings)

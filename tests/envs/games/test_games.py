@@ -153,7 +153,7 @@ def test_splits_are_of_different_tasks(name):
 
 def test_equal_seeds_are_equal_in_every_process():
     program = (
-        "from tests.envs.test_games import GAMES, make\n"
+        "from tests.envs.games.test_games import GAMES, make\n"
         "from clients.checks.trace import trace\n"
         "for name in GAMES:\n"
         "    print(name, trace(make(name, max_episode_steps=40)))"
