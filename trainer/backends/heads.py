@@ -213,8 +213,10 @@ class PolicyHead(Head):
     def _of_states(
         self, entropy: EntropyMode, states: Tensor, targets: Tensor
     ) -> tuple[Tensor, Tensor | None]:
-        logits = self._reader.logits(states)
-        distribution = (logits.float() / self.temperature).log_softmax(dim=-1)
+        logits = self._reader.logits(states).float()
+        # A division by one changes nothing, and reads and writes all of a vocabulary for every token.
+        scaled = logits if self.temperature == 1.0 else logits / self.temperature
+        distribution = scaled.log_softmax(dim=-1)
         # A sum of one, and no view of it: what leaves a module that is sharded must be a tensor of its own.
         chosen = distribution.gather(-1, targets[:, None]).sum(dim=-1)
         if entropy == "none":

@@ -37,8 +37,9 @@ class Kernels:
 PROCESSOR = Kernels(pair=0.75, masked_pair=1.05, copied=40.0, layer=6e6, weight=24.0)
 """One core, float32, Qwen3's shape, 64 to 512 wide: times are met within 15 %."""
 
-ACCELERATOR = Kernels(pair=1.0, masked_pair=3.0, copied=800.0, layer=4e10, weight=200.0)
-"""Estimated from an H200's throughput, not measured. Calls and copies are dear: shared is what saves much."""
+ACCELERATOR = Kernels(pair=1.0, masked_pair=22.0, copied=800.0, layer=4e10, weight=200.0)
+"""Estimated from an H200's throughput; calls and copies are dear. `masked_pair` is of a step that was measured on an
+H100: behind a prefix, where torch's attention needs a mask, it costs what eager attention does."""
 
 
 _NUMBERS_READ = 32

@@ -28,6 +28,10 @@ _FIRST_WAIT_S, _LONGEST_WAIT_S = 1.0, 60.0
 """Until a server that ended by itself is started again: one that cannot start would use up its restarts at once."""
 _LAST_LINES = 20
 _LINE_WIDTH = 300
+_READ_AT_END = 2**16
+"""Bytes of what a server said that are looked through: vLLM says why its engine ended far above its last lines."""
+_EXCEPTION = re.compile(r"\b[A-Z]\w*(Error|Exception): \S")
+_UNKNOWN_SWITCH = re.compile(r"unrecognized arguments|no such option", re.I)
 _SHORT_OF_MEMORY = re.compile(
     r"out of memory|OutOfMemory|memory utilization|KV cache memory|mem-fraction-static", re.I
 )
@@ -376,11 +380,21 @@ class _Server:
         return f"the {self.process.name} on {self.process.url}"
 
     def _last_words(self) -> str:
-        lines = self._lines()[-_LAST_LINES:]
+        told = self._lines()
+        before, lines = told[:-_LAST_LINES], told[-_LAST_LINES:]
         if not lines:
             return ""
         said = "; the last lines of " + "\n  ".join([f"{self.process.log}:", *lines])
-        if any(map(_SHORT_OF_MEMORY.search, lines)):
+        # An engine is a process of its own, whose end the last lines only tell of.
+        causes = [line for line in before if _EXCEPTION.search(line)][-1:]
+        if causes:
+            said += f"\nSaid before: {causes[0]}"
+        if any(map(_UNKNOWN_SWITCH.search, lines)):
+            said += (
+                "\nIt is of a release that does not know a switch: runs start vLLM 0.31 and SGLang 0.5.20 or newer; "
+                "start an older one yourself and give its address by inference.urls"
+            )
+        if any(map(_SHORT_OF_MEMORY.search, [*lines, *causes])):
             said += (
                 "\nMemory does not suffice: look for what else is on the device, set inference.launch.memory_fraction "
                 "or tensor_parallel, or lower model.max_length"
@@ -388,11 +402,11 @@ class _Server:
         return said
 
     def _lines(self) -> list[str]:
-        """The last lines that it said since it was started; none where they cannot be read any more."""
+        """What it said last since it was started, by lines; none where it cannot be read any more."""
         try:
             with self.process.log.open("rb") as log:
                 size = log.seek(0, os.SEEK_END)
-                log.seek(max(self._begin, size - _LAST_LINES * _LINE_WIDTH))
+                log.seek(max(self._begin, size - _READ_AT_END))
                 text = log.read().decode(errors="replace")
         except OSError:
             return []

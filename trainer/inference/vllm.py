@@ -468,7 +468,7 @@ def _logprobs(choice: Mapping[str, Any], token_ids: Sequence[int]) -> list[float
     values = []
     for place, (entry, token) in enumerate(zip(entries, token_ids, strict=True)):
         if isinstance(entry, dict):
-            # Releases before 0.28 say it in words.
+            # Releases before 0.32 say it in words.
             if entry.get("token_id", entry.get("token")) not in (token, f"token_id:{token}"):
                 raise MalformedReplyError(f"{_REPLY}: log-probability {place} is of another token")
             entry = entry.get("logprob")

@@ -239,14 +239,18 @@ class VllmRoutes:
             "choices": [choice],
         }
 
+    def _named(self, token: int) -> dict[str, Any]:
+        """Of which token a log-probability is: as a number from 0.32 on, in words before."""
+        return {"token_id": token} if self._since >= (0, 32) else {"token": f"token_id:{token}"}
+
     def _logprobs(self, job: Job, wants: int, start: int) -> list[dict[str, Any]]:
         return [
             {
-                "token_id": each.token,
+                **self._named(each.token),
                 "logprob": each.logprob(self._mode),
                 "rank": 1,
                 "top_logprobs": [
-                    {"token_id": token, "logprob": value, "rank": place + 1}
+                    {**self._named(token), "logprob": value, "rank": place + 1}
                     for place, (token, value) in enumerate(each.top(self._mode, wants))
                 ],
             }

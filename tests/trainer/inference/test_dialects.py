@@ -118,6 +118,20 @@ def places(value, path=()):
         yield from places(part, (*path, key))
 
 
+@pytest.mark.parametrize("named", ["token_id:9", "token_id:99", "9", 9, None])
+def test_a_log_probability_may_name_its_token_in_words(named):
+    """As vLLM did before 0.32."""
+    reply = copy.deepcopy(GOOD[VLLM])
+    for entry in (entries := reply["choices"][0]["logprobs"]["content"]):
+        entry["token"] = f"token_id:{entry.pop('token_id')}"
+    entries[1]["token"] = named
+    if named in ("token_id:9", 9):
+        assert VLLM.read_generation(answer(reply), CALL).logprobs == LOGPROBS
+        return
+    with pytest.raises(MalformedReplyError, match="log-probability 1 is of another token"):
+        VLLM.read_generation(answer(reply), CALL)
+
+
 @ALL
 def test_a_reply_is_read(dialect):
     stretch = dialect.read_generation(answer(GOOD[dialect]), CALL)

@@ -121,6 +121,25 @@ async def test_a_server_without_enough_memory_says_what_to_do(tmp_path):
     assert "memory_fraction" not in str(caught.value)
 
 
+async def test_why_an_engine_ended_is_told_however_much_is_said_behind_it(tmp_path):
+    """As vLLM does: its server tells of the engine's end by a long traceback of its own."""
+    code = (
+        "import sys; print('(EngineCore) torch.OutOfMemoryError: CUDA out of memory.'); "
+        "[print('(APIServer)   File', place) for place in range(60)]; sys.exit('RuntimeError: See root cause above')"
+    )
+    with pytest.raises(LaunchError, match=r"(?s)See root cause above.*Said before: \(EngineCore\) torch") as caught:
+        async with open_servers([process_of(tmp_path, code)]):
+            raise AssertionError("it opened")
+    assert "memory_fraction" in str(caught.value)
+
+
+async def test_a_release_that_is_too_old_to_be_started_is_told_of(tmp_path):
+    code = "import sys; sys.exit('vllm: error: unrecognized arguments: --enable-scale-out')"
+    with pytest.raises(LaunchError, match=r"vLLM 0\.31 and SGLang 0\.5\.20 or newer.*inference\.urls"):
+        async with open_servers([process_of(tmp_path, code)]):
+            raise AssertionError("it opened")
+
+
 async def test_a_server_that_never_answers_is_not_waited_for_for_ever(tmp_path):
     code = "import time; print('loading weights', flush=True); time.sleep(600)"
     shown = []
