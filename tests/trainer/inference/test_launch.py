@@ -127,7 +127,9 @@ async def test_why_an_engine_ended_is_told_however_much_is_said_behind_it(tmp_pa
         "import sys; print('(EngineCore) torch.OutOfMemoryError: CUDA out of memory.'); "
         "[print('(APIServer)   File', place) for place in range(60)]; sys.exit('RuntimeError: See root cause above')"
     )
-    with pytest.raises(LaunchError, match=r"(?s)See root cause above.*Said before: \(EngineCore\) torch") as caught:
+    with pytest.raises(
+        LaunchError, match=r"(?s)See root cause above.*Said before: \(EngineCore\) torch"
+    ) as caught:
         async with open_servers([process_of(tmp_path, code)]):
             raise AssertionError("it opened")
     assert "memory_fraction" in str(caught.value)
