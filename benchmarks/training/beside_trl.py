@@ -65,6 +65,9 @@ from trainer.tasks.task import Task  # noqa: E402
 
 _RECORDED = ("rounds", "micro", "prompt", "completion", "vocabulary", "hidden", "layers", "heads", "dtype")
 GROUPS, MEMBERS = 4, 8
+_WIDE = 512
+"""From here on weights start as the library draws them: with the tiny policy's larger ones what bfloat16 rounds off
+grows from layer to layer, until it decides which tokens are clipped."""
 RATE, BETAS, FREE = 1e-4, (0.9, 0.95), 1e9
 ALGORITHM = resolve_preset("grpo", {"proximal": "behaviour"})
 """Ratios start from recorded log-probabilities, as TRL's from those that it is given: neither computes them again."""
@@ -244,6 +247,11 @@ def measure(case: str, options: argparse.Namespace) -> dict[str, object]:
         options.vocabulary, options.hidden, options.layers, heads=options.heads, max_length=4096
     )
     start = build_tiny_model(shape, 0).to(device)
+    if options.hidden >= _WIDE:
+        with torch.no_grad():
+            for weights in start.parameters():
+                if weights.dim() > 1:
+                    weights.mul_(0.25)
     load = [os.getloadavg()[0]]
     rollouts = draw(case, options.vocabulary, options.prompt, options.completion)
     longest = max(len(prompt) + len(completion) for prompt, completion in rollouts.rows)

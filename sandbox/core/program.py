@@ -1,4 +1,4 @@
-"""What is run: source text in a language."""
+"""What is run: source text in a language. Apart from back-ends, so that environments need none to speak of programs."""
 
 from dataclasses import dataclass
 from typing import Literal, get_args

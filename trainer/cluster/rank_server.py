@@ -1,4 +1,4 @@
-"""The server of a rank that is a process of a cluster."""
+"""The server of a rank that is a process of a cluster: all that such a process loads, which needs no Ray of its own."""
 
 from trainer.backends.rank import RankServer
 
