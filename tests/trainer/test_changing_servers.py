@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
+import pytest
+
 from tests.support.inference_server.running import InferenceServerProcess
 from tests.support.processes import env_server, read_lines, running, start_training
 from trainer.models.load import save_model
@@ -71,6 +73,7 @@ def finished(server: InferenceServerProcess) -> int:
     return int(server.state()["finished"])
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_while_servers_are_added_taken_away_and_killed(tmp_path):
     folder, listed = tiny_folder(tmp_path / "model"), tmp_path / "servers"
     words = ["--model", str(folder), "--logprobs-mode", "processed_logprobs"]

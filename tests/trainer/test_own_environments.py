@@ -58,6 +58,7 @@ def directory(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_rollout_plays_an_environment_in_its_own_process(directory):
     playing = ["rollout", "--policy", "random", "--episodes", "2", "--output", "played.jsonl"]
     playing += ["serve=[my_environments:Who]", "tasks=[{env_id: Who}]"]
@@ -79,6 +80,7 @@ def test_a_breakpoint_in_an_environment_reaches_the_terminal(directory):
     assert "1 episodes: success 1.000" in output
 
 
+@pytest.mark.slow
 def test_a_served_environment_is_trained_on_and_measured(tmp_path):
     config = tmp_path / "run.yaml"
     config.write_text(COUNTDOWN)

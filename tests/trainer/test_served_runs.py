@@ -37,7 +37,7 @@ def url():
         yield address
 
 
-@pytest.fixture(scope="module", params=["vllm", "sglang"])
+@pytest.fixture(scope="module", params=["vllm", pytest.param("sglang", marks=pytest.mark.slow)])
 def kind(request) -> str:
     return request.param
 

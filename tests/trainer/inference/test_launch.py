@@ -124,8 +124,9 @@ async def test_a_server_without_enough_memory_says_what_to_do(tmp_path):
 async def test_why_an_engine_ended_is_told_however_much_is_said_behind_it(tmp_path):
     """As vLLM does: its server tells of the engine's end by a long traceback of its own."""
     code = (
-        "import sys; print('(EngineCore) torch.OutOfMemoryError: CUDA out of memory.'); "
-        "[print('(APIServer)   File', place) for place in range(60)]; sys.exit('RuntimeError: See root cause above')"
+        "import sys; say = lambda *words: print(*words, file=sys.stderr); "
+        "say('(EngineCore) torch.OutOfMemoryError: CUDA out of memory.'); "
+        "[say('(APIServer)   File', place) for place in range(60)]; sys.exit('RuntimeError: See root cause above')"
     )
     with pytest.raises(
         LaunchError, match=r"(?s)See root cause above.*Said before: \(EngineCore\) torch"

@@ -308,6 +308,7 @@ def test_a_part_in_files_is_whole_or_not_there(tmp_path):
             load_checkpoint(copy)
 
 
+@pytest.mark.slow
 def test_a_kill_while_a_part_in_files_is_written_leaves_the_one_before(tmp_path):
     store = CheckpointStore(tmp_path, keep=1)
     store.save(RunState(1, 1, 0, ()), {"policy": InFiles("a")})

@@ -272,6 +272,7 @@ tracking: {tensorboard: false, digests: true}
 """
 
 
+@pytest.mark.slow
 def test_a_run_trains_summaries_and_its_records_are_played_and_replayed(tmp_path, url):
     (tmp_path / "run.yaml").write_text(CONFIG)
     common = ["--config", str(tmp_path / "run.yaml"), "--env-url", url]

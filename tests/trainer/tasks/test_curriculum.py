@@ -99,6 +99,7 @@ def test_a_curriculum_needs_shares_of_steps():
         CurriculumSettings(smoothing=1.0)
 
 
+@pytest.mark.slow
 def test_a_run_of_games_and_questions_follows_what_it_learns(tmp_path):
     """One run mixes agentic tasks and verified ones; resumed, its tasks are those of a run that was not stopped."""
     lake = "{env_id: FrozenLake-v0, kwargs: {size: 4, split: train, max_episode_steps: 4}}"

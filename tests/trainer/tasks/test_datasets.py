@@ -294,6 +294,7 @@ def config(tmp_path: Path, file: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_a_run_over_a_file_is_trained_and_measured(tmp_path, config):
     output = train("--config", str(config), f"output_dir={tmp_path}/run")
     assert "start  rows/greedy" in output
@@ -347,6 +348,7 @@ async def test_a_panel_is_what_a_file_begins_with_whichever_verifiers_share_it(t
     assert [task.seed for task in tasks] == list(range(5))
 
 
+@pytest.mark.slow
 def test_rows_that_cannot_be_played_cost_their_groups_and_not_the_run(tmp_path, config, file):
     """In the middle of a run, that is: settings and data of a run that has begun cannot be changed."""
     rows = [json.loads(line) for line in file.read_text().split("\n") if line]

@@ -90,6 +90,7 @@ def test_a_killed_run_ends_with_the_weights_of_one_that_was_not(data, tmp_path):
     assert held_out(tmp_path / "killed", "loss") == held_out(tmp_path / "whole", "loss")
 
 
+@pytest.mark.slow
 def test_a_run_that_went_on_is_exported_as_it_stands_and_not_as_it_once_ended(data, tmp_path):
     run = [*sft(data), *SMALL, "checkpoint={every: 2, resume: auto}", f"output_dir={tmp_path}/run"]
     train("sft", *run, "steps=2")
