@@ -176,6 +176,21 @@ def test_a_reference_that_reads_other_tokens_is_refused(data, imitated, tmp_path
     )
 
 
+@pytest.mark.parametrize("left", ["tokenizer_config.json", "nothing"])
+def test_a_reference_without_a_tokenizer_is_refused_with_the_remedy(data, imitated, tmp_path, capsys, left):
+    other = tmp_path / "other"
+    shutil.copytree(imitated / "model", other)
+    for file in other.glob("*token*"):
+        if file.name != left:
+            file.unlink()
+    words = ["dpo", f"dpo.data=[{{path: {data}/pairs_train.jsonl, limit: 16}}]", "steps=1", SMALL[1]]
+    words += [f"model.path={imitated}/model", "model.max_length=96", f"dpo.reference={other}"]
+    assert main([*words, f"output_dir={tmp_path}/refused"]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert f"dpo.reference: {other} holds no tokenizer that can be loaded" in said
+    assert "put its files beside the model (tokenizer.json, tokenizer_config.json)" in said
+
+
 def test_a_best_metric_that_nothing_measures_is_told_of(data, tmp_path, capsys):
     words = ["sft", *sft(data), *SMALL, "steps=2", f"output_dir={tmp_path}"]
     assert main([*words, "checkpoint={keep_best: 1, best_metric: evaluate/held_out/los}"]) == 0
