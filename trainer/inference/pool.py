@@ -239,7 +239,7 @@ class ServerPool:
         Raises:
             NoServerError: If none answers for too long.
             SharedServerError: If another run takes the servers away.
-            RunError: If one answers with other weights than it was sent, however often.
+            RunError: If one that has served answers with other weights than it was sent, however often.
         """
         await self._muster()
         self._source, self._version = source, version
@@ -248,7 +248,7 @@ class ServerPool:
             self._raise_if_failed()
             # One that sleeps is woken, whatever has been heard of it since.
             known = [member for member in self._members if member.connected or member.asleep]
-            if any(await all_or_cancel([self._bring_up_to_date(member) for member in known])):
+            if any(await all_or_cancel([self._bring_along(member) for member in known])):
                 return
             self._changed.clear()
             try:
@@ -319,6 +319,16 @@ class ServerPool:
         except TimeoutError:
             raise self._no_server() from None
 
+    async def _bring_along(self, member: Member) -> bool:
+        """Bring the current weights to one server of several; the run goes on without one that never served."""
+        try:
+            return await self._bring_up_to_date(member)
+        except TrainerError as error:
+            if not (member.is_new or member.let_go.is_set()):
+                raise
+            self._put_off(member, error)
+            return False
+
     async def _bring_up_to_date(self, member: Member) -> bool:
         """Bring the current weights to a server, and return whether it has them; False where it is gone."""
         async with member.syncing:
@@ -349,6 +359,7 @@ class ServerPool:
             member.connected = member.serving = True
             member.trouble, member.misses = "", 0
             self._changed.set()
+        member.is_new = False
         return True
 
     async def _sync(self, member: Member) -> None:
@@ -442,9 +453,13 @@ class ServerPool:
         try:
             await self._bring_back(member)
         except TrainerError as error:
-            if member.is_new and not member.let_go.is_set() and str(error) != member.trouble:
-                self._say(f"inference server {member.name} is not asked yet: {error}")
-            member.waits_beyond, member.trouble = self._version, str(error)
+            self._put_off(member, error)
+
+    def _put_off(self, member: Member, error: TrainerError) -> None:
+        """Have a server that does not take the current weights wait for the next ones."""
+        if member.is_new and not member.let_go.is_set() and str(error) != member.trouble:
+            self._say(f"inference server {member.name} is not asked yet: {error}")
+        member.waits_beyond, member.trouble = self._version, str(error)
 
     async def _bring_back(self, member: Member) -> None:
         if not member.connected:
@@ -453,10 +468,9 @@ class ServerPool:
             self._changed.set()
         if self._source is None or member.waits_beyond == self._version:
             return
+        comes = "takes requests" if member.is_new else "is back"
         if not await self._bring_up_to_date(member):
             return
-        comes = "takes requests" if member.is_new else "is back"
-        member.is_new = False
         self._say(f"inference server {member.name} {comes}, with the weights of version {self._version}")
 
     async def _connect(self, member: Member) -> bool:

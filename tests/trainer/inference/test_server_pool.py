@@ -12,6 +12,7 @@ from trainer.inference.errors import (
     ForeignWeightsError,
     MalformedReplyError,
     RequestRefusedError,
+    WeightUpdateError,
     WrongWeightsError,
 )
 from trainer.inference.members import Roster
@@ -519,6 +520,52 @@ async def test_a_watch_that_ends_is_told_to_all_who_ask(servers, model):
             await asked
         with pytest.raises(RunError, match=r"looked after.*ValueError: no such place"):
             await pool.sync(WeightsOf(model), 2)
+
+
+class Named:
+    """Which of some servers a pool is to have, and what it says of them."""
+
+    def __init__(self, servers, *names):
+        self._servers = servers
+        self.now = list(names)
+        self.said = []
+
+    async def names(self):
+        return list(self.now)
+
+    def pool(self, **options):
+        servers = {name: self._servers[name] for name in self.now}
+        return pool_of(servers, say=self.said.append, roster=Roster(self.names, self._servers.get), **options)
+
+    def says(self, text):
+        return sum(text in line for line in self.said)
+
+
+@pytest.mark.parametrize("fault", [WrongWeightsError, WeightUpdateError, RunError])
+async def test_a_server_that_is_added_and_does_not_take_the_weights_is_gone_on_without(servers, model, fault):
+    broken = asyncio.Event()
+    broken.set()
+
+    async def check(name, client):
+        if name == "b" and broken.is_set():
+            raise fault(f"b: the update to version {servers['b'].syncs[-1]} failed")
+
+    named = Named(servers, "a")
+    async with asyncio.timeout(60), named.pool(check=check) as pool:
+        await pool.sync(WeightsOf(model), 1)
+        named.now.append("b")
+        await until(lambda: named.says("b is not asked yet: b: the update"))
+        for version in (2, 3):
+            await pool.sync(WeightsOf(model), version)
+            assert pool.serving == ["a"]
+            assert servers["a"].version == version
+        assert (await pool.generate(request(0))).policy_versions == [3] * 6
+        broken.clear()
+        await pool.sync(WeightsOf(model), 4)
+        assert pool.serving == ["a", "b"]
+        broken.set()
+        with pytest.raises(fault, match="version 5"):  # it is one of them now
+            await pool.sync(WeightsOf(model), 5)
 
 
 async def test_an_abort_reaches_all_servers(pool, servers):
