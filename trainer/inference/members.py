@@ -61,6 +61,7 @@ class Member:
         serving: Whether it also has the current weights, so that it gets requests.
         load: Tokens of the requests that run there, or wait for a place.
         trouble: Why it does not serve.
+        told: What was said last of why it does not serve; empty where nothing was, or it serves.
         misses: How often in a row it said, while it served, that it is not well, or did not say.
         faults: How often in a row it answered a request with what is no answer.
         taken_away: How often somebody else gave it weights, since the last version in which nobody did.
@@ -80,6 +81,7 @@ class Member:
     serving: bool = False
     load: int = 0
     trouble: str = "it was never met"
+    told: str = ""
     misses: int = 0
     faults: int = 0
     taken_away: int = 0

@@ -122,12 +122,14 @@ class ServerPool:
         while True:
             await self._muster()
             await all_or_cancel([self._connect(member) for member in self._members])
-            away = [f"{each.name}: {each.trouble}" for each in self._members if not each.connected]
+            away = [each for each in self._members if not each.connected]
             if away and not told:  # an address that was typed wrong looks like a server that is still to come
                 told = True
+                for each in away:
+                    each.told = each.trouble
                 self._say(
                     f"{len(away)} of {len(self._members)} inference servers do not answer yet, and are "
-                    f"looked for again: {'; '.join(away)}"
+                    f"looked for again: {'; '.join(f'{each.name}: {each.told}' for each in away)}"
                 )
             if len(away) < len(self._members):
                 break
@@ -359,7 +361,7 @@ class ServerPool:
             member.connected = member.serving = True
             member.trouble, member.misses = "", 0
             self._changed.set()
-        member.is_new = False
+            self._tell_of_coming(member)
         return True
 
     async def _sync(self, member: Member) -> None:
@@ -380,7 +382,8 @@ class ServerPool:
                 gone = isinstance(error, ServerGoneError) or isinstance(error.__cause__, ServerGoneError)
                 if attempt == self._attempts or gone:
                     raise
-                self._say(f"{error}; it is sent them again")
+                if not (member.is_new and member.told):
+                    self._say(f"{error}; it is sent them again")
 
     async def _stand_as_others(self, member: Member) -> None:
         """Pause a server that is about to serve, or let it go on, as the pool is, which may change meanwhile."""
@@ -393,10 +396,27 @@ class ServerPool:
     def _lost(self, member: Member, error: Exception) -> None:
         said = words_of(error)
         if member.serving:
+            member.told = said
             self._say(f"inference server {member.name} is gone ({said}); its requests go to others")
             if isinstance(error, ForeignWeightsError):
                 self._note_taken_away(member, said)
+        else:
+            self._tell_of_waiting(member, error)
         member.connected, member.serving, member.trouble = False, False, said
+
+    def _tell_of_waiting(self, member: Member, error: Exception) -> None:
+        """Say why a server that was added does not serve yet, once for each reason."""
+        # Errors of weights name the version.
+        reason = type(error).__name__ if isinstance(error, WeightsError) else words_of(error)
+        if member.is_new and not member.let_go.is_set() and reason != member.told:
+            member.told = reason
+            self._say(f"inference server {member.name} is not asked yet: {words_of(error)}")
+
+    def _tell_of_coming(self, member: Member) -> None:
+        if member.is_new or member.told:
+            comes = "takes requests" if member.is_new else "is back"
+            self._say(f"inference server {member.name} {comes}, with the weights of version {self._version}")
+        member.is_new, member.told = False, ""
 
     def _note_taken_away(self, member: Member, said: str) -> None:
         """Two runs that share a server go on taking it from each other, at the cost of both."""
@@ -457,8 +477,7 @@ class ServerPool:
 
     def _put_off(self, member: Member, error: TrainerError) -> None:
         """Have a server that does not take the current weights wait for the next ones."""
-        if member.is_new and not member.let_go.is_set() and str(error) != member.trouble:
-            self._say(f"inference server {member.name} is not asked yet: {error}")
+        self._tell_of_waiting(member, error)
         member.waits_beyond, member.trouble = self._version, str(error)
 
     async def _bring_back(self, member: Member) -> None:
@@ -468,17 +487,14 @@ class ServerPool:
             self._changed.set()
         if self._source is None or member.waits_beyond == self._version:
             return
-        comes = "takes requests" if member.is_new else "is back"
-        if not await self._bring_up_to_date(member):
-            return
-        self._say(f"inference server {member.name} {comes}, with the weights of version {self._version}")
+        await self._bring_up_to_date(member)
 
     async def _connect(self, member: Member) -> bool:
         """Meet a server, and return whether it is there."""
         try:
             await member.client.connect()
         except GONE as error:
-            member.trouble = words_of(error)
+            self._lost(member, error)
             return False
         member.connected, member.trouble = True, "it has no weights yet"
         return True

@@ -568,6 +568,72 @@ async def test_a_server_that_is_added_and_does_not_take_the_weights_is_gone_on_w
             await pool.sync(WeightsOf(model), 5)
 
 
+async def test_a_server_that_is_added_and_does_not_take_the_weights_is_told_of_once(servers, model):
+    async def check(name, client):
+        if name == "b":
+            raise WrongWeightsError(f"b has others than those of version {servers['b'].syncs[-1]}")
+
+    named = Named(servers, "a")
+    async with asyncio.timeout(60), named.pool(check=check) as pool:
+        await pool.sync(WeightsOf(model), 1)
+        named.now.append("b")
+        await until(lambda: named.says("b is not asked yet"))
+        said = list(named.said)
+        for version in (2, 3, 4):
+            await pool.sync(WeightsOf(model), version)
+        assert servers["b"].syncs == [1, 1, 2, 2, 3, 3, 4, 4]
+        assert named.said == said
+
+
+async def test_an_address_that_is_added_and_where_nobody_answers_is_told_of_once(servers, model):
+    servers["b"].unplug()
+    named = Named(servers, "a")
+    async with asyncio.timeout(60), named.pool() as pool:
+        await pool.sync(WeightsOf(model), 1)
+        named.now.append("b")
+        await until(lambda: named.says("b is not asked yet: connection refused"))
+        looks = servers["a"].looks
+        await until(lambda: servers["a"].looks > looks + 3)
+        assert named.says("b is not asked yet") == 1
+        servers["b"].plug()
+        await until(lambda: pool.serving == ["a", "b"])
+        assert named.says("b takes requests, with the weights of version 1") == 1
+
+
+async def test_a_server_that_is_first_brought_up_by_an_update_is_told_of_and_is_new_no_more(servers, model):
+    check = Suspicious("b", 2)  # both attempts of the first time
+    named = Named(servers, "a")
+    async with asyncio.timeout(60), named.pool(check=check) as pool:
+        await pool.sync(WeightsOf(model), 1)
+        named.now.append("b")
+        await until(lambda: named.says("b is not asked yet: b has others"))
+        await pool.sync(WeightsOf(model), 2)
+        assert pool.serving == ["a", "b"]
+        assert named.says("b takes requests, with the weights of version 2") == 1
+        servers["b"].unplug()
+        await until(lambda: named.says("b is gone"))
+        servers["b"].plug()
+        await until(lambda: pool.serving == ["a", "b"])
+        assert named.says("b is back, with the weights of version 2") == 1
+        assert named.says("b takes requests") == 1
+
+
+async def test_a_server_that_is_brought_back_by_an_update_is_told_of(servers, model):
+    check = Suspicious("b", 0)
+    named = Named(servers, "a", "b")
+    async with asyncio.timeout(60), named.pool(check=check) as pool:
+        await pool.sync(WeightsOf(model), 1)
+        assert not named.said, "nobody was gone"
+        servers["b"].unplug()
+        await until(lambda: named.says("b is gone"))
+        check.times = check.asked + 2
+        servers["b"].plug()
+        await until(lambda: check.asked == check.times)
+        await pool.sync(WeightsOf(model), 2)
+        await until(lambda: pool.serving == ["a", "b"])
+        assert named.says("b is back, with the weights of version 2") == 1
+
+
 async def test_an_abort_reaches_all_servers(pool, servers):
     asked = [asyncio.ensure_future(pool.generate(request(number, 60))) for number in range(6)]
     await until(lambda: servers["a"].seen and servers["b"].seen)
