@@ -71,7 +71,7 @@ class Member:
         waits_beyond: Version that could not be brought to it when it was back: it gets the next one with the others.
         is_new: Whether it was added while the run goes on, and has not served yet.
         let_go: Set when it is taken away.
-        under_way: Limits of the requests that run there; they end at once where it is taken away.
+        under_way: Limits of what waits for it; all of that ends at once where it is taken away.
     """
 
     name: str
@@ -106,3 +106,18 @@ class Member:
                 return await self.client.extend(reply)
             finally:
                 self.under_way.discard(limit)
+
+    async def begin_update(self) -> bool:
+        """Hold `syncing`, once nobody else does, and return True; False where the server is taken away before."""
+        if self.let_go.is_set():
+            return False
+        limit = asyncio.timeout(None)
+        try:
+            async with limit:
+                self.under_way.add(limit)
+                await self.syncing.acquire()
+        except TimeoutError:
+            return False
+        finally:
+            self.under_way.discard(limit)
+        return True

@@ -108,6 +108,7 @@ class ServerPool:
         self._closed = False
         self._failure: RunError | None = None
         self._watch: asyncio.Task[None] | None = None
+        self._looks: dict[Member, asyncio.Task[None]] = {}
         self._resubmitted = 0
 
     async def __aenter__(self) -> Self:
@@ -263,9 +264,10 @@ class ServerPool:
         """Stop talking to the servers; requests that wait end with an error."""
         self._closed = True
         self._changed.set()
-        if self._watch is not None:
-            self._watch.cancel()
-            await asyncio.gather(self._watch, return_exceptions=True)
+        watching = [*([] if self._watch is None else [self._watch]), *self._looks.values()]
+        for task in watching:
+            task.cancel()
+        await asyncio.gather(*watching, return_exceptions=True)
         for member in self._members:
             member.serving = False
             await member.client.close()
@@ -303,8 +305,11 @@ class ServerPool:
         self._partings.append(asyncio.get_running_loop().create_task(self._part(member)))
 
     async def _part(self, member: Member) -> None:
-        async with member.syncing:  # an update that is under way is not broken off
-            await member.client.close()
+        """Leave a server when the update that is under way there has ended; one that does not is broken off."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._patience_s), member.syncing:
+                pass
+        await member.client.close()
 
     async def _loads(self) -> dict[str, int]:
         """Return the loads of the servers that answer, as soon as one does."""
@@ -333,27 +338,13 @@ class ServerPool:
 
     async def _bring_up_to_date(self, member: Member) -> bool:
         """Bring the current weights to a server, and return whether it has them; False where it is gone."""
-        async with member.syncing:
-            if member.let_go.is_set():
+        if not await member.begin_update():
+            return False
+        try:
+            if not await self._take_weights(member):
                 return False
-            try:
-                await self._sync(member)
-                if not member.serving:
-                    await self._stand_as_others(member)
-            except (WeightUpdateError, WrongWeightsError) as error:
-                if not member.let_go.is_set() and not isinstance(error.__cause__, ServerGoneError):
-                    member.serving = False
-                    raise  # it is there, and does not take them
-                self._lost(member, error)
-                member.asleep = False  # who is started again is awake
-                return False
-            except (*GONE, InferenceError) as error:
-                self._lost(member, error)
-                member.asleep = False
-                return False
-            except RunError:
-                member.serving = False  # what it would answer with is undefined
-                raise
+        finally:
+            member.syncing.release()
         if member.let_go.is_set():
             return False
         if not member.serving:
@@ -363,6 +354,26 @@ class ServerPool:
             self._changed.set()
             self._tell_of_coming(member)
         return True
+
+    async def _take_weights(self, member: Member) -> bool:
+        """Have a server take the current weights; `syncing` is held."""
+        try:
+            await self._sync(member)
+            if not member.serving:
+                await self._stand_as_others(member)
+            return True
+        except (WeightUpdateError, WrongWeightsError) as error:
+            if not member.let_go.is_set() and not isinstance(error.__cause__, ServerGoneError):
+                member.serving = False
+                raise  # it is there, and does not take them
+            self._lost(member, error)
+        except (*GONE, InferenceError) as error:
+            self._lost(member, error)
+        except RunError:
+            member.serving = False  # what it would answer with is undefined
+            raise
+        member.asleep = False  # who is started again is awake
+        return False
 
     async def _sync(self, member: Member) -> None:
         assert self._source is not None
@@ -380,7 +391,7 @@ class ServerPool:
                 return
             except InferenceError as error:
                 gone = isinstance(error, ServerGoneError) or isinstance(error.__cause__, ServerGoneError)
-                if attempt == self._attempts or gone:
+                if attempt == self._attempts or gone or member.let_go.is_set():
                     raise
                 if not (member.is_new and member.told):
                     self._say(f"{error}; it is sent them again")
@@ -444,7 +455,20 @@ class ServerPool:
                     await self._look_now.wait()
             self._look_now.clear()
             await self._muster()
-            await asyncio.gather(*(self._look_at(member) for member in self._members))
+            for member in self._members:
+                self._begin_look(member)
+
+    def _begin_look(self, member: Member) -> None:
+        """Look at a server while others are looked at: to bring one up to date may take long, or never end."""
+        if member in self._looks:
+            return
+
+        def ended(look: asyncio.Task[None]) -> None:
+            del self._looks[member]
+            self._watch_ended(look)
+
+        look = self._looks[member] = asyncio.get_running_loop().create_task(self._look_at(member))
+        look.add_done_callback(ended)
 
     def _watch_ended(self, watch: asyncio.Task[None]) -> None:
         """Have the run end where nobody looks after the servers any more: those that are lost would stay so."""

@@ -526,7 +526,7 @@ class Named:
     """Which of some servers a pool is to have, and what it says of them."""
 
     def __init__(self, servers, *names):
-        self._servers = servers
+        self.servers = servers
         self.now = list(names)
         self.said = []
 
@@ -534,8 +534,8 @@ class Named:
         return list(self.now)
 
     def pool(self, **options):
-        servers = {name: self._servers[name] for name in self.now}
-        return pool_of(servers, say=self.said.append, roster=Roster(self.names, self._servers.get), **options)
+        servers = {name: self.servers[name] for name in self.now}
+        return pool_of(servers, say=self.said.append, roster=Roster(self.names, self.servers.get), **options)
 
     def says(self, text):
         return sum(text in line for line in self.said)
@@ -632,6 +632,73 @@ async def test_a_server_that_is_brought_back_by_an_update_is_told_of(servers, mo
         await pool.sync(WeightsOf(model), 2)
         await until(lambda: pool.serving == ["a", "b"])
         assert named.says("b is back, with the weights of version 2") == 1
+
+
+class Endless(Server):
+    """A server whose front end lives, and whose updates never end unless its client is closed."""
+
+    def __init__(self, model):
+        super().__init__(model)
+        self.closed = asyncio.Event()
+
+    async def sync(self, source, version):
+        self.syncs.append(version)
+        await self.closed.wait()
+        raise WeightUpdateError("b: the update failed: the client was closed")
+
+    async def close(self):
+        self.closed.set()
+        await super().close()
+
+
+async def test_while_one_server_takes_its_weights_for_ever_the_others_are_looked_after(servers, model):
+    named = Named(servers | {"b": Endless(model), "c": servers["b"]}, "a")
+    async with asyncio.timeout(60), named.pool() as pool:
+        await pool.sync(WeightsOf(model), 1)
+        named.now.append("b")
+        await until(lambda: named.servers["b"].syncs)
+        named.now.append("c")
+        await until(lambda: pool.serving == ["a", "c"])
+        servers["a"].unplug()
+        await until(lambda: pool.serving == ["c"])
+        servers["a"].plug()
+        await until(lambda: pool.serving == ["a", "c"])
+        assert named.servers["b"].syncs == [1]
+
+
+async def test_an_update_waits_no_more_for_a_server_that_is_taken_away_in_an_update_before(servers, model):
+    named = Named(servers | {"b": Endless(model)}, "a")
+    async with asyncio.timeout(60), named.pool() as pool:
+        await pool.sync(WeightsOf(model), 1)
+        named.now.append("b")
+        await until(lambda: named.servers["b"].syncs)
+        brought = asyncio.ensure_future(pool.sync(WeightsOf(sharp_model(1)), 2))
+        await until(lambda: servers["a"].version == 2)
+        named.now.remove("b")
+        await brought
+        assert pool.serving == ["a"]
+        assert not named.servers["b"].closed.is_set(), "it may still end"
+    assert named.servers["b"].closed.is_set()
+
+
+async def test_an_update_that_never_ends_is_broken_off_when_its_server_is_taken_away(servers, model):
+    named = Named(servers | {"b": Endless(model)}, "a", "b")
+    async with asyncio.timeout(60), named.pool(patience_s=0.3) as pool:
+        brought = asyncio.ensure_future(pool.sync(WeightsOf(model), 1))
+        await until(lambda: named.servers["b"].syncs and servers["a"].version == 1)
+        named.now.remove("b")
+        await brought
+        assert pool.serving == ["a"]
+        assert not named.says("it is sent them again")
+
+
+async def test_closing_waits_for_no_update(servers, model):
+    named = Named(servers | {"b": Endless(model)}, "a")
+    async with asyncio.timeout(10):
+        async with named.pool() as pool:
+            await pool.sync(WeightsOf(model), 1)
+            named.now.append("b")
+            await until(lambda: named.servers["b"].syncs)
 
 
 async def test_an_abort_reaches_all_servers(pool, servers):
