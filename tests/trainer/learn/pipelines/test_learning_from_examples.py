@@ -1,6 +1,7 @@
 """`roll-train sft`, `dpo`, `reward` and `distill` on examples, as a user starts them."""
 
 import json
+import os
 import random
 import re
 import shutil
@@ -90,7 +91,7 @@ def test_a_killed_run_ends_with_the_weights_of_one_that_was_not(data, tmp_path):
     assert held_out(tmp_path / "killed", "loss") == held_out(tmp_path / "whole", "loss")
 
 
-def test_a_run_that_went_on_is_exported_as_it_stands_and_not_as_it_once_ended(data, tmp_path):
+def test_a_run_that_went_on_is_exported_as_it_stands_and_not_as_it_once_ended(data, tmp_path, capsys):
     run = [*sft(data), *SMALL, "checkpoint={every: 2, resume: auto}", f"output_dir={tmp_path}/run"]
     train("sft", *run, "steps=2")
     assert main(["export", *run, "--output", f"{tmp_path}/ended"]) == 0
@@ -101,6 +102,14 @@ def test_a_run_that_went_on_is_exported_as_it_stands_and_not_as_it_once_ended(da
     ended, stands = (dict(load_model(tmp_path / name).named_parameters()) for name in ("ended", "stands"))
     assert all(torch.equal(stands[name], saved[name]) for name in saved)
     assert not all(torch.equal(ended[name], saved[name]) for name in saved)
+    # A copy has the times at which its files were copied.
+    for file in (tmp_path / "run" / "model").iterdir():
+        os.utime(file)
+    assert main(["export", *run, "--output", f"{tmp_path}/copied"]) == 0
+    copied = dict(load_model(tmp_path / "copied").named_parameters())
+    assert all(torch.equal(copied[name], saved[name]) for name in saved)
+    said = f"{tmp_path}/run/model is of another checkpoint than the newest, {newest}"
+    assert said in " ".join(capsys.readouterr().err.split())
 
 
 def test_a_resumed_run_has_the_same_data_and_settings(data, tmp_path, capsys):
