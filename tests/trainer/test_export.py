@@ -1,11 +1,13 @@
 """A LoRA run from its start to the folders that other tools load: trained, resumed, measured, exported."""
 
 import json
+import os
 import resource
+import shutil
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from tests.support.processes import env_server
@@ -17,8 +19,9 @@ from trainer.config.load import load_settings
 from trainer.core.errors import ConfigError
 from trainer.core.run_files import WriteError, write_errors
 from trainer.models.load import save_weights
-from trainer.models.lora import save_adapter
+from trainer.models.lora import adapter_tensors, save_adapter
 from trainer.models.weights import parameters_of
+from trainer.records.checkpoint import CheckpointStore, RunState, load_checkpoint
 
 WORDS = [
     "tasks=[{env_id: FrozenLake-v0, kwargs: {size: 3, split: train, max_episode_steps: 6}}]",
@@ -79,6 +82,38 @@ def test_merged_or_alone_the_policy_is_the_same(directory, tmp_path, capsys):
     assert all(torch.equal(alone[name], kept[name]) for name in kept)
     loaded = dict(parameters_of(trained_policy(settings, tmp_path / "alone").model))
     assert all(torch.equal(loaded[name], expected[name]) for name in expected)
+
+
+@pytest.mark.parametrize("noted", [True, False])
+def test_what_a_run_wrote_at_its_end_is_known_by_its_checkpoint_or_else_by_its_time(
+    directory, tmp_path, noted
+):
+    """Runs of earlier releases did not note the checkpoint."""
+    run = tmp_path / "run"
+    shutil.copytree(directory, run)
+    adapter = run / "adapter"
+    if not noted:
+        (adapter / "checkpoint.json").unlink()
+    settings = load_settings(None, [*WORDS, f"output_dir={run}"])
+    weights = load_file(adapter / "adapter_model.safetensors")
+    save_file({name: tensor + 1.0 for name, tensor in weights.items()}, adapter / "adapter_model.safetensors")
+
+    def takes_the_adapter():
+        named = dict(adapter_tensors(trained_policy(settings, None).model))
+        return all(torch.equal(tensor, weights[name] + 1.0) for name, tensor in named.items())
+
+    assert takes_the_adapter()
+    os.utime(adapter / "adapter_config.json", (0, 0))
+    assert takes_the_adapter() == noted
+    os.utime(adapter / "adapter_config.json")
+    # It went back and came to the same step once more.
+    newest = sorted((run / "checkpoints").glob("step_*"))[-1]
+    state = json.loads((newest / "state.json").read_text())
+    CheckpointStore(run / "checkpoints", keep=2).save(
+        RunState(state["step"], 9, 0, ()), load_checkpoint(newest).parts
+    )
+    os.utime(adapter / "adapter_config.json")
+    assert takes_the_adapter() == (not noted), "times cannot tell"
 
 
 def test_what_cannot_be_exported_is_refused_in_a_line(directory, tmp_path, capsys):

@@ -74,15 +74,17 @@ def turn_charges(settings: RewardSettings, batch: TrajectoryBatch) -> TurnValues
     """Return what is added to each turn's own return after discounting (zero or negative); None if nothing is.
 
     verl-agent takes the penalty of an unreadable reply off that step's score after its returns are discounted, so
-    that the turns before it do not pay for it. What was cut off and earns `truncated_reward` is charged nothing beside
-    it.
+    that the turns before it do not pay for it. What was cut off pays the share that it earns of its rewards, and
+    nothing beside `truncated_reward`.
     """
     if settings.penalty_in == "reward":
         return None
-    replaced = batch.truncated if settings.truncated_reward is not None else ()
+    share = settings.truncated_scale if settings.truncated_reward is None else 0.0
     return [
-        [0.0 if cut else settings.scale * charge for charge in turns]
-        for turns, cut in zip(_penalties(settings, batch), replaced or [False] * len(batch), strict=True)
+        [settings.scale * (share if cut else 1.0) * charge for charge in turns]
+        for turns, cut in zip(
+            _penalties(settings, batch), batch.truncated or [False] * len(batch), strict=True
+        )
     ]
 
 

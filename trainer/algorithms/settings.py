@@ -106,7 +106,7 @@ class AlgorithmSettings(Settings):
             )
         if kind in ("quadratic", "cpgd", "dppo") and self.ratio.level != "token":
             raise ValueError(f"surrogate '{kind}' is about single tokens: set ratio.level to 'token'")
-        if self.kl.placement == "return" and self.advantage.kind in _PER_TOKEN:
+        if self.kl.coefficient and self.kl.placement == "return" and self.advantage.kind in _PER_TOKEN:
             raise ValueError(
                 f"advantage '{self.advantage.kind}' credits each token with what follows: set kl.placement to 'reward'"
             )
@@ -126,7 +126,7 @@ class AlgorithmSettings(Settings):
             )
         if self.advantage.kind != "gdpo":
             return self
-        if self.kl.placement == "reward":
+        if self.kl.coefficient and self.kl.placement == "reward":
             raise ValueError(
                 "advantage 'gdpo' compares rewards that are named one by one, and a KL penalty is none of them: set "
                 "kl.placement to 'return', 'advantage' or 'loss'"
@@ -136,7 +136,7 @@ class AlgorithmSettings(Settings):
         if unread:
             raise ValueError(
                 f"reward.{unread[0]} changes the sum of rewards, and advantage 'gdpo' compares those named one "
-                "by one: leave it out, or set algorithm.advantage.weights"
+                "by one: leave it out and say it with algorithm.advantage.weights instead"
             )
         return self
 

@@ -82,7 +82,7 @@ def check_teachers(settings: DistillSettings, tokenizer: object) -> None:
     for name, teacher in settings.teachers.items():
         if teacher.path is None:
             continue
-        theirs = load_tokenizer(_folder(name, teacher.path))
+        theirs = _tokenizer(f"distill.teachers.{name}.path", teacher.path)
         if theirs.get_vocab() != tokenizer.get_vocab():  # type: ignore[attr-defined]
             raise ConfigError(
                 f"distill.teachers.{name}: its tokens are not the student's, so their distributions cannot be "
@@ -99,10 +99,10 @@ def check_reference(path: str, tokenizer: Any, rows: Iterable[TrainRow]) -> None
         rows: The examples.
 
     Raises:
-        ConfigError: If it reads another token where the policy reads one of theirs.
+        ConfigError: If it reads another token where the policy reads one of theirs, or has no tokenizer.
     """
     used = sorted({number for row in rows for number in row.ids.unique().tolist()})
-    theirs = load_tokenizer(model_folder(path)).convert_ids_to_tokens(used)
+    theirs = _tokenizer("dpo.reference", path).convert_ids_to_tokens(used)
     for number, own, other in zip(used, tokenizer.convert_ids_to_tokens(used), theirs, strict=True):
         if own != other:
             raise ConfigError(
@@ -111,14 +111,15 @@ def check_reference(path: str, tokenizer: Any, rows: Iterable[TrainRow]) -> None
             )
 
 
-def _folder(name: str, path: str) -> Path:
+def _tokenizer(setting: str, path: str) -> Any:
+    """Load the tokenizer of a model that is not the policy's; errors name the setting that names it."""
     folder = Path(path)
     if folder.is_dir() and not (folder / "config.json").exists():
-        raise ConfigError(f"distill.teachers.{name}.path: {path} holds no model: it has no config.json")
+        raise ConfigError(f"{setting}: {path} holds no model: it has no config.json")
     try:
-        return model_folder(path)
+        return load_tokenizer(model_folder(path))
     except ConfigError as error:
-        raise ConfigError(str(error).replace("model.path", f"distill.teachers.{name}.path")) from error
+        raise ConfigError(f"{setting}: {str(error).removeprefix('model.path: ')}") from error
 
 
 def _model(settings: RunSettings, teacher: TeacherSettings, student: PreTrainedModel) -> PreTrainedModel:

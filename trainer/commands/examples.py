@@ -147,13 +147,15 @@ async def _learn(
     )
     with write_errors(directory):
         async with turns.resident():
-            console.say(await asyncio.to_thread(_save, settings, models, policy, directory))
+            console.say(await asyncio.to_thread(_save, settings, models, policy, directory, store.latest()))
         console.say(f"curves: {plot_curves(directory, settings.name)}")
 
 
-def _save(settings: RunSettings, models: Models, policy: Policy, directory: Path) -> str:
+def _save(
+    settings: RunSettings, models: Models, policy: Policy, directory: Path, checkpoint: Path | None
+) -> str:
     if settings.reward is None:
-        return save_policy(models.policy, policy, directory)
+        return save_policy(models.policy, policy, directory, checkpoint)
     folder = directory / MODEL_FOLDER
     save_reward_model(policy.model, models.policy.parameters(), policy.tokenizer, folder)
     return f"reward model: {folder}"

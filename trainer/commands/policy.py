@@ -1,5 +1,6 @@
 """The trained policy of a run, measured (`roll-train eval`) and written for other tools (`roll-train export`)."""
 
+import json
 import sys
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -21,7 +22,7 @@ from trainer.backends.base import TrainBackend
 from trainer.config.run import RunSettings
 from trainer.core.console import RunConsole
 from trainer.core.errors import ConfigError, RunError
-from trainer.core.run_files import write_errors
+from trainer.core.run_files import write_errors, write_whole
 from trainer.evaluation.evaluator import Evaluator, build_panels
 from trainer.models.load import save_model
 from trainer.models.lora import ADAPTER_CONFIG, has_adapters, save_adapter
@@ -30,6 +31,7 @@ from trainer.records.checkpoint import (
     Checkpoint,
     CheckpointError,
     CheckpointStore,
+    identity_of,
     load_checkpoint,
 )
 from trainer.records.pieces import whole_state
@@ -38,6 +40,8 @@ MODEL_FOLDER = "model"
 """Name of the trained model in a run's directory, where all of it was trained."""
 ADAPTER_FOLDER = "adapter"
 """Name of the trained adapters in a run's directory, where only those were trained."""
+_ORIGIN = "checkpoint.json"
+"""The file beside a trained model that names the checkpoint which holds the same weights; it is written last."""
 
 
 def trained_policy(settings: RunSettings, checkpoint: Path | None) -> Policy:
@@ -50,8 +54,11 @@ def trained_policy(settings: RunSettings, checkpoint: Path | None) -> Policy:
     if checkpoint is None:
         ready = directory / (MODEL_FOLDER if settings.model.lora is None else ADAPTER_FOLDER)
         store = CheckpointStore(directory / "checkpoints", settings.checkpoint.keep)
-        if _is_its_end(ready, store.latest()):
+        newest = store.latest()
+        if _is_its_end(ready, newest):
             return build_policy(settings, ready)
+        if ready.exists():
+            _say(f"{ready} is of another checkpoint than the newest, {newest}: the checkpoint is taken")
         saved = store.load_newest(_say)
         if saved is None:
             raise CheckpointError(f"there is no trained policy in {directory}; name one with --checkpoint")
@@ -74,9 +81,13 @@ def _is_its_end(ready: Path, newest: Path | None) -> bool:
         ready: The folder that a run writes at its end, behind its last checkpoint.
         newest: The run's newest checkpoint, if it has one.
     """
-    written = _written(ready / "config.json", ready / ADAPTER_CONFIG)
     if newest is None:
         return ready.exists()
+    origin, identity = _origin(ready), identity_of(newest)
+    if origin is not None and identity is not None:
+        return origin == identity
+    # Earlier releases did not note it.
+    written = _written(ready / "config.json", ready / ADAPTER_CONFIG)
     return written is not None and written >= (_written(newest / MANIFEST) or written)
 
 
@@ -85,18 +96,40 @@ def _written(*files: Path) -> int | None:
     return next((file.stat().st_mtime_ns for file in files if file.exists()), None)
 
 
-def save_policy(backend: TrainBackend, policy: Policy, directory: Path) -> str:
-    """Write what was trained for other tools, and return a line about it."""
+def save_policy(
+    backend: TrainBackend, policy: Policy, directory: Path, checkpoint: Path | None = None
+) -> str:
+    """Write what was trained for other tools, and return a line about it.
+
+    Args:
+        backend: The policy.
+        policy: What it was made from.
+        directory: Where to; a folder of its own is made there.
+        checkpoint: The checkpoint that holds the same weights, if there is one.
+    """
+    folder = directory / (ADAPTER_FOLDER if backend.has_adapter else MODEL_FOLDER)
+    (folder / _ORIGIN).unlink(missing_ok=True)
     if backend.has_adapter:
-        folder = directory / ADAPTER_FOLDER
         backend.save_adapter(folder)
         said = f"adapters: {folder} (roll-train export adds them to the model's weights)"
     else:
-        folder = directory / MODEL_FOLDER
         backend.save(folder)
         said = f"model: {folder}"
     policy.processor.save_pretrained(folder)
+    if checkpoint is not None:
+        origin = {"checkpoint": checkpoint.name, "manifest": identity_of(checkpoint)}
+        write_whole(folder / _ORIGIN, json.dumps(origin) + "\n")
     return said
+
+
+def _origin(folder: Path) -> str | None:
+    """Return the identity of the checkpoint that a folder's model is of; None where it does not say."""
+    try:
+        origin = json.loads((folder / _ORIGIN).read_bytes())
+    except (OSError, ValueError):
+        return None
+    identity = origin.get("manifest") if isinstance(origin, dict) else None
+    return identity if isinstance(identity, str) else None
 
 
 def _of_checkpoint(settings: RunSettings, checkpoint: Checkpoint) -> Policy:

@@ -211,7 +211,9 @@ async def _train(
         evaluator.say_gain(before, after)
     with write_errors(directory):
         async with turns.resident():
-            console.say(await asyncio.to_thread(save_policy, models.policy, policy, directory))
+            console.say(
+                await asyncio.to_thread(save_policy, models.policy, policy, directory, store.latest())
+            )
         console.say(f"curves: {plot_run(directory, settings.name)}")
 
 

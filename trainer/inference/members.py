@@ -61,6 +61,7 @@ class Member:
         serving: Whether it also has the current weights, so that it gets requests.
         load: Tokens of the requests that run there, or wait for a place.
         trouble: Why it does not serve.
+        told: What was said last of why it does not serve; empty where nothing was, or it serves.
         misses: How often in a row it said, while it served, that it is not well, or did not say.
         faults: How often in a row it answered a request with what is no answer.
         taken_away: How often somebody else gave it weights, since the last version in which nobody did.
@@ -70,7 +71,7 @@ class Member:
         waits_beyond: Version that could not be brought to it when it was back: it gets the next one with the others.
         is_new: Whether it was added while the run goes on, and has not served yet.
         let_go: Set when it is taken away.
-        under_way: Limits of the requests that run there; they end at once where it is taken away.
+        under_way: Limits of what waits for it; all of that ends at once where it is taken away.
     """
 
     name: str
@@ -80,6 +81,7 @@ class Member:
     serving: bool = False
     load: int = 0
     trouble: str = "it was never met"
+    told: str = ""
     misses: int = 0
     faults: int = 0
     taken_away: int = 0
@@ -104,3 +106,18 @@ class Member:
                 return await self.client.extend(reply)
             finally:
                 self.under_way.discard(limit)
+
+    async def begin_update(self) -> bool:
+        """Hold `syncing`, once nobody else does, and return True; False where the server is taken away before."""
+        if self.let_go.is_set():
+            return False
+        limit = asyncio.timeout(None)
+        try:
+            async with limit:
+                self.under_way.add(limit)
+                await self.syncing.acquire()
+        except TimeoutError:
+            return False
+        finally:
+            self.under_way.discard(limit)
+        return True

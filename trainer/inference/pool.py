@@ -108,6 +108,7 @@ class ServerPool:
         self._closed = False
         self._failure: RunError | None = None
         self._watch: asyncio.Task[None] | None = None
+        self._looks: dict[Member, asyncio.Task[None]] = {}
         self._resubmitted = 0
 
     async def __aenter__(self) -> Self:
@@ -122,12 +123,14 @@ class ServerPool:
         while True:
             await self._muster()
             await all_or_cancel([self._connect(member) for member in self._members])
-            away = [f"{each.name}: {each.trouble}" for each in self._members if not each.connected]
+            away = [each for each in self._members if not each.connected]
             if away and not told:  # an address that was typed wrong looks like a server that is still to come
                 told = True
+                for each in away:
+                    each.told = each.trouble
                 self._say(
                     f"{len(away)} of {len(self._members)} inference servers do not answer yet, and are "
-                    f"looked for again: {'; '.join(away)}"
+                    f"looked for again: {'; '.join(f'{each.name}: {each.told}' for each in away)}"
                 )
             if len(away) < len(self._members):
                 break
@@ -239,7 +242,7 @@ class ServerPool:
         Raises:
             NoServerError: If none answers for too long.
             SharedServerError: If another run takes the servers away.
-            RunError: If one answers with other weights than it was sent, however often.
+            RunError: If one that has served answers with other weights than it was sent, however often.
         """
         await self._muster()
         self._source, self._version = source, version
@@ -248,7 +251,7 @@ class ServerPool:
             self._raise_if_failed()
             # One that sleeps is woken, whatever has been heard of it since.
             known = [member for member in self._members if member.connected or member.asleep]
-            if any(await all_or_cancel([self._bring_up_to_date(member) for member in known])):
+            if any(await all_or_cancel([self._bring_along(member) for member in known])):
                 return
             self._changed.clear()
             try:
@@ -261,9 +264,10 @@ class ServerPool:
         """Stop talking to the servers; requests that wait end with an error."""
         self._closed = True
         self._changed.set()
-        if self._watch is not None:
-            self._watch.cancel()
-            await asyncio.gather(self._watch, return_exceptions=True)
+        watching = [*([] if self._watch is None else [self._watch]), *self._looks.values()]
+        for task in watching:
+            task.cancel()
+        await asyncio.gather(*watching, return_exceptions=True)
         for member in self._members:
             member.serving = False
             await member.client.close()
@@ -301,8 +305,11 @@ class ServerPool:
         self._partings.append(asyncio.get_running_loop().create_task(self._part(member)))
 
     async def _part(self, member: Member) -> None:
-        async with member.syncing:  # an update that is under way is not broken off
-            await member.client.close()
+        """Leave a server when the update that is under way there has ended; one that does not is broken off."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._patience_s), member.syncing:
+                pass
+        await member.client.close()
 
     async def _loads(self) -> dict[str, int]:
         """Return the loads of the servers that answer, as soon as one does."""
@@ -319,29 +326,25 @@ class ServerPool:
         except TimeoutError:
             raise self._no_server() from None
 
+    async def _bring_along(self, member: Member) -> bool:
+        """Bring the current weights to one server of several; the run goes on without one that never served."""
+        try:
+            return await self._bring_up_to_date(member)
+        except TrainerError as error:
+            if not (member.is_new or member.let_go.is_set()):
+                raise
+            self._put_off(member, error)
+            return False
+
     async def _bring_up_to_date(self, member: Member) -> bool:
         """Bring the current weights to a server, and return whether it has them; False where it is gone."""
-        async with member.syncing:
-            if member.let_go.is_set():
+        if not await member.begin_update():
+            return False
+        try:
+            if not await self._take_weights(member):
                 return False
-            try:
-                await self._sync(member)
-                if not member.serving:
-                    await self._stand_as_others(member)
-            except (WeightUpdateError, WrongWeightsError) as error:
-                if not member.let_go.is_set() and not isinstance(error.__cause__, ServerGoneError):
-                    member.serving = False
-                    raise  # it is there, and does not take them
-                self._lost(member, error)
-                member.asleep = False  # who is started again is awake
-                return False
-            except (*GONE, InferenceError) as error:
-                self._lost(member, error)
-                member.asleep = False
-                return False
-            except RunError:
-                member.serving = False  # what it would answer with is undefined
-                raise
+        finally:
+            member.syncing.release()
         if member.let_go.is_set():
             return False
         if not member.serving:
@@ -349,7 +352,28 @@ class ServerPool:
             member.connected = member.serving = True
             member.trouble, member.misses = "", 0
             self._changed.set()
+            self._tell_of_coming(member)
         return True
+
+    async def _take_weights(self, member: Member) -> bool:
+        """Have a server take the current weights; `syncing` is held."""
+        try:
+            await self._sync(member)
+            if not member.serving:
+                await self._stand_as_others(member)
+            return True
+        except (WeightUpdateError, WrongWeightsError) as error:
+            if not member.let_go.is_set() and not isinstance(error.__cause__, ServerGoneError):
+                member.serving = False
+                raise  # it is there, and does not take them
+            self._lost(member, error)
+        except (*GONE, InferenceError) as error:
+            self._lost(member, error)
+        except RunError:
+            member.serving = False  # what it would answer with is undefined
+            raise
+        member.asleep = False  # who is started again is awake
+        return False
 
     async def _sync(self, member: Member) -> None:
         assert self._source is not None
@@ -367,9 +391,10 @@ class ServerPool:
                 return
             except InferenceError as error:
                 gone = isinstance(error, ServerGoneError) or isinstance(error.__cause__, ServerGoneError)
-                if attempt == self._attempts or gone:
+                if attempt == self._attempts or gone or member.let_go.is_set():
                     raise
-                self._say(f"{error}; it is sent them again")
+                if not (member.is_new and member.told):
+                    self._say(f"{error}; it is sent them again")
 
     async def _stand_as_others(self, member: Member) -> None:
         """Pause a server that is about to serve, or let it go on, as the pool is, which may change meanwhile."""
@@ -382,10 +407,27 @@ class ServerPool:
     def _lost(self, member: Member, error: Exception) -> None:
         said = words_of(error)
         if member.serving:
+            member.told = said
             self._say(f"inference server {member.name} is gone ({said}); its requests go to others")
             if isinstance(error, ForeignWeightsError):
                 self._note_taken_away(member, said)
+        else:
+            self._tell_of_waiting(member, error)
         member.connected, member.serving, member.trouble = False, False, said
+
+    def _tell_of_waiting(self, member: Member, error: Exception) -> None:
+        """Say why a server that was added does not serve yet, once for each reason."""
+        # Errors of weights name the version.
+        reason = type(error).__name__ if isinstance(error, WeightsError) else words_of(error)
+        if member.is_new and not member.let_go.is_set() and reason != member.told:
+            member.told = reason
+            self._say(f"inference server {member.name} is not asked yet: {words_of(error)}")
+
+    def _tell_of_coming(self, member: Member) -> None:
+        if member.is_new or member.told:
+            comes = "takes requests" if member.is_new else "is back"
+            self._say(f"inference server {member.name} {comes}, with the weights of version {self._version}")
+        member.is_new, member.told = False, ""
 
     def _note_taken_away(self, member: Member, said: str) -> None:
         """Two runs that share a server go on taking it from each other, at the cost of both."""
@@ -413,7 +455,20 @@ class ServerPool:
                     await self._look_now.wait()
             self._look_now.clear()
             await self._muster()
-            await asyncio.gather(*(self._look_at(member) for member in self._members))
+            for member in self._members:
+                self._begin_look(member)
+
+    def _begin_look(self, member: Member) -> None:
+        """Look at a server while others are looked at: to bring one up to date may take long, or never end."""
+        if member in self._looks:
+            return
+
+        def ended(look: asyncio.Task[None]) -> None:
+            del self._looks[member]
+            self._watch_ended(look)
+
+        look = self._looks[member] = asyncio.get_running_loop().create_task(self._look_at(member))
+        look.add_done_callback(ended)
 
     def _watch_ended(self, watch: asyncio.Task[None]) -> None:
         """Have the run end where nobody looks after the servers any more: those that are lost would stay so."""
@@ -442,9 +497,12 @@ class ServerPool:
         try:
             await self._bring_back(member)
         except TrainerError as error:
-            if member.is_new and not member.let_go.is_set() and str(error) != member.trouble:
-                self._say(f"inference server {member.name} is not asked yet: {error}")
-            member.waits_beyond, member.trouble = self._version, str(error)
+            self._put_off(member, error)
+
+    def _put_off(self, member: Member, error: TrainerError) -> None:
+        """Have a server that does not take the current weights wait for the next ones."""
+        self._tell_of_waiting(member, error)
+        member.waits_beyond, member.trouble = self._version, str(error)
 
     async def _bring_back(self, member: Member) -> None:
         if not member.connected:
@@ -453,18 +511,14 @@ class ServerPool:
             self._changed.set()
         if self._source is None or member.waits_beyond == self._version:
             return
-        if not await self._bring_up_to_date(member):
-            return
-        comes = "takes requests" if member.is_new else "is back"
-        member.is_new = False
-        self._say(f"inference server {member.name} {comes}, with the weights of version {self._version}")
+        await self._bring_up_to_date(member)
 
     async def _connect(self, member: Member) -> bool:
         """Meet a server, and return whether it is there."""
         try:
             await member.client.connect()
         except GONE as error:
-            member.trouble = words_of(error)
+            self._lost(member, error)
             return False
         member.connected, member.trouble = True, "it has no weights yet"
         return True

@@ -108,9 +108,10 @@ class ServerClient:
             ServerSetupError: If it lacks something that the run needs; the message names the switch or the release.
             ServerGoneError: If nobody answers.
         """
-        capabilities = await self._link.probe()
-        self._pauses.met()
-        self._weights.meet()
+        async with self._pauses.steering:  # it has the server go on, which may be about to pause
+            capabilities = await self._link.probe()
+            self._pauses.met()
+            self._weights.meet()
         return capabilities
 
     async def look(self) -> Seen:

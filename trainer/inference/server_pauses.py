@@ -21,7 +21,7 @@ class ServerPauses:
         weights: Those that it has.
 
     Attributes:
-        steering: Held while the server is paused, let go on, or given weights.
+        steering: Held while the server is met, paused, let go on, or given weights.
         mode: How it is paused; None where it is not.
         by_caller: Whether somebody asked for the pause, beside updates.
     """
@@ -63,7 +63,10 @@ class ServerPauses:
                 await self.end()
 
     def met(self) -> None:
-        """Forget a pause: whoever meets a server has it go on. Requests wait for the weights that it is to be given."""
+        """Forget a pause: whoever meets a server has it go on; `steering` is held.
+
+        Requests wait for the weights that it is to be given.
+        """
         if self.mode is None:
             return
         self.mode, self.by_caller = None, False

@@ -282,7 +282,6 @@ class Learner:
         whole = settings.keeps_episodes_whole and settings.aggregation.unit != "group"
         units = episodes if whole else sequences
         lengths = sequence_lengths(rows, sequences)
-        updates = 0
         policy_steps: list[StepReport] = []
         critic_steps: list[StepReport] = []
         told: dict[str, float] = {}
@@ -291,20 +290,18 @@ class Learner:
             for places in self._minibatches(units, step, epoch):
                 chosen = [rows[place] for place in places]
                 of_episodes = [episodes[place] for place in places]
+                # Only before the first step is the policy still the one that the update began with.
+                updates = sum(taken.applied for taken in policy_steps)
+                broken: str | None = None
                 if settings.prepares:
-                    seed = derive_seed(self._seed, "selection", step, updates)
+                    seed = derive_seed(self._seed, "selection", step, len(policy_steps))
                     try:
                         chosen, numbers = prepared_rows(
                             self._models.policy, settings, chosen, of_episodes, updates, seed
                         )
+                        prepared.append(numbers)
                     except InvalidNumberError as error:
-                        # Of a selection of the user's: no step is taken by it.
-                        updates += 1
-                        self._policy_steps.note(applied=False, why=str(error))
-                        policy_steps.append(StepReport({}, math.nan, applied=False, broken=str(error)))
-                        continue
-                    prepared.append(numbers)
-                rest = elsewhere_of(self._models.policy, settings, chosen, of_episodes, updates)
+                        broken = str(error)  # of a selection of the user's
                 counts = Denominators.from_lengths(
                     lengths[each] for each in {sequences[place] for place in places}
                 )
@@ -313,23 +310,25 @@ class Learner:
                         counts, positive_tokens=positive_tokens(settings, chosen, scores[places])
                     )
                 totals = torch.tensor([lengths[sequences[place]] for place in places])
-                taken = self._models.policy.step(
-                    chosen,
-                    partial(
-                        policy_share,
-                        settings=settings,
-                        scores=scores[places],
-                        lengths=totals,
-                        rest=rest,
-                        counts=counts,
-                    ),
-                    entropy="gradient" if settings.needs_entropy else "metric",
-                    # Only before the first step is the policy still the one that the update began with.
-                    keep_outputs=updates == 0 and not self._truncated,
-                )
+                if broken is not None:
+                    taken = StepReport({}, math.nan, applied=False, broken=broken)
+                else:
+                    rest = elsewhere_of(self._models.policy, settings, chosen, of_episodes, updates)
+                    taken = self._models.policy.step(
+                        chosen,
+                        partial(
+                            policy_share,
+                            settings=settings,
+                            scores=scores[places],
+                            lengths=totals,
+                            rest=rest,
+                            counts=counts,
+                        ),
+                        entropy="gradient" if settings.needs_entropy else "metric",
+                        keep_outputs=not (updates or told or self._truncated),
+                    )
                 if taken.outputs is not None:
                     told = mismatch(chosen, taken.outputs, places, batch, version)
-                updates += 1
                 self._policy_steps.note(applied=taken.applied, why=taken.broken)
                 policy_steps.append(taken)
                 if self._models.critic is not None:

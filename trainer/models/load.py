@@ -142,8 +142,23 @@ def without_chance(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def load_tokenizer(directory: Path) -> Any:
-    """Load the tokenizer that lies beside a model."""
-    return AutoTokenizer.from_pretrained(directory, local_files_only=True)
+    """Load the tokenizer that lies beside a model.
+
+    Raises:
+        ConfigError: If there is none, or it cannot be read.
+    """
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True)
+        files = getattr(tokenizer, "vocab_files_names", {}).values()
+        # Of some families the library makes up one that knows no words.
+        if files and not any((directory / file).exists() for file in files):
+            raise OSError(f"there is no {' and no '.join(files)}")
+    except (ImportError, OSError, ValueError, KeyError) as error:
+        raise ConfigError(
+            f"{directory} holds no tokenizer that can be loaded ({type(error).__name__}: "
+            f"{' '.join(str(error).split())}): put its files beside the model (tokenizer.json, tokenizer_config.json)"
+        ) from error
+    return tokenizer
 
 
 def save_model(model: PreTrainedModel, tokenizer: Any, directory: Path) -> None:

@@ -308,6 +308,12 @@ def kept_steps(
     return {*newest[:keep], *best[:keep_best]}
 
 
+def identity_of(folder: Path) -> str | None:
+    """Return what tells a checkpoint from all others, also of the same step; None where it has no manifest."""
+    manifest = folder / MANIFEST
+    return _hash(manifest) if manifest.exists() else None
+
+
 def load_checkpoint(folder: Path) -> Checkpoint:
     """Read a checkpoint and check it against its manifest.
 

@@ -238,6 +238,10 @@ def test_what_was_cut_off_may_earn_a_fixed_reward():
         ),
         (
             {"advantage": {"kind": "gdpo"}, "reward": {"scale": 2.0}},
+            "reward.scale changes the sum of rewards.*: leave it out and say it with algorithm.advantage.weights",
+        ),
+        (
+            {"advantage": {"kind": "gdpo", "weights": {"a": 2.0}}, "reward": {"scale": 2.0}},
             "reward.scale changes the sum of rewards",
         ),
         *(
@@ -257,3 +261,18 @@ def test_what_was_cut_off_may_earn_a_fixed_reward():
 def test_what_says_nothing_is_refused(parts, message):
     with pytest.raises(ValueError, match=message):
         settings_of(**parts)
+
+
+@pytest.mark.parametrize(
+    ("kind", "placement"),
+    [
+        ("gdpo", "reward"),
+        *((kind, "return") for kind in ("gae", "bi_level_gae", "token_return", "optimal_token")),
+    ],
+)
+def test_a_penalty_of_weight_0_may_stand_anywhere(kind, placement):
+    critic = {"critic": {}} if kind in ("gae", "bi_level_gae") else {}
+    advantage, penalty = {"kind": kind}, {"placement": placement}
+    assert settings_of(advantage=advantage, kl=penalty, **critic).kl.placement == placement
+    with pytest.raises(ValueError, match=r"KL penalty|set kl\.placement"):
+        settings_of(advantage=advantage, kl=penalty | {"coefficient": 0.1}, **critic)

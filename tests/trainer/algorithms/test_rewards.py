@@ -89,3 +89,18 @@ def test_what_was_cut_off_is_charged_nothing_beside_its_reward():
     assert turn_rewards(settings, cut) == [[0.0, -1.0], [0.5]]
     assert turn_charges(settings, cut) == [[0.0, 0.0], [-0.5]]
     assert turn_charges(settings, BATCH) == [[-0.5, 0.0], [0.0]], "where nobody asks, nothing was cut off"
+
+
+@pytest.mark.parametrize("factor", [0.0, 0.25, 1.0])
+def test_what_was_cut_off_pays_the_share_of_its_penalties_that_it_earns_of_its_rewards(factor):
+    cut = replace(BATCH, truncated=[True, False], valid=[[False, False], [False]])
+    common = {"truncated_scale": factor, "invalid_action_penalty": 0.5, "scale": 2.0}
+    charges = turn_charges(RewardSettings(penalty_in="return", **common), cut)
+    assert charges == [[-factor, -factor], [-1.0]]
+    # Without a discount the two ways of charging are one.
+    apart = turn_rewards(RewardSettings(penalty_in="return", **common), cut)
+    within = turn_rewards(RewardSettings(penalty_in="reward", **common), cut)
+    for rewards, charged, expected in zip(apart, charges, within, strict=True):
+        assert [reward + charge for reward, charge in zip(rewards, charged, strict=True)] == pytest.approx(
+            expected
+        )

@@ -1,5 +1,8 @@
 """A file that names inference servers: what is read of it, and what is kept while it cannot be read."""
 
+import os
+from pathlib import Path
+
 import pytest
 
 from trainer.cli import main
@@ -49,6 +52,28 @@ async def test_a_file_that_cannot_be_used_ends_a_start_and_changes_nothing_later
     assert await roster.names() == [B]
     assert await roster.names() == [B]
     assert said[1:] == [f"inference.urls_file: {path} can be read again"]
+
+
+def test_what_is_no_regular_file_is_refused_and_not_waited_for(tmp_path):
+    """Nobody may ever write into a pipe."""
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", Path("/dev/null"), tmp_path):
+        with pytest.raises(
+            ConfigError, match=f"inference.urls_file: cannot read {path}: it is no regular file"
+        ):
+            read_servers(path)
+
+
+def test_a_path_that_is_none_is_an_error_of_the_settings():
+    with pytest.raises(ConfigError, match=r"inference\.urls_file: cannot read .*: embedded null"):
+        read_servers(Path("servers\0"))
+
+
+def test_a_long_file_is_read_in_time_linear_in_its_length(tmp_path):
+    path = tmp_path / "servers"
+    addresses = [f"http://{number:x}" for number in range(80_000)]
+    path.write_text("\n".join(addresses))
+    assert read_servers(path) == addresses
 
 
 def test_a_dry_run_looks_for_the_file(tmp_path, capsys):

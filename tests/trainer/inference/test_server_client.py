@@ -593,6 +593,23 @@ async def test_a_server_that_was_paused_when_it_was_lost_goes_on_when_it_is_met_
                 assert (await client.generate(request())).policy_versions == [1] * 6
 
 
+@BOTH
+async def test_a_server_that_is_met_while_it_is_told_to_pause_goes_on_all_the_same(dialect, tmp_path):
+    """Whoever had asked for the pause ends it, and would find nothing to end."""
+    with InferenceServer(dialect) as server:
+        async with asyncio.timeout(30), ServerClient(server.url, dialect) as client:
+            path = "/pause" if dialect == "vllm" else "/pause_generation"
+            server.fail({"kind": "late", "path": path, "seconds": 0.5})
+            pausing = asyncio.create_task(client.pause("abort"))
+            await asyncio.sleep(0.1)
+            await client.connect()
+            await pausing
+            await client.resume()
+            assert not server.state()["paused"]
+            await client.sync(Weights(1, tmp_path), 1)
+            assert (await client.generate(request())).policy_versions == [1] * 6
+
+
 # What goes wrong
 
 

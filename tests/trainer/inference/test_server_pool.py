@@ -12,6 +12,7 @@ from trainer.inference.errors import (
     ForeignWeightsError,
     MalformedReplyError,
     RequestRefusedError,
+    WeightUpdateError,
     WrongWeightsError,
 )
 from trainer.inference.members import Roster
@@ -519,6 +520,185 @@ async def test_a_watch_that_ends_is_told_to_all_who_ask(servers, model):
             await asked
         with pytest.raises(RunError, match=r"looked after.*ValueError: no such place"):
             await pool.sync(WeightsOf(model), 2)
+
+
+class Named:
+    """Which of some servers a pool is to have, and what it says of them."""
+
+    def __init__(self, servers, *names):
+        self.servers = servers
+        self.now = list(names)
+        self.said = []
+
+    async def names(self):
+        return list(self.now)
+
+    def pool(self, **options):
+        servers = {name: self.servers[name] for name in self.now}
+        return pool_of(servers, say=self.said.append, roster=Roster(self.names, self.servers.get), **options)
+
+    def says(self, text):
+        return sum(text in line for line in self.said)
+
+
+@pytest.mark.parametrize("fault", [WrongWeightsError, WeightUpdateError, RunError])
+async def test_a_server_that_is_added_and_does_not_take_the_weights_is_gone_on_without(servers, model, fault):
+    broken = asyncio.Event()
+    broken.set()
+
+    async def check(name, client):
+        if name == "b" and broken.is_set():
+            raise fault(f"b: the update to version {servers['b'].syncs[-1]} failed")
+
+    named = Named(servers, "a")
+    async with asyncio.timeout(60), named.pool(check=check) as pool:
+        await pool.sync(WeightsOf(model), 1)
+        named.now.append("b")
+        await until(lambda: named.says("b is not asked yet: b: the update"))
+        for version in (2, 3):
+            await pool.sync(WeightsOf(model), version)
+            assert pool.serving == ["a"]
+            assert servers["a"].version == version
+        assert (await pool.generate(request(0))).policy_versions == [3] * 6
+        broken.clear()
+        await pool.sync(WeightsOf(model), 4)
+        assert pool.serving == ["a", "b"]
+        broken.set()
+        with pytest.raises(fault, match="version 5"):  # it is one of them now
+            await pool.sync(WeightsOf(model), 5)
+
+
+async def test_a_server_that_is_added_and_does_not_take_the_weights_is_told_of_once(servers, model):
+    async def check(name, client):
+        if name == "b":
+            raise WrongWeightsError(f"b has others than those of version {servers['b'].syncs[-1]}")
+
+    named = Named(servers, "a")
+    async with asyncio.timeout(60), named.pool(check=check) as pool:
+        await pool.sync(WeightsOf(model), 1)
+        named.now.append("b")
+        await until(lambda: named.says("b is not asked yet"))
+        said = list(named.said)
+        for version in (2, 3, 4):
+            await pool.sync(WeightsOf(model), version)
+        assert servers["b"].syncs == [1, 1, 2, 2, 3, 3, 4, 4]
+        assert named.said == said
+
+
+async def test_an_address_that_is_added_and_where_nobody_answers_is_told_of_once(servers, model):
+    servers["b"].unplug()
+    named = Named(servers, "a")
+    async with asyncio.timeout(60), named.pool() as pool:
+        await pool.sync(WeightsOf(model), 1)
+        named.now.append("b")
+        await until(lambda: named.says("b is not asked yet: connection refused"))
+        looks = servers["a"].looks
+        await until(lambda: servers["a"].looks > looks + 3)
+        assert named.says("b is not asked yet") == 1
+        servers["b"].plug()
+        await until(lambda: pool.serving == ["a", "b"])
+        assert named.says("b takes requests, with the weights of version 1") == 1
+
+
+async def test_a_server_that_is_first_brought_up_by_an_update_is_told_of_and_is_new_no_more(servers, model):
+    check = Suspicious("b", 2)  # both attempts of the first time
+    named = Named(servers, "a")
+    async with asyncio.timeout(60), named.pool(check=check) as pool:
+        await pool.sync(WeightsOf(model), 1)
+        named.now.append("b")
+        await until(lambda: named.says("b is not asked yet: b has others"))
+        await pool.sync(WeightsOf(model), 2)
+        assert pool.serving == ["a", "b"]
+        assert named.says("b takes requests, with the weights of version 2") == 1
+        servers["b"].unplug()
+        await until(lambda: named.says("b is gone"))
+        servers["b"].plug()
+        await until(lambda: pool.serving == ["a", "b"])
+        assert named.says("b is back, with the weights of version 2") == 1
+        assert named.says("b takes requests") == 1
+
+
+async def test_a_server_that_is_brought_back_by_an_update_is_told_of(servers, model):
+    check = Suspicious("b", 0)
+    named = Named(servers, "a", "b")
+    async with asyncio.timeout(60), named.pool(check=check) as pool:
+        await pool.sync(WeightsOf(model), 1)
+        assert not named.said, "nobody was gone"
+        servers["b"].unplug()
+        await until(lambda: named.says("b is gone"))
+        check.times = check.asked + 2
+        servers["b"].plug()
+        await until(lambda: check.asked == check.times)
+        await pool.sync(WeightsOf(model), 2)
+        await until(lambda: pool.serving == ["a", "b"])
+        assert named.says("b is back, with the weights of version 2") == 1
+
+
+class Endless(Server):
+    """A server whose front end lives, and whose updates never end unless its client is closed."""
+
+    def __init__(self, model):
+        super().__init__(model)
+        self.closed = asyncio.Event()
+
+    async def sync(self, source, version):
+        self.syncs.append(version)
+        await self.closed.wait()
+        raise WeightUpdateError("b: the update failed: the client was closed")
+
+    async def close(self):
+        self.closed.set()
+        await super().close()
+
+
+async def test_while_one_server_takes_its_weights_for_ever_the_others_are_looked_after(servers, model):
+    named = Named(servers | {"b": Endless(model), "c": servers["b"]}, "a")
+    async with asyncio.timeout(60), named.pool() as pool:
+        await pool.sync(WeightsOf(model), 1)
+        named.now.append("b")
+        await until(lambda: named.servers["b"].syncs)
+        named.now.append("c")
+        await until(lambda: pool.serving == ["a", "c"])
+        servers["a"].unplug()
+        await until(lambda: pool.serving == ["c"])
+        servers["a"].plug()
+        await until(lambda: pool.serving == ["a", "c"])
+        assert named.servers["b"].syncs == [1]
+
+
+async def test_an_update_waits_no_more_for_a_server_that_is_taken_away_in_an_update_before(servers, model):
+    named = Named(servers | {"b": Endless(model)}, "a")
+    async with asyncio.timeout(60), named.pool() as pool:
+        await pool.sync(WeightsOf(model), 1)
+        named.now.append("b")
+        await until(lambda: named.servers["b"].syncs)
+        brought = asyncio.ensure_future(pool.sync(WeightsOf(sharp_model(1)), 2))
+        await until(lambda: servers["a"].version == 2)
+        named.now.remove("b")
+        await brought
+        assert pool.serving == ["a"]
+        assert not named.servers["b"].closed.is_set(), "it may still end"
+    assert named.servers["b"].closed.is_set()
+
+
+async def test_an_update_that_never_ends_is_broken_off_when_its_server_is_taken_away(servers, model):
+    named = Named(servers | {"b": Endless(model)}, "a", "b")
+    async with asyncio.timeout(60), named.pool(patience_s=0.3) as pool:
+        brought = asyncio.ensure_future(pool.sync(WeightsOf(model), 1))
+        await until(lambda: named.servers["b"].syncs and servers["a"].version == 1)
+        named.now.remove("b")
+        await brought
+        assert pool.serving == ["a"]
+        assert not named.says("it is sent them again")
+
+
+async def test_closing_waits_for_no_update(servers, model):
+    named = Named(servers | {"b": Endless(model)}, "a")
+    async with asyncio.timeout(10):
+        async with named.pool() as pool:
+            await pool.sync(WeightsOf(model), 1)
+            named.now.append("b")
+            await until(lambda: named.servers["b"].syncs)
 
 
 async def test_an_abort_reaches_all_servers(pool, servers):

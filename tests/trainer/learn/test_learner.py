@@ -510,6 +510,35 @@ async def test_a_step_by_weights_that_are_none_is_left_out_and_the_next_one_take
     assert not list(not_finite(weights))
 
 
+ENDLESS = {"kind": "custom", "function": f"{__name__}:endless_for_the_first_group"}
+
+
+async def test_a_critic_learns_also_where_no_step_of_the_policy_is_taken():
+    settings = resolve_preset("ppo", {"minibatches": 2, "selection": ENDLESS})
+    _, metrics = await updated(settings, "trajectory")
+    assert (metrics["policy/skipped_steps"], metrics["policy/optimizer_steps"]) == (1.0, 1.0)
+    assert (metrics["critic/skipped_steps"], metrics["critic/optimizer_steps"]) == (0.0, 2.0)
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_a_fault_in_whichever_minibatch_leaves_the_mismatch_reported(seed):
+    """Among these seeds the first episode is in the first minibatch, and in the second."""
+    settings = resolve_preset("grpo", {"minibatches": 2, "selection": ENDLESS})
+    batch = episode_batch(groups_for_all(), row_builder("trajectory"))
+    metrics = await Learner(settings, models_of(settings), seed=seed).update(batch, step=0)
+    assert metrics["policy/skipped_steps"] == 1.0
+    assert metrics["mismatch/k3"] == pytest.approx(0.0, abs=1e-6)
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_a_step_that_is_not_finite_leaves_the_mismatch_of_the_other_reported(seed):
+    settings = resolve_preset("grpo", {"minibatches": 2, "proximal": "behaviour"})
+    batch = episode_batch(with_a_nan_at_sampling(groups_for_all()), row_builder("trajectory"))
+    metrics = await Learner(settings, models_of(settings), seed=seed).update(batch, step=0)
+    assert (metrics["policy/skipped_steps"], metrics["policy/optimizer_steps"]) == (1.0, 1.0)
+    assert metrics["mismatch/k3"] == pytest.approx(0.0, abs=1e-6)
+
+
 @pytest.mark.parametrize("preset", ["ppo", "grpo", "otb"])
 @pytest.mark.parametrize(
     "episodes", [{"kind": "shortest", "size": 2}, {"kind": "finished", "in_statistics": False}]

@@ -15,7 +15,7 @@ import trainer.models.load
 from tests.support.processes import ROOT
 from trainer.cli import main
 from trainer.core.errors import ConfigError
-from trainer.models.load import load_model, model_folder, save_model
+from trainer.models.load import load_model, load_tokenizer, model_folder, save_model
 from trainer.models.tokenizer import build_tiny_tokenizer
 
 NAME = "Qwen/Qwen2.5-0.5B-Instruct"
@@ -112,3 +112,24 @@ def test_every_command_of_the_guide_runs(cached, tmp_path, monkeypatch, capfd):
         assert code == 0, (words, printed.err)
     assert (tmp_path / "clone" / "runs" / "own_model" / "checkpoints" / "step_000002").is_dir()
     assert (tmp_path / "clone" / "runs" / "sooner" / "model" / "config.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("tokenizer.json", None),
+        ("tokenizer.json", "{"),
+        ("tokenizer.json", "{}"),
+        ("tokenizer_config.json", "{"),
+        ("*token*", None),
+    ],
+)
+def test_a_tokenizer_that_is_missing_or_damaged_is_an_error_of_the_settings(cached, file, content):
+    for path in list(cached.glob(file)):
+        path.unlink()
+        if content is not None:
+            path.write_text(content)
+    with pytest.raises(
+        ConfigError, match=f"{cached} holds no tokenizer that can be loaded .*: put its files"
+    ):
+        load_tokenizer(cached)

@@ -73,15 +73,16 @@ class Deliveries:
     def again(self, request: Request, asked: bytes) -> Delivery | None:
         """Return the answer that a request asks for once more.
 
-        None where it asks for the first time, where the first attempt came to nothing, and where equal requests were
-        under way at one time, so that nobody can tell whose answer was lost.
+        None where it asks for the first time, where the attempt before it came to nothing, and where equal requests
+        were under way at one time, so that nobody can tell whose answer was lost.
         """
         if not _is_retry(request):
             return None
-        same = [each for each in self._latest if each.asked == asked and each.is_wanted]
-        if not same or same[-1].is_one_of_several:
+        # An older answer than that attempt's was asked for by a request of its own, which has had it.
+        latest = next((each for each in reversed(self._latest) if each.asked == asked), None)
+        if latest is None or not latest.is_wanted or latest.is_one_of_several:
             return None
-        return same[-1]
+        return latest
 
 
 def name_of(request: Request, body: bytes) -> bytes:

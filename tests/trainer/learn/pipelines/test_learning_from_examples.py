@@ -1,6 +1,7 @@
 """`roll-train sft`, `dpo`, `reward` and `distill` on examples, as a user starts them."""
 
 import json
+import os
 import random
 import re
 import shutil
@@ -91,7 +92,7 @@ def test_a_killed_run_ends_with_the_weights_of_one_that_was_not(data, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_that_went_on_is_exported_as_it_stands_and_not_as_it_once_ended(data, tmp_path):
+def test_a_run_that_went_on_is_exported_as_it_stands_and_not_as_it_once_ended(data, tmp_path, capsys):
     run = [*sft(data), *SMALL, "checkpoint={every: 2, resume: auto}", f"output_dir={tmp_path}/run"]
     train("sft", *run, "steps=2")
     assert main(["export", *run, "--output", f"{tmp_path}/ended"]) == 0
@@ -102,6 +103,14 @@ def test_a_run_that_went_on_is_exported_as_it_stands_and_not_as_it_once_ended(da
     ended, stands = (dict(load_model(tmp_path / name).named_parameters()) for name in ("ended", "stands"))
     assert all(torch.equal(stands[name], saved[name]) for name in saved)
     assert not all(torch.equal(ended[name], saved[name]) for name in saved)
+    # A copy has the times at which its files were copied.
+    for file in (tmp_path / "run" / "model").iterdir():
+        os.utime(file)
+    assert main(["export", *run, "--output", f"{tmp_path}/copied"]) == 0
+    copied = dict(load_model(tmp_path / "copied").named_parameters())
+    assert all(torch.equal(copied[name], saved[name]) for name in saved)
+    said = f"{tmp_path}/run/model is of another checkpoint than the newest, {newest}"
+    assert said in " ".join(capsys.readouterr().err.split())
 
 
 def test_a_resumed_run_has_the_same_data_and_settings(data, tmp_path, capsys):
@@ -175,6 +184,21 @@ def test_a_reference_that_reads_other_tokens_is_refused(data, imitated, tmp_path
     assert re.search(
         r"dpo.reference: token \d+ is '(Left|Up)' for the policy and '(Left|Up)' for", capsys.readouterr().err
     )
+
+
+@pytest.mark.parametrize("left", ["tokenizer_config.json", "nothing"])
+def test_a_reference_without_a_tokenizer_is_refused_with_the_remedy(data, imitated, tmp_path, capsys, left):
+    other = tmp_path / "other"
+    shutil.copytree(imitated / "model", other)
+    for file in other.glob("*token*"):
+        if file.name != left:
+            file.unlink()
+    words = ["dpo", f"dpo.data=[{{path: {data}/pairs_train.jsonl, limit: 16}}]", "steps=1", SMALL[1]]
+    words += [f"model.path={imitated}/model", "model.max_length=96", f"dpo.reference={other}"]
+    assert main([*words, f"output_dir={tmp_path}/refused"]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert f"dpo.reference: {other} holds no tokenizer that can be loaded" in said
+    assert "put its files beside the model (tokenizer.json, tokenizer_config.json)" in said
 
 
 def test_a_best_metric_that_nothing_measures_is_told_of(data, tmp_path, capsys):

@@ -59,7 +59,7 @@ class Listed:
 
 
 @asynccontextmanager
-async def following(folder, *servers, look_every_s=0.05):
+async def following(folder, *servers, look_every_s=0.05, patience_s=20.0):
     listed = Listed(folder / "servers")
     listed.names(*servers)
     roster = FileRoster(listed.path, listed.said.append)
@@ -72,7 +72,7 @@ async def following(folder, *servers, look_every_s=0.05):
         listed.pool = ServerPool(
             {url: meet(url) for url in await roster.names()},
             max_concurrent=3,
-            patience_s=20.0,
+            patience_s=patience_s,
             check=check,
             look_every_s=look_every_s,
             say=listed.said.append,
@@ -162,6 +162,26 @@ async def test_an_update_takes_the_servers_that_are_named_then(three, tmp_path):
         await listed.publisher.publish(backend_of(sharp_model(2)), 2)
         await listed.says(third.url, "takes requests, with the weights of version 2")
         assert listed.pool.serving == [second.url, third.url]
+
+
+async def test_a_server_that_loads_for_ever_is_left_when_it_is_named_no_more(start, three, tmp_path):
+    """Its front end lives: nobody can tell it from one that takes its time."""
+    first, _, third = three
+    with InferenceServer(first.dialect, model=start) as slow:
+        async with following(tmp_path, first, patience_s=0.5) as listed:
+            await listed.publisher.publish(backend_of(sharp_model(1)), 1)
+            path = "/collective_rpc" if first.dialect == "vllm" else "/update_weights_from_disk"
+            slow.fail({"kind": "late", "path": path, "seconds": 120.0})
+            listed.names(first, slow)
+            async with asyncio.timeout(30):
+                while not slow.state()["faults"]:
+                    await asyncio.sleep(0.02)
+            updating = asyncio.ensure_future(listed.publisher.publish(backend_of(sharp_model(2)), 2))
+            listed.names(first, third)
+            await listed.says(slow.url, "is named no more")
+            await updating
+            await listed.says(third.url, "takes requests, with the weights of version 2")
+            assert listed.pool.serving == [first.url, third.url]
 
 
 async def test_a_file_that_names_nobody_takes_no_server_away(three, tmp_path):

@@ -233,3 +233,54 @@ async def test_an_endpoint_that_fails_records_nothing_of_it():
         assert answer.choices[0].message.content == "one"
         assert [turn.reply for turn in session.trajectory.turns] == ["one"]
         assert_recorded(session.trajectory, session.service.client.log)
+
+
+class Faltering(CountingPolicy):
+    """Fails at one request: the second of all, unless told otherwise."""
+
+    fails_at = 2
+
+    async def generate(self, request):
+        if self.begun + 1 == self.fails_at:
+            self.begun += 1
+            raise ApiError(502, "the reply was lost while it was sampled: ask again", "reply_lost")
+        return await super().generate(request)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_who_asks_the_same_anew_and_fails_is_not_given_the_answer_of_before(stream):
+    policy = Faltering(TOKENIZER, WORDS)
+    async with asyncio.timeout(60), endpoint_of(service_of(policy, TOKENIZER)) as endpoint:
+        key, session = endpoint.open()
+        async with httpx.AsyncClient() as client:
+
+            async def ask(count):
+                question = [{"role": "user", "content": "a"}]
+                return await client.post(
+                    f"{endpoint.url}/s/{key}/v1/chat/completions",
+                    json={"model": "policy", "messages": question, "stream": stream},
+                    headers={"x-stainless-retry-count": str(count)},
+                )
+
+            first, failed, second, again = [await ask(count) for count in (0, 0, 1, 2)]
+    assert (first.status_code, failed.status_code) == (200, 502)
+    assert '"one"' in first.text
+    assert '"two"' in second.text, "the attempt before it came to nothing"
+    assert '"two"' in again.text, "this one had an answer, which may have been lost"
+    assert [turn.reply for turn in session.trajectory.turns] == ["one", "two"]
+
+
+async def test_who_leaves_and_asks_the_same_again_is_not_given_the_answer_of_before():
+    gate = asyncio.Event()
+    gate.set()
+    async with agent_behind("none", "leaves", gate=gate) as agent:
+        question = {"model": "policy", "messages": [{"role": "user", "content": "a"}]}
+        answer = await agent.client.chat.completions.create(**question)
+        gate.clear()
+        hasty = agent.client.with_options(timeout=0.5, max_retries=9)
+        talk = asyncio.create_task(hasty.chat.completions.create(**question))
+        await agent.proxy.wait_for(3)
+        gate.set()
+        said = [each.choices[0].message.content for each in (answer, await talk)]
+        assert said == ["one", "two"]
+        assert [turn.reply for turn in agent.session.trajectory.turns] == said
