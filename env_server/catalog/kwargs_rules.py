@@ -84,13 +84,12 @@ class KwargsRules:
         ]
         try:
             decode_value(None, kwargs)
-        except DecodeError as error:
-            errors.append({"field": "kwargs", "reason": str(error)})
-        try:
             for misfit in self._validator.misfits(kwargs):
                 errors.extend(islice(_told(misfit, reserved), _MAX_ERRORS))
                 if len(errors) >= _MAX_ERRORS:
                     break
+        except DecodeError as error:
+            errors.append({"field": "kwargs", "reason": str(error)})
         except TooMuchWorkError as error:
             errors.append({"field": "kwargs", "reason": f"the schema cannot be followed for these: {error}"})
         if errors:

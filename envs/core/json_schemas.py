@@ -71,7 +71,8 @@ class SchemaValidator:
         if not isinstance(schema, Mapping):
             raise SchemaError("a JSON Schema is needed, as a mapping")
         try:
-            list(_beyond_json(schema))
+            for _ in _beyond_json(schema):
+                pass  # What is wrong with a number is told below, where its place in the schema is known.
             text = json.dumps(schema)
         except (TypeError, ValueError, TooMuchWorkError) as error:
             raise SchemaError(f"the schema cannot be read: {error}") from error
@@ -164,20 +165,28 @@ def _beyond_json(value: Any) -> Iterator[jsonschema.ValidationError]:
     Raises:
         TooMuchWorkError: It is nested so deeply that walking through it by calls within calls would end Python.
     """
-    waiting: list[tuple[tuple[str | int, ...], Any]] = [((), value)]
-    while waiting:
-        path, part = waiting.pop()
-        if isinstance(part, Mapping | list | tuple):
-            if len(path) == _DEEPEST_VALUE:
-                raise TooMuchWorkError(f"it is nested more than {_DEEPEST_VALUE} deep")
-            inner: Iterable[tuple[Any, Any]] = part.items() if isinstance(part, Mapping) else enumerate(part)
-            waiting.extend(
-                ((*path, name), each) for name, each in inner if not isinstance(each, str | bool | None)
-            )
-        elif isinstance(part, float) and not math.isfinite(part):
-            yield jsonschema.ValidationError("is not finite", path=path)
-        elif isinstance(part, int) and part.bit_length() > _LONGEST_NUMBER:
-            yield jsonschema.ValidationError("is a number of too many digits", path=path)
+    # One path, of where the walk is: a path for each of many values deep within others takes more memory than they do.
+    path: list[Any] = [None]
+    levels: list[Iterator[tuple[Any, Any]]] = [iter([(None, value)])]
+    while levels:
+        for path[-1], part in levels[-1]:
+            if isinstance(part, str):
+                continue
+            if isinstance(part, float):
+                if not math.isfinite(part):
+                    yield jsonschema.ValidationError("is not finite", path=tuple(path[1:]))
+            elif isinstance(part, int):
+                if part.bit_length() > _LONGEST_NUMBER:
+                    yield jsonschema.ValidationError("is a number of too many digits", path=tuple(path[1:]))
+            elif isinstance(part, Mapping | list | tuple):
+                if len(levels) > _DEEPEST_VALUE:
+                    raise TooMuchWorkError(f"it is nested more than {_DEEPEST_VALUE} deep")
+                levels.append(iter(part.items() if isinstance(part, Mapping) else enumerate(part)))
+                path.append(None)
+                break
+        else:
+            levels.pop()
+            path.pop()
 
 
 class _Work:

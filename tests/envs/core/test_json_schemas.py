@@ -4,6 +4,7 @@ import json
 import math
 import re
 import time
+import tracemalloc
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -102,6 +103,22 @@ def test_a_value_that_does_not_fit_is_told(schema: dict[str, Any], value: Any, s
     assert misfit is not None
     assert said in misfit.message
     assert not SchemaValidator(schema).fits(value)
+
+
+def test_looking_at_many_numbers_deep_within_a_value_takes_less_memory_than_they_do() -> None:
+    value = {"a": nested(190, lambda part: [part], [1] * 30_000)}
+    validator = SchemaValidator({})
+    tracemalloc.start()
+    assert validator.fits(value)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 1_000_000
+
+
+def test_what_is_no_json_is_told_with_its_place() -> None:
+    value = {"a": [1, {"b": math.nan}, math.inf], "c": [[]], "d": -math.inf}
+    told = [list(misfit.absolute_path) for misfit in SchemaValidator({}).misfits(value)]
+    assert told == [["a", 1, "b"], ["a", 2], ["d"]]
 
 
 def test_numbers_are_divided_as_they_are_written() -> None:
