@@ -104,7 +104,7 @@ def _told(misfit: Any, reserved: Set[str]) -> Iterator[dict[str, str]]:
     """What does not fit, as the fields and reasons of a problem; names that there are not, one by one."""
     path = ["kwargs", *(str(part) for part in misfit.absolute_path)]
     if misfit.validator != "additionalProperties" or "patternProperties" in misfit.schema:
-        yield {"field": ".".join(path), "reason": misfit.message[:_MAX_REASON]}
+        yield {"field": ".".join(path)[:_MAX_REASON], "reason": misfit.message[:_MAX_REASON]}
         return
     named = misfit.schema.get("properties", {})
     for name in misfit.instance:
