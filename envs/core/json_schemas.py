@@ -6,10 +6,7 @@ against one. All four who do that do it here: verifiers of forms, kwargs of envi
 
 import json
 import math
-import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
-from contextvars import ContextVar
-from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 from itertools import islice
@@ -24,6 +21,7 @@ from referencing import Registry
 from envs.core import patterns
 from envs.core.patterns import TooMuchWorkError
 from envs.core.schema_parts import SchemaError, checked_parts
+from envs.core.schema_work import ITEMS_OF_A_LOOK, WORK, ReadSchema, Work
 
 _LARGEST_SCHEMA = 64 * 1024
 _DEEPEST_VALUE = 200
@@ -34,10 +32,8 @@ _MOST_LOOKS = 20_000
 _DEEPEST_LOOK = 120
 _MOST_MISFITS = 100
 _KEPT = 512
-# What one look may bring with it: items that are gone through, values that are compared, characters that are told.
-_ITEMS_OF_A_LOOK = 50
+# What one look may bring with it: items that are gone through, characters that are told.
 _PARTS_OF_A_LOOK = 10
-_VALUES_OF_A_LOOK = 50
 _PAIRS_OF_A_LOOK = 1_000
 _CHARACTERS_OF_A_LOOK = 100
 
@@ -105,42 +101,31 @@ class SchemaValidator:
             yield first
             yield from beyond
             return
-        work = _Work(self._read.enumerations, self._most_looks)
+        work = Work(self._read, self._most_looks)
         misfits = self._validator.iter_errors(value)
         while True:
             # Whoever asks may do other work between two misfits, and hold another value against another schema.
-            token = _WORK.set(work)
+            token = WORK.set(work)
             try:
                 misfit = next(misfits, None)
             except RecursionError as error:
                 raise TooMuchWorkError("the value is nested too deeply for the schema") from error
             finally:
-                _WORK.reset(token)
+                WORK.reset(token)
             if misfit is None:
                 return
             yield misfit
 
 
-@dataclass(frozen=True, slots=True)
-class _ReadSchema:
-    """A schema that was looked at, and the keys of what its enumerations allow, by the enumerations' identities."""
-
-    schema: Mapping[str, Any]
-    enumerations: Mapping[int, frozenset[Hashable]]
-
-
 @lru_cache(maxsize=_KEPT)
-def _read(text: str, match_patterns: bool) -> _ReadSchema:
+def _read(text: str, match_patterns: bool) -> ReadSchema:
     """Look at a schema, which takes longer than holding most values against it."""
     schema = json.loads(text)
-    enumerations = {}
-    parts = checked_parts(schema)
+    parts, targets = checked_parts(schema)
     if match_patterns:
         _check_patterns(parts)
-    for part in parts:
-        if "enum" in part:
-            enumerations[id(part["enum"])] = frozenset(map(_key, part["enum"]))
-    return _ReadSchema(schema, enumerations)
+    enumerations = {id(part["enum"]): frozenset(map(_key, part["enum"])) for part in parts if "enum" in part}
+    return ReadSchema(schema, targets, enumerations)
 
 
 def _check_patterns(parts: Iterable[Mapping[str, Any]]) -> None:
@@ -189,41 +174,6 @@ def _beyond_json(value: Any) -> Iterator[jsonschema.ValidationError]:
             path.pop()
 
 
-class _Work:
-    """How often something was looked at, within how many other looks one is, and how long patterns may still take."""
-
-    def __init__(self, enumerations: Mapping[int, frozenset[Hashable]], most: float) -> None:
-        self.enumerations = enumerations
-        self.depth = 0
-        self._left = most
-        self._seconds = patterns.SECONDS
-
-    def look(self, looks: int = 1) -> None:
-        self._left -= looks
-        if self._left < 0:
-            raise TooMuchWorkError("the schema takes too much work on this value")
-
-    def compare(self, value: Any) -> None:
-        """Count what is gone through where a value is compared as a whole."""
-        waiting = [value]
-        size = 0
-        while waiting:
-            part = waiting.pop()
-            if isinstance(part, Mapping | list | tuple):
-                size += len(part)
-                waiting.extend(part.values() if isinstance(part, Mapping) else part)
-        self.look(size // _VALUES_OF_A_LOOK)
-
-    def searches(self, pattern: str, text: str) -> bool:
-        begun = time.monotonic()
-        try:
-            return patterns.searches(pattern, text, seconds=self._seconds)
-        finally:
-            self._seconds -= time.monotonic() - begun
-
-
-_WORK: ContextVar[_Work] = ContextVar("work")
-
 _Keyword = Callable[[Any, Any, Any, Any], Iterable[jsonschema.ValidationError] | None]
 
 
@@ -232,9 +182,9 @@ def _counted(name: str, keyword: _Keyword) -> _Keyword:
     squared = name.startswith("unevaluated")
 
     def look(validator: Any, part: Any, instance: Any, schema: Any) -> Iterator[jsonschema.ValidationError]:
-        work = _WORK.get()
+        work = WORK.get()
         size = len(instance) if isinstance(instance, list | dict) else 0
-        looks = 1 + size // _ITEMS_OF_A_LOOK
+        looks = 1 + size // ITEMS_OF_A_LOOK
         if isinstance(part, list | dict) and name != "enum":
             looks += len(part) // _PARTS_OF_A_LOOK
         # The library compares each name or index with each that was looked at.
@@ -254,10 +204,15 @@ def _counted(name: str, keyword: _Keyword) -> _Keyword:
     return look
 
 
+def _ref(validator: Any, _: Any, instance: Any, schema: Any) -> Iterator[jsonschema.ValidationError]:
+    """Follow a reference to where it was found to lead; the library would search the whole schema at each look."""
+    yield from validator.descend(instance, WORK.get().read.targets[id(schema)])
+
+
 def _enum(_: Any, allowed: list[Any], instance: Any, __: Any) -> Iterator[jsonschema.ValidationError]:
-    work = _WORK.get()
+    work = WORK.get()
     work.compare(instance)
-    if _key(instance) not in work.enumerations[id(allowed)]:
+    if _key(instance) not in work.read.enumerations[id(allowed)]:
         yield jsonschema.ValidationError(f"{instance!r} is not one of {allowed!r}")
 
 
@@ -277,7 +232,7 @@ def _unique_items(_: Any, unique: bool, instance: Any, __: Any) -> Iterator[json
     """Look at each item once: the library compares each with all others where they cannot be sorted."""
     if not unique or not isinstance(instance, list):
         return
-    _WORK.get().compare(instance)
+    WORK.get().compare(instance)
     if len(set(map(_key, instance))) < len(instance):
         yield jsonschema.ValidationError(f"{instance!r} has non-unique elements")
 
@@ -298,7 +253,7 @@ def _key(value: Any) -> Hashable:
 
 
 def _pattern(_: Any, pattern: str, instance: Any, __: Any) -> Iterator[jsonschema.ValidationError]:
-    if isinstance(instance, str) and not _WORK.get().searches(pattern, instance):
+    if isinstance(instance, str) and not WORK.get().searches(pattern, instance):
         yield jsonschema.ValidationError(f"{instance!r} does not match {pattern!r}")
 
 
@@ -307,7 +262,7 @@ def _pattern_properties(
 ) -> Iterator[jsonschema.ValidationError]:
     if not isinstance(instance, dict):
         return
-    work = _WORK.get()
+    work = WORK.get()
     for pattern, part in parts.items():
         for name, value in instance.items():
             work.look()
@@ -324,7 +279,7 @@ def _additional_properties(
         return
     if not isinstance(instance, dict):
         return
-    work = _WORK.get()
+    work = WORK.get()
     for name, value in instance.items():
         if name in schema.get("properties", {}):
             continue
@@ -365,7 +320,7 @@ def _dialect(keywords: dict[str, _Keyword], *, strict: bool) -> Any:
 
 
 _OWN: dict[str, _Keyword] = dict(Draft202012Validator.VALIDATORS)
-_BOUND: dict[str, _Keyword] = {"enum": _enum, "multipleOf": _multiple_of, "uniqueItems": _unique_items}
+_BOUND: dict[str, _Keyword] = {"$ref": _ref, "enum": _enum, "multipleOf": _multiple_of, "uniqueItems": _unique_items}
 _MATCHED: dict[str, _Keyword] = {
     "pattern": _pattern,
     "patternProperties": _pattern_properties,

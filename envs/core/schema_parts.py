@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from graphlib import CycleError, TopologicalSorter
-from typing import Any
+from typing import Any, NamedTuple
 
 from jsonschema import Draft202012Validator
 from referencing import Registry
@@ -35,12 +35,24 @@ _WITHIN_BY_NAME = ("$defs", "definitions", "patternProperties", "properties")
 _META: Any = Draft202012Validator(Draft202012Validator.META_SCHEMA)
 
 
+class Parts(NamedTuple):
+    """The parts of a schema.
+
+    Attributes:
+        all: All schemas within it, itself among them.
+        targets: Where the `$ref` of each leads, by the identity of the part that has it.
+    """
+
+    all: list[dict[str, Any]]
+    targets: dict[int, Any]
+
+
 class SchemaError(ValueError):
     """A JSON Schema cannot be used; whoever wrote it has to mend it."""
 
 
-def checked_parts(schema: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return all schemas within a schema, itself among them, and take `$schema` out of each.
+def checked_parts(schema: dict[str, Any]) -> Parts:
+    """Return all schemas within a schema, and where their references lead, and take `$schema` out of each.
 
     By that, parts would pick validators that bound nothing. All are read as the dialect of 2020-12.
 
@@ -49,21 +61,27 @@ def checked_parts(schema: dict[str, Any]) -> list[dict[str, Any]]:
     """
     found: dict[int, dict[str, Any]] = {}
     _gather(schema, found)
+    targets: dict[int, Any] = {}
     try:
-        same_value = _followed(schema, found)
+        same_value = _followed(schema, found, targets)
     except SchemaError:
         raise
     except ValueError as error:
         # Of the standard library, on addresses that are none.
         raise SchemaError(f"its $id or $ref cannot be read: {error}") from error
     _refuse_circles(same_value)
-    return list(found.values())
+    return Parts(list(found.values()), targets)
 
 
-def _followed(schema: dict[str, Any], found: dict[int, dict[str, Any]]) -> dict[int, list[int]]:
-    """Follow every `$ref`; return for each part those that hold for the same value, all by identity."""
+def _followed(
+    schema: dict[str, Any], found: dict[int, dict[str, Any]], targets: dict[int, Any]
+) -> dict[int, list[int]]:
+    """Follow every `$ref`, and note where it leads; return for each part those that hold for the same value."""
     same_value: dict[int, list[int]] = {}
-    root = Registry().resolver_with_root(DRAFT202012.create_resource(schema))
+    resource = DRAFT202012.create_resource(schema)
+    base = resource.id() or ""
+    # What has not been crawled is crawled anew at each `$ref` that names an `$id` or an `$anchor`.
+    root = Registry().with_resource(base, resource).crawl().resolver(base)
     waiting: list[tuple[Any, Any]] = [(schema, root)]
     while waiting:
         part, resolver = waiting.pop()
@@ -76,6 +94,7 @@ def _followed(schema: dict[str, Any], found: dict[int, dict[str, Any]]) -> dict[
         waiting += [(each, resolver) for each in DRAFT202012.subresources_of(part)]
         if "$ref" in part:
             target = _target(part["$ref"], resolver)
+            targets[id(part)] = target.contents
             also.append(target.contents)
             waiting.append((target.contents, target.resolver))
         same_value[id(part)] = [id(each) for each in also if not isinstance(each, bool)]

@@ -200,6 +200,45 @@ def test_a_reference_to_itself_goes_as_deep_as_a_value_does() -> None:
     assert not validator.fits([[[1], [2, ["3"]]]])
 
 
+def names(count: int, name: str) -> dict[str, Any]:
+    return {"$defs": {f"d{each}": {name: f"d{each}", "type": "integer"} for each in range(count)}}
+
+
+NAMED_OTHERWISE = pytest.mark.parametrize(("name", "sign"), [("$anchor", "#"), ("$id", "")])
+
+
+@NAMED_OTHERWISE
+def test_a_reference_by_another_name_than_its_place(name: str, sign: str) -> None:
+    within = {"$id": "http://a/within/", "items": {"$ref": "e#f"}, "$defs": {"e": {"$id": "e", **names(3, name)}}}
+    within["$defs"]["e"]["$defs"]["g"] = {"$anchor": "f", "type": "string"}
+    schema = names(3, name) | {"prefixItems": [{"$ref": f"{sign}d1"}, within]}
+    assert SchemaValidator(schema).fits([1, ["text"]])
+    misfits = SchemaValidator(schema).misfits([1.5, [1]])
+    assert [list(misfit.absolute_path) for misfit in misfits] == [[0], [1, 0]]
+
+
+@NAMED_OTHERWISE
+def test_a_reference_by_another_name_costs_no_more_than_by_its_place(name: str, sign: str) -> None:
+    def cost(count: int) -> float:
+        refs = {f"p{each}": {"$ref": f"{sign}d{each}"} for each in range(100)}
+        schema = names(count, name) | {"properties": refs}
+        value = {f"p{each}": each for each in range(100)}
+        validator = SchemaValidator(schema, trusted=True)
+        assert validator.fits(value)
+        return min(_seconds(partial(validator.fits, value)) for _ in range(3))
+
+    assert cost(2_000) < 4 * cost(200) + 0.01
+
+
+def test_a_long_pointer_is_followed_once() -> None:
+    long = "%" * 10_000
+    schema = {"$defs": {long: {"type": "integer"}}, "items": {"$ref": "#/$defs/" + "%25" * 10_000}}
+    short = {"$defs": {"a": {"type": "integer"}}, "items": {"$ref": "#/$defs/a"}}
+    value = list(range(2_000))
+    costs = [_seconds(partial(SchemaValidator(each).fits, value)) for each in (schema, short)]
+    assert costs[0] < 4 * costs[1] + 0.02
+
+
 def test_what_a_trusted_schema_says_is_not_counted() -> None:
     schema = {"items": {"type": "integer", "minimum": 0}}
     assert SchemaValidator(schema, trusted=True).fits(list(range(50_000)))
