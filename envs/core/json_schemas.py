@@ -19,6 +19,7 @@ from jsonschema.validators import extend
 from referencing import Registry
 
 from envs.core import patterns
+from envs.core.evaluated import unevaluated_items, unevaluated_properties
 from envs.core.patterns import TooMuchWorkError
 from envs.core.schema_parts import SchemaError, checked_parts
 from envs.core.schema_work import ITEMS_OF_A_LOOK, WORK, ReadSchema, Work
@@ -34,7 +35,6 @@ _MOST_MISFITS = 100
 _KEPT = 512
 # What one look may bring with it: items that are gone through, characters that are told.
 _PARTS_OF_A_LOOK = 10
-_PAIRS_OF_A_LOOK = 1_000
 _CHARACTERS_OF_A_LOOK = 100
 
 
@@ -179,7 +179,6 @@ _Keyword = Callable[[Any, Any, Any, Any], Iterable[jsonschema.ValidationError] |
 
 def _counted(name: str, keyword: _Keyword) -> _Keyword:
     """Return a keyword that counts what looking at it brings with it."""
-    squared = name.startswith("unevaluated")
 
     def look(validator: Any, part: Any, instance: Any, schema: Any) -> Iterator[jsonschema.ValidationError]:
         work = WORK.get()
@@ -187,8 +186,7 @@ def _counted(name: str, keyword: _Keyword) -> _Keyword:
         looks = 1 + size // ITEMS_OF_A_LOOK
         if isinstance(part, list | dict) and name != "enum":
             looks += len(part) // _PARTS_OF_A_LOOK
-        # The library compares each name or index with each that was looked at.
-        work.look(looks + size * size // _PAIRS_OF_A_LOOK if squared else looks)
+        work.look(looks)
         if work.depth == _DEEPEST_LOOK:
             raise RecursionError
         work.depth += 1
@@ -320,7 +318,14 @@ def _dialect(keywords: dict[str, _Keyword], *, strict: bool) -> Any:
 
 
 _OWN: dict[str, _Keyword] = dict(Draft202012Validator.VALIDATORS)
-_BOUND: dict[str, _Keyword] = {"$ref": _ref, "enum": _enum, "multipleOf": _multiple_of, "uniqueItems": _unique_items}
+_BOUND: dict[str, _Keyword] = {
+    "$ref": _ref,
+    "enum": _enum,
+    "multipleOf": _multiple_of,
+    "uniqueItems": _unique_items,
+    "unevaluatedItems": unevaluated_items,
+    "unevaluatedProperties": unevaluated_properties,
+}
 _MATCHED: dict[str, _Keyword] = {
     "pattern": _pattern,
     "patternProperties": _pattern_properties,
