@@ -52,9 +52,10 @@ class SchemaError(ValueError):
 
 
 def checked_parts(schema: dict[str, Any]) -> Parts:
-    """Return all schemas within a schema, and where their references lead, and take `$schema` out of each.
+    """Return all schemas within a schema, and where their references lead, and take `$schema` and `$id` out of each.
 
-    By that, parts would pick validators that bound nothing. All are read as the dialect of 2020-12.
+    By the one, parts would pick validators that bound nothing: all are read as the dialect of 2020-12. By the other,
+    the library would put an address together at each look.
 
     Raises:
         SchemaError: One is no schema, or has a `$ref` that leads out of the whole, nowhere, or round in circles.
@@ -70,6 +71,8 @@ def checked_parts(schema: dict[str, Any]) -> Parts:
         # Of the standard library, on addresses that are none.
         raise SchemaError(f"its $id or $ref cannot be read: {error}") from error
     _refuse_circles(same_value)
+    for part in found.values():
+        part.pop("$id", None)
     return Parts(list(found.values()), targets)
 
 

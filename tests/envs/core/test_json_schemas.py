@@ -257,9 +257,14 @@ def test_a_reference_by_another_name_costs_no_more_than_by_its_place(name: str, 
     assert cost(2_000) < 4 * cost(200) + 0.01
 
 
-def test_a_long_pointer_is_followed_once() -> None:
-    long = "%" * 10_000
-    schema = {"$defs": {long: {"type": "integer"}}, "items": {"$ref": "#/$defs/" + "%25" * 10_000}}
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$defs": {"%" * 10_000: {"type": "integer"}}, "items": {"$ref": "#/$defs/" + "%25" * 10_000}},
+        {"$id": "http://a/b", "items": {"$id": "a/" * 15_000, "type": "integer"}},
+    ],
+)
+def test_a_long_name_of_a_place_is_read_once(schema: dict[str, Any]) -> None:
     short = {"$defs": {"a": {"type": "integer"}}, "items": {"$ref": "#/$defs/a"}}
     value = list(range(2_000))
     costs = [_seconds(partial(SchemaValidator(each).fits, value)) for each in (schema, short)]
