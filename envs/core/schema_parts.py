@@ -32,6 +32,9 @@ _WITHIN = (
     "unevaluatedProperties",
 )
 _WITHIN_BY_NAME = ("$defs", "definitions", "patternProperties", "properties")
+# Where the schema of schemas wants lists of texts that are all different.
+_TEXTS = ("type", "required")
+_TEXTS_BY_NAME = ("dependentRequired", "dependencies")
 _META: Any = Draft202012Validator(Draft202012Validator.META_SCHEMA)
 
 
@@ -116,6 +119,7 @@ def _gather(part: Any, found: dict[int, dict[str, Any]]) -> None:
         part.pop("$schema", None)
         if "$dynamicRef" in part:
             raise SchemaError("$dynamicRef is not taken in schemas of others; say $ref instead")
+        _refuse_odd_lists(part)
         reason = _reason(json.dumps(_shallow(part)))
         if reason is not None:
             raise SchemaError(f"this is no JSON Schema: {reason}")
@@ -124,6 +128,24 @@ def _gather(part: Any, found: dict[int, dict[str, Any]]) -> None:
                 raise SchemaError(f"{name} of a schema is not finite")
         found[id(part)] = part
         waiting += DRAFT202012.subresources_of(part)
+
+
+def _refuse_odd_lists(part: Mapping[str, Any]) -> None:
+    """Refuse lists of texts that have others in them: the library compares each of these with each."""
+    for name in _TEXTS:
+        _refuse_odd_list(name, part.get(name))
+    for name in _TEXTS_BY_NAME:
+        if isinstance(part.get(name), dict):
+            for each in part[name].values():
+                _refuse_odd_list(name, each)
+
+
+def _refuse_odd_list(name: str, texts: Any) -> None:
+    if isinstance(texts, list):
+        for each in texts:
+            if not isinstance(each, str):
+                said = json.dumps(each)[:_LONGEST_REASON]
+                raise SchemaError(f"this is no JSON Schema: a list of {name} has texts, and not {said}")
 
 
 def _shallow(part: Mapping[str, Any]) -> dict[str, Any]:

@@ -74,6 +74,25 @@ def test_a_schema_that_cannot_be_used_is_refused_before_any_value(schema: Any, s
     assert time.process_time() - begun < 2
 
 
+ODD = [{}, *range(8_000)]
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": ODD},
+        {"items": {"required": ODD}},
+        {"not": {"dependentRequired": {"a": ODD}}},
+        {"dependencies": {"a": ODD}},
+    ],
+)
+def test_lists_that_should_have_texts_are_not_compared_with_each_other(schema: dict[str, Any]) -> None:
+    begun = time.process_time()
+    with pytest.raises(SchemaError, match=re.escape("has texts, and not {}")):
+        SchemaValidator(schema)
+    assert time.process_time() - begun < 2
+
+
 @pytest.mark.parametrize(
     ("schema", "value", "said"),
     [
