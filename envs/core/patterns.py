@@ -16,8 +16,12 @@ SECONDS = 0.25
 """How long a search may take where nothing else is said."""
 
 _KEPT = 1024
+# What the count of repetitions does not see through: comments, flags that change how signs are read, and errors that a
+# match may have. Other dialects lack all but the first two.
+_ODD = r"\(\?\#|\(\?[a-zA-Z0-9]*(?:x|V1)[a-zA-Z0-9]*[-:)]|\{\d*<?=?[deis]"
 _PART = re.compile(
-    r"\\.|(?P<set>\[\^?\]?(?:\\.|[^\]\\])*\])|(?P<open>\()|(?P<close>\))|(?P<times>\{\d*,?\d*\})|.", re.DOTALL
+    rf"\\.|(?P<odd>{_ODD})|(?P<set>\[\^?\]?(?:\\.|[^\]\\])*\])|(?P<open>\()|(?P<close>\))|(?P<times>\{{\d*,?\d*\}})|.",
+    re.DOTALL,
 )
 
 
@@ -84,17 +88,27 @@ def _compiled(pattern: str, flags: int) -> Any:
 
 
 def _size(pattern: str) -> int:
-    """Return how many characters a pattern has where repetitions are written out as often as they may occur."""
+    """Return how many characters a pattern has where repetitions are written out as often as they may occur.
+
+    Raises:
+        ValueError: It has what cannot be counted.
+    """
     groups: list[int] = [0]
     last = 0
     for part in _PART.finditer(pattern):
+        # A set may end later than it seems to where it has a class in it: [[:alpha:](].
+        if part["odd"] or (part["set"] and "[:" in part["set"][:-2] and part["set"].endswith(":]")):
+            raise ValueError(
+                f"{part[0][:80]!r} is not taken in a regular expression: comments, the flags x and V1, fuzzy matches "
+                f"and classes such as [:alpha:] are not; before a brace that is meant, write a backslash"
+            )
         if part["open"]:
             groups.append(0)
             continue
         if part["close"] and len(groups) > 1:
-            last = groups.pop()
+            last = max(groups.pop(), 1)
         elif part["times"]:
-            times = max((int(number) for number in re.findall(r"\d{1,9}", part["times"])), default=1)
+            times = max((int(number) for number in re.findall(r"\d+", part["times"])), default=1)
             more = last * max(times, 1) - last
             groups[-1] += more
             last += more
