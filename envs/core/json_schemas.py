@@ -124,8 +124,13 @@ def _read(text: str, match_patterns: bool) -> ReadSchema:
     parts, targets = checked_parts(schema)
     if match_patterns:
         _check_patterns(parts)
-    enumerations = {id(part["enum"]): frozenset(map(_key, part["enum"])) for part in parts if "enum" in part}
-    return ReadSchema(schema, targets, enumerations)
+    allowed = {
+        (id(part), name): frozenset(map(_key, part["enum"] if name == "enum" else [part["const"]]))
+        for part in parts
+        for name in ("enum", "const")
+        if name in part
+    }
+    return ReadSchema(schema, targets, allowed)
 
 
 def _check_patterns(parts: Iterable[Mapping[str, Any]]) -> None:
@@ -184,7 +189,7 @@ def _counted(name: str, keyword: _Keyword) -> _Keyword:
         work = WORK.get()
         size = len(instance) if isinstance(instance, list | dict) else 0
         looks = 1 + size // ITEMS_OF_A_LOOK
-        if isinstance(part, list | dict) and name != "enum":
+        if isinstance(part, list | dict) and name not in ("enum", "const"):
             looks += len(part) // _PARTS_OF_A_LOOK
         work.look(looks)
         if work.depth == _DEEPEST_LOOK:
@@ -207,11 +212,20 @@ def _ref(validator: Any, _: Any, instance: Any, schema: Any) -> Iterator[jsonsch
     yield from validator.descend(instance, WORK.get().read.targets[id(schema)])
 
 
-def _enum(_: Any, allowed: list[Any], instance: Any, __: Any) -> Iterator[jsonschema.ValidationError]:
+def _enum(_: Any, allowed: list[Any], instance: Any, schema: Any) -> Iterator[jsonschema.ValidationError]:
+    if not _is_allowed("enum", instance, schema):
+        yield jsonschema.ValidationError(f"{instance!r} is not one of {allowed!r}")
+
+
+def _const(_: Any, const: Any, instance: Any, schema: Any) -> Iterator[jsonschema.ValidationError]:
+    if not _is_allowed("const", instance, schema):
+        yield jsonschema.ValidationError(f"{const!r} was expected")
+
+
+def _is_allowed(name: str, instance: Any, schema: Any) -> bool:
     work = WORK.get()
     work.compare(instance)
-    if _key(instance) not in work.read.enumerations[id(allowed)]:
-        yield jsonschema.ValidationError(f"{instance!r} is not one of {allowed!r}")
+    return _key(instance) in work.read.allowed[id(schema), name]
 
 
 def _multiple_of(_: Any, unit: float, instance: Any, __: Any) -> Iterator[jsonschema.ValidationError]:
@@ -320,6 +334,7 @@ def _dialect(keywords: dict[str, _Keyword], *, strict: bool) -> Any:
 _OWN: dict[str, _Keyword] = dict(Draft202012Validator.VALIDATORS)
 _BOUND: dict[str, _Keyword] = {
     "$ref": _ref,
+    "const": _const,
     "enum": _enum,
     "multipleOf": _multiple_of,
     "uniqueItems": _unique_items,

@@ -22,12 +22,12 @@ class ReadSchema:
     Attributes:
         schema: It.
         targets: Where the `$ref` of a part leads.
-        enumerations: The keys of what an enumeration allows.
+        allowed: The keys of what the `enum`, and of what the `const`, of a part allow.
     """
 
     schema: Mapping[str, Any]
     targets: Mapping[int, Any]
-    enumerations: Mapping[int, frozenset[Hashable]]
+    allowed: Mapping[tuple[int, str], frozenset[Hashable]]
 
 
 class Work:

@@ -155,6 +155,7 @@ def doubled(keyword: str, twice: Callable[[Any], Any]) -> dict[str, Any]:
     return {"$ref": "#/$defs/d0", "$defs": definitions | {"d20": {}}}
 
 
+MANY = [[0.5] * 1_000] * 5
 TREE = {"items": {"$ref": "#"}}
 
 
@@ -182,6 +183,7 @@ TREE = {"items": {"$ref": "#"}}
         ({"unevaluatedItems": False} | doubled("anyOf", lambda each: [each, each]), [1]),
         ({"allOf": [{"items": {}}] * 4_000}, list(range(100_000))),
         ({"items": {"anyOf": [{"const": "x" * 500}] * 100}}, ["y" * 5_000] * 1_000),
+        ({"$defs": {"a": {"const": MANY}}, "items": {"allOf": [{"$ref": "#/$defs/a"}] * 100}}, [MANY] * 100),
     ],
 )
 def test_a_value_that_takes_too_much_work_is_refused(schema: dict[str, Any], value: Any) -> None:
