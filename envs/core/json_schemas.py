@@ -33,6 +33,7 @@ _MOST_LOOKS = 20_000
 _DEEPEST_LOOK = 120
 _MOST_MISFITS = 100
 _KEPT = 512
+_LONGEST_KEPT = 4_000
 # What one look may bring with it: items that are gone through, characters that are told.
 _PARTS_OF_A_LOOK = 10
 _CHARACTERS_OF_A_LOOK = 100
@@ -117,20 +118,27 @@ class SchemaValidator:
             yield misfit
 
 
-@lru_cache(maxsize=_KEPT)
 def _read(text: str, match_patterns: bool) -> ReadSchema:
     """Look at a schema, which takes longer than holding most values against it."""
+    return (_kept if len(text) <= _LONGEST_KEPT else _looked_at)(text, match_patterns)
+
+
+def _looked_at(text: str, match_patterns: bool) -> ReadSchema:
     schema = json.loads(text)
     parts, targets = checked_parts(schema)
     if match_patterns:
         _check_patterns(parts)
-    allowed = {
+    allowed: dict[tuple[int, str], frozenset[Hashable]] = {
         (id(part), name): frozenset(map(_key, part["enum"] if name == "enum" else [part["const"]]))
         for part in parts
         for name in ("enum", "const")
         if name in part
     }
     return ReadSchema(schema, targets, allowed)
+
+
+# What is read takes up to forty times the memory of the text, and a server lives long.
+_kept = lru_cache(maxsize=_KEPT)(_looked_at)
 
 
 def _check_patterns(parts: Iterable[Mapping[str, Any]]) -> None:

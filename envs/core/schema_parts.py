@@ -16,6 +16,7 @@ from referencing.jsonschema import DRAFT202012
 _LONGEST_CHAIN = 120
 _LONGEST_REASON = 200
 _KEPT = 4096
+_LONGEST_KEPT = 2_000
 _WORDS = ("title", "description", "$comment")
 _NUMBERS = ("multipleOf", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 # Where a schema has others in it that hold for the same value: one, some, or some by name.
@@ -156,18 +157,30 @@ def _shallow(part: Mapping[str, Any]) -> dict[str, Any]:
             shallow[name] = True
     for name in (*_ALSO_EACH, "prefixItems"):
         if isinstance(shallow.get(name), list):
-            shallow[name] = [isinstance(each, dict) or each for each in shallow[name]]
+            # One schema stands for all of them.
+            shallow[name] = [each for each in shallow[name] if not isinstance(each, dict | bool)] or (
+                [True] * bool(shallow[name])
+            )
     for name in (*_ALSO_BY_NAME, *_WITHIN_BY_NAME):
         if isinstance(shallow.get(name), dict):
-            shallow[name] = {key: isinstance(each, dict) or each for key, each in shallow[name].items()}
+            shallow[name] = {
+                key: each for key, each in shallow[name].items() if not isinstance(each, dict | bool)
+            }
     return shallow
 
 
-@lru_cache(maxsize=_KEPT)
 def _reason(text: str) -> str | None:
     """Return why a part is no schema; None if it is one."""
+    return _kept_reason(text) if len(text) <= _LONGEST_KEPT else _found_reason(text)
+
+
+def _found_reason(text: str) -> str | None:
     misfit = next(_META.iter_errors(json.loads(text)), None)
     return None if misfit is None else misfit.message[:_LONGEST_REASON]
+
+
+# Strangers write them: what is kept is bounded by its size, and not by its number alone.
+_kept_reason = lru_cache(maxsize=_KEPT)(_found_reason)
 
 
 def _also(part: Mapping[str, Any]) -> Iterator[Any]:

@@ -309,6 +309,20 @@ def test_two_values_are_held_against_two_schemas_at_once() -> None:
     assert next(other, None) is None
 
 
+def test_large_schemas_are_not_kept() -> None:
+    def read(number: int) -> None:
+        required = [f"name {number} {each}" for each in range(3_000)]
+        assert SchemaValidator({"required": required}).misfit({}) is not None
+
+    read(0)
+    tracemalloc.start()
+    for number in range(1, 20):
+        read(number)
+    kept, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert kept < 1_000_000
+
+
 def test_a_schema_is_copied() -> None:
     schema: dict[str, Any] = {"$schema": "http://json-schema.org/draft-07/schema#", "enum": [1]}
     validator = SchemaValidator(schema)
