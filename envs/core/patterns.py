@@ -16,6 +16,8 @@ SECONDS = 0.25
 """How long a search may take where nothing else is said."""
 
 _KEPT = 1024
+_KEPT_LARGE = 32
+_SMALL = 1_000
 # What the count of repetitions does not see through: comments, flags that change how signs are read, and errors that a
 # match may have. Other dialects lack all but the first two.
 _ODD = r"\(\?\#|\(\?[a-zA-Z0-9]*(?:x|V1)[a-zA-Z0-9]*[-:)]|\{\d*<?=?[deis]"
@@ -75,18 +77,28 @@ def occurrences(pattern: str, text: str, *, ignore_case: bool = False) -> int:
         raise _too_much(pattern, SECONDS) from None
 
 
-@lru_cache(maxsize=_KEPT)
 def _compiled(pattern: str, flags: int) -> Any:
     if len(pattern) > _LONGEST:
         raise ValueError(f"a pattern has at most {_LONGEST} characters, not {len(pattern)}")
-    if _size(pattern) > _LARGEST:
+    size = _size(pattern)
+    if size > _LARGEST:
         raise ValueError(f"{pattern[:80]!r} repeats too much: at most {_LARGEST} characters, written out")
+    return (_kept_small if size <= _SMALL else _kept_large)(pattern, flags)
+
+
+def _compile(pattern: str, flags: int) -> Any:
     try:
-        return regex.compile(pattern, flags)
+        return regex.compile(pattern, flags, cache_pattern=False)
     except (regex.error, RecursionError, OverflowError, ValueError) as error:
         raise ValueError(f"{pattern[:80]!r} is no regular expression: {error}") from error
 
 
+# What is compiled takes up to 100 bytes for each character, written out.
+_kept_small = lru_cache(maxsize=_KEPT)(_compile)
+_kept_large = lru_cache(maxsize=_KEPT_LARGE)(_compile)
+
+
+@lru_cache(maxsize=_KEPT)
 def _size(pattern: str) -> int:
     """Return how many characters a pattern has where repetitions are written out as often as they may occur.
 

@@ -1,8 +1,10 @@
 """Regular expressions of strangers."""
 
 import re
+import weakref
 
 import pytest
+import regex
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -89,6 +91,21 @@ def test_what_hides_repetitions_is_refused(pattern):
 )
 def test_what_only_looks_like_it_is_taken(pattern, text):
     assert patterns.matches(pattern, text)
+
+
+def test_few_of_the_patterns_that_take_much_memory_are_kept(monkeypatch):
+    compile_pattern, made = regex.compile, []
+
+    def compiled(*arguments, **options):
+        found = compile_pattern(*arguments, **options)
+        made.append(weakref.ref(found))
+        return found
+
+    monkeypatch.setattr(regex, "compile", compiled)
+    for number in range(100):
+        patterns.check_pattern(f"(?:ab{number}){{900}}")
+    assert len(made) == 100
+    assert sum(each() is not None for each in made) < 50
 
 
 @pytest.mark.parametrize("pattern", ["(x+x+)+y\\1", "(x|xx)+(y|z)\\1"])
