@@ -70,7 +70,7 @@ class SchemaValidator:
         try:
             for _ in _beyond_json(schema):
                 pass  # What is wrong with a number is told below, where its place in the schema is known.
-            text = json.dumps(schema)
+            text = json.dumps(schema, ensure_ascii=False)
         except (TypeError, ValueError, TooMuchWorkError) as error:
             raise SchemaError(f"the schema cannot be read: {error}") from error
         if not trusted and len(text) > _LARGEST_SCHEMA:

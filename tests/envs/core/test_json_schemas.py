@@ -300,6 +300,12 @@ def test_what_a_trusted_schema_says_is_not_counted() -> None:
     assert SchemaValidator({"description": "x" * 70_000}, trusted=True).fits(1)
 
 
+def test_a_schema_is_as_long_as_its_text_in_any_script() -> None:
+    assert SchemaValidator({"description": "\u5b57" * 60_000}).fits(1)
+    with pytest.raises(SchemaError, match="at most 65536 characters"):
+        SchemaValidator({"description": "\u5b57" * 70_000})
+
+
 def test_two_values_are_held_against_two_schemas_at_once() -> None:
     one = SchemaValidator({"items": {"enum": [1]}}).misfits([2, 3])
     other = SchemaValidator({"items": {"enum": [5]}}).misfits([6, 5])
