@@ -109,6 +109,7 @@ class Caller:
         pool = self.pool
         attempt = 0
         while True:
+            connection = None
             try:
                 connection = pool.ready(process)
                 if connection is None:
@@ -121,6 +122,8 @@ class Caller:
                 error: Exception = lost
                 delay = pool.backoff.delay(attempt - 1) if attempt else 0.0
             except ProblemError as problem:
+                if connection is None:
+                    raise  # Connecting, it was asked again for as long as it is waited for.
                 # `busy` after a break: the request that the break cut off still runs.
                 if problem.code not in RETRY_LATER and not (problem.code == "busy" and attempt):
                     raise

@@ -131,7 +131,7 @@ class ConnectionPool:
 
         Raises:
             ConnectionError: The server cannot be reached in time.
-            ProblemError: It refuses us.
+            ProblemError: It refuses us; one that says later is raised only when that is past the time.
         """
         if self._closed:
             raise ConnectionError("the client is closed")
@@ -204,7 +204,8 @@ class ConnectionPool:
     async def _connect_patiently(self) -> None:
         loop = asyncio.get_running_loop()
         patience = self._timing.reconnect_s if self._reached else self._timing.connect_s
-        give_up_at = loop.time() + patience
+        began = loop.time()
+        give_up_at = began + patience
         attempt = 0
         told = False
         while True:
@@ -228,18 +229,20 @@ class ConnectionPool:
                 self._tell(error)
             left = give_up_at - loop.time()
             if left < max(least, _LAST_TRY_S):
-                raise self._no_answer(patience, error) from error
+                if isinstance(error, ProblemError):
+                    raise error  # It does answer.
+                raise self._no_answer(loop.time() - began, error) from error
             # The last try is made as late as it can be: a server that is about to start may be there by then.
             await asyncio.sleep(min(delay, left - _LAST_TRY_S) if not least else delay)
             attempt += 1
 
-    def _no_answer(self, patience: float, error: Exception) -> ConnectionError:
+    def _no_answer(self, waited: float, error: Exception) -> ConnectionError:
         remedy = (
             "see whether it still runs"
             if self._reached
             else "start one with `roll-serve`, or mend the address"
         )
-        return ConnectionError(f"no server answers at {self.url}: {error}; waited {patience:g} s: {remedy}")
+        return ConnectionError(f"no server answers at {self.url}: {error}; waited {waited:.1f} s: {remedy}")
 
     async def _open(self, left_s: float) -> tuple[Connection, dict[str, Any]]:
         """Open one connection and ask who answered, in the time that is left at most."""

@@ -170,6 +170,10 @@ def _decode_free(wire: Any, depth: int = 0) -> Any:
                 return decode_nd(wire)
             if "__bytes__" in wire:
                 return decode_media(wire)
+        for key in wire:
+            # MessagePack has bytes for names, which JSON and schemas do not.
+            if not isinstance(key, str):
+                raise DecodeError(f"a name is text, not {type(key).__name__}")
         return {key: _decode_free(part, depth) for key, part in wire.items()}
     if kind is list:
         return [_decode_free(part, depth) for part in wire]

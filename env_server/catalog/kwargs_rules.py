@@ -84,13 +84,12 @@ class KwargsRules:
         ]
         try:
             decode_value(None, kwargs)
-        except DecodeError as error:
-            errors.append({"field": "kwargs", "reason": str(error)})
-        try:
             for misfit in self._validator.misfits(kwargs):
                 errors.extend(islice(_told(misfit, reserved), _MAX_ERRORS))
                 if len(errors) >= _MAX_ERRORS:
                     break
+        except DecodeError as error:
+            errors.append({"field": "kwargs", "reason": str(error)})
         except TooMuchWorkError as error:
             errors.append({"field": "kwargs", "reason": f"the schema cannot be followed for these: {error}"})
         if errors:
@@ -105,7 +104,7 @@ def _told(misfit: Any, reserved: Set[str]) -> Iterator[dict[str, str]]:
     """What does not fit, as the fields and reasons of a problem; names that there are not, one by one."""
     path = ["kwargs", *(str(part) for part in misfit.absolute_path)]
     if misfit.validator != "additionalProperties" or "patternProperties" in misfit.schema:
-        yield {"field": ".".join(path), "reason": misfit.message[:_MAX_REASON]}
+        yield {"field": ".".join(path)[:_MAX_REASON], "reason": misfit.message[:_MAX_REASON]}
         return
     named = misfit.schema.get("properties", {})
     for name in misfit.instance:

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from time import perf_counter
 from typing import Any
 
@@ -17,7 +17,7 @@ from env_server.operations.operations import SOCKET_OPS, Calls, unknown_op
 from env_server.sessions.replies import Reply
 
 Results = list[dict[str, Any]]
-_Chain = list[tuple[int, Mapping[str, Any], "Reply | Awaitable[Reply] | None"]]
+_Link = tuple[int, Mapping[str, Any], "Reply | Awaitable[Reply] | None"]
 
 
 def read_batch(frame: Mapping[str, Any], limit: int) -> list[Any]:
@@ -109,6 +109,25 @@ def run_batch(
     return batch.outcome() if batch.is_begun else Unfinished(batch)
 
 
+class _Chain:
+    """Operations that are done one after another, in the order of the batch, and the names of what they are on."""
+
+    __slots__ = ("links", "names")
+
+    def __init__(self, link: _Link, names: Iterable[str]) -> None:
+        self.links = [link]
+        self.names = list(names)
+
+    def take_in(self, other: "_Chain") -> None:
+        """Add the operations of another chain in their places, and its names."""
+        self.links = sorted([*self.links, *other.links], key=_position)
+        self.names += other.names
+
+
+def _position(link: _Link) -> int:
+    return link[0]
+
+
 class _Batch:
     """A batch that is being run."""
 
@@ -145,7 +164,7 @@ class _Batch:
                     results.append({"ok": reply})
                 elif chain is not None:
                     results.append({})
-                    chain.append((position, fields, None))
+                    chain.links.append((position, fields, None))
                 else:
                     results.append({})
                     self._wait_for(position, fields, reply)
@@ -159,8 +178,8 @@ class _Batch:
                 self._waiting = _Waiting(self._results)
             self._waiting.wait_for(position, reply)
             return
-        chain: _Chain = [(position, fields, reply)]
-        self._chains.update(dict.fromkeys(_named(fields) or [f"#{position}"], chain))
+        chain = _Chain((position, fields, reply), _named(fields) or [f"#{position}"])
+        self._chains.update(dict.fromkeys(chain.names, chain))
 
     def _is_named_again(self, position: int, fields: Mapping[str, Any]) -> bool:
         """Whether an operation that comes later is on the same session, and has to wait for this one."""
@@ -179,17 +198,18 @@ class _Batch:
         if type(session_id) is str:
             return chains.get(session_id)
         named = _named(fields)
-        found = [chains[each] for each in named if each in chains]
+        # Each once, however many of the names are its own.
+        found = {id(chains[each]): chains[each] for each in named if each in chains}
         if not found:
             return None
         # It waits for all that is on any of its sessions, and what comes on one of them waits for it.
-        first, *others = found
-        first[:] = [link for _, link in sorted({link[0]: link for chain in found for link in chain}.items())]
-        joined = set(map(id, others))
-        for key, chain in chains.items():
-            if id(chain) in joined:
-                chains[key] = first
-        chains.update(dict.fromkeys(named, first))
+        first, *others = sorted(found.values(), key=lambda chain: len(chain.names), reverse=True)
+        for other in others:
+            first.take_in(other)
+            chains.update(dict.fromkeys(other.names, first))
+        new = [each for each in dict.fromkeys(named) if each not in chains]
+        first.names += new
+        chains.update(dict.fromkeys(new, first))
         return first
 
     def outcome(self) -> Results | Pending | Awaitable[Results]:
@@ -208,7 +228,7 @@ class _Batch:
 
     async def _follow(self, chain: _Chain, slices: Slices) -> None:
         """Run the operations on one session one after another."""
-        for position, fields, reply in chain:
+        for position, fields, reply in chain.links:
             try:
                 if reply is None:
                     await slices.turn()

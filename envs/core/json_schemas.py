@@ -6,10 +6,7 @@ against one. All four who do that do it here: verifiers of forms, kwargs of envi
 
 import json
 import math
-import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
-from contextvars import ContextVar
-from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 from itertools import islice
@@ -22,8 +19,10 @@ from jsonschema.validators import extend
 from referencing import Registry
 
 from envs.core import patterns
+from envs.core.evaluated import unevaluated_items, unevaluated_properties
 from envs.core.patterns import TooMuchWorkError
 from envs.core.schema_parts import SchemaError, checked_parts
+from envs.core.schema_work import ITEMS_OF_A_LOOK, WORK, ReadSchema, Work
 
 _LARGEST_SCHEMA = 64 * 1024
 _DEEPEST_VALUE = 200
@@ -34,11 +33,9 @@ _MOST_LOOKS = 20_000
 _DEEPEST_LOOK = 120
 _MOST_MISFITS = 100
 _KEPT = 512
-# What one look may bring with it: items that are gone through, values that are compared, characters that are told.
-_ITEMS_OF_A_LOOK = 50
+_LONGEST_KEPT = 4_000
+# What one look may bring with it: items that are gone through, characters that are told.
 _PARTS_OF_A_LOOK = 10
-_VALUES_OF_A_LOOK = 50
-_PAIRS_OF_A_LOOK = 1_000
 _CHARACTERS_OF_A_LOOK = 100
 
 
@@ -71,8 +68,9 @@ class SchemaValidator:
         if not isinstance(schema, Mapping):
             raise SchemaError("a JSON Schema is needed, as a mapping")
         try:
-            list(_beyond_json(schema))
-            text = json.dumps(schema)
+            for _ in _beyond_json(schema):
+                pass  # What is wrong with a number is told below, where its place in the schema is known.
+            text = json.dumps(schema, ensure_ascii=False)
         except (TypeError, ValueError, TooMuchWorkError) as error:
             raise SchemaError(f"the schema cannot be read: {error}") from error
         if not trusted and len(text) > _LARGEST_SCHEMA:
@@ -104,42 +102,43 @@ class SchemaValidator:
             yield first
             yield from beyond
             return
-        work = _Work(self._read.enumerations, self._most_looks)
+        work = Work(self._read, self._most_looks)
         misfits = self._validator.iter_errors(value)
         while True:
             # Whoever asks may do other work between two misfits, and hold another value against another schema.
-            token = _WORK.set(work)
+            token = WORK.set(work)
             try:
                 misfit = next(misfits, None)
             except RecursionError as error:
                 raise TooMuchWorkError("the value is nested too deeply for the schema") from error
             finally:
-                _WORK.reset(token)
+                WORK.reset(token)
             if misfit is None:
                 return
             yield misfit
 
 
-@dataclass(frozen=True, slots=True)
-class _ReadSchema:
-    """A schema that was looked at, and the keys of what its enumerations allow, by the enumerations' identities."""
-
-    schema: Mapping[str, Any]
-    enumerations: Mapping[int, frozenset[Hashable]]
-
-
-@lru_cache(maxsize=_KEPT)
-def _read(text: str, match_patterns: bool) -> _ReadSchema:
+def _read(text: str, match_patterns: bool) -> ReadSchema:
     """Look at a schema, which takes longer than holding most values against it."""
+    return (_kept if len(text) <= _LONGEST_KEPT else _looked_at)(text, match_patterns)
+
+
+def _looked_at(text: str, match_patterns: bool) -> ReadSchema:
     schema = json.loads(text)
-    enumerations = {}
-    parts = checked_parts(schema)
+    parts, targets = checked_parts(schema)
     if match_patterns:
         _check_patterns(parts)
-    for part in parts:
-        if "enum" in part:
-            enumerations[id(part["enum"])] = frozenset(map(_key, part["enum"]))
-    return _ReadSchema(schema, enumerations)
+    allowed: dict[tuple[int, str], frozenset[Hashable]] = {
+        (id(part), name): frozenset(map(_key, part["enum"] if name == "enum" else [part["const"]]))
+        for part in parts
+        for name in ("enum", "const")
+        if name in part
+    }
+    return ReadSchema(schema, targets, allowed)
+
+
+# What is read takes up to forty times the memory of the text, and a server lives long.
+_kept = lru_cache(maxsize=_KEPT)(_looked_at)
 
 
 def _check_patterns(parts: Iterable[Mapping[str, Any]]) -> None:
@@ -164,72 +163,43 @@ def _beyond_json(value: Any) -> Iterator[jsonschema.ValidationError]:
     Raises:
         TooMuchWorkError: It is nested so deeply that walking through it by calls within calls would end Python.
     """
-    waiting: list[tuple[tuple[str | int, ...], Any]] = [((), value)]
-    while waiting:
-        path, part = waiting.pop()
-        if isinstance(part, Mapping | list | tuple):
-            if len(path) == _DEEPEST_VALUE:
-                raise TooMuchWorkError(f"it is nested more than {_DEEPEST_VALUE} deep")
-            inner: Iterable[tuple[Any, Any]] = part.items() if isinstance(part, Mapping) else enumerate(part)
-            waiting.extend(
-                ((*path, name), each) for name, each in inner if not isinstance(each, str | bool | None)
-            )
-        elif isinstance(part, float) and not math.isfinite(part):
-            yield jsonschema.ValidationError("is not finite", path=path)
-        elif isinstance(part, int) and part.bit_length() > _LONGEST_NUMBER:
-            yield jsonschema.ValidationError("is a number of too many digits", path=path)
+    # One path, of where the walk is: a path for each of many values deep within others takes more memory than they do.
+    path: list[Any] = [None]
+    levels: list[Iterator[tuple[Any, Any]]] = [iter([(None, value)])]
+    while levels:
+        for path[-1], part in levels[-1]:
+            if isinstance(part, str):
+                continue
+            if isinstance(part, float):
+                if not math.isfinite(part):
+                    yield jsonschema.ValidationError("is not finite", path=tuple(path[1:]))
+            elif isinstance(part, int):
+                if part.bit_length() > _LONGEST_NUMBER:
+                    yield jsonschema.ValidationError("is a number of too many digits", path=tuple(path[1:]))
+            elif isinstance(part, Mapping | list | tuple):
+                if len(levels) > _DEEPEST_VALUE:
+                    raise TooMuchWorkError(f"it is nested more than {_DEEPEST_VALUE} deep")
+                levels.append(iter(part.items() if isinstance(part, Mapping) else enumerate(part)))
+                path.append(None)
+                break
+        else:
+            levels.pop()
+            path.pop()
 
-
-class _Work:
-    """How often something was looked at, within how many other looks one is, and how long patterns may still take."""
-
-    def __init__(self, enumerations: Mapping[int, frozenset[Hashable]], most: float) -> None:
-        self.enumerations = enumerations
-        self.depth = 0
-        self._left = most
-        self._seconds = patterns.SECONDS
-
-    def look(self, looks: int = 1) -> None:
-        self._left -= looks
-        if self._left < 0:
-            raise TooMuchWorkError("the schema takes too much work on this value")
-
-    def compare(self, value: Any) -> None:
-        """Count what is gone through where a value is compared as a whole."""
-        waiting = [value]
-        size = 0
-        while waiting:
-            part = waiting.pop()
-            if isinstance(part, Mapping | list | tuple):
-                size += len(part)
-                waiting.extend(part.values() if isinstance(part, Mapping) else part)
-        self.look(size // _VALUES_OF_A_LOOK)
-
-    def searches(self, pattern: str, text: str) -> bool:
-        begun = time.monotonic()
-        try:
-            return patterns.searches(pattern, text, seconds=self._seconds)
-        finally:
-            self._seconds -= time.monotonic() - begun
-
-
-_WORK: ContextVar[_Work] = ContextVar("work")
 
 _Keyword = Callable[[Any, Any, Any, Any], Iterable[jsonschema.ValidationError] | None]
 
 
 def _counted(name: str, keyword: _Keyword) -> _Keyword:
     """Return a keyword that counts what looking at it brings with it."""
-    squared = name.startswith("unevaluated")
 
     def look(validator: Any, part: Any, instance: Any, schema: Any) -> Iterator[jsonschema.ValidationError]:
-        work = _WORK.get()
+        work = WORK.get()
         size = len(instance) if isinstance(instance, list | dict) else 0
-        looks = 1 + size // _ITEMS_OF_A_LOOK
-        if isinstance(part, list | dict) and name != "enum":
+        looks = 1 + size // ITEMS_OF_A_LOOK
+        if isinstance(part, list | dict) and name not in ("enum", "const"):
             looks += len(part) // _PARTS_OF_A_LOOK
-        # The library compares each name or index with each that was looked at.
-        work.look(looks + size * size // _PAIRS_OF_A_LOOK if squared else looks)
+        work.look(looks)
         if work.depth == _DEEPEST_LOOK:
             raise RecursionError
         work.depth += 1
@@ -245,11 +215,25 @@ def _counted(name: str, keyword: _Keyword) -> _Keyword:
     return look
 
 
-def _enum(_: Any, allowed: list[Any], instance: Any, __: Any) -> Iterator[jsonschema.ValidationError]:
-    work = _WORK.get()
-    work.compare(instance)
-    if _key(instance) not in work.enumerations[id(allowed)]:
+def _ref(validator: Any, _: Any, instance: Any, schema: Any) -> Iterator[jsonschema.ValidationError]:
+    """Follow a reference to where it was found to lead; the library would search the whole schema at each look."""
+    yield from validator.descend(instance, WORK.get().read.targets[id(schema)])
+
+
+def _enum(_: Any, allowed: list[Any], instance: Any, schema: Any) -> Iterator[jsonschema.ValidationError]:
+    if not _is_allowed("enum", instance, schema):
         yield jsonschema.ValidationError(f"{instance!r} is not one of {allowed!r}")
+
+
+def _const(_: Any, const: Any, instance: Any, schema: Any) -> Iterator[jsonschema.ValidationError]:
+    if not _is_allowed("const", instance, schema):
+        yield jsonschema.ValidationError(f"{const!r} was expected")
+
+
+def _is_allowed(name: str, instance: Any, schema: Any) -> bool:
+    work = WORK.get()
+    work.compare(instance)
+    return _key(instance) in work.read.allowed[id(schema), name]
 
 
 def _multiple_of(_: Any, unit: float, instance: Any, __: Any) -> Iterator[jsonschema.ValidationError]:
@@ -268,7 +252,7 @@ def _unique_items(_: Any, unique: bool, instance: Any, __: Any) -> Iterator[json
     """Look at each item once: the library compares each with all others where they cannot be sorted."""
     if not unique or not isinstance(instance, list):
         return
-    _WORK.get().compare(instance)
+    WORK.get().compare(instance)
     if len(set(map(_key, instance))) < len(instance):
         yield jsonschema.ValidationError(f"{instance!r} has non-unique elements")
 
@@ -289,7 +273,7 @@ def _key(value: Any) -> Hashable:
 
 
 def _pattern(_: Any, pattern: str, instance: Any, __: Any) -> Iterator[jsonschema.ValidationError]:
-    if isinstance(instance, str) and not _WORK.get().searches(pattern, instance):
+    if isinstance(instance, str) and not WORK.get().searches(pattern, instance):
         yield jsonschema.ValidationError(f"{instance!r} does not match {pattern!r}")
 
 
@@ -298,7 +282,7 @@ def _pattern_properties(
 ) -> Iterator[jsonschema.ValidationError]:
     if not isinstance(instance, dict):
         return
-    work = _WORK.get()
+    work = WORK.get()
     for pattern, part in parts.items():
         for name, value in instance.items():
             work.look()
@@ -315,7 +299,7 @@ def _additional_properties(
         return
     if not isinstance(instance, dict):
         return
-    work = _WORK.get()
+    work = WORK.get()
     for name, value in instance.items():
         if name in schema.get("properties", {}):
             continue
@@ -356,7 +340,15 @@ def _dialect(keywords: dict[str, _Keyword], *, strict: bool) -> Any:
 
 
 _OWN: dict[str, _Keyword] = dict(Draft202012Validator.VALIDATORS)
-_BOUND: dict[str, _Keyword] = {"enum": _enum, "multipleOf": _multiple_of, "uniqueItems": _unique_items}
+_BOUND: dict[str, _Keyword] = {
+    "$ref": _ref,
+    "const": _const,
+    "enum": _enum,
+    "multipleOf": _multiple_of,
+    "uniqueItems": _unique_items,
+    "unevaluatedItems": unevaluated_items,
+    "unevaluatedProperties": unevaluated_properties,
+}
 _MATCHED: dict[str, _Keyword] = {
     "pattern": _pattern,
     "patternProperties": _pattern_properties,

@@ -16,8 +16,14 @@ SECONDS = 0.25
 """How long a search may take where nothing else is said."""
 
 _KEPT = 1024
+_KEPT_LARGE = 32
+_SMALL = 1_000
+# What the count of repetitions does not see through: comments, flags that change how signs are read, and errors that a
+# match may have. Other dialects lack all but the first two.
+_ODD = r"\(\?\#|\(\?[a-zA-Z0-9]*(?:x|V1)[a-zA-Z0-9]*[-:)]|\{\d*<?=?[deis]"
 _PART = re.compile(
-    r"\\.|(?P<set>\[\^?\]?(?:\\.|[^\]\\])*\])|(?P<open>\()|(?P<close>\))|(?P<times>\{\d*,?\d*\})|.", re.DOTALL
+    rf"\\.|(?P<odd>{_ODD})|(?P<set>\[\^?\]?(?:\\.|[^\]\\])*\])|(?P<open>\()|(?P<close>\))|(?P<times>\{{\d*,?\d*\}})|.",
+    re.DOTALL,
 )
 
 
@@ -71,30 +77,50 @@ def occurrences(pattern: str, text: str, *, ignore_case: bool = False) -> int:
         raise _too_much(pattern, SECONDS) from None
 
 
-@lru_cache(maxsize=_KEPT)
 def _compiled(pattern: str, flags: int) -> Any:
     if len(pattern) > _LONGEST:
         raise ValueError(f"a pattern has at most {_LONGEST} characters, not {len(pattern)}")
-    if _size(pattern) > _LARGEST:
+    size = _size(pattern)
+    if size > _LARGEST:
         raise ValueError(f"{pattern[:80]!r} repeats too much: at most {_LARGEST} characters, written out")
+    return (_kept_small if size <= _SMALL else _kept_large)(pattern, flags)
+
+
+def _compile(pattern: str, flags: int) -> Any:
     try:
-        return regex.compile(pattern, flags)
+        return regex.compile(pattern, flags, cache_pattern=False)
     except (regex.error, RecursionError, OverflowError, ValueError) as error:
         raise ValueError(f"{pattern[:80]!r} is no regular expression: {error}") from error
 
 
+# What is compiled takes up to 100 bytes for each character, written out.
+_kept_small = lru_cache(maxsize=_KEPT)(_compile)
+_kept_large = lru_cache(maxsize=_KEPT_LARGE)(_compile)
+
+
+@lru_cache(maxsize=_KEPT)
 def _size(pattern: str) -> int:
-    """Return how many characters a pattern has where repetitions are written out as often as they may occur."""
+    """Return how many characters a pattern has where repetitions are written out as often as they may occur.
+
+    Raises:
+        ValueError: It has what cannot be counted.
+    """
     groups: list[int] = [0]
     last = 0
     for part in _PART.finditer(pattern):
+        # A set may end later than it seems to where it has a class in it: [[:alpha:](].
+        if part["odd"] or (part["set"] and "[:" in part["set"][:-2] and part["set"].endswith(":]")):
+            raise ValueError(
+                f"{part[0][:80]!r} is not taken in a regular expression: comments, the flags x and V1, fuzzy matches "
+                f"and classes such as [:alpha:] are not; before a brace that is meant, write a backslash"
+            )
         if part["open"]:
             groups.append(0)
             continue
         if part["close"] and len(groups) > 1:
-            last = groups.pop()
+            last = max(groups.pop(), 1)
         elif part["times"]:
-            times = max((int(number) for number in re.findall(r"\d{1,9}", part["times"])), default=1)
+            times = max((int(number) for number in re.findall(r"\d+", part["times"])), default=1)
             more = last * max(times, 1) - last
             groups[-1] += more
             last += more

@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from graphlib import CycleError, TopologicalSorter
-from typing import Any
+from typing import Any, NamedTuple
 
 from jsonschema import Draft202012Validator
 from referencing import Registry
@@ -16,6 +16,7 @@ from referencing.jsonschema import DRAFT202012
 _LONGEST_CHAIN = 120
 _LONGEST_REASON = 200
 _KEPT = 4096
+_LONGEST_KEPT = 2_000
 _WORDS = ("title", "description", "$comment")
 _NUMBERS = ("multipleOf", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 # Where a schema has others in it that hold for the same value: one, some, or some by name.
@@ -32,38 +33,62 @@ _WITHIN = (
     "unevaluatedProperties",
 )
 _WITHIN_BY_NAME = ("$defs", "definitions", "patternProperties", "properties")
+# Where the schema of schemas wants lists of texts that are all different.
+_TEXTS = ("type", "required")
+_TEXTS_BY_NAME = ("dependentRequired", "dependencies")
 _META: Any = Draft202012Validator(Draft202012Validator.META_SCHEMA)
+
+
+class Parts(NamedTuple):
+    """The parts of a schema.
+
+    Attributes:
+        all: All schemas within it, itself among them.
+        targets: Where the `$ref` of each leads, by the identity of the part that has it.
+    """
+
+    all: list[dict[str, Any]]
+    targets: dict[int, Any]
 
 
 class SchemaError(ValueError):
     """A JSON Schema cannot be used; whoever wrote it has to mend it."""
 
 
-def checked_parts(schema: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return all schemas within a schema, itself among them, and take `$schema` out of each.
+def checked_parts(schema: dict[str, Any]) -> Parts:
+    """Return all schemas within a schema, and where their references lead, and take `$schema` and `$id` out of each.
 
-    By that, parts would pick validators that bound nothing. All are read as the dialect of 2020-12.
+    By the one, parts would pick validators that bound nothing: all are read as the dialect of 2020-12. By the other,
+    the library would put an address together at each look.
 
     Raises:
         SchemaError: One is no schema, or has a `$ref` that leads out of the whole, nowhere, or round in circles.
     """
     found: dict[int, dict[str, Any]] = {}
     _gather(schema, found)
+    targets: dict[int, Any] = {}
     try:
-        same_value = _followed(schema, found)
+        same_value = _followed(schema, found, targets)
     except SchemaError:
         raise
     except ValueError as error:
         # Of the standard library, on addresses that are none.
         raise SchemaError(f"its $id or $ref cannot be read: {error}") from error
     _refuse_circles(same_value)
-    return list(found.values())
+    for part in found.values():
+        part.pop("$id", None)
+    return Parts(list(found.values()), targets)
 
 
-def _followed(schema: dict[str, Any], found: dict[int, dict[str, Any]]) -> dict[int, list[int]]:
-    """Follow every `$ref`; return for each part those that hold for the same value, all by identity."""
+def _followed(
+    schema: dict[str, Any], found: dict[int, dict[str, Any]], targets: dict[int, Any]
+) -> dict[int, list[int]]:
+    """Follow every `$ref`, and note where it leads; return for each part those that hold for the same value."""
     same_value: dict[int, list[int]] = {}
-    root = Registry().resolver_with_root(DRAFT202012.create_resource(schema))
+    resource = DRAFT202012.create_resource(schema)
+    base = resource.id() or ""
+    # What has not been crawled is crawled anew at each `$ref` that names an `$id` or an `$anchor`.
+    root = Registry().with_resource(base, resource).crawl().resolver(base)
     waiting: list[tuple[Any, Any]] = [(schema, root)]
     while waiting:
         part, resolver = waiting.pop()
@@ -76,6 +101,7 @@ def _followed(schema: dict[str, Any], found: dict[int, dict[str, Any]]) -> dict[
         waiting += [(each, resolver) for each in DRAFT202012.subresources_of(part)]
         if "$ref" in part:
             target = _target(part["$ref"], resolver)
+            targets[id(part)] = target.contents
             also.append(target.contents)
             waiting.append((target.contents, target.resolver))
         same_value[id(part)] = [id(each) for each in also if not isinstance(each, bool)]
@@ -94,6 +120,7 @@ def _gather(part: Any, found: dict[int, dict[str, Any]]) -> None:
         part.pop("$schema", None)
         if "$dynamicRef" in part:
             raise SchemaError("$dynamicRef is not taken in schemas of others; say $ref instead")
+        _refuse_odd_lists(part)
         reason = _reason(json.dumps(_shallow(part)))
         if reason is not None:
             raise SchemaError(f"this is no JSON Schema: {reason}")
@@ -104,6 +131,24 @@ def _gather(part: Any, found: dict[int, dict[str, Any]]) -> None:
         waiting += DRAFT202012.subresources_of(part)
 
 
+def _refuse_odd_lists(part: Mapping[str, Any]) -> None:
+    """Refuse lists of texts that have others in them: the library compares each of these with each."""
+    for name in _TEXTS:
+        _refuse_odd_list(name, part.get(name))
+    for name in _TEXTS_BY_NAME:
+        if isinstance(part.get(name), dict):
+            for each in part[name].values():
+                _refuse_odd_list(name, each)
+
+
+def _refuse_odd_list(name: str, texts: Any) -> None:
+    if isinstance(texts, list):
+        for each in texts:
+            if not isinstance(each, str):
+                said = json.dumps(each)[:_LONGEST_REASON]
+                raise SchemaError(f"this is no JSON Schema: a list of {name} has texts, and not {said}")
+
+
 def _shallow(part: Mapping[str, Any]) -> dict[str, Any]:
     """Return a part whose own parts are left to themselves: what is nested deeply is never gone down at once."""
     shallow = {name: each for name, each in part.items() if name not in _WORDS or not isinstance(each, str)}
@@ -112,18 +157,30 @@ def _shallow(part: Mapping[str, Any]) -> dict[str, Any]:
             shallow[name] = True
     for name in (*_ALSO_EACH, "prefixItems"):
         if isinstance(shallow.get(name), list):
-            shallow[name] = [isinstance(each, dict) or each for each in shallow[name]]
+            # One schema stands for all of them.
+            shallow[name] = [each for each in shallow[name] if not isinstance(each, dict | bool)] or (
+                [True] * bool(shallow[name])
+            )
     for name in (*_ALSO_BY_NAME, *_WITHIN_BY_NAME):
         if isinstance(shallow.get(name), dict):
-            shallow[name] = {key: isinstance(each, dict) or each for key, each in shallow[name].items()}
+            shallow[name] = {
+                key: each for key, each in shallow[name].items() if not isinstance(each, dict | bool)
+            }
     return shallow
 
 
-@lru_cache(maxsize=_KEPT)
 def _reason(text: str) -> str | None:
     """Return why a part is no schema; None if it is one."""
+    return _kept_reason(text) if len(text) <= _LONGEST_KEPT else _found_reason(text)
+
+
+def _found_reason(text: str) -> str | None:
     misfit = next(_META.iter_errors(json.loads(text)), None)
     return None if misfit is None else misfit.message[:_LONGEST_REASON]
+
+
+# Strangers write them: what is kept is bounded by its size, and not by its number alone.
+_kept_reason = lru_cache(maxsize=_KEPT)(_found_reason)
 
 
 def _also(part: Mapping[str, Any]) -> Iterator[Any]:

@@ -175,12 +175,6 @@ class McpServer:
         raise McpServerError(f"the MCP server lists tools on over {_MOST_PAGES} pages")
 
     def _tool(self, name: str, description: str, schema: Mapping[str, Any]) -> Tool:
-        try:
-            SchemaValidator(schema)
-        except SchemaError as error:
-            raise McpServerError(
-                f"the parameters of its tool {name[:_LONGEST_NAME]} are no JSON Schema that can be used: {error}"
-            ) from error
         return Tool(
             name, description, schema, lambda **arguments: self._loop.run(self._call(name, arguments))
         )
@@ -241,13 +235,27 @@ def _text(result: "CallToolResult") -> str:
 def chosen_tools(tools: Sequence[Tool], names: Sequence[str] | None) -> list[Tool]:
     """Return the tools of these names; all of them if None.
 
+    Only these have to have schemas that can be used: a server may have others.
+
     Raises:
         ValueError: If a name is that of no tool.
+        McpServerError: If the parameters of one of them are no JSON Schema that can be used.
     """
-    if names is None:
-        return list(tools)
     by_name = {tool.name: tool for tool in tools}
-    for name in names:
+    for name in names or ():
         if name not in by_name:
             raise ValueError(f"the MCP server has no tool {name!r}; it has {', '.join(by_name)}")
-    return [by_name[name] for name in names]
+    chosen = list(tools) if names is None else [by_name[name] for name in names]
+    for tool in chosen:
+        _check(tool)
+    return chosen
+
+
+def _check(tool: Tool) -> None:
+    try:
+        SchemaValidator(tool.parameters)
+    except SchemaError as error:
+        raise McpServerError(
+            f"the parameters of its tool {tool.name[:_LONGEST_NAME]} are no JSON Schema that can be used: {error}; "
+            "it can be left out of `tools`"
+        ) from error

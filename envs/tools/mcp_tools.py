@@ -162,7 +162,10 @@ class McpToolsEnv(ToolEnv):
 
     def _own_call(self, call: ToolCall) -> ToolResult:
         """Make a call of the task's own, with any of the server's tools."""
-        box = Toolbox(self._server.tools)
+        try:
+            box = Toolbox(chosen_tools(self._server.tools, [call.name]))
+        except ValueError as error:
+            raise McpServerError(f"a call of a task makes no sense: {error}") from error
         fault = box.fault(call)
         if fault is not None:
             raise McpServerError(f"a call of a task makes no sense: {fault}")

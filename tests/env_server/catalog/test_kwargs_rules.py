@@ -148,6 +148,20 @@ def test_what_is_refused_is_named(kwargs: dict[str, Any], field: str, reason: st
     assert caught.value.extra["errors"][0] == {"field": field, "reason": reason}
 
 
+def test_what_is_no_value_is_held_against_no_schema() -> None:
+    with pytest.raises(ProblemError) as caught:
+        KwargsRules("Game", STRICT, frozenset()).check({"size": 1 << 60, "sise": 4})
+    assert [each["field"] for each in caught.value.extra["errors"]] == ["kwargs"]
+
+
+def test_long_names_are_told_in_part() -> None:
+    schema = {"properties": {"part": {"additionalProperties": {"type": "integer"}}}}
+    for kwargs in ({"part": {"x" * 100_000: "text"}}, {"part": {"x" * 100_000: float("nan")}}):
+        with pytest.raises(ProblemError) as caught:
+            KwargsRules("Game", schema, frozenset()).check(kwargs)
+        assert len(str(caught.value.to_problem())) < 2_000
+
+
 def test_what_belongs_to_the_operator_is_refused_once() -> None:
     with pytest.raises(ProblemError) as caught:
         KwargsRules("Game", STRICT, frozenset({"path"})).check({"path": "/etc"})

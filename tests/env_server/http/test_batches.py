@@ -1,10 +1,14 @@
 """Batches: operations on one session are done in their order, whoever has the session and however many they name."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from env_server.http.batch import Unfinished, run_batch
 from tests.support.wire import ENVS, INLINE, Server, Socket
 
 
@@ -53,3 +57,78 @@ async def test_what_is_on_several_sessions_has_its_place_in_each(socket: Socket)
     assert [each["ok"]["step"] for each in results[:2]] == [1, 1]
     assert results[2] == {"ok": {"closed": 3}}
     assert [each["error"]["code"] for each in results[3:]] == ["session_gone"] * 2
+
+
+def step(session_id: str) -> dict[str, Any]:
+    return {"op": "step", "session_id": session_id}
+
+
+def close(*session_ids: str) -> dict[str, Any]:
+    return {"op": "close", "session_ids": list(session_ids)}
+
+
+async def begun(ops: list[dict[str, Any]]) -> list[str]:
+    """Begin a batch whose operations wait; gives the order in which they were asked for."""
+    asked: list[str] = []
+
+    async def answer() -> dict[str, Any]:
+        await asyncio.sleep(0)
+        return {}
+
+    def call(_: Any, op: str, fields: dict[str, Any]) -> Any:
+        asked.append(fields["session_id"] if op == "step" else "close")
+        return answer()
+
+    operations = SimpleNamespace(call=call, share_out=lambda *_: None)
+    batch = run_batch(cast(Any, operations), cast(Any, None), ops)
+    if isinstance(batch, Unfinished):
+        await batch.begin()
+        await batch.results()
+    else:
+        await cast(Any, batch)
+    return asked
+
+
+async def test_chains_that_are_joined_keep_the_order_of_the_batch() -> None:
+    ops = [
+        step("a"),
+        step("b"),
+        step("c"),
+        close("a"),
+        close("c", "b", "b"),
+        step("b"),
+        close("a", "d", "c"),
+        step("d"),
+    ]
+    asked = await begun(ops)
+    assert asked[:3] == ["a", "b", "c"], "these wait for nothing"
+    assert asked[-2:] == ["close", "d"]
+    assert sorted(asked) == ["a", "b", "b", "c", "close", "close", "close", "d"]
+
+
+def one_session_named_often(size: int) -> list[dict[str, Any]]:
+    return [*[step("a")] * size, close(*["a"] * 8 * size)]
+
+
+def one_more_session_each_time(size: int) -> list[dict[str, Any]]:
+    many = [f"s{number}" for number in range(20 * size)]
+    return [
+        step("a"),
+        close("a", *many),
+        *(op for number in range(size) for op in (step(f"t{number}"), close("a", f"t{number}"))),
+    ]
+
+
+@pytest.mark.parametrize("ops", [one_session_named_often, one_more_session_each_time])
+async def test_what_is_on_many_sessions_takes_time_in_proportion(
+    ops: Callable[[int], list[dict[str, Any]]],
+) -> None:
+    async def cost(size: int) -> float:
+        batch = ops(size)
+        begun_at = time.process_time()
+        await begun(batch)
+        return time.process_time() - begun_at
+
+    if await cost(1_000) > 0.02:
+        once, four_times = [min([await cost(size) for _ in range(3)]) for size in (250, 1_000)]
+        assert four_times < 8 * once + 0.02

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import httpx
+import msgpack
 import pytest
 
 from clients.protocol.errors import CODES
@@ -369,6 +370,31 @@ async def test_kwargs_are_what_a_portable_episode_can_keep() -> None:
                 problem = (await socket.ask("make", env_id="Fragile", kwargs={"any": value}))["error"]
                 assert problem["code"] == "invalid_kwargs"
                 assert problem["errors"][0]["field"].startswith("kwargs")
+
+
+async def test_names_that_are_no_texts_are_refused_wherever_they_are() -> None:
+    wrong = {"any": {"a": {b"x": 1}}}
+    any_schema = {"properties": {"a": {"additionalProperties": False}}}
+    schemas = f"Fragile={json.dumps({'type': 'object', 'properties': {'any': any_schema}})}"
+    arguments = ("--env", "Fragile=tests.support.fragile_envs:Fragile", "--isolation", "Fragile=inline")
+    with Server(*ENVS, *arguments, "--kwargs-schemas", schemas) as server:
+        async with server.socket(binary=True) as socket, server.http() as client:
+            begin = {"seed": 1, "options": wrong}
+            fragile, count = await socket.make("Fragile"), await socket.make("Count")
+            for op, fields, code in (
+                ("make", {"env_id": "Fragile", "kwargs": wrong}, "invalid_kwargs"),
+                ("make", {"env_id": "Fragile", "reset": begin}, "invalid_request"),
+                ("reset", {"session_id": fragile, "options": wrong}, "invalid_request"),
+                ("reset", {"session_id": count, "options": wrong}, "invalid_request"),
+                ("step", {"session_id": fragile, "action": wrong}, "invalid_action"),
+                ("verify", {"env_id": "Equal", "items": [{"response": "a"} | wrong]}, "invalid_request"),
+            ):
+                problem = (await socket.ask(op, **fields))["error"]
+                assert problem["code"] == code, (op, problem)
+            content = msgpack.packb({"env_id": "Fragile", "kwargs": wrong})
+            answer = await client.post("/v1/sessions", content=content, headers=MSGPACK)
+            assert (answer.status_code, answer.json()["code"]) == (422, "invalid_kwargs")
+        assert "failed inside the server" not in server.log()
 
 
 def test_the_table_is_complete() -> None:

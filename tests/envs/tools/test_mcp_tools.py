@@ -193,7 +193,8 @@ async def call_tool(context, params):
 
 
 async def list_tools(context, params):
-    return ListToolsResult(tools=[Tool(name="odd", input_schema=SCHEMA)])
+    plain = Tool(name="plain", input_schema={"type": "object"})
+    return ListToolsResult(tools=[Tool(name="odd", input_schema=SCHEMA), plain])
 
 
 async def main():
@@ -204,6 +205,9 @@ async def main():
 
 asyncio.run(main())
 """
+
+
+DONE = {"question": "Do it.", "answer": "done"}
 
 
 def odd(**schema):
@@ -217,12 +221,37 @@ def odd(**schema):
         ({"properties": {"x": {"$ref": "http://127.0.0.1:1/schema"}}}, "nothing is fetched"),
         ({"properties": {"x": {"$ref": "#/properties/x"}}}, "round in circles"),
         ({"properties": {"x": {"pattern": "("}}}, "no regular expression"),
+        ({"properties": {"x": {"pattern": r"^\cA$"}}}, "no regular expression"),
     ],
 )
-def test_a_tool_whose_schema_is_none_is_refused(schema, said):
+def test_a_tool_whose_schema_is_none_is_refused_where_it_is_used(schema, said):
+    def env(tools, **task):
+        return McpToolsEnv(server=odd(**schema), tasks=[DONE | task], tools=tools)
+
     with pytest.raises(McpServerError, match="its tool odd are no JSON Schema") as caught:
-        McpServer(parse_address(odd(**schema)), 30.0)
+        env(None)
     assert said in str(caught.value)
+    other = env(["plain"], setup=[{"name": "plain"}])
+    try:
+        other.reset(seed=1)
+        assert other.step(call("plain"))[4]["messages"][0]["content"] == "done"
+    finally:
+        other.close()
+    uses = env(["plain"], setup=[{"name": "odd"}])
+    try:
+        with pytest.raises(McpServerError, match="its tool odd are no JSON Schema"):
+            uses.reset(seed=1)
+    finally:
+        uses.close()
+
+
+def test_a_task_that_calls_a_tool_that_there_is_not_is_an_error():
+    env = McpToolsEnv(server=odd(), tasks=[DONE | {"setup": [{"name": "fly"}]}])
+    try:
+        with pytest.raises(McpServerError, match="makes no sense: the MCP server has no tool 'fly'"):
+            env.reset(seed=1)
+    finally:
+        env.close()
 
 
 def test_arguments_that_a_server_s_schema_would_work_on_for_ever_are_told_to_the_policy():
@@ -236,7 +265,7 @@ def test_arguments_that_a_server_s_schema_would_work_on_for_ever_are_told_to_the
             "tree": {"items": {"$ref": "#/properties/tree"}},
         }
     }
-    env = McpToolsEnv(server=odd(**schema), tasks=[{"question": "Do it.", "answer": "done"}])
+    env = McpToolsEnv(server=odd(**schema), tasks=[DONE])
     try:
         env.reset(seed=1)
         tree = 1
