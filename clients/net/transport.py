@@ -101,7 +101,7 @@ async def open_socket(
                 connection.abort()
                 raise
     except TimeoutError as error:
-        raise ConnectionLost(f"{url} did not answer in {timeout_s:g} s") from error
+        raise ConnectionLost(f"{url} did not answer in {timeout_s:.3g} s") from error
     except ConnectionError:
         raise
     except OSError as error:  # name resolution, unreachable networks, TLS
