@@ -16,6 +16,7 @@ def url():
         yield address
 
 
+@pytest.mark.slow
 def test_deterministic_runs_and_their_panels_fit_into_ten_sessions(tmp_path: Path, url):
     config = tmp_path / "run.yaml"
     config.write_text(CONFIG)

@@ -251,6 +251,7 @@ async def test_a_node_dies_under_many_operations(fleet: Fleet) -> None:
     await whole(fleet)
 
 
+@pytest.mark.slow
 async def test_what_cannot_be_rebuilt_is_lost_with_its_node(fleet: Fleet, players: list[Player]) -> None:
     dice = [await Player(fleet.one.url, "Dice-v0").begin(1) for _ in range(4)]
     players.extend(dice)
