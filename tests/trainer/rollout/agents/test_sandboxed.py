@@ -187,13 +187,14 @@ async def test_what_forks_and_never_ends_goes_with_its_episode(pool, kind):
     code = (
         "import os, subprocess, sys, time, urllib.request, json\n"
         "words = [sys.executable, '-c', sys.argv[2], sys.argv[1]]\n"
-        "for _ in range(20): subprocess.Popen(words, start_new_session=True)\n"
+        "many = [subprocess.Popen(words, stdout=-1, start_new_session=True) for _ in range(20)]\n"
+        "for each in many: each.stdout.read(1)\n"  # it runs, and is seen under its name
         "body = json.dumps({'messages': [{'role': 'user', 'content': 'hi'}]}).encode()\n"
         "urllib.request.urlopen(os.environ['OPENAI_BASE_URL'] + '/chat/completions', body)\n"
         "time.sleep(600)\n"
     )
     mark = f"mark-{os.getpid()}-{time.monotonic_ns()}"
-    words = [python_of(kind), "-c", code, mark, "import time; time.sleep(600)"]
+    words = [python_of(kind), "-c", code, mark, "import time; print(flush=True); time.sleep(600)"]
     gate = asyncio.Event()
     async with asyncio.timeout(60), playing(pool, kind, words, ["x"], gate=gate) as (player, policy):
         episode = asyncio.create_task(player.play(TASK, 0, 0))
