@@ -22,16 +22,10 @@ from trainer.config.inference import InferenceSettings, LaunchSettings
 from trainer.config.model import LoraSettings
 from trainer.config.optimizer import OptimizerSettings
 from trainer.inference.base import GenerationRequest, SamplingParams
-from trainer.inference.launch import (
-    SERVED_NAME,
-    LaunchError,
-    ServedModel,
-    choose_ports,
-    launched,
-    server_processes,
-)
+from trainer.inference.launch import LaunchError, launched
 from trainer.inference.pool import ServerPool
 from trainer.inference.server_client import ServerClient
+from trainer.inference.server_programs import SERVED_NAME, ServedModel, choose_ports, server_processes
 from trainer.learn.weights.broadcast import TensorBroadcast
 from trainer.learn.weights.folders import ModelLayout, WeightFolders
 from trainer.learn.weights.publisher import WeightPublisher
