@@ -84,9 +84,16 @@ def read_prompt_logprobs(answer: HttpAnswer, prompt_ids: Sequence[int], *, token
 
 
 def read_first_logprob(answer: HttpAnswer) -> float:
-    """Read the log-probability of the first token that was drawn."""
+    """Read the log-probability of the one token that was asked for.
+
+    Raises:
+        MalformedReplyError: If none was drawn, or the reply breaks the contract.
+    """
     choice = _only_choice(read_object(answer.body))
-    return _logprobs(choice, part_of(choice, "token_ids", list, _REPLY))[0]
+    logprobs = _logprobs(choice, part_of(choice, "token_ids", list, _REPLY))
+    if not logprobs:
+        raise MalformedReplyError(f"{_REPLY} to a request of one token has none")
+    return logprobs[0]
 
 
 def _choices(event: Mapping[str, Any]) -> list[Mapping[str, Any]]:

@@ -452,6 +452,14 @@ def test_a_probe_of_anything_ends_with_an_error(probe, replies):
         played(probe(Need("disk")), [answer(each) for each in [*replies, *[{}] * 20]])
 
 
+def test_a_probe_of_a_server_that_draws_nothing_ends_with_an_error():
+    nothing = copy.deepcopy(GOOD[VLLM])
+    nothing["choices"][0]["token_ids"] = []
+    said = [{"version": "0.27.0"}, {"data": [{"id": "policy"}]}, {}, *[nothing] * 3]
+    with pytest.raises(MalformedReplyError, match="a request of one token has none"):
+        played(vllm_probe.probe(Need()), [answer(each) for each in said])
+
+
 @given(st.recursive(st.just([]), lambda inner: st.lists(inner, max_size=2)))
 def test_only_objects_are_read(value):
     with pytest.raises(MalformedReplyError):
