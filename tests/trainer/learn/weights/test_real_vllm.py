@@ -182,7 +182,7 @@ async def test_two_runs_do_not_take_each_other_s_weights_for_their_own(url, tmp_
         await first.publish(backend_of(policy(1)), 1)
         await second.publish(backend_of(policy(2)), 1)
         assert set((await other.generate(request())).policy_versions) == {1}
-        client = next(iter(one._members)).client
+        client = next(iter(one._attendance)).client
         with pytest.raises(Exception, match="somebody else updates it"):
             await client.generate(request())
         await second.publish(backend_of(policy(0)), 2)
