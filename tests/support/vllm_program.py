@@ -7,12 +7,9 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from pathlib import Path
 
-import uvicorn
-
-from tests.support.inference_server.app import NEWEST, Served, application
+from tests.support.inference_server.app import NEWEST, Served, serve
 from tests.support.inference_server.http import Options
 
 
@@ -45,8 +42,6 @@ def parser() -> argparse.ArgumentParser:
 
 def main() -> None:
     arguments = parser().parse_args()
-    if not (arguments.model / "config.json").exists():
-        sys.exit(f"{arguments.model} holds no model")
     options = Options(
         NEWEST["vllm"],
         model_name=arguments.served_model_name or str(arguments.model),
@@ -58,19 +53,17 @@ def main() -> None:
         routed_experts=arguments.enable_return_routed_experts,
         api_key=os.environ.get("VLLM_API_KEY"),
     )
-    log = os.environ.get("ROLLGYM_DOUBLE_LOG")
-    served = Served(
-        "vllm",
-        options,
-        arguments.model,
-        max_length=arguments.max_model_len,
-        log_file=Path(log) if log else None,
-        quantization=arguments.quantization,
+    serve(
+        Served(
+            "vllm",
+            options,
+            arguments.model,
+            max_length=arguments.max_model_len,
+            quantization=arguments.quantization,
+        ),
+        arguments.host,
+        arguments.port,
     )
-    config = uvicorn.Config(
-        application(served), host=arguments.host, port=arguments.port, log_level="warning"
-    )
-    uvicorn.Server(config).run()
 
 
 if __name__ == "__main__":

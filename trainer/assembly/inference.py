@@ -32,11 +32,12 @@ from trainer.core.errors import ConfigError
 from trainer.inference.base import InferenceClient, SamplingParams
 from trainer.inference.dialect import Capabilities, Seen
 from trainer.inference.errors import WrongKeyError
-from trainer.inference.launch import ServedModel, choose_ports, launched, require_program, server_processes
+from trainer.inference.launch import launched
 from trainer.inference.members import Roster
 from trainer.inference.pool import ServerPool
 from trainer.inference.roster import FileRoster
 from trainer.inference.server_client import ServerClient
+from trainer.inference.server_programs import ServedModel, choose_ports, require_program, server_processes
 from trainer.inference.server_updates import TensorCarrier
 from trainer.inference.torch_engine import TorchEngine
 from trainer.learn.weights.broadcast import TensorBroadcast

@@ -12,7 +12,8 @@ from trainer.config.cluster import JudgeSettings
 from trainer.config.inference import InferenceSettings, LaunchSettings
 from trainer.core.errors import ConfigError
 from trainer.inference.keeper import GRACE_S
-from trainer.inference.launch import ServedModel, ServerProcess, choose_ports, launched, server_processes
+from trainer.inference.launch import ServerProcess, launched
+from trainer.inference.server_programs import ServedModel, choose_ports, server_processes
 
 _PORT_PATIENCE_S = 2 * GRACE_S
 _LOOK_EVERY_S = 0.2

@@ -3,7 +3,7 @@
 import asyncio
 import math
 from collections.abc import Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import quote
 
@@ -59,6 +59,22 @@ class HttpAnswer:
     def is_page(self) -> bool:
         """Whether it is a web page: no inference server gives one, but what stands before it does while it is gone."""
         return self.body[:_SHOWN].lstrip().startswith(b"<")
+
+
+def steering(
+    path: str,
+    body: Mapping[str, Any] | None = None,
+    *,
+    query: Mapping[str, str] | None = None,
+    repeatable: bool = True,
+) -> HttpCall:
+    """Return a call that steers the server."""
+    return HttpCall(path, body, query or {}, admin=True, repeatable=repeatable)
+
+
+def streamed(call: HttpCall) -> HttpCall:
+    """Return the call that asks for the same reply as a stream; servers of all kinds call it alike."""
+    return replace(call, body={**(call.body or {}), "stream": True})
 
 
 def read_object(body: bytes) -> dict[str, Any]:
@@ -118,6 +134,12 @@ def part_of(value: Mapping[str, Any], key: str, kind: type, where: str) -> Any:
     if not isinstance(found, kind) or (isinstance(found, bool) and kind is not bool):
         raise MalformedReplyError(f"{where} has no {key!r} that is a {kind.__name__}")
     return found
+
+
+def list_of(value: Mapping[str, Any], key: str) -> list[Any]:
+    """Return `value[key]` where it is a list, and an empty one where it is missing or something else."""
+    found = value.get(key)
+    return found if isinstance(found, list) else []
 
 
 def token_ids_of(values: Sequence[Any], where: str) -> list[int]:

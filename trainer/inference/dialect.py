@@ -5,7 +5,7 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeVar
 
-from trainer.inference.base import FinishReason, PauseMode, SamplingParams
+from trainer.inference.base import PauseMode, SamplingParams
 from trainer.inference.calls import HttpAnswer, HttpCall, excerpt, message_of
 from trainer.inference.errors import (
     MalformedReplyError,
@@ -13,7 +13,7 @@ from trainer.inference.errors import (
     ServerSetupError,
     WrongKeyError,
 )
-from trainer.records.experts import Experts
+from trainer.inference.stretches import GenerationCall, Stretch
 
 Result = TypeVar("Result")
 
@@ -28,48 +28,6 @@ distribution that tokens are drawn from, after top-k and top-p."""
 
 UpdateWay = Literal["disk", "broadcast", "adapter"]
 """How new weights reach a server."""
-
-
-@dataclass(frozen=True, slots=True)
-class GenerationCall:
-    """A stretch of a reply that is asked for.
-
-    Attributes:
-        request_id: Unique at the server; all of one length, because SGLang aborts by prefix.
-        prompt_ids: All that the policy reads.
-        sampling: How tokens are drawn.
-        seed: Of this stretch.
-        session_key: Names the episode; routers keep its requests together.
-        cache_salt: Requests of different salts share no prefix cache.
-        adapter: Name of the adapter that draws; None for the base model.
-    """
-
-    request_id: str
-    prompt_ids: Sequence[int]
-    sampling: SamplingParams
-    seed: int
-    session_key: str = ""
-    cache_salt: str = ""
-    adapter: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Stretch:
-    """A stretch of a reply, as one answer brought it.
-
-    Attributes:
-        token_ids: What was sampled.
-        logprobs: Log-probability of each, of whatever the server reports.
-        labels: Name of the weights that drew each token; None where the server does not say.
-        finish_reason: Why it ended.
-        experts: Experts that tokens of prompt and stretch took; None where nobody asked.
-    """
-
-    token_ids: list[int]
-    logprobs: list[float]
-    labels: list[str] | None
-    finish_reason: FinishReason
-    experts: Experts | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,10 +161,6 @@ class Dialect(Protocol):
         """
         ...
 
-    def streaming(self, call: HttpCall) -> HttpCall:
-        """Ask for the same as a stream."""
-        ...
-
     def drawn(self, event: Mapping[str, Any], seen: int) -> Sequence[int]:
         """Return the ids that an event of a stream brings after the `seen` ones before it."""
         ...
@@ -280,51 +234,6 @@ class Dialect(Protocol):
     def wake(self, tags: Sequence[MemoryTag]) -> Conversation[None]:
         """Take memory again."""
         ...
-
-
-def labels_of_spans(spans: object, tokens: int, where: str) -> list[str] | None:
-    """Return the label of each token from `[{"version", "start", "end"}]`, `end` exclusive; None where there is none.
-
-    Raises:
-        MalformedReplyError: If the spans do not cover the tokens, each once and in order.
-    """
-    if spans is None:
-        return None
-    if not isinstance(spans, list):
-        raise MalformedReplyError(f"{where}: weight_versions is no list")
-    labels: list[str] = []
-    for span in spans:
-        if not isinstance(span, dict):
-            raise MalformedReplyError(f"{where}: a weight version is no object")
-        version, start, end = span.get("version"), span.get("start"), span.get("end")
-        if type(version) not in (str, int) or type(start) is not int or type(end) is not int:
-            raise MalformedReplyError(f"{where}: a weight version lacks version, start or end")
-        if start != len(labels) or not start <= end <= tokens:
-            raise MalformedReplyError(
-                f"{where}: weight versions do not follow each other: {start}..{end} after {len(labels)} of {tokens}"
-            )
-        labels += [str(version)] * (end - start)
-    if len(labels) != tokens:
-        raise MalformedReplyError(f"{where}: weight versions cover {len(labels)} of {tokens} tokens")
-    return labels
-
-
-def checked_stretch(stretch: Stretch, call: GenerationCall, where: str) -> Stretch:
-    """Check what must hold of every stretch.
-
-    Raises:
-        MalformedReplyError: If lengths differ, or more came than was asked for.
-    """
-    tokens = len(stretch.token_ids)
-    if len(stretch.logprobs) != tokens:
-        raise MalformedReplyError(f"{where}: {len(stretch.logprobs)} log-probabilities for {tokens} tokens")
-    if tokens > call.sampling.max_new_tokens:
-        raise MalformedReplyError(
-            f"{where}: {tokens} tokens, and {call.sampling.max_new_tokens} were asked for"
-        )
-    if tokens == 0 and stretch.finish_reason != "abort":
-        raise MalformedReplyError(f"{where}: it ended by {stretch.finish_reason!r} without a token")
-    return stretch
 
 
 def require(answer: HttpAnswer, what: str, *, missing: str = "") -> HttpAnswer:

@@ -64,6 +64,19 @@ class ServerTooOldError(ServerSetupError):
     """The server's release lacks something that the run needs; the message names the release that has it."""
 
 
+class SharedServerError(RunError):
+    """Another run gives a server its weights again and again."""
+
+
+class NoServerError(ConnectionError):
+    """No inference server answers; the message says of each why."""
+
+
+GONE = (ConnectionError, TimeoutError, ServerGoneError, WeightsError)
+"""What a client raises where its server does not answer, or not with this run's weights: not the request's fault, and
+another server may do better."""
+
+
 def words_of(error: BaseException) -> str:
     """Return what an error says, or its kind where it says nothing."""
     return str(error) or type(error).__name__

@@ -93,6 +93,16 @@ class Member:
     let_go: asyncio.Event = field(default_factory=asyncio.Event)
     under_way: set[asyncio.Timeout] = field(default_factory=set)
 
+    def leave(self) -> None:
+        """Take the server away: whatever waits for it ends now."""
+        self.connected = self.serving = False
+        self.trouble = "it is named no more"
+        self.let_go.set()
+        now = asyncio.get_running_loop().time()
+        for limit in self.under_way:
+            if not limit.expired():
+                limit.reschedule(now)
+
     async def extend(self, reply: PartialReply) -> FinishReason:
         """Draw what is left of a reply.
 

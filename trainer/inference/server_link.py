@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from trainer.config.inference import DialectName
 from trainer.core.errors import TrainerError
-from trainer.inference import sglang, vllm
+from trainer.inference import sglang_probe, vllm_probe
 from trainer.inference.dialect import Capabilities, Conversation, Dialect, Need, Seen
 from trainer.inference.errors import (
     InferenceError,
@@ -20,14 +20,17 @@ from trainer.inference.server_http import ServerHttp
 Result = TypeVar("Result")
 
 _PROBES: Mapping[DialectName, Callable[[Need], Conversation[Dialect]]] = {
-    "vllm": vllm.probe,
-    "sglang": sglang.probe,
+    "vllm": vllm_probe.probe,
+    "sglang": sglang_probe.probe,
 }
 _LOOKS: Mapping[DialectName, Callable[[Need], Conversation[Seen]]] = {
-    "vllm": vllm.look,
-    "sglang": sglang.look,
+    "vllm": vllm_probe.look,
+    "sglang": sglang_probe.look,
 }
-SIGNS_OF_LIFE: Mapping[DialectName, str] = {"vllm": vllm.SIGN_OF_LIFE, "sglang": sglang.SIGN_OF_LIFE}
+SIGNS_OF_LIFE: Mapping[DialectName, str] = {
+    "vllm": vllm_probe.SIGN_OF_LIFE,
+    "sglang": sglang_probe.SIGN_OF_LIFE,
+}
 """What a server is asked to find whether it lives."""
 FAREWELL_S = 5.0
 """How long a server is talked to when nobody waits for it."""

@@ -13,12 +13,12 @@ import orjson
 
 from trainer.core.errors import ConfigError
 from trainer.inference.base import FinishReason, InferenceCounters, SamplingParams, check_length
-from trainer.inference.calls import HttpAnswer, HttpCall
-from trainer.inference.dialect import GenerationCall, Stretch
+from trainer.inference.calls import HttpAnswer, streamed
 from trainer.inference.errors import RepeatedAbortError, RequestRefusedError
 from trainer.inference.partial_reply import PartialReply
 from trainer.inference.server_link import ServerLink
 from trainer.inference.server_weights import ServedAdapters, ServedWeights
+from trainer.inference.stretches import GenerationCall, Stretch
 from trainer.inference.under_way import OngoingReply, UnderWay, all_set
 
 _EMPTY_ABORTS = 8
@@ -200,7 +200,7 @@ class ServerReplies:
         # Faults of who is told are his: he is told by the event loop, before the reply is there.
         events = ReplyEvents(dialect, lambda ids: loop.call_soon(on_tokens, ids))
         answer = await self._link.http.call(
-            dialect.streaming(asked), held=lambda: self._under_way.held, reading=events.reading
+            streamed(asked), held=lambda: self._under_way.held, reading=events.reading
         )
         return events.answer(answer)
 
@@ -255,10 +255,6 @@ _DATA, _DONE = b"data:", b"[DONE]"
 
 class StreamingDialect(Protocol):
     """The part of a dialect that is about streams."""
-
-    def streaming(self, call: HttpCall) -> HttpCall:
-        """Ask for the same as a stream."""
-        ...
 
     def drawn(self, event: Mapping[str, Any], seen: int) -> Sequence[int]:
         """Return the ids that an event of a stream brings after the `seen` ones before it."""

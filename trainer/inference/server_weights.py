@@ -7,7 +7,7 @@ import asyncio
 from uuid import uuid4
 
 from trainer.inference.base import SamplingParams
-from trainer.inference.dialect import GenerationCall, GroupAddress, Stretch
+from trainer.inference.dialect import GroupAddress
 from trainer.inference.errors import (
     ForeignWeightsError,
     MalformedReplyError,
@@ -15,6 +15,7 @@ from trainer.inference.errors import (
     WeightsLostError,
 )
 from trainer.inference.server_link import ServerLink
+from trainer.inference.stretches import GenerationCall, Stretch
 from trainer.inference.under_way import OngoingReply, UnderWay
 
 _UNNAMED = "default"

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import sys
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -59,6 +62,16 @@ def _model(served: Served) -> ServedModel:
     from tests.support.inference_server.hugging_face import HuggingFaceModel
 
     return HuggingFaceModel(served.model, served.quantization)
+
+
+def serve(served: Served, host: str, port: int) -> None:
+    """Be the program that serves a folder, until this process is asked to end."""
+    if served.model is None or not (served.model / "config.json").exists():
+        sys.exit(f"{served.model} holds no model")
+    # Programs that a run starts have its command line, which knows nothing of doubles.
+    log = os.environ.get("ROLLGYM_DOUBLE_LOG")
+    logged = replace(served, log_file=Path(log) if log else None)
+    uvicorn.Server(uvicorn.Config(application(logged), host=host, port=port, log_level="warning")).run()
 
 
 def application(served: Served) -> Faults:

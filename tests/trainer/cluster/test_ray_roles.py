@@ -24,7 +24,7 @@ from trainer.cluster.supervision import RoleRestarts
 from trainer.config.load import load_settings
 from trainer.core.embedded_server import embedded_server
 from trainer.core.errors import ConfigError, RoleDiedError
-from trainer.inference.launch import ServedModel
+from trainer.inference.server_programs import ServedModel
 
 pytestmark = pytest.mark.slow
 

@@ -11,7 +11,7 @@ from trainer.cluster.server_host import InferenceProgram, JudgeProgram, ServerHo
 from trainer.config.cluster import JudgeSettings
 from trainer.config.inference import InferenceSettings, LaunchSettings
 from trainer.core.errors import RunError
-from trainer.inference.launch import ServedModel
+from trainer.inference.server_programs import ServedModel
 
 LOGS = Path("logs")
 

@@ -10,18 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainer.core.errors import ConfigError
-from trainer.inference import sglang, vllm
+from trainer.inference import sglang_probe, vllm_probe
 from trainer.inference.base import GenerationRequest, SamplingParams
 from trainer.inference.calls import HttpAnswer, excerpt, header_value, message_of, read_object
-from trainer.inference.dialect import (
-    Bucket,
-    Capabilities,
-    GenerationCall,
-    GroupAddress,
-    Need,
-    labels_of_spans,
-    read_release,
-)
+from trainer.inference.dialect import Bucket, Capabilities, GroupAddress, Need, read_release
 from trainer.inference.errors import (
     InferenceError,
     MalformedReplyError,
@@ -30,6 +22,9 @@ from trainer.inference.errors import (
 )
 from trainer.inference.partial_reply import PartialReply
 from trainer.inference.server_replies import ReplyEvents
+from trainer.inference.sglang import SglangDialect
+from trainer.inference.stretches import GenerationCall, labels_of_spans
+from trainer.inference.vllm import VllmDialect
 
 
 def capabilities(**changes):
@@ -45,9 +40,9 @@ def capabilities(**changes):
     return Capabilities(**(plain | changes))
 
 
-VLLM = vllm.VllmDialect(capabilities())
-COMPLETIONS = vllm.VllmDialect(capabilities(tokens_route=False))
-SGLANG = sglang.SglangDialect(capabilities(release=(0, 5, 23), drains=False))
+VLLM = VllmDialect(capabilities())
+COMPLETIONS = VllmDialect(capabilities(tokens_route=False))
+SGLANG = SglangDialect(capabilities(release=(0, 5, 23), drains=False))
 CALL = GenerationCall("0" * 32, [5, 6, 7], SamplingParams(4), 3, "a/b ü\n", "version-1")
 SPANS = [{"version": "1", "start": 0, "end": 1}, {"version": "2", "start": 1, "end": 3}]
 IDS, LOGPROBS = [8, 9, 8], [-0.5, -1.25, 0.0]
@@ -391,7 +386,7 @@ def test_updates_are_conversations_in_the_order_of_the_contract():
     calls, _ = played(SGLANG.end_update("3", "keep"), [OK] * 2)
     assert paths(calls) == ["/end_weight_update", "/update_weight_version"]
     assert calls[1].body == {"new_version": "3", "abort_all_requests": False}
-    old = vllm.VllmDialect(capabilities(release=(0, 24, 0), spans=False))
+    old = VllmDialect(capabilities(release=(0, 24, 0), spans=False))
     assert paths(played(old.end_update("3", "abort"), [OK] * 2)[0])[0] == "/finish_weight_update"
     assert old.end_update("3", "abort").send(None).body == {}
 
@@ -405,7 +400,7 @@ def test_a_session_that_somebody_left_open_is_closed_first():
     assert paths(calls)[1] == "/end_weight_update"
     calls, _ = played(SGLANG.join_group(ADDRESS), [NO, OK, OK])
     assert paths(calls)[1] == "/destroy_weights_update_group"
-    without = sglang.SglangDialect(capabilities(sessions=False))
+    without = SglangDialect(capabilities(sessions=False))
     assert list(without.begin_update()) == []
 
 
@@ -449,12 +444,20 @@ def test_a_bucket_names_each_tensor_once():
         Bucket(["a", "b"], ["float32"], [[1]])
 
 
-@pytest.mark.parametrize("probe", [vllm.probe, sglang.probe], ids=["vllm", "sglang"])
+@pytest.mark.parametrize("probe", [vllm_probe.probe, sglang_probe.probe], ids=["vllm", "sglang"])
 @given(replies=st.lists(json_values, min_size=1, max_size=6))
 @settings(max_examples=40)
 def test_a_probe_of_anything_ends_with_an_error(probe, replies):
     with pytest.raises((InferenceError, ConfigError)):
         played(probe(Need("disk")), [answer(each) for each in [*replies, *[{}] * 20]])
+
+
+def test_a_probe_of_a_server_that_draws_nothing_ends_with_an_error():
+    nothing = copy.deepcopy(GOOD[VLLM])
+    nothing["choices"][0]["token_ids"] = []
+    said = [{"version": "0.27.0"}, {"data": [{"id": "policy"}]}, {}, *[nothing] * 3]
+    with pytest.raises(MalformedReplyError, match="a request of one token has none"):
+        played(vllm_probe.probe(Need()), [answer(each) for each in said])
 
 
 @given(st.recursive(st.just([]), lambda inner: st.lists(inner, max_size=2)))

@@ -11,12 +11,14 @@ from trainer.inference.base import GenerationRequest, InferenceHealth, SamplingP
 from trainer.inference.errors import (
     ForeignWeightsError,
     MalformedReplyError,
+    NoServerError,
     RequestRefusedError,
+    SharedServerError,
     WeightUpdateError,
     WrongWeightsError,
 )
 from trainer.inference.members import Roster
-from trainer.inference.pool import NoServerError, ServerPool, SharedServerError
+from trainer.inference.pool import ServerPool
 from trainer.inference.torch_engine import TorchEngine
 
 

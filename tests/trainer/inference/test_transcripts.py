@@ -8,10 +8,11 @@ import pytest
 from tests.support.inference_server.models import HashModel
 from tests.support.inference_server.running import InferenceServer
 from tests.support.inference_server.transcripts import differences, record, vllm_calls
-from trainer.inference import vllm
 from trainer.inference.base import SamplingParams
 from trainer.inference.calls import HttpAnswer, message_of
-from trainer.inference.dialect import Capabilities, GenerationCall
+from trainer.inference.dialect import Capabilities
+from trainer.inference.stretches import GenerationCall
+from trainer.inference.vllm import VllmDialect
 
 FOLDER = Path(__file__).parent / "transcripts"
 RELEASES = sorted(file.stem.removeprefix("vllm-") for file in FOLDER.glob("vllm-*.json"))
@@ -51,7 +52,7 @@ def test_the_client_reads_what_the_real_server_said(release):
             continue
         numbers = tuple(int(part) for part in release.split("."))
         capabilities = Capabilities("vLLM", numbers, "policy", 512, "model", "default", numbers >= (0, 33))
-        dialect = vllm.VllmDialect(capabilities)
+        dialect = VllmDialect(capabilities)
         answer = HttpAnswer(200, entry["reply"].encode())
         stretch = dialect.read_generation(answer, call)
         assert len(stretch.token_ids) == 3

@@ -22,16 +22,10 @@ from trainer.config.inference import InferenceSettings, LaunchSettings
 from trainer.config.model import LoraSettings
 from trainer.config.optimizer import OptimizerSettings
 from trainer.inference.base import GenerationRequest, SamplingParams
-from trainer.inference.launch import (
-    SERVED_NAME,
-    LaunchError,
-    ServedModel,
-    choose_ports,
-    launched,
-    server_processes,
-)
+from trainer.inference.launch import LaunchError, launched
 from trainer.inference.pool import ServerPool
 from trainer.inference.server_client import ServerClient
+from trainer.inference.server_programs import SERVED_NAME, ServedModel, choose_ports, server_processes
 from trainer.learn.weights.broadcast import TensorBroadcast
 from trainer.learn.weights.folders import ModelLayout, WeightFolders
 from trainer.learn.weights.publisher import WeightPublisher
@@ -188,7 +182,7 @@ async def test_two_runs_do_not_take_each_other_s_weights_for_their_own(url, tmp_
         await first.publish(backend_of(policy(1)), 1)
         await second.publish(backend_of(policy(2)), 1)
         assert set((await other.generate(request())).policy_versions) == {1}
-        client = next(iter(one._members)).client
+        client = next(iter(one._attendance)).client
         with pytest.raises(Exception, match="somebody else updates it"):
             await client.generate(request())
         await second.publish(backend_of(policy(0)), 2)

@@ -1,0 +1,145 @@
+"""SGLang's replies: what was drawn, how likely and by which weights, from whole answers and from streams. No I/O."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from trainer.inference.base import FinishReason
+from trainer.inference.calls import HttpAnswer, list_of, logprob_of, part_of, read_object, token_ids_of
+from trainer.inference.errors import InferenceError, MalformedReplyError
+from trainer.inference.routed_experts import read_integers
+from trainer.inference.stretches import (
+    GenerationCall,
+    Stretch,
+    checked_stretch,
+    labels_of_spans,
+    prompt_logprobs,
+)
+
+_REPLY = "SGLang's reply"
+
+
+def read_stretch(answer: HttpAnswer, call: GenerationCall) -> Stretch:
+    """Read a reply; ids and log-probabilities come together, in triples.
+
+    Args:
+        answer: The server's, which says yes.
+        call: What was asked for.
+
+    Raises:
+        MalformedReplyError: If it breaks the contract.
+        InferenceError: If the server ended the reply by an error.
+    """
+    reply = read_object(answer.body)
+    meta = part_of(reply, "meta_info", dict, _REPLY)
+    finish_reason = _finish_reason(meta.get("finish_reason"))
+    token_ids, logprobs = _tokens(meta, reply, finish_reason)
+    labels = None
+    if token_ids:
+        labels = labels_of_spans(meta.get("weight_versions"), len(token_ids), _REPLY)
+    experts = None
+    if call.sampling.routed_experts and token_ids:
+        computed = len(call.prompt_ids) + len(token_ids)
+        experts = read_integers(meta.get("routed_experts"), computed, _REPLY)
+    return checked_stretch(Stretch(token_ids, logprobs, labels, finish_reason, experts), call, _REPLY)
+
+
+def drawn(event: Mapping[str, Any], seen: int) -> list[int]:
+    """Return the ids that an event of a stream brings after the `seen` ones before it."""
+    ids = [each for each in list_of(event, "output_ids") if type(each) is int]
+    return ids[seen:] if seen + len(ids) > _count(event, seen + len(ids)) else ids
+
+
+def joined(events: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Return what the events amount to: the last one, with the tokens of all."""
+    last = events[-1]
+    ids = _whole([list_of(event, "output_ids") for event in events], last)
+    triples = _whole([list_of(_meta(event), "output_token_logprobs") for event in events], last)
+    return {**last, "output_ids": ids, "meta_info": {**_meta(last), "output_token_logprobs": triples}}
+
+
+def read_prompt_logprobs(answer: HttpAnswer, prompt_ids: Sequence[int]) -> list[float]:
+    """Read the log-probabilities of a prompt's tokens after the first.
+
+    Args:
+        answer: The server's, which says yes.
+        prompt_ids: The prompt.
+
+    Raises:
+        MalformedReplyError: If it breaks the contract.
+    """
+    meta = part_of(read_object(answer.body), "meta_info", dict, _REPLY)
+    triples = part_of(meta, "input_token_logprobs", list, _REPLY)
+    return prompt_logprobs(triples, prompt_ids, _of_prompt, _REPLY)
+
+
+def read_first_logprob(answer: HttpAnswer) -> float:
+    """Read the log-probability of the one token that was asked for.
+
+    Raises:
+        MalformedReplyError: If none was drawn, or the reply breaks the contract.
+    """
+    reply = read_object(answer.body)
+    _, logprobs = _tokens(part_of(reply, "meta_info", dict, _REPLY), reply, "length")
+    if not logprobs:
+        raise MalformedReplyError(f"{_REPLY} to a request of one token has none")
+    return logprobs[0]
+
+
+def _meta(event: Mapping[str, Any]) -> Mapping[str, Any]:
+    meta = event.get("meta_info")
+    return meta if isinstance(meta, dict) else {}
+
+
+def _count(event: Mapping[str, Any], otherwise: int) -> int:
+    """Return how many tokens there are by an event of a stream, in all."""
+    count = _meta(event).get("completion_tokens")
+    return count if type(count) is int else otherwise
+
+
+def _whole(parts: Sequence[list[Any]], last: Mapping[str, Any]) -> list[Any]:
+    """Return what the lists of a stream's events amount to.
+
+    With `--incremental-streaming-output` each has what is new, otherwise each has all that there is. The server says
+    how many tokens there are in all: if the lists have more together, each began with the one before.
+    """
+    together = [each for part in parts for each in part]
+    return parts[-1] if len(together) > _count(last, len(together)) else together
+
+
+def _finish_reason(reason: object) -> FinishReason:
+    kind = reason.get("type") if isinstance(reason, dict) else None
+    if kind == "stop":
+        return "stop"
+    if kind == "length":
+        return "length"
+    if kind == "abort":
+        return "abort"
+    if isinstance(kind, str):
+        raise InferenceError(f"SGLang ended a reply by {kind[:40]!r}")
+    raise MalformedReplyError(f"{_REPLY} does not say why it ended")
+
+
+def _tokens(
+    meta: Mapping[str, Any], reply: Mapping[str, Any], finish_reason: FinishReason
+) -> tuple[list[int], list[float]]:
+    triples = meta.get("output_token_logprobs")
+    output = token_ids_of(part_of(reply, "output_ids", list, _REPLY), _REPLY)
+    if triples is None and not output:
+        return [], []
+    if not isinstance(triples, list):
+        raise MalformedReplyError(f"{_REPLY} has no list of log-probabilities")
+    if any(not isinstance(triple, list) or len(triple) < 2 for triple in triples):
+        raise MalformedReplyError(f"{_REPLY}: a log-probability is no [logprob, id, text]")
+    token_ids = token_ids_of([triple[1] for triple in triples], _REPLY)
+    # A matched stop token may be trimmed from the output, and from nothing else.
+    if token_ids != output and not (finish_reason == "stop" and token_ids[:-1] == output):
+        raise MalformedReplyError(
+            f"{_REPLY}: {len(token_ids)} log-probabilities, of other tokens than the {len(output)} of the output"
+        )
+    return token_ids, [logprob_of(triple[0], place, _REPLY) for place, triple in enumerate(triples)]
+
+
+def _of_prompt(triple: Any, token: int, place: int) -> Any:
+    if not isinstance(triple, list) or len(triple) < 2 or triple[1] != token:
+        raise MalformedReplyError(f"{_REPLY}: log-probability {place} is not of the prompt's token")
+    return triple[0]

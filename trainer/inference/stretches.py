@@ -1,0 +1,136 @@
+"""Stretches of a reply: how one is asked for, what an answer brings of it, and what must hold of that. No I/O."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from trainer.inference.base import FinishReason, SamplingParams
+from trainer.inference.errors import MalformedReplyError
+from trainer.records.experts import Experts
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationCall:
+    """A stretch of a reply that is asked for.
+
+    Attributes:
+        request_id: Unique at the server; all of one length, because SGLang aborts by prefix.
+        prompt_ids: All that the policy reads.
+        sampling: How tokens are drawn.
+        seed: Of this stretch.
+        session_key: Names the episode; routers keep its requests together.
+        cache_salt: Requests of different salts share no prefix cache.
+        adapter: Name of the adapter that draws; None for the base model.
+    """
+
+    request_id: str
+    prompt_ids: Sequence[int]
+    sampling: SamplingParams
+    seed: int
+    session_key: str = ""
+    cache_salt: str = ""
+    adapter: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """A stretch of a reply, as one answer brought it.
+
+    Attributes:
+        token_ids: What was sampled.
+        logprobs: Log-probability of each, of whatever the server reports.
+        labels: Name of the weights that drew each token; None where the server does not say.
+        finish_reason: Why it ended.
+        experts: Experts that tokens of prompt and stretch took; None where nobody asked.
+    """
+
+    token_ids: list[int]
+    logprobs: list[float]
+    labels: list[str] | None
+    finish_reason: FinishReason
+    experts: Experts | None = field(default=None, compare=False)
+
+
+def common_sampling(sampling: SamplingParams) -> dict[str, Any]:
+    """Return the sampling parameters that servers of all kinds call alike; what would change nothing is left out."""
+    params: dict[str, Any] = {
+        "temperature": sampling.temperature,
+        "stop_token_ids": list(sampling.stop_token_ids),
+    }
+    if sampling.top_p < 1.0:
+        params["top_p"] = sampling.top_p
+    if sampling.top_k > 0:
+        params["top_k"] = sampling.top_k
+    return params
+
+
+def labels_of_spans(spans: object, tokens: int, where: str) -> list[str] | None:
+    """Return the label of each token from `[{"version", "start", "end"}]`, `end` exclusive; None where there is none.
+
+    Raises:
+        MalformedReplyError: If the spans do not cover the tokens, each once and in order.
+    """
+    if spans is None:
+        return None
+    if not isinstance(spans, list):
+        raise MalformedReplyError(f"{where}: weight_versions is no list")
+    labels: list[str] = []
+    for span in spans:
+        if not isinstance(span, dict):
+            raise MalformedReplyError(f"{where}: a weight version is no object")
+        version, start, end = span.get("version"), span.get("start"), span.get("end")
+        if type(version) not in (str, int) or type(start) is not int or type(end) is not int:
+            raise MalformedReplyError(f"{where}: a weight version lacks version, start or end")
+        if start != len(labels) or not start <= end <= tokens:
+            raise MalformedReplyError(
+                f"{where}: weight versions do not follow each other: {start}..{end} after {len(labels)} of {tokens}"
+            )
+        labels += [str(version)] * (end - start)
+    if len(labels) != tokens:
+        raise MalformedReplyError(f"{where}: weight versions cover {len(labels)} of {tokens} tokens")
+    return labels
+
+
+def checked_stretch(stretch: Stretch, call: GenerationCall, where: str) -> Stretch:
+    """Check what must hold of every stretch.
+
+    Raises:
+        MalformedReplyError: If lengths differ, or more came than was asked for.
+    """
+    tokens = len(stretch.token_ids)
+    if len(stretch.logprobs) != tokens:
+        raise MalformedReplyError(f"{where}: {len(stretch.logprobs)} log-probabilities for {tokens} tokens")
+    if tokens > call.sampling.max_new_tokens:
+        raise MalformedReplyError(
+            f"{where}: {tokens} tokens, and {call.sampling.max_new_tokens} were asked for"
+        )
+    if tokens == 0 and stretch.finish_reason != "abort":
+        raise MalformedReplyError(f"{where}: it ended by {stretch.finish_reason!r} without a token")
+    return stretch
+
+
+def prompt_logprobs(
+    entries: Sequence[Any], prompt_ids: Sequence[int], value_of: Callable[[Any, int, int], Any], where: str
+) -> list[float]:
+    """Return the log-probabilities of a prompt's tokens after the first.
+
+    Args:
+        entries: What the server says of each token.
+        prompt_ids: The tokens.
+        value_of: Finds the log-probability in what is said of a token, given that, the token and its place.
+        where: What `entries` are of, for the message.
+
+    Raises:
+        MalformedReplyError: If one is missing or is no number.
+    """
+    if len(entries) != len(prompt_ids):
+        raise MalformedReplyError(
+            f"{where}: {len(entries)} log-probabilities for a prompt of {len(prompt_ids)}"
+        )
+    values = []
+    for place, (entry, token) in enumerate(zip(entries[1:], prompt_ids[1:], strict=True), start=1):
+        value = value_of(entry, token, place)
+        if type(value) not in (float, int):
+            raise MalformedReplyError(f"{where}: no log-probability of the prompt's token {place}")
+        values.append(float(value))
+    return values

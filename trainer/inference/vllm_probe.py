@@ -1,0 +1,148 @@
+"""What a vLLM server is and can do, found by asking it, for releases 0.24 to 0.33. No I/O."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from trainer.inference.calls import HttpCall, part_of, read_object, steering
+from trainer.inference.dialect import (
+    Capabilities,
+    Conversation,
+    LogprobsOf,
+    Need,
+    Seen,
+    read_release,
+    require,
+)
+from trainer.inference.errors import MalformedReplyError, ServerTooOldError
+from trainer.inference.vllm import (
+    COMPLETIONS,
+    DEV_MODE,
+    GENERATE,
+    LORA,
+    NAMES_WEIGHTS_PER_TOKEN,
+    VllmDialect,
+    weight_label,
+)
+from trainer.inference.vllm_replies import read_first_logprob
+
+SIGN_OF_LIFE = "/health"
+"""What it answers as long as its engine has not failed, paused or not."""
+
+_OLDEST = (0, 24)
+"""The first release with sessions of weight updates."""
+_CERTAIN = -1e-6
+
+
+def look(need: Need) -> Conversation[Seen]:
+    """Ask a server who it is, by calls that change nothing there.
+
+    Raises:
+        ServerSetupError: If it is seen to lack something that the run needs.
+    """
+    answer = yield HttpCall("/version", method="GET")
+    require(
+        answer,
+        "no vLLM server answers here",
+        missing="is it vLLM, as inference.kind says, and is this its root URL?",
+    )
+    version = part_of(read_object(answer.body), "version", str, "vLLM's version")
+    release = read_release(version)
+    _refuse_old(version, release, need)
+    answer = yield HttpCall("/v1/models", method="GET")
+    require(answer, "vLLM does not say which model it serves")
+    model, max_length = _served_model(read_object(answer.body))
+    if need.way in ("disk", "broadcast"):
+        answer = yield HttpCall("/is_paused", method="GET", admin=True)
+        require(answer, "weights cannot be updated", missing=DEV_MODE)
+    return Seen(f"vLLM {version}", release, model, max_length)
+
+
+def probe(need: Need) -> Conversation[VllmDialect]:
+    """Ask a server what it can do. It goes on if somebody left it paused.
+
+    Raises:
+        ServerSetupError: If it lacks something that the run needs.
+    """
+    seen = yield from look(need)
+    release, model = seen.release, seen.model
+    if need.way in ("disk", "broadcast") or (need.way == "adapter" and need.mode == "abort"):
+        answer = yield steering("/resume")
+        require(answer, "weights cannot be updated", missing=DEV_MODE)
+    label = yield from weight_label(release)
+    if need.way == "adapter":
+        answer = yield HttpCall("/v1/load_lora_adapter", {})
+        if answer.status == 404:
+            require(answer, "adapters cannot be loaded", missing=LORA)
+    world_size = 1
+    if need.way == "broadcast":
+        answer = yield HttpCall("/get_world_size", query={"include_dp": "true"}, method="GET", admin=True)
+        require(answer, "vLLM does not say how many ranks it has", missing=DEV_MODE)
+        world_size = part_of(read_object(answer.body), "world_size", int, "vLLM's world size")
+    # Named, because no name at all means every request.
+    answer = yield steering("/abort_requests", {"request_ids": ["nobody"]})
+    keeps_aborted = answer.ok
+    tokens_route, logprobs_of = yield from _probe_generation(model)
+    return VllmDialect(
+        Capabilities(
+            server=seen.server,
+            release=release,
+            model=model,
+            max_length=seen.max_length,
+            logprobs_of=logprobs_of,
+            weight_label=label,
+            spans=release >= NAMES_WEIGHTS_PER_TOKEN,
+            tokens_route=tokens_route,
+            keeps_aborted=keeps_aborted,
+            world_size=world_size,
+        )
+    )
+
+
+def _refuse_old(version: str, release: tuple[int, ...], need: Need) -> None:
+    if release < _OLDEST:
+        raise ServerTooOldError(
+            f"vLLM {version} is too old: weight updates in sessions came with 0.24. Start that or a newer one"
+        )
+    in_flight = need.way in ("disk", "broadcast") and need.mode in ("keep", "recompute")
+    if in_flight and release < NAMES_WEIGHTS_PER_TOKEN:
+        raise ServerTooOldError(
+            f"vLLM {version} is too old for pauses of the kind {need.mode!r}: replies then hold tokens of several "
+            "versions, and only 0.33 says which. Pause with 'abort' or 'wait'"
+        )
+
+
+def _probe_generation(model: str) -> Conversation[tuple[bool, LogprobsOf]]:
+    """Find the route for ids, and whose log-probabilities come: with top_k=1 a sampled token is certain."""
+    tokens_route = True
+    body: dict[str, Any] = {
+        "model": model,
+        "token_ids": [0],
+        "sampling_params": {"max_tokens": 1, "logprobs": 0},
+    }
+    answer = yield HttpCall(GENERATE, body)
+    if answer.status in (403, 404, 405):
+        tokens_route = False
+    else:
+        require(answer, "vLLM did not generate a token")
+    found = []
+    for params in ({"top_k": 1}, {"temperature": 0.0}):
+        sampling = {"max_tokens": 1, "logprobs": 0, **params}
+        if tokens_route:
+            call = HttpCall(GENERATE, {"model": model, "token_ids": [0], "sampling_params": sampling})
+        else:
+            prompt = {"model": model, "prompt": [0], "return_token_ids": True}
+            call = HttpCall(COMPLETIONS, prompt | sampling)
+        answer = yield call
+        require(answer, "vLLM did not generate a token")
+        found.append(read_first_logprob(answer))
+    # A model that is certain anyway tells nothing: then the server is taken at its default.
+    return tokens_route, "sampled" if found[0] > _CERTAIN >= found[1] else "model"
+
+
+def _served_model(reply: Mapping[str, Any]) -> tuple[str, int | None]:
+    models = [each for each in part_of(reply, "data", list, "vLLM's models") if isinstance(each, dict)]
+    base = next((each for each in models if each.get("parent") is None), None)
+    if base is None:
+        raise MalformedReplyError("vLLM's models name no base model")
+    length = base.get("max_model_len")
+    return part_of(base, "id", str, "vLLM's model"), length if type(length) is int else None
