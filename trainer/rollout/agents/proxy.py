@@ -20,8 +20,9 @@ from trainer.rollout.agents.black_box import give_posted, unfinished
 from trainer.rollout.agents.endpoint import read_body, refusal, refuse_web_pages
 from trainer.rollout.agents.environment import EpisodeEnvironment
 from trainer.rollout.agents.errors import ApiError
+from trainer.rollout.agents.policy_service import PolicyService
 from trainer.rollout.agents.runners import AgentEnd
-from trainer.rollout.agents.session import AgentSession, PolicyService
+from trainer.rollout.agents.session import AgentSession
 from trainer.tasks.task import Task
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
