@@ -45,9 +45,10 @@ from trainer.rollout.actors import ModelActor
 from trainer.rollout.batcher import DeterministicBatcher
 from trainer.rollout.context import context_policy
 from trainer.rollout.environments import OPERATION_TIMEOUT_S, EnvironmentPool
+from trainer.rollout.logged_client import LoggedClient
 from trainer.rollout.outages import OutageReport
 from trainer.rollout.prompts import PromptBuilder
-from trainer.rollout.recall import LoggedClient, Recall
+from trainer.rollout.recall import Recall
 from trainer.rollout.rendering import ChatRenderer
 from trainer.rollout.slots import BoundedSlots, EpisodeSlots
 from trainer.tasks.curriculum import CurriculumTaskSource

@@ -19,8 +19,9 @@ from trainer.records.trajectory import Outcome, Segment, Trajectory, Turn
 from trainer.rollout.actors import Actor, ContextOverflowError
 from trainer.rollout.agent import note_failure, play_episode, reward_parts
 from trainer.rollout.environments import EnvironmentPool
+from trainer.rollout.logged_session import EpisodeLostError, LoggedSession
 from trainer.rollout.mixtures import mix_reward
-from trainer.rollout.recall import EpisodeLostError, EpisodeTape, LoggedSession, Recall
+from trainer.rollout.recall import EpisodeTape, Recall
 from trainer.tasks.task import Task
 
 

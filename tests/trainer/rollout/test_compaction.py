@@ -21,8 +21,8 @@ from trainer.rollout.actors import ModelActor
 from trainer.rollout.context import context_policy
 from trainer.rollout.environments import EnvironmentPool
 from trainer.rollout.episodes import EpisodePlayer
+from trainer.rollout.logged_client import LoggedClient as RecallingClient
 from trainer.rollout.prompts import PromptBuilder
-from trainer.rollout.recall import LoggedClient as RecallingClient
 from trainer.rollout.recall import Recall
 from trainer.rollout.rendering import ChatRenderer
 from trainer.tasks.task import Task

@@ -23,7 +23,7 @@ from trainer.rollout.agents.policy_service import PolicyService
 from trainer.rollout.agents.runners import AgentEnd, AgentRunner, AgentTask
 from trainer.rollout.agents.serving import serve_app
 from trainer.rollout.agents.session import AgentSession
-from trainer.rollout.recall import EpisodeLostError
+from trainer.rollout.logged_session import EpisodeLostError
 from trainer.tasks.task import Task
 
 _REMEMBERED = 4096
