@@ -53,7 +53,8 @@ from trainer.learn.pipelines.saving import Saver
 from trainer.learn.pipelines.sft import Imitation, supervised_rows
 from trainer.learn.tracking import Tracker
 from trainer.models.reward_model import empty_classifier, save_reward_model
-from trainer.records.checkpoint import CheckpointError, CheckpointStore, RunState
+from trainer.records.checkpoint import CheckpointError, RunState
+from trainer.records.checkpoint_store import CheckpointStore
 from trainer.rollout.context import context_policy
 from trainer.rollout.prompts import PromptBuilder
 

@@ -26,14 +26,8 @@ from trainer.core.run_files import write_errors, write_whole
 from trainer.evaluation.evaluator import Evaluator, build_panels
 from trainer.models.load import save_model
 from trainer.models.lora import ADAPTER_CONFIG, has_adapters, save_adapter
-from trainer.records.checkpoint import (
-    MANIFEST,
-    Checkpoint,
-    CheckpointError,
-    CheckpointStore,
-    identity_of,
-    load_checkpoint,
-)
+from trainer.records.checkpoint import MANIFEST, Checkpoint, CheckpointError, identity_of, load_checkpoint
+from trainer.records.checkpoint_store import CheckpointStore
 from trainer.records.pieces import whole_state
 
 MODEL_FOLDER = "model"

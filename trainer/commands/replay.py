@@ -28,7 +28,8 @@ from trainer.learn.pipelines.rl import Updater
 from trainer.learn.rows import RowBuilder, row_builder
 from trainer.learn.tracking import DIGESTS_FILE, EPISODES_FILE
 from trainer.models.pictures import PictureProcessor
-from trainer.records.checkpoint import CheckpointError, CheckpointStore, RunState, load_checkpoint
+from trainer.records.checkpoint import CheckpointError, RunState, load_checkpoint
+from trainer.records.checkpoint_store import CheckpointStore
 from trainer.records.group import KEPT, Group
 from trainer.records.trajectory import Trajectory
 

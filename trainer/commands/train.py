@@ -54,7 +54,8 @@ from trainer.learn.pipelines.sft import supervised_rows, train_supervised
 from trainer.learn.rows import row_builder
 from trainer.learn.tracking import Tracker
 from trainer.learn.utilisation import training_work
-from trainer.records.checkpoint import Checkpoint, CheckpointError, CheckpointStore, RunState
+from trainer.records.checkpoint import Checkpoint, CheckpointError, RunState
+from trainer.records.checkpoint_store import CheckpointStore
 from trainer.records.ledger import LEDGER_FILE, Ledger
 from trainer.rollout.context import context_policy
 from trainer.rollout.environments import EnvironmentPool
