@@ -9,7 +9,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from clients.client.session import EnvSession
-from trainer.assembly.build import Players, Policy, model_actor, sampling_params
+from trainer.assembly.players import Players, model_actor, sampling_params
+from trainer.assembly.policy import Policy
 from trainer.config.agents import agent_kind, command_line
 from trainer.config.run import RunSettings
 from trainer.core.console import RunConsole

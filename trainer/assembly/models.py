@@ -11,9 +11,7 @@ from typing import Any, Literal, Protocol
 import torch
 from transformers import PreTrainedModel
 
-from trainer.assembly.build import (
-    Policy,
-    build_policy,
+from trainer.assembly.backends import (
     critic_backend,
     critic_head,
     policy_backend,
@@ -24,6 +22,7 @@ from trainer.assembly.build import (
     warm_start_backend,
 )
 from trainer.assembly.layout import check_combinations
+from trainer.assembly.policy import Policy, build_policy
 from trainer.assembly.standing import RankGroups, mesh_shape
 from trainer.assembly.turns import SharedDevices
 from trainer.backends.base import Scorer, TrainBackend

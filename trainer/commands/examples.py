@@ -9,10 +9,11 @@ from pathlib import Path
 
 import torch
 
-from trainer.assembly.build import Policy, build_policy, open_environments, task_source
 from trainer.assembly.data_check import keep_data
+from trainer.assembly.environments import open_environments, task_source
 from trainer.assembly.layout import check_model
 from trainer.assembly.models import ModelSource, check_backend, open_models
+from trainer.assembly.policy import Policy, build_policy
 from trainer.assembly.teachers import check_reference, check_teachers, teacher_of
 from trainer.assembly.turns import device_turns
 from trainer.backends.base import Scorer, TrainRow

@@ -8,16 +8,11 @@ from pathlib import Path
 import torch
 
 from trainer.assembly.agents import open_player
-from trainer.assembly.build import (
-    Policy,
-    bring_weights,
-    build_policy,
-    open_environments,
-    open_players,
-    task_source,
-)
+from trainer.assembly.environments import open_environments, task_source
 from trainer.assembly.inference import check_inference
 from trainer.assembly.judges import open_judges_alone
+from trainer.assembly.players import bring_weights, open_players
+from trainer.assembly.policy import Policy, build_policy
 from trainer.backends.base import TrainBackend
 from trainer.config.run import RunSettings
 from trainer.core.console import RunConsole

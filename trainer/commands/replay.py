@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from trainer.assembly.build import Policy, build_policy
 from trainer.assembly.models import open_models
+from trainer.assembly.policy import Policy, build_policy
 from trainer.cluster.cluster import open_cluster
 from trainer.cluster.placement import place_roles
 from trainer.commands.learners import make_learner

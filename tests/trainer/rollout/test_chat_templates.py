@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.support.chat_templates import FAMILIES, QWEN3, tokenizer_of
-from trainer.assembly.build import chat_renderer
+from trainer.assembly.policy import chat_renderer
 from trainer.config.checks import check_settings
 from trainer.config.load import load_settings
 from trainer.config.rollout import PromptSettings
