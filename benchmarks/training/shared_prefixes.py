@@ -43,7 +43,8 @@ from trainer.learn.rows import row_builder
 from trainer.models.load import without_chance
 from trainer.models.value_head import ValueModel
 from trainer.records.group import Group
-from trainer.records.trajectory import Outcome, Segment, Trajectory, Turn
+from trainer.records.segment import Segment
+from trainer.records.trajectory import Outcome, Trajectory, Turn
 from trainer.tasks.task import Task
 
 VOCABULARY = 512

@@ -14,8 +14,9 @@ from trainer.core.numbers import are_finite, finite_number
 from trainer.core.plugins import Plugin
 from trainer.records.group import Group
 from trainer.records.rollout_log import EpisodeKey
+from trainer.records.segment import Segment
 from trainer.records.timeline import Phase
-from trainer.records.trajectory import Outcome, Segment, Trajectory, Turn
+from trainer.records.trajectory import Outcome, Trajectory, Turn
 from trainer.rollout.actors import Actor, ContextOverflowError
 from trainer.rollout.agent import note_failure, play_episode, reward_parts
 from trainer.rollout.environments import EnvironmentPool

@@ -30,7 +30,8 @@ from trainer.records.checkpoint import RunState
 from trainer.records.checkpoint_store import CheckpointStore
 from trainer.records.group import Group
 from trainer.records.ledger import Fate, Ledger
-from trainer.records.trajectory import Outcome, Segment, Trajectory
+from trainer.records.segment import Segment
+from trainer.records.trajectory import Outcome, Trajectory
 from trainer.tasks.task import Task
 
 DISTINCT = [

@@ -13,7 +13,8 @@ from trainer.config.rollout import PromptSettings
 from trainer.core.errors import ConfigError
 from trainer.inference.base import GenerationResult
 from trainer.models.tokenizer import stop_ids
-from trainer.records.trajectory import Fork, Trajectory
+from trainer.records.segment import Fork
+from trainer.records.trajectory import Trajectory
 from trainer.rollout.context import context_policy
 from trainer.rollout.prompts import PromptBuilder
 from trainer.rollout.recorder import Recorder

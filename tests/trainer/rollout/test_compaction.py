@@ -16,7 +16,8 @@ from trainer.inference.torch_engine import TorchEngine
 from trainer.learn.rows import step_rows, trajectory_rows
 from trainer.models.tiny import TinyPolicySettings, build_tiny_model
 from trainer.records.rollout_log import RolloutLog
-from trainer.records.trajectory import Fork, Outcome, Trajectory
+from trainer.records.segment import Fork
+from trainer.records.trajectory import Outcome, Trajectory
 from trainer.rollout.actors import ModelActor
 from trainer.rollout.context import context_policy
 from trainer.rollout.environments import EnvironmentPool
