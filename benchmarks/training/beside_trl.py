@@ -60,7 +60,8 @@ from trainer.models.shape import ModelShape  # noqa: E402
 from trainer.models.tiny import TinyPolicySettings, build_tiny_model  # noqa: E402
 from trainer.models.tokenizer import build_tiny_tokenizer  # noqa: E402
 from trainer.records.group import Group  # noqa: E402
-from trainer.records.trajectory import Outcome, Segment, Trajectory, Turn  # noqa: E402
+from trainer.records.segment import Segment  # noqa: E402
+from trainer.records.trajectory import Outcome, Trajectory, Turn  # noqa: E402
 from trainer.tasks.task import Task  # noqa: E402
 
 _RECORDED = ("rounds", "micro", "prompt", "completion", "vocabulary", "hidden", "layers", "heads", "dtype")

@@ -33,7 +33,8 @@ from trainer.backends.optimizer import Schedule
 from trainer.backends.prefix_cache import hidden_states
 from trainer.backends.prefix_costs import Kernels, costs_of_calls
 from trainer.backends.prefix_layout import SharedTokens
-from trainer.backends.prefix_tree import CallCosts, finest_tree, paths_of
+from trainer.backends.prefix_paths import paths_of
+from trainer.backends.prefix_tree import CallCosts, finest_tree
 from trainer.backends.torch_backend import TorchBackend
 from trainer.config.optimizer import OptimizerSettings
 from trainer.learn.batches import episode_batch
@@ -42,7 +43,8 @@ from trainer.learn.rows import row_builder
 from trainer.models.load import without_chance
 from trainer.models.value_head import ValueModel
 from trainer.records.group import Group
-from trainer.records.trajectory import Outcome, Segment, Trajectory, Turn
+from trainer.records.segment import Segment
+from trainer.records.trajectory import Outcome, Trajectory, Turn
 from trainer.tasks.task import Task
 
 VOCABULARY = 512

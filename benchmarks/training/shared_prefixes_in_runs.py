@@ -19,8 +19,8 @@ from pathlib import Path
 
 import torch
 
-from trainer.assembly.build import build_policy
 from trainer.assembly.models import OwnModels
+from trainer.assembly.policy import build_policy
 from trainer.commands.train import train
 from trainer.config.load import load_settings
 from trainer.config.run import RunSettings

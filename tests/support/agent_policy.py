@@ -18,9 +18,10 @@ from trainer.inference.base import (
 from trainer.records.trajectory import Trajectory
 from trainer.rollout.agents.black_box import SessionTable
 from trainer.rollout.agents.endpoint import agents_app
+from trainer.rollout.agents.policy_service import PolicyService
 from trainer.rollout.agents.replies import format_of_template
 from trainer.rollout.agents.serving import serve_app
-from trainer.rollout.agents.session import AgentSession, PolicyService
+from trainer.rollout.agents.session import AgentSession
 from trainer.rollout.agents.splicing import SplicingRenderer
 from trainer.rollout.rendering import ChatRenderer
 from trainer.tasks.task import Task

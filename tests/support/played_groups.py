@@ -6,7 +6,8 @@ import numpy as np
 
 from tests.support.tiny_models import reference_logprobs
 from trainer.records.group import Group
-from trainer.records.trajectory import Outcome, Segment, Trajectory, Turn
+from trainer.records.segment import Segment
+from trainer.records.trajectory import Outcome, Trajectory, Turn
 from trainer.tasks.task import Task
 
 

@@ -135,7 +135,7 @@ def _fork(arguments: list[str], output: Path, beside: Path) -> int:
 def _keep(beside: Path) -> None:
     """Have this process keep what its inference client says, and what it deletes of the rollout log."""
     from trainer.records.rollout_log import RolloutLog
-    from trainer.rollout.recall import LoggedClient
+    from trainer.rollout.logged_client import LoggedClient
 
     settle, make = RolloutLog.settle, LoggedClient.__init__
     archive = beside / ARCHIVE

@@ -21,7 +21,8 @@ from trainer.core.run_files import WriteError, write_errors
 from trainer.models.load import save_weights
 from trainer.models.lora import adapter_tensors, save_adapter
 from trainer.models.weights import parameters_of
-from trainer.records.checkpoint import CheckpointStore, RunState, load_checkpoint
+from trainer.records.checkpoint import RunState, load_checkpoint
+from trainer.records.checkpoint_store import CheckpointStore
 
 WORDS = [
     "tasks=[{env_id: FrozenLake-v0, kwargs: {size: 3, split: train, max_episode_steps: 6}}]",

@@ -16,7 +16,7 @@ import pytest
 from tests.support.processes import ROOT, end, env_server, read_lines, running, start_training, train_until
 from trainer.cli import main
 from trainer.core.console import RunConsole
-from trainer.records.checkpoint import CheckpointStore
+from trainer.records.checkpoint_store import CheckpointStore
 from trainer.records.ledger import Fate, Ledger
 
 ROOM = 24_000

@@ -9,7 +9,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from clients.client.session import EnvSession
-from trainer.assembly.build import Players, Policy, model_actor, sampling_params
+from trainer.assembly.players import Players, model_actor, sampling_params
+from trainer.assembly.policy import Policy
 from trainer.config.agents import agent_kind, command_line
 from trainer.config.run import RunSettings
 from trainer.core.console import RunConsole
@@ -18,6 +19,7 @@ from trainer.inference.base import SamplingParams
 from trainer.records.trajectory import Trajectory
 from trainer.rollout.agent import play_episode
 from trainer.rollout.agents.black_box import BlackBoxPlayer, open_black_box
+from trainer.rollout.agents.policy_service import PolicyService
 from trainer.rollout.agents.replies import ToolFormat, format_of_template
 from trainer.rollout.agents.runners import AgentRunner, ProgramRunner, ServiceRunner
 from trainer.rollout.agents.sandboxed import (
@@ -27,7 +29,6 @@ from trainer.rollout.agents.sandboxed import (
     absolute_words,
     open_agent_sandbox,
 )
-from trainer.rollout.agents.session import PolicyService
 from trainer.rollout.agents.splicing import SplicingRenderer
 from trainer.rollout.episodes import PlayEpisode, play_coroutine
 from trainer.tasks.task import Task

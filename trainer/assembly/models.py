@@ -3,52 +3,31 @@
 import shutil
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Protocol
 
 import torch
-from transformers import PreTrainedModel
 
-from trainer.assembly.build import (
-    Policy,
-    build_policy,
-    critic_backend,
-    critic_head,
-    policy_backend,
-    policy_head,
-    reference_model,
-    run_schedule,
-    training_head,
-    warm_start_backend,
-)
+from trainer.assembly.backends import critic_backend, policy_backend, reference_model, warm_start_backend
 from trainer.assembly.layout import check_combinations
+from trainer.assembly.policy import Policy, build_policy
+from trainer.assembly.rank_recipe import RankRecipe, Role
 from trainer.assembly.standing import RankGroups, mesh_shape
 from trainer.assembly.turns import SharedDevices
 from trainer.backends.base import Scorer, TrainBackend
-from trainer.backends.fsdp2 import fsdp2_backend, fsdp2_model
-from trainer.backends.heads import Head
-from trainer.backends.layers import bodies_of
-from trainer.backends.optimizer import Schedule
-from trainer.backends.rank_group import RankGroup
 from trainer.backends.ranked import RankedBackend, Ranks
-from trainer.backends.reference import ShardedPolicyWithoutAdapters
-from trainer.backends.zero import zero_backend
 from trainer.cluster.cluster import Cluster
 from trainer.cluster.local_roles import RANKS_FOLDER
 from trainer.cluster.placement import ACTOR_TRAIN, CRITIC, REFERENCE, Placement
 from trainer.config.run import RunSettings
 from trainer.core.console import RunConsole
-from trainer.core.device import DTYPES, torch_device
+from trainer.core.device import torch_device
 from trainer.core.errors import ConfigError
 from trainer.learn.learner import Models
 from trainer.models.division import check_layout
-from trainer.models.load import set_attention
 
 _START = "start"
-
-Role = Literal["policy", "critic", "reference", "warm_start"]
 
 _PACKAGES: dict[str, str] = {"deepspeed": "deepspeed", "megatron": "megatron"}
 """What kinds of backends need beside torch."""
@@ -136,123 +115,6 @@ def _with_model(settings: RunSettings, path: str) -> RunSettings:
     }
     model = settings.model.model_copy(update={**plain, "path": path, "lora": None})
     return settings.model_copy(update={"model": model})
-
-
-@dataclass(frozen=True, slots=True)
-class RankRecipe:
-    """How a rank makes its part of a model; it is sent to the rank, and the model is built there.
-
-    Attributes:
-        settings: The run.
-        role: Which model.
-        start: Folder of the weights to begin with; those that the settings name if None.
-        learning_rate: Constant rate of a warm start.
-    """
-
-    settings: RunSettings
-    role: Role
-    start: Path | None = None
-    learning_rate: float = 0.0
-
-    def __call__(self, group: RankGroup, backends: dict[str, Any]) -> Any:
-        """Build the model and divide it.
-
-        Args:
-            group: The rank's group.
-            backends: What this rank made before, by role.
-        """
-        settings = self.settings
-        torch.set_num_threads(settings.threads)
-        if self.role == "reference" and settings.model.lora is not None:
-            return ShardedPolicyWithoutAdapters(backends["policy"], warm=settings.warm_start is not None)
-        # The others get their pieces of the first rank's.
-        head = self._whole() if group.rank == 0 else None
-        if self.role == "reference":
-            return self._read_only(head, group)
-        return self._trained(head, group)
-
-    def _whole(self) -> Head:
-        settings = self.settings
-        # On the processor: only a rank's part of it comes to its device. What a head finds out of its model is found
-        # out there too, by an attention that the processor has.
-        model = settings.model.model_copy(update={"device": "cpu", "attention": None})
-        host = settings.model_copy(update={"model": model})
-        policy = build_policy(host, self.start, trained=self.role != "reference")
-        if self.role == "critic":
-            head: Head = critic_head(settings, policy.model)
-        else:
-            head = _role_head(settings, self.role, policy.model)
-        set_attention(bodies_of(head.model), settings.model.attention)
-        return head
-
-    def _read_only(self, head: Head | None, group: RankGroup) -> Any:
-        if self.settings.backend.kind == "megatron":
-            from trainer.backends.megatron.backend import megatron_model
-
-            return megatron_model(
-                head,
-                group,
-                dtype=DTYPES[self.settings.model.dtype],
-                tokens_per_micro_batch=self.settings.optimizer.tokens_per_micro_batch,
-                sequence_parallel=self.settings.backend.sequence_parallel,
-            )
-        return fsdp2_model(
-            head,
-            group,
-            dtype=DTYPES[self.settings.model.dtype],
-            tokens_per_micro_batch=self.settings.optimizer.tokens_per_micro_batch,
-            cpu_offload=self.settings.backend.cpu_offload,
-            shared_prefixes=self.settings.optimizer.shared_prefixes,
-        )
-
-    def _trained(self, head: Head | None, group: RankGroup) -> Any:
-        settings = self.settings
-        if settings.backend.kind == "megatron":
-            from trainer.backends.megatron.backend import megatron_backend
-
-            return megatron_backend(
-                head,
-                group,
-                settings.optimizer,
-                self._schedule(),
-                dtype=DTYPES[settings.model.dtype],
-                gradient_checkpointing=settings.model.gradient_checkpointing,
-                sequence_parallel=settings.backend.sequence_parallel,
-            )
-        if settings.backend.kind == "deepspeed":
-            return zero_backend(
-                head,
-                group,
-                settings.optimizer,
-                self._schedule(),
-                stage=settings.backend.zero_stage,
-                dtype=DTYPES[settings.model.dtype],
-                gradient_checkpointing=settings.model.gradient_checkpointing,
-                cpu_offload=settings.backend.cpu_offload,
-            )
-        return fsdp2_backend(
-            head,
-            group,
-            settings.optimizer,
-            self._schedule(),
-            dtype=DTYPES[settings.model.dtype],
-            gradient_checkpointing=settings.model.gradient_checkpointing,
-            compiled=settings.model.compile,
-            cpu_offload=settings.backend.cpu_offload,
-        )
-
-    def _schedule(self) -> Schedule:
-        if self.role == "warm_start":
-            return Schedule(self.learning_rate, 0, 1, "constant")
-        optimizer = self.settings.optimizer
-        peak = optimizer.critic_learning_rate if self.role == "critic" else optimizer.learning_rate
-        return run_schedule(self.settings, peak)
-
-
-def _role_head(settings: RunSettings, role: Role, model: PreTrainedModel) -> Head:
-    if role == "policy":
-        return training_head(settings, model)
-    return policy_head(model, 1.0 if role == "warm_start" else settings.rollout.temperature)
 
 
 class RankedModels:

@@ -4,7 +4,7 @@ import bisect
 import heapq
 from collections.abc import Sequence
 
-from trainer.backends.prefix_tree import Ids, paths_of
+from trainer.backends.prefix_paths import Ids, paths_of
 
 
 def row_cost(tokens: int, width: int) -> int:

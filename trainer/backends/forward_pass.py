@@ -11,7 +11,8 @@ from trainer.backends.base import EntropyMode, MicroBatch, RoutedOutputs, TokenC
 from trainer.backends.batching import length_buckets, pad_rows
 from trainer.backends.heads import Head
 from trainer.backends.prefix_layout import SharedTokens
-from trainer.backends.prefix_tree import Bucket, CallCosts, plan, rows_apart
+from trainer.backends.prefix_plan import Bucket, plan
+from trainer.backends.prefix_tree import CallCosts, rows_apart
 from trainer.backends.routing import packed_experts
 from trainer.models.pictures import image_tensors
 

@@ -16,7 +16,8 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from trainer.backends.prefix_layout import CallTensors, SharedTokens
-from trainer.backends.prefix_tree import CallCosts, finest_tree, paths_of
+from trainer.backends.prefix_paths import paths_of
+from trainer.backends.prefix_tree import CallCosts, finest_tree
 from trainer.models.language_head import own_logits
 
 KeysAndValues = tuple[Tensor, Tensor]

@@ -1,28 +1,20 @@
-"""Rows that begin alike as a tree, so that each of its tokens goes through the model once. Pure: ids in, plans out.
+"""Rows that begin alike as a tree, so that each of its tokens goes through the model once. Pure.
 
-A row that is the beginning of another one needs no computing of its own: a causal model gives its tokens the same
-states. Of the remaining rows, the *paths*, those that begin alike share *segments*: the model computes a segment once,
-and the segments behind it read its keys and values. Whether that pays is for `CallCosts` to say; a plan that is not
-clearly cheaper than the rows as they are is not made. It is estimated with padding, so that a plan may also do no more
-than divide rows that share nothing into calls of like length.
+Paths that begin alike share *segments*: the model computes a segment once, and the segments behind it read its keys and
+values. A tree of more segments saves tokens and makes more calls; what those cost is for `CallCosts` to say.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.backends.batching import length_buckets
-
-Ids = NDArray[np.int64]
+from trainer.backends.prefix_paths import Paths
 
 _THRESHOLDS = (8, 32, 128, 512, 2048)
 """Tokens that a segment must save to be computed apart: of the trees that these give, the cheapest is taken."""
-
-_CLEARLY = 0.95
-"""What sharing may cost at most, as a part of what it costs not to: costs are estimates, of about that precision."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +110,8 @@ class Tree:
 
     def cost(self, costs: CallCosts) -> float:
         """Return what computing it costs, in tokens."""
-        return _cost(self.calls, costs)
+        sizes = [(len(call.segments), call.width, call.prefix) for call in self.calls]
+        return float(costs.of(*np.array(sizes, dtype=np.float64).T).sum())
 
     def held(self, costs: CallCosts) -> float:
         """Return what is held of it for the gradient, in tokens, padding included."""
@@ -138,181 +131,6 @@ class SharedRows:
     tree: Tree
     paths: Sequence[int]
     path_of: Sequence[int]
-
-
-@dataclass(frozen=True, slots=True)
-class Bucket:
-    """A micro-batch.
-
-    Attributes:
-        rows: Indices of its rows in the batch.
-        shared: What they share; None if each row goes through the model as it is.
-    """
-
-    rows: Sequence[int]
-    shared: SharedRows | None = None
-
-    @property
-    def calls(self) -> int:
-        """Calls of the model that it takes."""
-        return 1 if self.shared is None else len(self.shared.tree.calls)
-
-    def of(self, places: Sequence[int]) -> "Bucket":
-        """Return the same micro-batch where its rows are some of a larger batch.
-
-        Args:
-            places: Where each row is in that batch.
-        """
-        shared = self.shared
-        if shared is not None:
-            shared = replace(shared, paths=[places[path] for path in shared.paths])
-        return Bucket([places[row] for row in self.rows], shared)
-
-    def saved(self, lengths: Sequence[int]) -> int:
-        """Return how many tokens of its rows, of `lengths`, do not go through the model."""
-        return 0 if self.shared is None else sum(lengths) - self.shared.tree.tokens
-
-
-@dataclass(frozen=True, slots=True)
-class Paths:
-    """Rows in an order in which those that begin alike are neighbours, without the beginnings of others.
-
-    Attributes:
-        row: A row that each path is equal to.
-        shared: Tokens that each path has in common with the one before it; 0 for the first.
-        of_row: The path that each row is a beginning of.
-    """
-
-    row: Sequence[int]
-    shared: Sequence[int]
-    of_row: Sequence[int]
-
-
-def paths_of(ids: Sequence[Ids]) -> Paths:
-    """Return the paths of rows."""
-    # Bytes compare like the numbers, and much faster than those one after the other.
-    keys = [row.astype(">i8").tobytes() for row in ids]
-    order = sorted(range(len(ids)), key=keys.__getitem__)
-    row: list[int] = []
-    shared: list[int] = []
-    of_row = [0] * len(ids)
-    common = 0
-    for place, number in enumerate(order):
-        of_row[number] = len(row)
-        if place + 1 < len(order):
-            following = ids[order[place + 1]]
-            ahead = _common(ids[number], following)
-            if ahead == len(ids[number]):
-                # It is how the next one begins, so that one has as much in common with the path before as this.
-                common = min(common, ahead)
-                continue
-        row.append(number)
-        shared.append(common)
-        common = ahead if place + 1 < len(order) else 0
-    return Paths(row, shared, of_row)
-
-
-def _common(one: Ids, two: Ids) -> int:
-    length = min(len(one), len(two))
-    different = one[:length] != two[:length]
-    first = int(different.argmax()) if length else 0
-    return first if length and different[first] else length
-
-
-def plan(ids: Sequence[Ids], budget: int, costs: CallCosts, *, prefixes: bool = True) -> list[Bucket]:
-    """Cut rows into micro-batches, and say which tokens of each are computed once.
-
-    Args:
-        ids: Token ids of the rows.
-        budget: Tokens of a micro-batch, padding included, and what else is held for as many tokens as it takes the
-            memory of; what one path needs is computed together, whatever the budget.
-        costs: Of the model's calls.
-        prefixes: Whether the model can compute segments behind a prefix. If not, rows that are beginnings of others
-            are all that is shared.
-
-    Returns:
-        Micro-batches that hold every row once.
-    """
-    lengths = [len(row) for row in ids]
-    flat = [Bucket(bucket) for bucket in length_buckets(lengths, budget)]
-    if len(ids) < 2:
-        return flat
-    paths = paths_of(ids)
-    widths = [lengths[row] for row in paths.row]
-    flat_cost = sum(_flat_cost(bucket.rows, lengths, costs) for bucket in flat)
-    if sum(widths) - sum(paths.shared) > _CLEARLY * flat_cost:
-        return flat  # not even with calls that cost nothing
-    rows = np.bincount(paths.of_row).tolist()
-    trees = list(_cut(widths, paths.shared, rows, budget, costs, prefixes=prefixes))
-    shared_cost = sum(tree.cost(costs) for _, tree in trees)
-    return _buckets(trees, paths) if shared_cost < _CLEARLY * flat_cost else flat
-
-
-def _flat_cost(rows: Sequence[int], lengths: Sequence[int], costs: CallCosts) -> float:
-    width = max(lengths[row] for row in rows)
-    return _cost([Call(tuple(rows), width, 0)], costs)
-
-
-def _cost(calls: Sequence[Call], costs: CallCosts) -> float:
-    sizes = np.array([(len(call.segments), call.width, call.prefix) for call in calls], dtype=np.float64)
-    return float(costs.of(*sizes.T).sum())
-
-
-def _buckets(trees: Sequence[tuple[int, Tree]], paths: Paths) -> list[Bucket]:
-    """Return the micro-batches of trees; each is given with the number of its first path."""
-    firsts = np.array([first for first, _ in trees])
-    rows: list[list[int]] = [[] for _ in trees]
-    for row, path in enumerate(paths.of_row):
-        rows[int(np.searchsorted(firsts, path, side="right")) - 1].append(row)
-    return [
-        Bucket(
-            of_tree,
-            SharedRows(
-                tree,
-                paths.row[first : first + len(tree.leaves)],
-                [paths.of_row[row] - first for row in of_tree],
-            ),
-        )
-        for of_tree, (first, tree) in zip(rows, trees, strict=True)
-    ]
-
-
-def _cut(
-    widths: Sequence[int],
-    shared: Sequence[int],
-    rows: Sequence[int],
-    budget: int,
-    costs: CallCosts,
-    *,
-    prefixes: bool,
-) -> Iterator[tuple[int, Tree]]:
-    """Cut paths into neighbours that fit the budget together; yield the number of the first, and their tree."""
-    growth = np.cumsum(np.array(widths) - np.array(shared))
-    start = 0
-    while start < len(widths):
-        before = growth[start] - widths[start]
-        stop = max(start + 1, int(np.searchsorted(growth, before + budget, side="right")))
-        tree = tree_of(widths[start:stop], shared[start:stop], costs, prefixes=prefixes)
-        while stop > start + 1:
-            # The loss reads rows as they are, padded to the longest.
-            read = costs.read * sum(rows[start:stop]) * max(widths[start:stop])
-            if (held := tree.held(costs) + read) <= budget:
-                break
-            stop = start + max(1, min(stop - start - 1, int((stop - start) * budget / held)))
-            tree = tree_of(widths[start:stop], shared[start:stop], costs, prefixes=prefixes)
-        if stop < len(widths):
-            better = _where_little_is_cut(shared, start, stop)
-            if better < stop:
-                stop = better
-                tree = tree_of(widths[start:stop], shared[start:stop], costs, prefixes=prefixes)
-        yield start, tree
-        start = stop
-
-
-def _where_little_is_cut(shared: Sequence[int], start: int, stop: int) -> int:
-    """Return an end in the further half of `start` to `stop` at which the next path shares least with those before."""
-    ends = range(stop, (start + stop) // 2, -1)
-    return min(ends, key=lambda end: shared[end])
 
 
 def tree_of(widths: Sequence[int], shared: Sequence[int], costs: CallCosts, *, prefixes: bool = True) -> Tree:

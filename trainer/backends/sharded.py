@@ -17,7 +17,8 @@ from trainer.backends.forward_pass import KeptOutputs
 from trainer.backends.heads import Head
 from trainer.backends.layers import CompiledLayers, GradientCheckpointing
 from trainer.backends.optimizer import Schedule
-from trainer.backends.prefix_tree import Bucket, CallCosts
+from trainer.backends.prefix_plan import Bucket
+from trainer.backends.prefix_tree import CallCosts
 from trainer.backends.rank_group import RankGroup
 from trainer.backends.sharded_model import ShardedModel
 from trainer.backends.sharded_optimizer import ShardedOptimizer, StoredOptimizer

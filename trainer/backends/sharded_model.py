@@ -13,7 +13,8 @@ from transformers import PreTrainedModel
 from trainer.backends.base import EntropyMode, MicroBatch, RoutedOutputs, TrainRow
 from trainer.backends.forward_pass import ForwardPass, KeptOutputs
 from trainer.backends.heads import Head
-from trainer.backends.prefix_tree import Bucket, CallCosts
+from trainer.backends.prefix_plan import Bucket
+from trainer.backends.prefix_tree import CallCosts
 from trainer.backends.rank_group import RankGroup
 from trainer.backends.weight_pieces import StoredPieces, WeightPieces
 from trainer.core.errors import RunError

@@ -18,7 +18,7 @@ from trainer.core.errors import ConfigError, TrainerError
 
 if TYPE_CHECKING:
     from trainer.inference.base import InferenceClient
-    from trainer.rollout.agents.session import PolicyService
+    from trainer.rollout.agents.policy_service import PolicyService
 
 _TOKEN = "ROLLGYM_PROXY_TOKEN"
 _UPSTREAM_KEY = "ROLLGYM_UPSTREAM_KEY"
@@ -259,8 +259,8 @@ def _service(
     max_length: int,
 ) -> "PolicyService":
     from trainer.inference.base import SamplingParams
+    from trainer.rollout.agents.policy_service import PolicyService
     from trainer.rollout.agents.replies import format_of_template
-    from trainer.rollout.agents.session import PolicyService
     from trainer.rollout.agents.splicing import SplicingRenderer
     from trainer.rollout.rendering import ChatRenderer
 

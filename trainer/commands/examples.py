@@ -9,10 +9,11 @@ from pathlib import Path
 
 import torch
 
-from trainer.assembly.build import Policy, build_policy, open_environments, task_source
 from trainer.assembly.data_check import keep_data
+from trainer.assembly.environments import open_environments, task_source
 from trainer.assembly.layout import check_model
 from trainer.assembly.models import ModelSource, check_backend, open_models
+from trainer.assembly.policy import Policy, build_policy
 from trainer.assembly.teachers import check_reference, check_teachers, teacher_of
 from trainer.assembly.turns import device_turns
 from trainer.backends.base import Scorer, TrainRow
@@ -53,7 +54,8 @@ from trainer.learn.pipelines.saving import Saver
 from trainer.learn.pipelines.sft import Imitation, supervised_rows
 from trainer.learn.tracking import Tracker
 from trainer.models.reward_model import empty_classifier, save_reward_model
-from trainer.records.checkpoint import CheckpointError, CheckpointStore, RunState
+from trainer.records.checkpoint import CheckpointError, RunState
+from trainer.records.checkpoint_store import CheckpointStore
 from trainer.rollout.context import context_policy
 from trainer.rollout.prompts import PromptBuilder
 

@@ -3,7 +3,7 @@
 import asyncio
 from contextlib import AsyncExitStack
 
-from trainer.assembly.build import Policy
+from trainer.assembly.policy import Policy
 from trainer.assembly.teachers import check_teachers, open_teachers, teacher_of
 from trainer.config.distillation import DistillSettings
 from trainer.config.run import RunSettings

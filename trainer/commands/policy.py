@@ -8,16 +8,11 @@ from pathlib import Path
 import torch
 
 from trainer.assembly.agents import open_player
-from trainer.assembly.build import (
-    Policy,
-    bring_weights,
-    build_policy,
-    open_environments,
-    open_players,
-    task_source,
-)
+from trainer.assembly.environments import open_environments, task_source
 from trainer.assembly.inference import check_inference
 from trainer.assembly.judges import open_judges_alone
+from trainer.assembly.players import bring_weights, open_players
+from trainer.assembly.policy import Policy, build_policy
 from trainer.backends.base import TrainBackend
 from trainer.config.run import RunSettings
 from trainer.core.console import RunConsole
@@ -26,14 +21,8 @@ from trainer.core.run_files import write_errors, write_whole
 from trainer.evaluation.evaluator import Evaluator, build_panels
 from trainer.models.load import save_model
 from trainer.models.lora import ADAPTER_CONFIG, has_adapters, save_adapter
-from trainer.records.checkpoint import (
-    MANIFEST,
-    Checkpoint,
-    CheckpointError,
-    CheckpointStore,
-    identity_of,
-    load_checkpoint,
-)
+from trainer.records.checkpoint import MANIFEST, Checkpoint, CheckpointError, identity_of, load_checkpoint
+from trainer.records.checkpoint_store import CheckpointStore
 from trainer.records.pieces import whole_state
 
 MODEL_FOLDER = "model"

@@ -11,10 +11,11 @@ from typing import TypeVar
 from transformers import AutoConfig
 
 from clients.protocol.errors import ProblemError
-from trainer.assembly.build import chat_renderer, open_environments, task_source
 from trainer.assembly.data_check import check_streams
+from trainer.assembly.environments import open_environments, task_source
 from trainer.assembly.inference import check_inference, look_at_servers
 from trainer.assembly.judges import apart_from_judges
+from trainer.assembly.policy import chat_renderer
 from trainer.config.distillation import DistillSettings
 from trainer.config.run import RunSettings
 from trainer.config.supervised import DpoSettings, SftSettings

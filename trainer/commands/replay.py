@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from trainer.assembly.build import Policy, build_policy
 from trainer.assembly.models import open_models
+from trainer.assembly.policy import Policy, build_policy
 from trainer.cluster.cluster import open_cluster
 from trainer.cluster.placement import place_roles
 from trainer.commands.learners import make_learner
@@ -28,7 +28,8 @@ from trainer.learn.pipelines.rl import Updater
 from trainer.learn.rows import RowBuilder, row_builder
 from trainer.learn.tracking import DIGESTS_FILE, EPISODES_FILE
 from trainer.models.pictures import PictureProcessor
-from trainer.records.checkpoint import CheckpointError, CheckpointStore, RunState, load_checkpoint
+from trainer.records.checkpoint import CheckpointError, RunState, load_checkpoint
+from trainer.records.checkpoint_store import CheckpointStore
 from trainer.records.group import KEPT, Group
 from trainer.records.trajectory import Trajectory
 

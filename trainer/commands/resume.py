@@ -12,7 +12,8 @@ from trainer.core.errors import ConfigError
 from trainer.core.run_files import CONFIG_FILE, write_errors, write_whole
 from trainer.learn.boards import BOARDS_FILE
 from trainer.learn.tracking import METRICS_FILE, RECORD_FILES, TENSORBOARD_FOLDER
-from trainer.records.checkpoint import Checkpoint, CheckpointError, CheckpointStore, load_checkpoint
+from trainer.records.checkpoint import Checkpoint, CheckpointError, load_checkpoint
+from trainer.records.checkpoint_store import CheckpointStore
 from trainer.records.ledger import LEDGER_FILE
 from trainer.records.rollout_log import ROLLOUT_LOG_FOLDER
 from trainer.tasks.curriculum import CURRICULUM_FILE

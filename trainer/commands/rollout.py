@@ -10,15 +10,11 @@ from clients.client.session import EnvSession
 from clients.measuring.statistics import mean_interval, success_rate
 from env_server.process.embedding import ConfigurationError, serve_here
 from trainer.assembly.agents import PolicyPlayer, open_player
-from trainer.assembly.build import (
-    bring_weights,
-    open_environments,
-    open_players,
-    task_source,
-)
 from trainer.assembly.data_check import check_streams
+from trainer.assembly.environments import open_environments, task_source
 from trainer.assembly.inference import check_inference
 from trainer.assembly.judges import open_judges_alone
+from trainer.assembly.players import bring_weights, open_players
 from trainer.commands.policy import trained_policy
 from trainer.commands.recordings import EpisodeWriter, read_recording
 from trainer.config.run import RunSettings

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from trainer.algorithms.filters import refills
 from trainer.assembly.agents import PolicyPlayer
-from trainer.assembly.build import model_actor
+from trainer.assembly.players import model_actor
 from trainer.config.run import RunSettings
 from trainer.core.console import RunConsole
 from trainer.core.plugins import Plugin, load_plugin

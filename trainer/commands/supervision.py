@@ -17,7 +17,7 @@ from trainer.core.ending import Ending
 from trainer.core.errors import PluginError, RoleDiedError, RunError, TrainerError
 from trainer.core.run_files import WriteError
 from trainer.core.run_lock import run_lock
-from trainer.records.checkpoint import CheckpointStore
+from trainer.records.checkpoint_store import CheckpointStore
 
 _ENDS = (ConnectionError, TimeoutError, WriteError, RunError)
 """What ends a run for a reason that a user can mend."""

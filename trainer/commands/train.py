@@ -8,17 +8,13 @@ from pathlib import Path
 import torch
 
 from trainer.assembly.agents import open_player
-from trainer.assembly.build import (
-    Policy,
-    build_policy,
-    open_environments,
-    open_players,
-    task_source,
-)
 from trainer.assembly.data_check import check_streams, keep_digests
+from trainer.assembly.environments import open_environments, task_source
 from trainer.assembly.inference import check_inference
 from trainer.assembly.layout import check_model
 from trainer.assembly.models import ModelSource, check_backend, open_models
+from trainer.assembly.players import open_players
+from trainer.assembly.policy import Policy, build_policy
 from trainer.assembly.standing import StandingRoles
 from trainer.assembly.turns import device_turns
 from trainer.cluster.placement import picture, place_roles
@@ -54,7 +50,8 @@ from trainer.learn.pipelines.sft import supervised_rows, train_supervised
 from trainer.learn.rows import row_builder
 from trainer.learn.tracking import Tracker
 from trainer.learn.utilisation import training_work
-from trainer.records.checkpoint import Checkpoint, CheckpointError, CheckpointStore, RunState
+from trainer.records.checkpoint import Checkpoint, CheckpointError, RunState
+from trainer.records.checkpoint_store import CheckpointStore
 from trainer.records.ledger import LEDGER_FILE, Ledger
 from trainer.rollout.context import context_policy
 from trainer.rollout.environments import EnvironmentPool

@@ -6,9 +6,10 @@ Lists of what was sampled have an entry for each sampled token only; versions an
 """
 
 from collections.abc import Iterable, Sequence
+from enum import StrEnum
 from itertools import chain, groupby, repeat
 from math import isfinite
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, InstanceOf, ValidationError
 
@@ -18,6 +19,7 @@ EPISODE_FORMAT = 1
 """The version of the form that this release writes and reads."""
 
 _LONGEST_REASON = 300
+_Enumeration = TypeVar("_Enumeration", bound=StrEnum)
 
 
 class EpisodeFormatError(TrainerError, ValueError):
@@ -83,7 +85,7 @@ class ImageSchema(_Schema):
 
 
 class SegmentSchema(_Schema):
-    """One sequence of tokens; see `trainer.records.trajectory.Segment`."""
+    """One sequence of tokens; see `trainer.records.segment.Segment`."""
 
     ids: list[_Count] = Field(fail_fast=True)
     action_mask: list[Annotated[int, Field(ge=0, le=1)]] = Field(fail_fast=True)
@@ -164,6 +166,17 @@ def spread(pairs: Sequence[Sequence[int]], length: int, name: str) -> list[int]:
     if any(count < 1 for _, count in pairs) or sum(count for _, count in pairs) != length:
         raise EpisodeFormatError(f"{name} does not have a value for each of {length} sampled tokens")
     return list(chain.from_iterable(repeat(value, count) for value, count in pairs))
+
+
+def member_of(kind: type[_Enumeration], value: str, name: str) -> _Enumeration:
+    """Return the member of an enumeration that a text names.
+
+    Raises:
+        EpisodeFormatError: If it names none.
+    """
+    if value not in [*kind]:
+        raise EpisodeFormatError(f"{name}: {value[:40]!r} is none of {', '.join(kind)}")
+    return kind(value)
 
 
 def _short(value: object) -> str:

@@ -12,8 +12,9 @@ from clients.process.terminal import wrapped
 from trainer.core.errors import ConfigError
 from trainer.core.seeding import derive_seed
 from trainer.inference.base import GenerationRequest, InferenceClient, SamplingParams
+from trainer.records.segment import Fork
 from trainer.records.timeline import Phase
-from trainer.records.trajectory import Fork, Trajectory, Turn
+from trainer.records.trajectory import Trajectory, Turn
 from trainer.rollout.context import Compaction, Message
 from trainer.rollout.prompts import PromptBuilder
 from trainer.rollout.recall import session_key

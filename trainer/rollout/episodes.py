@@ -14,13 +14,15 @@ from trainer.core.numbers import are_finite, finite_number
 from trainer.core.plugins import Plugin
 from trainer.records.group import Group
 from trainer.records.rollout_log import EpisodeKey
+from trainer.records.segment import Segment
 from trainer.records.timeline import Phase
-from trainer.records.trajectory import Outcome, Segment, Trajectory, Turn
+from trainer.records.trajectory import Outcome, Trajectory, Turn
 from trainer.rollout.actors import Actor, ContextOverflowError
 from trainer.rollout.agent import note_failure, play_episode, reward_parts
 from trainer.rollout.environments import EnvironmentPool
+from trainer.rollout.logged_session import EpisodeLostError, LoggedSession
 from trainer.rollout.mixtures import mix_reward
-from trainer.rollout.recall import EpisodeLostError, EpisodeTape, LoggedSession, Recall
+from trainer.rollout.recall import EpisodeTape, Recall
 from trainer.tasks.task import Task
 
 

@@ -10,22 +10,13 @@ answered. An agent that asks otherwise than before is sampled for; what the log 
 import asyncio
 from array import array
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
 
-from clients.client.session import EnvSession, ResetResult, StepResult
-from clients.protocol.episode import PortableEpisode, step_digest
-from clients.protocol.errors import ProblemError
-from clients.protocol.values import decode_value, encode_value
-from trainer.inference.base import (
-    GenerationRequest,
-    GenerationResult,
-    InferenceClient,
-)
-from trainer.inference.forwarding import ForwardingClient
+from trainer.inference.base import GenerationRequest, GenerationResult
 from trainer.records.experts import ExpertsReader, ExpertsWriter
 from trainer.records.rollout_log import Entry, EpisodeKey, RolloutLog
 from trainer.records.schema import runs
@@ -34,18 +25,16 @@ from trainer.records.trajectory import Outcome, Trajectory
 TRAINING = "train"
 """Purpose of the episodes that are logged."""
 
-_REPLY, _RESET, _STEP, _CUT, _END = "reply", "reset", "step", "cut", "end"
-_RESET_FIELDS, _STEP_FIELDS = 4, 6
-"""Fields of these entries, without the place that they have among the episode's answers."""
+RESET, STEP = "reset", "step"
+"""What an environment was asked."""
+_REPLY, _CUT, _END = "reply", "cut", "end"
+_FIELDS = {RESET: 4, STEP: 6}
+"""Fields of an environment's answers, without the place that they have among the episode's."""
 
 
 def session_key(purpose: str, task: int, member: int, attempt: int) -> str:
     """Return what inference clients know an episode by."""
     return f"{purpose}-{task}-{member}-{attempt}"
-
-
-class EpisodeLostError(Exception):
-    """The environment of an episode cannot be brought to where the log ends."""
 
 
 _Drawn = tuple[int | None, GenerationResult]
@@ -248,185 +237,6 @@ class EpisodeTape:
         self._recall.log.append(Entry(kind, self._key, fields))
 
 
-class LoggedSession:
-    """A session whose answers are in the log before anybody acts on them, and come from it as far as it goes.
-
-    Args:
-        session: The session; what is not asked for here is its own.
-        tape: The episode.
-
-    Attributes:
-        lost: Why the episode cannot be gone on with, if so.
-    """
-
-    def __init__(self, session: EnvSession, tape: EpisodeTape) -> None:
-        self._session = session
-        self._tape = tape
-        self._is_there = True
-        self.lost: EpisodeLostError | None = None
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._session, name)
-
-    async def render(self, mode: str | None = None) -> Any:
-        """Draw the state; see `EnvSession.render`."""
-        await self._catch_up()
-        return await self._session.render(mode)
-
-    async def fork(self, count: int = 1, reseed: int | None = None) -> list[EnvSession]:
-        """Make independent copies at this point; see `EnvSession.fork`. Their answers are not logged."""
-        await self._catch_up()
-        return await self._session.fork(count, reseed)
-
-    async def episode_record(self) -> PortableEpisode:
-        """Return the portable episode; see `EnvSession.episode_record`."""
-        await self._catch_up()
-        return await self._session.episode_record()
-
-    async def reset(self, seed: int | None = None, options: Mapping[str, Any] | None = None) -> ResetResult:
-        """Begin an episode; see `EnvSession.reset`.
-
-        Raises:
-            EpisodeLostError: If the log ends here, and the session cannot be brought here.
-        """
-        asked = [seed, encode_value(None, options, binary=False)]
-        recalled = self._tape.answer(_RESET, asked)
-        if recalled is not None:
-            self._is_there = False
-            _, _, observation, info = recalled.fields[:_RESET_FIELDS]
-            await self._catch_up_at_the_end()
-            return ResetResult(self._observation(observation), decode_value(None, info))
-        result = await self._session.reset(seed, options)
-        self._is_there = True
-        session = self._session
-        place = [session.session_id, session.process, session.episode, session.seed, session.env.version]
-        self._tape.answered(_RESET, asked, place, self._neutral(result.observation), _packed(result.info))
-        return result
-
-    async def step(self, action: Any, **options: Any) -> StepResult:
-        """Take one action; see `EnvSession.step`.
-
-        Raises:
-            EpisodeLostError: If the session cannot be brought to where the log ends.
-        """
-        asked = [encode_value(self._session.action_space, action, binary=False), options]
-        recalled = self._tape.answer(_STEP, asked)
-        if recalled is not None:
-            self._is_there = False
-            _, observation, reward, terminated, truncated, info = recalled.fields[:_STEP_FIELDS]
-            if not (terminated or truncated):
-                await self._catch_up_at_the_end()
-            return StepResult(
-                self._observation(observation), reward, terminated, truncated, decode_value(None, info)
-            )
-        await self._catch_up()
-        result = await self._session.step(action, **options)
-        self._tape.answered(
-            _STEP,
-            asked,
-            self._neutral(result.observation),
-            result.reward,
-            result.terminated,
-            result.truncated,
-            _packed(result.info),
-        )
-        return result
-
-    async def _catch_up_at_the_end(self) -> None:
-        """Bring the session to where the log ends before anything is sampled that would be in vain without it."""
-        if not self._tape.goes_on:
-            await self._catch_up()
-
-    async def _catch_up(self) -> None:
-        """Bring the session to where the episode is, if its answers came from the log.
-
-        Raises:
-            EpisodeLostError: If that cannot be done.
-        """
-        if self._is_there:
-            return
-        answers = self._tape.answers
-        begin = max(place for place, entry in enumerate(answers) if entry.kind == _RESET)
-        reset, steps = answers[begin], answers[begin + 1 :]
-        asked, place, observation, _ = reset.fields[:_RESET_FIELDS]
-        (_, options), (session_id, process, episode, seed, version) = asked, place
-        portable = PortableEpisode(
-            env_id=self._session.env_id,
-            env_version=version,
-            kwargs=encode_value(None, self._session.kwargs, binary=False),
-            episode=episode,
-            seed=seed,
-            options=options,
-            reset_digest=step_digest(observation, 0.0, False, False),
-            actions=[entry.fields[0][0] for entry in steps],
-            digests=[step_digest(*entry.fields[1:5]) for entry in steps],
-        )
-        try:
-            await self._session.resume(portable, (session_id, process))
-        except ProblemError as problem:
-            self.lost = EpisodeLostError(str(problem))
-            raise self.lost from problem
-        self._is_there = True
-
-    def _observation(self, wire: Any) -> Any:
-        return decode_value(self._session.observation_space, wire)
-
-    def _neutral(self, observation: Any) -> Any:
-        return encode_value(self._session.observation_space, observation, binary=False)
-
-
-class LoggedClient(ForwardingClient):
-    """An inference client whose replies are in the log before anybody acts on them, and come from it where it has them.
-
-    Args:
-        client: What answers.
-        recall: The run's episodes.
-    """
-
-    def __init__(self, client: InferenceClient, recall: Recall) -> None:
-        super().__init__(client)
-        self._recall = recall
-
-    async def generate(self, request: GenerationRequest) -> GenerationResult:
-        """Return the logged reply, or a new one once it is logged.
-
-        Raises:
-            WriteError: If the disk does not take it.
-        """
-        tape = self._recall.tape(request.session_key)
-        if tape is None:
-            return await self._client.generate(request)
-        recalled = tape.reply(request)
-        if recalled is not None:
-            return recalled
-        result = await self._client.generate(request)
-        tape.replied(request, result)
-        await self._recall.log.commit()
-        return result
-
-    async def generate_together(self, requests: list[GenerationRequest]) -> list[GenerationResult]:
-        """Return the replies of one batch. It is computed whole if the log lacks any of them.
-
-        Sums depend on who shares a batch, so those that the log lacks come out as they would have, and the others as
-        they are in the log.
-        """
-        tapes = [self._recall.tape(request.session_key) for request in requests]
-        recalled = [
-            None if tape is None else tape.reply(request)
-            for tape, request in zip(tapes, requests, strict=True)
-        ]
-        if all(result is not None for result in recalled):
-            return [result for result in recalled if result is not None]
-        results = await self._client.generate_together(requests)
-        for place, (tape, known) in enumerate(zip(tapes, recalled, strict=True)):
-            if known is not None:
-                results[place] = known
-            elif tape is not None:
-                tape.replied(requests[place], results[place])
-        await self._recall.log.commit()
-        return results
-
-
 def _take_in(past: _Past, entry: Entry) -> None:
     if entry.kind == _REPLY:
         digest, ids, logprobs, versions, reason, *later = entry.fields
@@ -443,10 +253,11 @@ def _take_in(past: _Past, entry: Entry) -> None:
             taken,
         )
         past.replies[digest].append((seed, reply))
-    elif entry.kind in (_RESET, _STEP):
-        place = _place_of(entry, len(past.answers))
+    elif entry.kind in _FIELDS:
+        own, placed = entry.fields[: _FIELDS[entry.kind]], entry.fields[_FIELDS[entry.kind] :]
+        place = placed[0] if placed else len(past.answers)  # earlier releases did not say it
         if place <= len(past.answers):  # else one before it was lost, and it answers something else
-            past.answers[place:] = [entry]
+            past.answers[place:] = [entry._replace(fields=own)]
     elif entry.kind == _CUT:
         del past.answers[entry.fields[0] :]
         if entry.fields[0] == 0:
@@ -455,21 +266,8 @@ def _take_in(past: _Past, entry: Entry) -> None:
         past.ended = entry.fields[0], entry.fields[1]
 
 
-def _place_of(entry: Entry, following: int) -> int:
-    """Return which of its episode's answers an entry is; earlier releases did not say it."""
-    own = _RESET_FIELDS if entry.kind == _RESET else _STEP_FIELDS
-    if len(entry.fields) <= own:
-        return following
-    place: int = entry.fields[own]
-    return place
-
-
 def _digest(request: GenerationRequest) -> bytes:
     """Name a prompt and how its reply is drawn."""
     content = array("q", request.prompt_ids).tobytes() + repr(request.sampling).encode()
     shown = b"".join(image.picture.digest for image in request.images)
     return blake2b(content + shown, digest_size=16).digest()
-
-
-def _packed(info: Any) -> Any:
-    return encode_value(None, info, binary=True)

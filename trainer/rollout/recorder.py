@@ -13,7 +13,8 @@ from trainer.core.errors import InvalidNumberError, RunError
 from trainer.core.numbers import LARGEST, finite_number
 from trainer.inference.base import GenerationResult
 from trainer.records.images import PlacedImage, first_difference
-from trainer.records.trajectory import Fork, Segment, Trajectory
+from trainer.records.segment import Fork, Segment
+from trainer.records.trajectory import Trajectory
 
 _ROUNDING = 1e-3
 """How far above 0 rounding may leave a log-probability."""

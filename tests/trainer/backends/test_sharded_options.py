@@ -35,7 +35,8 @@ from trainer.learn.batches import episode_batch
 from trainer.learn.learner import Learner, Models
 from trainer.learn.rows import row_builder
 from trainer.models.load import load_model
-from trainer.records.checkpoint import CheckpointStore, RunState
+from trainer.records.checkpoint import RunState
+from trainer.records.checkpoint_store import CheckpointStore
 from trainer.records.pieces import SavedPieces
 
 pytestmark = pytest.mark.slow

@@ -29,7 +29,8 @@ from trainer.learn.rows import row_builder
 from trainer.models.lora import add_lora
 from trainer.models.value_head import ValueModel
 from trainer.records.group import Group
-from trainer.records.trajectory import Outcome, Segment, Trajectory, Turn
+from trainer.records.segment import Segment
+from trainer.records.trajectory import Outcome, Trajectory, Turn
 from trainer.tasks.task import Task
 
 # Small models compute a few tokens at little more than what a call takes: sharing would not pay, and is tested.

@@ -18,7 +18,8 @@ from trainer.learn.learner import Models
 from trainer.learn.pipelines import rl
 from trainer.learn.pipelines.saving import Saver
 from trainer.learn.weights.publisher import WeightPublisher
-from trainer.records.checkpoint import CheckpointStore, RunState, load_checkpoint
+from trainer.records.checkpoint import RunState, load_checkpoint
+from trainer.records.checkpoint_store import CheckpointStore
 from trainer.records.ledger import Ledger
 from trainer.records.rollout_log import Entry, EpisodeKey, RolloutLog
 from trainer.rollout.recall import Recall

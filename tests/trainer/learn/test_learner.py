@@ -26,10 +26,12 @@ from trainer.learn.pipelines.sft import train_supervised
 from trainer.learn.rows import row_builder
 from trainer.learn.weights.publisher import PublishError, WeightPublisher
 from trainer.models.value_head import ValueModel
-from trainer.records.checkpoint import CheckpointStore, RunState
+from trainer.records.checkpoint import RunState
+from trainer.records.checkpoint_store import CheckpointStore
 from trainer.records.group import Group
 from trainer.records.ledger import Fate, Ledger
-from trainer.records.trajectory import Outcome, Segment, Trajectory
+from trainer.records.segment import Segment
+from trainer.records.trajectory import Outcome, Trajectory
 from trainer.tasks.task import Task
 
 DISTINCT = [

@@ -15,7 +15,8 @@ from trainer.algorithms.state import AlgorithmState
 from trainer.learn.batches import episode_batch, task_key
 from trainer.learn.learner import Learner
 from trainer.learn.rows import row_builder
-from trainer.records.checkpoint import CheckpointStore, RunState
+from trainer.records.checkpoint import RunState
+from trainer.records.checkpoint_store import CheckpointStore
 from trainer.records.trajectory import Outcome
 
 

@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainer.learn.rows import step_rows, trajectory_rows
-from trainer.records.trajectory import Segment, Trajectory, Turn
+from trainer.records.segment import Segment
+from trainer.records.trajectory import Trajectory, Turn
 from trainer.tasks.task import Task
 
 

@@ -20,8 +20,9 @@ from trainer.learn.step_metrics import (
     token_rates,
 )
 from trainer.records.group import Group
+from trainer.records.segment import Segment
 from trainer.records.timeline import Phase, Timeline
-from trainer.records.trajectory import Outcome, Segment, Trajectory, Turn
+from trainer.records.trajectory import Outcome, Trajectory, Turn
 from trainer.tasks.task import Task
 
 

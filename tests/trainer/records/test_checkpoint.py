@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 import trainer.records.checkpoint
 from tests.support.kills import killed_at
 from trainer.core.run_files import WriteError
-from trainer.records.checkpoint import CheckpointError, CheckpointStore, RunState, kept_steps, load_checkpoint
+from trainer.records.checkpoint import CheckpointError, RunState, load_checkpoint
+from trainer.records.checkpoint_store import CheckpointStore, kept_steps
 
 
 def parts_of(value: float) -> dict:

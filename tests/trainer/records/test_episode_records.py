@@ -19,8 +19,9 @@ from trainer.learn.tracking import Tracker
 from trainer.records.group import Group
 from trainer.records.images import Picture, PlacedImage
 from trainer.records.schema import EpisodeFormatError
+from trainer.records.segment import Fork, Segment
 from trainer.records.timeline import Phase, Timeline
-from trainer.records.trajectory import Fork, Outcome, Segment, Trajectory, Turn
+from trainer.records.trajectory import Outcome, Trajectory, Turn
 from trainer.rollout.recorder import Recorder
 from trainer.tasks.task import RewardMixture, RewardPart, Task
 

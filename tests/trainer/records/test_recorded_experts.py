@@ -23,7 +23,8 @@ from trainer.records.experts import ExpertsReader, ExpertsWriter, from_bytes, fr
 from trainer.records.rollout_log import EpisodeKey, RolloutLog
 from trainer.records.schema import EpisodeFormatError
 from trainer.records.trajectory import Trajectory
-from trainer.rollout.recall import LoggedClient, Recall, session_key
+from trainer.rollout.logged_client import LoggedClient
+from trainer.rollout.recall import Recall, session_key
 
 KEY = EpisodeKey(3, 1, 0)
 

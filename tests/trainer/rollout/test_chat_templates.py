@@ -6,14 +6,15 @@ from types import SimpleNamespace
 import pytest
 
 from tests.support.chat_templates import FAMILIES, QWEN3, tokenizer_of
-from trainer.assembly.build import chat_renderer
+from trainer.assembly.policy import chat_renderer
 from trainer.config.checks import check_settings
 from trainer.config.load import load_settings
 from trainer.config.rollout import PromptSettings
 from trainer.core.errors import ConfigError
 from trainer.inference.base import GenerationResult
 from trainer.models.tokenizer import stop_ids
-from trainer.records.trajectory import Fork, Trajectory
+from trainer.records.segment import Fork
+from trainer.records.trajectory import Trajectory
 from trainer.rollout.context import context_policy
 from trainer.rollout.prompts import PromptBuilder
 from trainer.rollout.recorder import Recorder

@@ -16,13 +16,14 @@ from trainer.inference.torch_engine import TorchEngine
 from trainer.learn.rows import step_rows, trajectory_rows
 from trainer.models.tiny import TinyPolicySettings, build_tiny_model
 from trainer.records.rollout_log import RolloutLog
-from trainer.records.trajectory import Fork, Outcome, Trajectory
+from trainer.records.segment import Fork
+from trainer.records.trajectory import Outcome, Trajectory
 from trainer.rollout.actors import ModelActor
 from trainer.rollout.context import context_policy
 from trainer.rollout.environments import EnvironmentPool
 from trainer.rollout.episodes import EpisodePlayer
+from trainer.rollout.logged_client import LoggedClient as RecallingClient
 from trainer.rollout.prompts import PromptBuilder
-from trainer.rollout.recall import LoggedClient as RecallingClient
 from trainer.rollout.recall import Recall
 from trainer.rollout.rendering import ChatRenderer
 from trainer.tasks.task import Task

@@ -17,7 +17,8 @@ from trainer.config.rollout import PromptSettings
 from trainer.core.errors import PluginError
 from trainer.core.plugins import load_plugin
 from trainer.inference.base import GenerationResult, SamplingParams
-from trainer.records.trajectory import Outcome, Segment, Trajectory, Turn
+from trainer.records.segment import Segment
+from trainer.records.trajectory import Outcome, Trajectory, Turn
 from trainer.rollout.actors import ModelActor, ScriptedActor, View
 from trainer.rollout.episodes import EpisodePlayer
 from trainer.rollout.prompts import PromptBuilder

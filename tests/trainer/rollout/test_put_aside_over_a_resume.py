@@ -11,9 +11,11 @@ from trainer.records.checkpoint import RunState
 from trainer.records.group import GroupPlan
 from trainer.records.ledger import Ledger
 from trainer.records.rollout_log import EpisodeKey, RolloutLog
-from trainer.records.trajectory import Outcome, Segment, Trajectory
+from trainer.records.segment import Segment
+from trainer.records.trajectory import Outcome, Trajectory
 from trainer.rollout.admission import AdmissionWindow
-from trainer.rollout.recall import LoggedClient, Recall, session_key
+from trainer.rollout.logged_client import LoggedClient
+from trainer.rollout.recall import Recall, session_key
 from trainer.rollout.scheduler import RolloutScheduler
 from trainer.rollout.slots import EpisodeSlots
 from trainer.tasks.task import Task

@@ -20,7 +20,8 @@ from trainer.records.trajectory import Outcome, Trajectory, Turn
 from trainer.rollout.actors import View
 from trainer.rollout.environments import EnvironmentPool
 from trainer.rollout.episodes import EpisodePlayer
-from trainer.rollout.recall import LoggedClient, Recall, session_key
+from trainer.rollout.logged_client import LoggedClient
+from trainer.rollout.recall import Recall, session_key
 from trainer.rollout.recorder import Recorder
 from trainer.tasks.task import Task
 

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from trainer.core.errors import InvalidNumberError
 from trainer.inference.base import GenerationResult
-from trainer.records.trajectory import Fork, Segment, Trajectory
+from trainer.records.segment import Fork, Segment
+from trainer.records.trajectory import Trajectory
 from trainer.rollout.recorder import Recorder, RecordError
 from trainer.tasks.task import Task
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from tests.support.processes import env_server, read_lines, train
-from trainer.assembly.build import task_source
 from trainer.assembly.data_check import check_streams, keep_digests
+from trainer.assembly.environments import task_source
 from trainer.config.data import DatasetSettings
 from trainer.config.evaluation import PanelSettings
 from trainer.config.load import load_settings

@@ -16,7 +16,7 @@ from trainer.backends.megatron.model import join_groups, megatron_body, megatron
 from trainer.backends.megatron.optimizer import MegatronSteps, wrap
 from trainer.backends.megatron.weights import MegatronPieces
 from trainer.backends.optimizer import Schedule
-from trainer.backends.prefix_tree import Bucket
+from trainer.backends.prefix_plan import Bucket
 from trainer.backends.rank_group import RankGroup
 from trainer.backends.sharded import ShardedBackend
 from trainer.backends.sharded_model import ShardedModel

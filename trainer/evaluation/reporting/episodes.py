@@ -10,8 +10,9 @@ from typing import Any
 from trainer.core.run_files import write_errors
 from trainer.evaluation.reporting.charts import short
 from trainer.evaluation.reporting.run_folder import PlayedEpisode
+from trainer.records.segment import Segment
 from trainer.records.timeline import Phase
-from trainer.records.trajectory import Segment, Trajectory, Turn
+from trainer.records.trajectory import Trajectory, Turn
 
 TokenText = Callable[[int], str]
 _TOKENIZER_FILE = "tokenizer.json"

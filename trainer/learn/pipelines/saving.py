@@ -13,7 +13,8 @@ from trainer.core.errors import RunError
 from trainer.core.numbers import not_finite
 from trainer.learn.learner import Models
 from trainer.learn.tracking import Tracker
-from trainer.records.checkpoint import CheckpointStore, RunState
+from trainer.records.checkpoint import RunState
+from trainer.records.checkpoint_store import CheckpointStore
 from trainer.records.ledger import Ledger
 from trainer.rollout.recall import Recall
 

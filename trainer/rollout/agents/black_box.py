@@ -19,10 +19,11 @@ from trainer.rollout.agent import note_failure
 from trainer.rollout.agents.endpoint import agents_app
 from trainer.rollout.agents.environment import EpisodeEnvironment
 from trainer.rollout.agents.errors import ApiError
+from trainer.rollout.agents.policy_service import PolicyService
 from trainer.rollout.agents.runners import AgentEnd, AgentRunner, AgentTask
 from trainer.rollout.agents.serving import serve_app
-from trainer.rollout.agents.session import AgentSession, PolicyService
-from trainer.rollout.recall import EpisodeLostError
+from trainer.rollout.agents.session import AgentSession
+from trainer.rollout.logged_session import EpisodeLostError
 from trainer.tasks.task import Task
 
 _REMEMBERED = 4096

@@ -8,21 +8,17 @@
 """
 
 import asyncio
-import json
-import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
-import orjson
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from trainer.core.errors import ConfigError, TrainerError
 from trainer.core.numbers import LARGEST
 from trainer.rollout.agents.answers import Answer
 from trainer.rollout.agents.calls import AgentCall, finite, whole
@@ -31,14 +27,22 @@ from trainer.rollout.agents.deliveries import name_of
 from trainer.rollout.agents.environment import EpisodeEnvironment
 from trainer.rollout.agents.errors import ApiError, invalid
 from trainer.rollout.agents.event_stream import Event, EventStream, LiveAnswer
+from trainer.rollout.agents.http import (
+    as_api_error,
+    json_answer,
+    packed,
+    read_body,
+    read_json,
+    refusal,
+    refuse_web_pages,
+    while_connected,
+)
 from trainer.rollout.agents.mcp import mcp_answer
 from trainer.rollout.agents.responses import ResponseEvents, parse_responses, response_body
 from trainer.rollout.agents.serving import UnreadBodies
 from trainer.rollout.agents.session import AgentSession
 from trainer.rollout.agents.splicing import message_of
 
-_log = logging.getLogger(__name__)
-_T = TypeVar("_T")
 _CALL_HEADER = "x-rollgym-call"
 _IGNORED_HEADER = "x-rollgym-ignored"
 
@@ -108,26 +112,6 @@ async def _not_allowed(request: Request, error: Exception) -> Response:
     return refusal(ApiError(405, f"{request.method} is not what this address takes", "method_not_allowed"))
 
 
-def as_api_error(error: BaseException) -> ApiError:
-    """Return what an agent is told of a failure; the run hears of it through the session."""
-    if isinstance(error, ApiError):
-        return error
-    if isinstance(
-        error, ConfigError
-    ):  # what is asked for cannot be had of this server, and is not tried again
-        return ApiError(400, str(error), "unsupported_value")
-    if isinstance(error, TrainerError):
-        # Our own errors say what is wrong, such as an inference server that is gone.
-        return ApiError(502, str(error), "inference_failed")
-    _log.error("an agent's request failed", exc_info=error)
-    return ApiError(500, "the request failed; the run has the reason", "internal_error")
-
-
-def refusal(error: ApiError) -> Response:
-    """Return a refusal as an answer."""
-    return JSONResponse(error.as_body(), error.status)
-
-
 class _Endpoint:
     """Answers requests; see `agents_app`."""
 
@@ -166,7 +150,7 @@ class _Endpoint:
             return await self._streamed(request, session, call, _CHAT)
         answer = await self._answered(request, session, call)
         body = chat_body(call, answer, self._sessions.model, self._texts(session, call, answer))
-        return _json_answer(body, _headers(answer))
+        return json_answer(body, _headers(answer))
 
     async def responses(self, request: Request) -> Response:
         """`POST /v1/responses`."""
@@ -177,7 +161,7 @@ class _Endpoint:
         answer = await self._answered(request, session, call)
         _keep_conversation(session, call, answer)
         body = response_body(call, answer, self._sessions.model, self._texts(session, call, answer))
-        return _json_answer(body, _headers(answer))
+        return json_answer(body, _headers(answer))
 
     async def _answered(self, request: Request, session: AgentSession, call: AgentCall) -> Answer:
         """Return the answer to a request: the one that is there, or under way, where it is asked for again."""
@@ -185,7 +169,7 @@ class _Endpoint:
         delivery = session.deliveries.again(request, asked)
         if delivery is None:
             delivery = session.deliveries.begin(asked, session.answer(call))
-        return await _while_connected(request, delivery.answer())
+        return await while_connected(request, delivery.answer())
 
     async def _begun(
         self, request: Request, session: AgentSession, call: AgentCall, live: LiveAnswer
@@ -210,7 +194,7 @@ class _Endpoint:
         working = await self._begun(request, session, call, live)
         working.add_done_callback(live.close)
         try:
-            await _while_connected(request, live.started())
+            await while_connected(request, live.started())
             if working.done():
                 working.result()
         except BaseException:
@@ -300,7 +284,7 @@ class _Endpoint:
             "instruction": environment.instruction,
             "tools": [dict(tool) for tool in environment.tools],
         }
-        return _json_answer(shown | environment.seen.as_body())
+        return json_answer(shown | environment.seen.as_body())
 
     async def step(self, request: Request) -> Response:
         """`POST /s/KEY/env/step`: take an action."""
@@ -309,7 +293,7 @@ class _Endpoint:
         if not isinstance(action, str):
             raise invalid("action must be text", "action")
         seen = await asyncio.shield(asyncio.ensure_future(environment.step(action)))
-        return _json_answer(seen.as_body())
+        return json_answer(seen.as_body())
 
     async def mcp(self, request: Request) -> Response:
         """`POST /s/KEY/mcp`."""
@@ -319,7 +303,7 @@ class _Endpoint:
         if request.method == "GET":  # a stream of what is said unasked, which is nothing
             return Response(status_code=405, headers={"Allow": "POST, DELETE"})
         answer = await mcp_answer(environment, await self._json(request))
-        return Response(status_code=202) if answer is None else _json_answer(answer)
+        return Response(status_code=202) if answer is None else json_answer(answer)
 
     # -- requests
 
@@ -349,65 +333,7 @@ class _Endpoint:
         return environment
 
     async def _json(self, request: Request, *, numbers_of_python: bool = False) -> dict[str, Any]:
-        body = await read_body(request, self._max_body_bytes)
-        try:
-            # Python's reader knows NaN, so that it can be refused by name.
-            value = json.loads(body) if numbers_of_python else orjson.loads(body)
-        except (ValueError, RecursionError) as error:
-            raise ApiError(400, f"the body is no JSON: {str(error)[:200]}", "invalid_json") from error
-        if not isinstance(value, dict):
-            raise invalid("the body must be a JSON object")
-        return value
-
-
-async def read_body(request: Request, largest: int) -> bytes:
-    """Read a body, and no more of it than is allowed; a second reader gets it again.
-
-    Raises:
-        ApiError: If it is larger.
-    """
-    if hasattr(request, "_body"):
-        return bytes(request._body)
-    chunks, size = [], 0
-    async for chunk in request.stream():
-        size += len(chunk)
-        if size > largest:
-            raise ApiError(413, f"the body has more than {largest} bytes (max_body_bytes)", "body_too_large")
-        chunks.append(chunk)
-    body = b"".join(chunks)
-    request._body = body
-    return body
-
-
-def refuse_web_pages(request: Request) -> None:
-    """Refuse what a page in somebody's browser sends to loopback: agents have no origin."""
-    if "origin" in request.headers:
-        raise ApiError(403, "requests of web pages are refused", "origin_refused")
-
-
-async def _while_connected(request: Request, work: Awaitable[_T]) -> _T:
-    """Wait for work, and give it up once the one who asked for it has gone.
-
-    Raises:
-        ClientDisconnect: Nobody waits for the answer any more.
-    """
-    task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_disconnected(request))
-    try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise ClientDisconnect
-        return task.result()
-    finally:
-        gone.cancel()
-        if not task.done():
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-
-
-async def _disconnected(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
+        return await read_json(request, self._max_body_bytes, numbers_of_python=numbers_of_python)
 
 
 def _headers(answer: Answer) -> dict[str, str]:
@@ -417,19 +343,8 @@ def _headers(answer: Answer) -> dict[str, str]:
     return headers
 
 
-def _json_answer(body: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> Response:
-    return Response(_packed(body), media_type="application/json", headers=dict(headers or {}))
-
-
-def _packed(body: Mapping[str, Any]) -> bytes:
-    try:
-        return orjson.dumps(body)
-    except orjson.JSONEncodeError:  # half a pair of surrogates, or a number beyond 64 bits
-        return json.dumps(body, default=str).encode()
-
-
 def _chunk(event: Event) -> bytes:
-    return b"data: " + _packed(event) + b"\n\n"
+    return b"data: " + packed(event) + b"\n\n"
 
 
 def _named_event(event: Event) -> bytes:

@@ -15,7 +15,7 @@ from trainer.rollout.agent import note_result, outcome_of_end, step_phase, view_
 from trainer.rollout.agents.errors import ApiError
 from trainer.rollout.context import pictures_of
 from trainer.rollout.episode_metrics import EpisodeMetrics
-from trainer.rollout.recall import EpisodeLostError
+from trainer.rollout.logged_session import EpisodeLostError
 
 
 @dataclass(frozen=True, slots=True)

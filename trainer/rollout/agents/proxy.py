@@ -17,11 +17,12 @@ from trainer.core.errors import InvalidNumberError
 from trainer.core.run_files import WriteError
 from trainer.records.trajectory import Outcome, Trajectory
 from trainer.rollout.agents.black_box import give_posted, unfinished
-from trainer.rollout.agents.endpoint import read_body, refusal, refuse_web_pages
 from trainer.rollout.agents.environment import EpisodeEnvironment
 from trainer.rollout.agents.errors import ApiError
+from trainer.rollout.agents.http import read_body, refusal, refuse_web_pages
+from trainer.rollout.agents.policy_service import PolicyService
 from trainer.rollout.agents.runners import AgentEnd
-from trainer.rollout.agents.session import AgentSession, PolicyService
+from trainer.rollout.agents.session import AgentSession
 from trainer.tasks.task import Task
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")

@@ -16,6 +16,13 @@ ToolFormat = Literal["hermes", "qwen_xml", "llama", "mistral"]
 """How a family of models writes calls of tools."""
 FORMATS: tuple[ToolFormat, ...] = get_args(ToolFormat)
 
+MARKS: Mapping[ToolFormat, str] = {
+    "hermes": "<tool_call>",
+    "qwen_xml": "<tool_call>",
+    "llama": "<|python_tag|>",
+    "mistral": "[TOOL_CALLS]",
+}
+"""What stands before a call."""
 MOST_CALLS = 256
 """Calls that are read of one reply."""
 OPENING, CLOSING = "<think>", "</think>"
@@ -69,6 +76,11 @@ def read_reply(text: str, tool_format: ToolFormat | None = None, *, begun: bool 
         return Reply(said, reasoning)
     content, calls = _READERS[tool_format](said)
     return Reply(content, reasoning, tuple(calls))
+
+
+def has_mark(text: str) -> bool:
+    """Whether a text has what stands before a call, of whatever family."""
+    return any(mark in text for mark in MARKS.values())
 
 
 def _without_thinking(text: str, *, begun: bool) -> tuple[str | None, str]:

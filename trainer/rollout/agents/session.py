@@ -5,67 +5,28 @@ import base64
 import hashlib
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from trainer.core.seeding import derive_seed
-from trainer.inference.base import GenerationRequest, GenerationResult, InferenceClient, SamplingParams
+from trainer.inference.base import GenerationRequest, GenerationResult, SamplingParams
 from trainer.records.timeline import Phase
 from trainer.records.trajectory import Trajectory, Turn
 from trainer.rollout.agents.answers import Answer, AnswerListener, Choice, ChoiceStream
-from trainer.rollout.agents.calls import AgentCall, Message, Wishes, last_text
+from trainer.rollout.agents.calls import AgentCall, Message, last_text
 from trainer.rollout.agents.deliveries import Deliveries
-from trainer.rollout.agents.errors import ApiError, unsupported
-from trainer.rollout.agents.replies import Reply, ToolFormat, read_reply
-from trainer.rollout.agents.splicing import (
-    Conversation,
-    Found,
-    Prompt,
-    ReplyBook,
-    SampledReply,
-    SplicingRenderer,
-)
+from trainer.rollout.agents.errors import ApiError
+from trainer.rollout.agents.policy_service import PolicyService
+from trainer.rollout.agents.replies import Reply, has_mark, read_reply
+from trainer.rollout.agents.splicing import Conversation, Found, Prompt, ReplyBook, SampledReply
+from trainer.rollout.agents.stops import stopped
 from trainer.rollout.agents.streaming import ReplyStream
 from trainer.rollout.recall import session_key
 from trainer.rollout.recorder import Recorder
-
-SamplingPolicy = Literal["run", "refuse", "agent"]
-"""What becomes of an agent's own wishes for the sampling: passed over, refused, or heeded.
-
-A run trains the distribution that it samples from, which is one for all replies; only where nothing is trained may an
-agent choose.
-"""
 
 _LARGE = 1 << 16
 """Bytes of a conversation from which on it is rendered in a thread: others wait for the event loop."""
 _T = TypeVar("_T")
 _Told = Callable[[Sequence[int]], None]
-
-
-@dataclass(frozen=True, slots=True)
-class PolicyService:
-    """What answers, and how: the same for all sessions.
-
-    Attributes:
-        client: Where replies are sampled.
-        renderer: Makes prompts of conversations.
-        sampling: How replies are drawn.
-        max_length: Longest row in tokens.
-        model: The name that the policy has in the API.
-        tool_format: How the policy's family writes calls of tools.
-        wishes: What becomes of an agent's own wishes for the sampling.
-        seed: The run's seed.
-        purpose: Name of the family of random streams, such as "train".
-    """
-
-    client: InferenceClient
-    renderer: SplicingRenderer
-    sampling: SamplingParams
-    max_length: int
-    model: str
-    tool_format: ToolFormat
-    wishes: SamplingPolicy
-    seed: int
-    purpose: str
 
 
 @dataclass(slots=True)
@@ -176,13 +137,16 @@ class AgentSession:
                 f"the episode has had its {self._max_calls} turns (rollout.max_turns)",
                 "max_turns_reached",
             )
-        ignored = self._ignored(call)
-        sampling = self._sampling(call.wishes)
+        ignored = self.service.ignored(call)
         conversation = Conversation.of(call.messages, call.tools)
         # Of requests that come together the first has the lower number, whichever is rendered first.
         number, self._numbers = self._numbers, self._numbers + 1
         prompt = await self._prompt(conversation)
-        sampling = self._fitting(sampling, len(prompt.ids), call.wishes.max_tokens)
+        try:
+            sampling = self.service.sampling_for(call.wishes, len(prompt.ids))
+        except ApiError:
+            self.counts.overflows += 1
+            raise
         name, now = self._name(number, "answer", 24), int(self._clock())
         answer = Answer(number, name, now, prompt.ids, (), ignored, prompt.thinks)
         streams = self._streams(call, listener, answer)
@@ -244,56 +208,6 @@ class AgentSession:
         """
         if self.ended.is_set():
             raise ApiError(410, "the episode of this session has ended", "session_ended")
-
-    # -- what is asked for
-
-    def _ignored(self, call: AgentCall) -> tuple[str, ...]:
-        """Return the wishes that are passed over.
-
-        Raises:
-            ApiError: If they must not be.
-        """
-        policy = self.service.wishes
-        unheeded = _unheeded(call.wishes, self.service.sampling, heeded=policy == "agent")
-        if unheeded and policy == "agent":
-            raise unsupported(f"{', '.join(unheeded)}: not supported here", unheeded[0])
-        if unheeded and policy == "refuse":
-            raise ApiError(
-                400,
-                f"{', '.join(unheeded)}: how replies are sampled is the run's own, since that distribution is trained "
-                "(agents.sampling is 'refuse'; 'run' passes over such fields)",
-                "sampling_is_the_runs",
-                unheeded[0],
-            )
-        return (*unheeded, *call.not_enforced)
-
-    def _sampling(self, wishes: Wishes) -> SamplingParams:
-        own = self.service.sampling
-        if self.service.wishes != "agent":
-            return own
-        return replace(
-            own,
-            temperature=own.temperature if wishes.temperature is None else wishes.temperature,
-            top_p=own.top_p if not wishes.top_p else wishes.top_p,
-            top_k=own.top_k if wishes.top_k is None else max(0, wishes.top_k),
-        )
-
-    def _fitting(self, sampling: SamplingParams, prompt: int, wanted: int | None) -> SamplingParams:
-        """Return the sampling with the length that a reply may have."""
-        longest = sampling.max_new_tokens if wanted is None else min(wanted, sampling.max_new_tokens)
-        room = self.service.max_length - prompt
-        if self.service.wishes == "agent" and wanted is None:
-            longest = min(longest, room)
-        if longest < 1 or longest > room:
-            self.counts.overflows += 1
-            raise ApiError(
-                400,
-                f"the prompt has {prompt} tokens; with a reply of up to {max(1, longest)} it passes the longest row of "
-                f"{self.service.max_length} (model.max_length)",
-                "context_length_exceeded",
-                "messages",
-            )
-        return replace(sampling, max_new_tokens=longest)
 
     # -- sampling
 
@@ -396,9 +310,9 @@ class AgentSession:
         thinks: bool,
     ) -> Choice:
         renderer = self.service.renderer.renderer
-        result, plain, marked = _stopped(result, call.wishes.stop, renderer.text, renderer.marked_text)
+        result, plain, marked = stopped(result, call.wishes.stop, renderer.text, renderer.marked_text)
         tool_format = self.service.tool_format if call.reads_tools else None
-        text = marked if tool_format and _is_marked(marked) else plain
+        text = marked if tool_format and has_mark(marked) else plain
         reply = read_reply(text, tool_format, begun=thinks)
         if not call.parallel_tools:
             reply = Reply(reply.content, reply.reasoning, reply.calls[:1])
@@ -441,54 +355,6 @@ def _require_told(streams: Sequence[ChoiceStream], results: Sequence[GenerationR
             raise ApiError(502, "the reply was lost while it was sampled: ask again", "reply_lost")
 
 
-def _unheeded(wishes: Wishes, sampling: SamplingParams, *, heeded: bool) -> tuple[str, ...]:
-    """Name the wishes that are not what is done anyway; `heeded` is whether those that can be are."""
-    if heeded:
-        return tuple(name for name in wishes.others if name != "seed")
-    asked = {
-        "temperature": (wishes.temperature, sampling.temperature),
-        "top_p": (wishes.top_p, sampling.top_p),
-        "top_k": (None if wishes.top_k is None else max(0, wishes.top_k), sampling.top_k),
-    }
-    unlike = [name for name, (wish, done) in asked.items() if wish is not None and wish != done]
-    return (*unlike, *wishes.others)
-
-
 def _is_cancelled() -> bool:
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
-
-
-def _is_marked(text: str) -> bool:
-    return "[TOOL_CALLS]" in text or "<|python_tag|>" in text or "<tool_call>" in text
-
-
-def _stopped(
-    result: GenerationResult,
-    stops: Sequence[str],
-    plain_text: Callable[[Sequence[int]], str],
-    marked_text: Callable[[Sequence[int]], str],
-) -> tuple[GenerationResult, str, str]:
-    """End a reply where the first of the texts that end one is complete; return it as text, without and with marks.
-
-    Whether a text is complete depends on the tokens up to it alone, so what was sampled until then has the
-    distribution of a reply that was stopped there; what was sampled behind it is no part of the reply.
-    """
-    plain, marked = plain_text(result.token_ids), marked_text(result.token_ids)
-    if not any(stop in plain for stop in stops):
-        return result, plain, marked
-    low, high = 0, len(result.token_ids)
-    while high - low > 1:  # the first `low` tokens hold none of them, the first `high` do
-        middle = (low + high) // 2
-        text = plain_text(result.token_ids[:middle])
-        low, high = (low, middle) if any(stop in text for stop in stops) else (middle, high)
-    ended = GenerationResult(
-        result.token_ids[:high], result.logprobs[:high], result.policy_versions[:high], "stop", result.experts
-    )
-    plain, marked = plain_text(ended.token_ids), marked_text(ended.token_ids)
-    return ended, _cut(plain, stops), _cut(marked, stops)
-
-
-def _cut(text: str, stops: Sequence[str]) -> str:
-    places = [text.find(stop) for stop in stops]
-    return text[: min((place for place in places if place >= 0), default=len(text))]

@@ -9,7 +9,8 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from trainer.rollout.agents.replies import CLOSING, OPENING, Reply, ToolFormat
+from trainer.rollout.agents.replies import CLOSING, MARKS, OPENING, Reply, ToolFormat
+from trainer.rollout.agents.stops import PassingStops
 
 _BROKEN = "\ufffd"
 _PATIENCE = 8
@@ -80,7 +81,7 @@ class ReplyStream:
     ) -> None:
         self._text = TextStream(decode)
         self._special = special
-        self._stops = _Stops(stops)
+        self._stops = PassingStops(stops)
         self._thinking = _Thinking(begun=begun)
         self._said = _Said(tool_format)
         self._held = False
@@ -119,26 +120,6 @@ class ReplyStream:
 def _rest(whole: str, parts: Sequence[str]) -> str:
     given = "".join(parts)
     return whole[len(given) :] if whole.startswith(given) else ""
-
-
-class _Stops:
-    """Lets text pass up to the first text that ends a reply."""
-
-    def __init__(self, stops: Sequence[str]) -> None:
-        self._stops = stops
-        self._longest = max(map(len, stops), default=0)
-        self._waiting = ""
-        self._ended = False
-
-    def passed(self, text: str) -> str:
-        if not self._longest or self._ended:
-            return "" if self._ended else text
-        self._waiting += text
-        places = [place for stop in self._stops if (place := self._waiting.find(stop)) >= 0]
-        self._ended = bool(places)
-        end = min(places) if places else max(0, len(self._waiting) - self._longest + 1)
-        passed, self._waiting = self._waiting[:end], self._waiting[end:]
-        return passed
 
 
 class _Thinking:
@@ -226,12 +207,6 @@ class _Waiting:
         return self.take(len(self.text))
 
 
-_MARKS: Mapping[ToolFormat, str] = {
-    "hermes": "<tool_call>",
-    "qwen_xml": "<tool_call>",
-    "llama": "<|python_tag|>",
-    "mistral": "[TOOL_CALLS]",
-}
 _BARE: Mapping[ToolFormat, str] = {"llama": "{", "mistral": "[{"}
 """How a reply begins that is a call without its mark."""
 
@@ -240,7 +215,7 @@ class _Said:
     """Keeps back what may be a call of a tool, and the blanks before it."""
 
     def __init__(self, tool_format: ToolFormat | None) -> None:
-        self._mark = _MARKS[tool_format] if tool_format else ""
+        self._mark = MARKS[tool_format] if tool_format else ""
         self._bare = _BARE.get(tool_format, "") if tool_format else ""
         self._waiting = _Waiting()
         self._begun = False

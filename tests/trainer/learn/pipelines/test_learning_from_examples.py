@@ -20,7 +20,8 @@ from tests.support.processes import ROOT, env_server, read_lines, running, train
 from trainer.cli import main
 from trainer.learn.example_batches import ExampleBatches
 from trainer.models.load import load_model
-from trainer.records.checkpoint import CheckpointStore, load_checkpoint
+from trainer.records.checkpoint import load_checkpoint
+from trainer.records.checkpoint_store import CheckpointStore
 
 OPPOSITE = {"Left": "Right", "Right": "Left", "Up": "Down", "Down": "Up"}
 SMALL = (

@@ -17,7 +17,8 @@ from tests.support.kills import killed_at
 from trainer.core.errors import RunError
 from trainer.core.run_files import WriteError
 from trainer.learn.pipelines.saving import Saver
-from trainer.records.checkpoint import CheckpointStore, RunState, load_checkpoint
+from trainer.records.checkpoint import RunState, load_checkpoint
+from trainer.records.checkpoint_store import CheckpointStore
 from trainer.records.ledger import Ledger
 
 PATIENCE_S = 60

@@ -19,7 +19,7 @@ from tests.support.agent_policy import (
 )
 from trainer.inference.torch_engine import TorchEngine
 from trainer.models.tiny import TinyPolicySettings, build_tiny_model
-from trainer.records.trajectory import Fork
+from trainer.records.segment import Fork
 
 
 def library(name):

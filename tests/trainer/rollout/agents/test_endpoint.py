@@ -19,7 +19,7 @@ from tests.support.chat_templates import tokenizer_of
 from trainer.inference.base import SamplingParams
 from trainer.inference.torch_engine import TorchEngine
 from trainer.models.tiny import TinyPolicySettings, build_tiny_model
-from trainer.records.trajectory import Fork
+from trainer.records.segment import Fork
 
 TOKENIZER = tool_tokenizer()
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>'

@@ -21,7 +21,8 @@ from trainer.rollout.agents.black_box import open_black_box
 from trainer.rollout.agents.runners import AgentEnd, ProgramRunner
 from trainer.rollout.environments import EnvironmentPool
 from trainer.rollout.episodes import EpisodePlayer
-from trainer.rollout.recall import LoggedClient, Recall, _digest
+from trainer.rollout.logged_client import LoggedClient
+from trainer.rollout.recall import Recall, _digest
 from trainer.tasks.task import Task
 
 TOKENIZER = tool_tokenizer()

@@ -21,7 +21,7 @@ from trainer.inference.base import GenerationRequest, GenerationResult, Sampling
 from trainer.inference.torch_engine import TorchEngine
 from trainer.models.tiny import TinyPolicySettings, build_tiny_model
 from trainer.rollout.agents.replies import FORMATS, Reply, read_reply
-from trainer.rollout.agents.session import _stopped
+from trainer.rollout.agents.stops import stopped
 from trainer.rollout.agents.streaming import ReplyStream, TextStream
 from trainer.rollout.rendering import ChatRenderer
 
@@ -70,7 +70,7 @@ def streamed(ids, tool_format, stops, begun, cuts):
         given += stream.add(ids[place:cut])
         place = max(place, cut)
     result = GenerationResult(list(ids), [-1.0] * len(ids), [0] * len(ids))
-    _, plain, _ = _stopped(result, stops, RENDERER.text, RENDERER.marked_text)
+    _, plain, _ = stopped(result, stops, RENDERER.text, RENDERER.marked_text)
     reply = read_reply(plain, tool_format, begun=begun)
     early = "".join(each.text for each in given)
     given += stream.end(reply)

@@ -1,0 +1,100 @@
+"""What a run trains and reads of its models, in this process: heads, and the backends that have them."""
+
+from transformers import PreTrainedModel
+
+from trainer.assembly.teachers import distillation_head
+from trainer.backends.base import Scorer
+from trainer.backends.heads import Head, PolicyHead, ValueHead
+from trainer.backends.optimizer import Schedule
+from trainer.backends.prefix_costs import sharing_costs
+from trainer.backends.reference import FrozenModel, PolicyWithoutAdapters
+from trainer.backends.torch_backend import TorchBackend
+from trainer.config.run import RunSettings
+from trainer.core.device import DTYPES
+from trainer.core.seeding import derive_seed
+from trainer.models.lora import add_lora
+from trainer.models.reward_model import RewardModel
+from trainer.models.value_head import ValueModel
+from trainer.models.weights import twin_of
+
+
+def policy_head(model: PreTrainedModel, temperature: float) -> PolicyHead:
+    """Return what training reads off the policy."""
+    return PolicyHead(model, temperature)
+
+
+def training_head(settings: RunSettings, model: PreTrainedModel) -> Head:
+    """Return what updates read off what a run trains: the policy, a student beside its teachers, or a reward model.
+
+    Raises:
+        ConfigError: If a teacher cannot be loaded.
+    """
+    if settings.reward is not None:
+        reward_model = RewardModel(model)
+        if settings.model.lora is not None:
+            add_lora(reward_model.body, settings.model.lora, derive_seed(settings.seed, "adapters"))
+        return ValueHead(reward_model)
+    if settings.distill is not None and settings.distill.estimate != "sampled":
+        return distillation_head(settings, settings.distill, model)
+    return policy_head(model, settings.rollout.temperature)
+
+
+def critic_head(settings: RunSettings, model: PreTrainedModel) -> ValueHead:
+    """Return a critic whose body starts with the policy's weights.
+
+    Where the policy trains adapters, the critic trains adapters of its own.
+    """
+    critic = ValueModel(model)
+    if settings.model.lora is not None:
+        add_lora(critic.body, settings.model.lora, derive_seed(settings.seed, "critic adapters"))
+    return ValueHead(critic)
+
+
+def policy_backend(settings: RunSettings, model: PreTrainedModel) -> TorchBackend:
+    """Return the backend of what a run trains, in this process."""
+    schedule = run_schedule(settings, settings.optimizer.learning_rate)
+    return _backend(settings, training_head(settings, model), schedule)
+
+
+def critic_backend(settings: RunSettings, model: PreTrainedModel) -> TorchBackend:
+    """Return the backend of a critic, in this process."""
+    schedule = run_schedule(settings, settings.optimizer.critic_learning_rate)
+    return _backend(settings, critic_head(settings, model), schedule)
+
+
+def reference_model(settings: RunSettings, model: PreTrainedModel) -> Scorer:
+    """Return the policy as the run begins: a second model, or the same one with its adapters off."""
+    adapted = settings.model.lora is not None
+    frozen = model if adapted else twin_of(model, DTYPES[settings.model.dtype])
+    head = policy_head(frozen, settings.rollout.temperature)
+    budget = settings.optimizer.tokens_per_micro_batch
+    costs = sharing_costs(head, settings.optimizer.shared_prefixes, frozen.device)
+    if adapted:
+        return PolicyWithoutAdapters(head, budget, costs, warm=settings.warm_start is not None)
+    return FrozenModel(head, budget, costs)
+
+
+def warm_start_backend(settings: RunSettings, model: PreTrainedModel, learning_rate: float) -> TorchBackend:
+    """Return the backend of the supervised start; its optimizer's state ends with it."""
+    return _backend(settings, policy_head(model, 1.0), Schedule(learning_rate, 0, 1, "constant"))
+
+
+def _backend(settings: RunSettings, head: Head, schedule: Schedule) -> TorchBackend:
+    return TorchBackend(
+        head,
+        settings.optimizer,
+        schedule,
+        dtype=DTYPES[settings.model.dtype],
+        gradient_checkpointing=settings.model.gradient_checkpointing,
+        compiled=settings.model.compile,
+    )
+
+
+def run_schedule(settings: RunSettings, peak: float) -> Schedule:
+    """Return the learning rate of a run's steps, given the highest."""
+    return Schedule(
+        peak,
+        settings.optimizer.warmup_steps,
+        settings.steps * settings.algorithm.updates,
+        settings.optimizer.schedule,
+    )

@@ -1,0 +1,89 @@
+"""What a run plays: its stream of tasks, and the environments in which they are played."""
+
+import os
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+
+from clients.client.client import TOKEN_VARIABLE
+from trainer.config.run import RunSettings
+from trainer.core.console import RunConsole
+from trainer.core.embedded_server import embedded_server
+from trainer.core.plugins import load_plugin
+from trainer.rollout.environments import OPERATION_TIMEOUT_S, EnvironmentPool
+from trainer.rollout.outages import OutageReport
+from trainer.tasks.curriculum import CurriculumTaskSource
+from trainer.tasks.dataset import load_streams
+from trainer.tasks.sources import (
+    EnvironmentStream,
+    InterleavedTaskSource,
+    MixtureTaskSource,
+    OwnTaskSource,
+    TaskStream,
+)
+from trainer.tasks.task import TaskSource
+
+_STREAM_BLOCK = 1000
+
+Serve = Callable[[Sequence[str]], AbstractAsyncContextManager[str]]
+"""Serves the built-in environments and those named while its context is open, and gives the server's URL."""
+
+
+def task_source(settings: RunSettings) -> TaskSource:
+    """Return the run's stream of tasks; data sets are read for it.
+
+    Raises:
+        ConfigError: If a data set cannot be read.
+    """
+    if settings.rollout.task_source is not None:
+        plugin = load_plugin(settings.rollout.task_source, "rollout.task_source")
+        return OwnTaskSource(plugin, plugin(settings, settings.seed))
+    if not settings.datasets and settings.interleave == "stream":
+        return MixtureTaskSource(settings.tasks, settings.seed)
+    streams: list[TaskStream] = [EnvironmentStream(entry) for entry in settings.tasks]
+    for dataset in settings.datasets:
+        streams += load_streams(dataset)
+    block = settings.rollout.groups_per_step if settings.interleave == "step" else _STREAM_BLOCK
+    if settings.curriculum is not None:
+        return CurriculumTaskSource(streams, block, settings.seed, settings.curriculum)
+    return InterleavedTaskSource(streams, block, settings.seed)
+
+
+def server_urls(settings: RunSettings) -> list[str | None]:
+    """Return the servers that the settings name; None is the run's default."""
+    urls = [entry.url for entry in settings.tasks] + [dataset.url for dataset in settings.datasets]
+    for panel in settings.evaluation.panels.values():
+        urls.append(panel.url if panel.dataset is None else panel.dataset.url)
+    # Where the tasks of a source of the user's are played is known only once they are drawn.
+    return [*urls, None] if settings.rollout.task_source is not None else urls
+
+
+@asynccontextmanager
+async def open_environments(
+    settings: RunSettings,
+    console: RunConsole,
+    serve: Serve = embedded_server,
+    timeout_s: float = OPERATION_TIMEOUT_S,
+    connect_s: float = 15.0,
+) -> AsyncIterator[EnvironmentPool]:
+    """Connect to the run's environments; start a server on loopback if none is named.
+
+    Args:
+        settings: The run.
+        console: Where such a server's address is said.
+        serve: How it is started.
+        timeout_s: How long one operation of an environment may take.
+        connect_s: How long a server is waited for at the beginning.
+    """
+    async with AsyncExitStack() as stack:
+        url = settings.env_url
+        if url is None and None in server_urls(settings):
+            url = await stack.enter_async_context(serve(settings.serve))
+            console.say(f"no --env-url: started an embedded environment server on {url}")
+        # In the settings it would be written to the run's directory with all the others.
+        token = settings.env_token or os.environ.get(TOKEN_VARIABLE)
+        patience_s = settings.rollout.server_timeout_s
+        outages = OutageReport(console, patience_s)
+        pool = EnvironmentPool(
+            url, token, settings.rollout.encoding, timeout_s, outages, patience_s, connect_s
+        )
+        yield await stack.enter_async_context(pool)

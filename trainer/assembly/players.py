@@ -1,0 +1,160 @@
+"""What plays episodes with the policy: who samples, and all that leads to it."""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from transformers import PreTrainedModel
+
+from trainer.assembly.backends import policy_backend
+from trainer.assembly.environments import server_urls
+from trainer.assembly.inference import open_inference
+from trainer.assembly.policy import Policy, build_policy
+from trainer.assembly.probe import try_pictures
+from trainer.cluster.cluster import Cluster
+from trainer.config.run import RunSettings
+from trainer.core.console import RunConsole
+from trainer.inference.base import InferenceClient, SamplingParams
+from trainer.inference.forwarding import GenerationQueue
+from trainer.learn.weights.publisher import WeightPublisher
+from trainer.models.pictures import PictureProcessor
+from trainer.rollout.actors import ModelActor
+from trainer.rollout.batcher import DeterministicBatcher
+from trainer.rollout.context import context_policy
+from trainer.rollout.environments import EnvironmentPool
+from trainer.rollout.logged_client import LoggedClient
+from trainer.rollout.prompts import PromptBuilder
+from trainer.rollout.recall import Recall
+from trainer.rollout.rendering import ChatRenderer
+from trainer.rollout.slots import BoundedSlots, EpisodeSlots
+
+
+@dataclass(frozen=True, slots=True)
+class Players:
+    """What plays episodes with the policy.
+
+    Attributes:
+        client: Where replies are sampled.
+        slots: Told of every episode's start and end.
+        make_prompts: Makes the prompt builder of one episode.
+        publisher: Brings weights to where replies are sampled.
+        updating: Entered for as long as the policy's weights change.
+    """
+
+    client: InferenceClient
+    slots: EpisodeSlots
+    make_prompts: Callable[[], PromptBuilder]
+    publisher: WeightPublisher
+    updating: Callable[[], AbstractAsyncContextManager[None]]
+
+
+def sampling_params(settings: RunSettings, renderer: ChatRenderer, *, greedy: bool = False) -> SamplingParams:
+    """Return how replies are drawn in training, or the greedy variant of it."""
+    return SamplingParams(
+        max_new_tokens=settings.rollout.max_new_tokens,
+        temperature=0.0 if greedy else settings.rollout.temperature,
+        top_p=1.0 if greedy else settings.rollout.top_p,
+        top_k=0 if greedy else settings.rollout.top_k,
+        stop_token_ids=renderer.stop_token_ids,
+        routed_experts=settings.inference.routed_experts and not greedy,
+    )
+
+
+@asynccontextmanager
+async def open_players(
+    settings: RunSettings,
+    policy: Policy,
+    pool: EnvironmentPool,
+    console: RunConsole,
+    recall: Recall | None = None,
+    *,
+    trains_meanwhile: bool = False,
+    cluster: Cluster | None = None,
+) -> AsyncIterator[Players]:
+    """Open whoever samples, and what leads to it.
+
+    Args:
+        settings: The run.
+        policy: What plays.
+        pool: Where: in deterministic mode, so many episodes run at one time as every server allows.
+        console: Where it is said in what way the chat template needs other conversations.
+        recall: What the rollout log has, and where training's replies are written.
+        trains_meanwhile: Whether the policy is trained while it plays. Only then the engine needs weights of its own.
+        cluster: Where the processes of roles are; without it, all of them are this process.
+
+    Raises:
+        ConfigError: If engine and training do not agree on log-probabilities.
+    """
+    torch.set_num_threads(settings.threads)
+    context = context_policy(settings.prompt)
+    policy.renderer.template.say = console.say
+    if settings.prompt.tools == "template":
+        policy.renderer.require_tools()
+
+    def make_prompts() -> PromptBuilder:
+        return PromptBuilder(policy.renderer, context, settings.prompt)
+
+    prompt = policy.renderer.prompt([{"role": "user", "content": "Which way?"}])
+    opening = open_inference(
+        settings,
+        policy.model,
+        policy.tokenizer,
+        prompt,
+        console,
+        trains_meanwhile=trains_meanwhile,
+        cluster=cluster,
+        build=partial(_sampled_model, settings),
+    )
+    async with opening as inference:
+        if isinstance(policy.renderer.pictures, PictureProcessor):
+            policy.renderer.pictures = await try_pictures(
+                settings, policy.model, inference.client, policy.renderer
+            )
+        logged = inference.client if recall is None else LoggedClient(inference.client, recall)
+        rollout = settings.rollout
+        limits = rollout.max_concurrent_by_environment
+        # An agent's episode that waited for its place would hold a session meanwhile, and its time would run.
+        agents = settings.agents.concurrency if rollout.black_box else None
+        total = min((each for each in (rollout.max_concurrent_episodes, agents) if each), default=None)
+        client: InferenceClient
+        slots: EpisodeSlots
+        if settings.deterministic:
+            bounds = [total, *limits.values(), await pool.places(server_urls(settings))]
+            batcher = DeterministicBatcher(logged, min(bound for bound in bounds if bound is not None))
+            client, slots = batcher, batcher
+        else:
+            client = logged
+            if settings.inference.embedded:  # servers have lines of their own
+                client = GenerationQueue(logged, rollout.max_concurrent_sequences)
+            slots = BoundedSlots(total, limits)
+        publisher = WeightPublisher([client], inference.folders, inference.check)
+        yield Players(client, slots, make_prompts, publisher, inference.updating)
+
+
+def _sampled_model(settings: RunSettings) -> PreTrainedModel:
+    """Build a model that the policy's weights are brought to, with adapters added where those are trained."""
+    model = settings.model.model_copy(update={"lora": None})
+    return build_policy(settings.model_copy(update={"model": model})).model
+
+
+async def bring_weights(settings: RunSettings, policy: Policy, players: Players) -> None:
+    """Bring the policy to servers that sample for it, where nothing is trained; the embedded engine has it already."""
+    if not settings.inference.embedded:
+        await players.publisher.publish(policy_backend(settings, policy.model), 0)
+
+
+def model_actor(
+    settings: RunSettings, policy: Policy, players: Players, purpose: str, *, greedy: bool = False
+) -> ModelActor:
+    """Return a player of one episode that asks the policy."""
+    return ModelActor(
+        players.client,
+        players.make_prompts(),
+        sampling_params(settings, policy.renderer, greedy=greedy),
+        settings.model.max_length,
+        settings.seed,
+        purpose,
+        settings.rollout.groups_per_step,
+    )

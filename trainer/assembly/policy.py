@@ -1,0 +1,118 @@
+"""A run's policy: its model, its tokenizer, and how conversations are rendered for it."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from trainer.config.checks import why_blind
+from trainer.config.run import RunSettings
+from trainer.core.device import DTYPES, torch_device
+from trainer.core.errors import ConfigError
+from trainer.core.seeding import derive_seed
+from trainer.models.load import load_model, load_tokenizer, model_folder
+from trainer.models.lora import ADAPTER_CONFIG, add_lora, load_adapter
+from trainer.models.pictures import BLIND, PictureProcessor, load_pictures, sees
+from trainer.models.tiny import TinyPolicySettings, build_tiny_model, tiny_pictures
+from trainer.models.tokenizer import IMAGE, build_tiny_tokenizer, stop_ids
+from trainer.models.weights import place
+from trainer.rollout.rendering import ChatRenderer
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """A model, its tokenizer and how conversations are rendered for it."""
+
+    model: PreTrainedModel
+    tokenizer: Any
+    renderer: ChatRenderer
+
+    @property
+    def processor(self) -> Any:
+        """What lies beside the model in its folder: its tokenizer, in the processor of one that sees."""
+        pictures = self.renderer.pictures
+        return pictures.processor if isinstance(pictures, PictureProcessor) else self.tokenizer
+
+
+def build_policy(
+    settings: RunSettings, directory: Path | None = None, *, trained: bool = False, computes: bool = True
+) -> Policy:
+    """Load the policy from `directory` (or the path in the settings), or build the tiny one, and add its adapters.
+
+    Args:
+        settings: The run.
+        directory: A model's folder, or one with adapters only.
+        trained: Whether all its weights will be trained. Then they are kept in float32 until a backend has them.
+        computes: Whether anybody computes with it in this process. If not, it stays in the host's memory.
+
+    Raises:
+        ConfigError: If there is no such model, device or attention.
+    """
+    device = torch_device(settings.model.device)
+    if not computes:
+        device = torch.device("cpu")
+    dtype = torch.float32 if trained and settings.model.lora is None else DTYPES[settings.model.dtype]
+    adapter = directory if directory is not None and (directory / ADAPTER_CONFIG).exists() else None
+    path = directory if adapter is None else None
+    if path is None and settings.model.path:
+        path = model_folder(settings.model.path)
+    if path is not None:
+        model = load_model(path, dtype, settings.model.attention)
+        model.name_or_path = settings.model.path or str(path)
+        tokenizer = load_tokenizer(path)
+        pictures = (why_blind(settings) or load_pictures(path, tokenizer)) if sees(model) else BLIND
+    else:
+        vision = settings.model.vision
+        tokenizer = build_tiny_tokenizer(sees=vision is not None)
+        model = _tiny_model(settings, tokenizer)
+        pictures = BLIND if vision is None else tiny_pictures(vision, tokenizer)
+    place(model, dtype, device)
+    model.config.dtype = DTYPES[settings.model.dtype]
+    if settings.model.lora is not None and (directory is None or adapter is not None):
+        add_lora(model, settings.model.lora, derive_seed(settings.seed, "adapters"))
+    if adapter is not None:
+        load_adapter(model, adapter)
+    return Policy(model, tokenizer, chat_renderer(settings, tokenizer, stop_ids(model), pictures))
+
+
+def _tiny_model(settings: RunSettings, tokenizer: Any) -> PreTrainedModel:
+    vision = settings.model.vision
+    shape = TinyPolicySettings(
+        vocabulary=len(tokenizer),
+        hidden_size=settings.model.hidden_size,
+        layers=settings.model.layers,
+        heads=settings.model.heads,
+        max_length=settings.model.max_length,
+        end_id=tokenizer.eos_token_id,
+        pad_id=tokenizer.pad_token_id,
+        vision=None if vision is None else (vision, tokenizer.convert_tokens_to_ids(IMAGE)),
+    )
+    return build_tiny_model(shape, derive_seed(settings.seed, "model"), settings.model.attention)
+
+
+def chat_renderer(
+    settings: RunSettings,
+    tokenizer: Any,
+    stops: Iterable[int] = (),
+    pictures: PictureProcessor | str = BLIND,
+) -> ChatRenderer:
+    """Return the renderer of a run's conversations; the tokenizer takes up the run's chat template.
+
+    Args:
+        settings: The run.
+        tokenizer: The model's.
+        stops: Ids that end a reply, beside those that tokenizer and template name.
+        pictures: What reads pictures for the model, or why it sees none.
+
+    Raises:
+        ConfigError: If the template cannot be read or used.
+    """
+    if settings.prompt.chat_template is not None:
+        try:
+            tokenizer.chat_template = Path(settings.prompt.chat_template).read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"prompt.chat_template: {error}") from error
+    return ChatRenderer(tokenizer, settings.prompt.template_kwargs, stops, pictures)

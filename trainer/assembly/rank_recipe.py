@@ -1,0 +1,140 @@
+"""How a rank makes its part of a model, as it is sent to the rank."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from transformers import PreTrainedModel
+
+from trainer.assembly.backends import critic_head, policy_head, run_schedule, training_head
+from trainer.assembly.policy import build_policy
+from trainer.backends.fsdp2 import fsdp2_backend, fsdp2_model
+from trainer.backends.heads import Head
+from trainer.backends.layers import bodies_of
+from trainer.backends.optimizer import Schedule
+from trainer.backends.rank_group import RankGroup
+from trainer.backends.reference import ShardedPolicyWithoutAdapters
+from trainer.backends.zero import zero_backend
+from trainer.config.run import RunSettings
+from trainer.core.device import DTYPES
+from trainer.models.load import set_attention
+
+Role = Literal["policy", "critic", "reference", "warm_start"]
+
+
+@dataclass(frozen=True, slots=True)
+class RankRecipe:
+    """How a rank makes its part of a model; it is sent to the rank, and the model is built there.
+
+    Attributes:
+        settings: The run.
+        role: Which model.
+        start: Folder of the weights to begin with; those that the settings name if None.
+        learning_rate: Constant rate of a warm start.
+    """
+
+    settings: RunSettings
+    role: Role
+    start: Path | None = None
+    learning_rate: float = 0.0
+
+    def __call__(self, group: RankGroup, backends: dict[str, Any]) -> Any:
+        """Build the model and divide it.
+
+        Args:
+            group: The rank's group.
+            backends: What this rank made before, by role.
+        """
+        settings = self.settings
+        torch.set_num_threads(settings.threads)
+        if self.role == "reference" and settings.model.lora is not None:
+            return ShardedPolicyWithoutAdapters(backends["policy"], warm=settings.warm_start is not None)
+        # The others get their pieces of the first rank's.
+        head = self._whole() if group.rank == 0 else None
+        if self.role == "reference":
+            return self._read_only(head, group)
+        return self._trained(head, group)
+
+    def _whole(self) -> Head:
+        settings = self.settings
+        # On the processor: only a rank's part of it comes to its device. What a head finds out of its model is found
+        # out there too, by an attention that the processor has.
+        model = settings.model.model_copy(update={"device": "cpu", "attention": None})
+        host = settings.model_copy(update={"model": model})
+        policy = build_policy(host, self.start, trained=self.role != "reference")
+        if self.role == "critic":
+            head: Head = critic_head(settings, policy.model)
+        else:
+            head = _role_head(settings, self.role, policy.model)
+        set_attention(bodies_of(head.model), settings.model.attention)
+        return head
+
+    def _read_only(self, head: Head | None, group: RankGroup) -> Any:
+        if self.settings.backend.kind == "megatron":
+            from trainer.backends.megatron.backend import megatron_model
+
+            return megatron_model(
+                head,
+                group,
+                dtype=DTYPES[self.settings.model.dtype],
+                tokens_per_micro_batch=self.settings.optimizer.tokens_per_micro_batch,
+                sequence_parallel=self.settings.backend.sequence_parallel,
+            )
+        return fsdp2_model(
+            head,
+            group,
+            dtype=DTYPES[self.settings.model.dtype],
+            tokens_per_micro_batch=self.settings.optimizer.tokens_per_micro_batch,
+            cpu_offload=self.settings.backend.cpu_offload,
+            shared_prefixes=self.settings.optimizer.shared_prefixes,
+        )
+
+    def _trained(self, head: Head | None, group: RankGroup) -> Any:
+        settings = self.settings
+        if settings.backend.kind == "megatron":
+            from trainer.backends.megatron.backend import megatron_backend
+
+            return megatron_backend(
+                head,
+                group,
+                settings.optimizer,
+                self._schedule(),
+                dtype=DTYPES[settings.model.dtype],
+                gradient_checkpointing=settings.model.gradient_checkpointing,
+                sequence_parallel=settings.backend.sequence_parallel,
+            )
+        if settings.backend.kind == "deepspeed":
+            return zero_backend(
+                head,
+                group,
+                settings.optimizer,
+                self._schedule(),
+                stage=settings.backend.zero_stage,
+                dtype=DTYPES[settings.model.dtype],
+                gradient_checkpointing=settings.model.gradient_checkpointing,
+                cpu_offload=settings.backend.cpu_offload,
+            )
+        return fsdp2_backend(
+            head,
+            group,
+            settings.optimizer,
+            self._schedule(),
+            dtype=DTYPES[settings.model.dtype],
+            gradient_checkpointing=settings.model.gradient_checkpointing,
+            compiled=settings.model.compile,
+            cpu_offload=settings.backend.cpu_offload,
+        )
+
+    def _schedule(self) -> Schedule:
+        if self.role == "warm_start":
+            return Schedule(self.learning_rate, 0, 1, "constant")
+        optimizer = self.settings.optimizer
+        peak = optimizer.critic_learning_rate if self.role == "critic" else optimizer.learning_rate
+        return run_schedule(self.settings, peak)
+
+
+def _role_head(settings: RunSettings, role: Role, model: PreTrainedModel) -> Head:
+    if role == "policy":
+        return training_head(settings, model)
+    return policy_head(model, 1.0 if role == "warm_start" else settings.rollout.temperature)

@@ -1,0 +1,140 @@
+"""Micro-batches of rows, and which of their tokens are computed once. Pure: ids in, plans out.
+
+A plan that is not clearly cheaper than the rows as they are is not made. It is estimated with padding, so that a plan
+may also do no more than divide rows that share nothing into calls of like length.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from trainer.backends.batching import length_buckets
+from trainer.backends.prefix_paths import Ids, Paths, paths_of
+from trainer.backends.prefix_tree import CallCosts, SharedRows, Tree, rows_apart, tree_of
+
+_CLEARLY = 0.95
+"""What sharing may cost at most, as a part of what it costs not to: costs are estimates, of about that precision."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """A micro-batch.
+
+    Attributes:
+        rows: Indices of its rows in the batch.
+        shared: What they share; None if each row goes through the model as it is.
+    """
+
+    rows: Sequence[int]
+    shared: SharedRows | None = None
+
+    @property
+    def calls(self) -> int:
+        """Calls of the model that it takes."""
+        return 1 if self.shared is None else len(self.shared.tree.calls)
+
+    def of(self, places: Sequence[int]) -> "Bucket":
+        """Return the same micro-batch where its rows are some of a larger batch.
+
+        Args:
+            places: Where each row is in that batch.
+        """
+        shared = self.shared
+        if shared is not None:
+            shared = replace(shared, paths=[places[path] for path in shared.paths])
+        return Bucket([places[row] for row in self.rows], shared)
+
+    def saved(self, lengths: Sequence[int]) -> int:
+        """Return how many tokens of its rows, of `lengths`, do not go through the model."""
+        return 0 if self.shared is None else sum(lengths) - self.shared.tree.tokens
+
+
+def plan(ids: Sequence[Ids], budget: int, costs: CallCosts, *, prefixes: bool = True) -> list[Bucket]:
+    """Cut rows into micro-batches, and say which tokens of each are computed once.
+
+    Args:
+        ids: Token ids of the rows.
+        budget: Tokens of a micro-batch, padding included, and what else is held for as many tokens as it takes the
+            memory of; what one path needs is computed together, whatever the budget.
+        costs: Of the model's calls.
+        prefixes: Whether the model can compute segments behind a prefix. If not, rows that are beginnings of others
+            are all that is shared.
+
+    Returns:
+        Micro-batches that hold every row once.
+    """
+    lengths = [len(row) for row in ids]
+    flat = [Bucket(bucket) for bucket in length_buckets(lengths, budget)]
+    if len(ids) < 2:
+        return flat
+    paths = paths_of(ids)
+    widths = [lengths[row] for row in paths.row]
+    flat_cost = sum(_flat_cost(bucket, lengths, costs) for bucket in flat)
+    if sum(widths) - sum(paths.shared) > _CLEARLY * flat_cost:
+        return flat  # not even with calls that cost nothing
+    rows = np.bincount(paths.of_row).tolist()
+    trees = list(_cut(widths, paths.shared, rows, budget, costs, prefixes=prefixes))
+    shared_cost = sum(tree.cost(costs) for _, tree in trees)
+    return _buckets(trees, paths) if shared_cost < _CLEARLY * flat_cost else flat
+
+
+def _flat_cost(bucket: Bucket, lengths: Sequence[int], costs: CallCosts) -> float:
+    return rows_apart([lengths[row] for row in bucket.rows]).tree.cost(costs)
+
+
+def _buckets(trees: Sequence[tuple[int, Tree]], paths: Paths) -> list[Bucket]:
+    """Return the micro-batches of trees; each is given with the number of its first path."""
+    firsts = np.array([first for first, _ in trees])
+    rows: list[list[int]] = [[] for _ in trees]
+    for row, path in enumerate(paths.of_row):
+        rows[int(np.searchsorted(firsts, path, side="right")) - 1].append(row)
+    return [
+        Bucket(
+            of_tree,
+            SharedRows(
+                tree,
+                paths.row[first : first + len(tree.leaves)],
+                [paths.of_row[row] - first for row in of_tree],
+            ),
+        )
+        for of_tree, (first, tree) in zip(rows, trees, strict=True)
+    ]
+
+
+def _cut(
+    widths: Sequence[int],
+    shared: Sequence[int],
+    rows: Sequence[int],
+    budget: int,
+    costs: CallCosts,
+    *,
+    prefixes: bool,
+) -> Iterator[tuple[int, Tree]]:
+    """Cut paths into neighbours that fit the budget together; yield the number of the first, and their tree."""
+    growth = np.cumsum(np.array(widths) - np.array(shared))
+    start = 0
+    while start < len(widths):
+        before = growth[start] - widths[start]
+        stop = max(start + 1, int(np.searchsorted(growth, before + budget, side="right")))
+        tree = tree_of(widths[start:stop], shared[start:stop], costs, prefixes=prefixes)
+        while stop > start + 1:
+            # The loss reads rows as they are, padded to the longest.
+            read = costs.read * sum(rows[start:stop]) * max(widths[start:stop])
+            if (held := tree.held(costs) + read) <= budget:
+                break
+            stop = start + max(1, min(stop - start - 1, int((stop - start) * budget / held)))
+            tree = tree_of(widths[start:stop], shared[start:stop], costs, prefixes=prefixes)
+        if stop < len(widths):
+            better = _where_little_is_cut(shared, start, stop)
+            if better < stop:
+                stop = better
+                tree = tree_of(widths[start:stop], shared[start:stop], costs, prefixes=prefixes)
+        yield start, tree
+        start = stop
+
+
+def _where_little_is_cut(shared: Sequence[int], start: int, stop: int) -> int:
+    """Return an end in the further half of `start` to `stop` at which the next path shares least with those before."""
+    ends = range(stop, (start + stop) // 2, -1)
+    return min(ends, key=lambda end: shared[end])

@@ -1,0 +1,145 @@
+"""An environment's session whose answers are in the rollout log, and come from it as far as it goes."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from clients.client.session import EnvSession, ResetResult, StepResult
+from clients.protocol.episode import PortableEpisode, step_digest
+from clients.protocol.errors import ProblemError
+from clients.protocol.values import decode_value, encode_value
+from trainer.rollout.recall import RESET, STEP, EpisodeTape
+
+
+class EpisodeLostError(Exception):
+    """The environment of an episode cannot be brought to where the log ends."""
+
+
+class LoggedSession:
+    """A session whose answers are in the log before anybody acts on them, and come from it as far as it goes.
+
+    Args:
+        session: The session; what is not asked for here is its own.
+        tape: The episode.
+
+    Attributes:
+        lost: Why the episode cannot be gone on with, if so.
+    """
+
+    def __init__(self, session: EnvSession, tape: EpisodeTape) -> None:
+        self._session = session
+        self._tape = tape
+        self._is_there = True
+        self.lost: EpisodeLostError | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._session, name)
+
+    async def render(self, mode: str | None = None) -> Any:
+        """Draw the state; see `EnvSession.render`."""
+        await self._catch_up()
+        return await self._session.render(mode)
+
+    async def fork(self, count: int = 1, reseed: int | None = None) -> list[EnvSession]:
+        """Make independent copies at this point; see `EnvSession.fork`. Their answers are not logged."""
+        await self._catch_up()
+        return await self._session.fork(count, reseed)
+
+    async def episode_record(self) -> PortableEpisode:
+        """Return the portable episode; see `EnvSession.episode_record`."""
+        await self._catch_up()
+        return await self._session.episode_record()
+
+    async def reset(self, seed: int | None = None, options: Mapping[str, Any] | None = None) -> ResetResult:
+        """Begin an episode; see `EnvSession.reset`.
+
+        Raises:
+            EpisodeLostError: If the log ends here, and the session cannot be brought here.
+        """
+        asked = [seed, encode_value(None, options, binary=False)]
+        recalled = self._tape.answer(RESET, asked)
+        if recalled is not None:
+            self._is_there = False
+            _, _, observation, info = recalled.fields
+            await self._catch_up_at_the_end()
+            return ResetResult(self._observation(observation), decode_value(None, info))
+        result = await self._session.reset(seed, options)
+        self._is_there = True
+        session = self._session
+        place = [session.session_id, session.process, session.episode, session.seed, session.env.version]
+        self._tape.answered(RESET, asked, place, self._neutral(result.observation), _packed(result.info))
+        return result
+
+    async def step(self, action: Any, **options: Any) -> StepResult:
+        """Take one action; see `EnvSession.step`.
+
+        Raises:
+            EpisodeLostError: If the session cannot be brought to where the log ends.
+        """
+        asked = [encode_value(self._session.action_space, action, binary=False), options]
+        recalled = self._tape.answer(STEP, asked)
+        if recalled is not None:
+            self._is_there = False
+            _, observation, reward, terminated, truncated, info = recalled.fields
+            if not (terminated or truncated):
+                await self._catch_up_at_the_end()
+            return StepResult(
+                self._observation(observation), reward, terminated, truncated, decode_value(None, info)
+            )
+        await self._catch_up()
+        result = await self._session.step(action, **options)
+        self._tape.answered(
+            STEP,
+            asked,
+            self._neutral(result.observation),
+            result.reward,
+            result.terminated,
+            result.truncated,
+            _packed(result.info),
+        )
+        return result
+
+    async def _catch_up_at_the_end(self) -> None:
+        """Bring the session to where the log ends before anything is sampled that would be in vain without it."""
+        if not self._tape.goes_on:
+            await self._catch_up()
+
+    async def _catch_up(self) -> None:
+        """Bring the session to where the episode is, if its answers came from the log.
+
+        Raises:
+            EpisodeLostError: If that cannot be done.
+        """
+        if self._is_there:
+            return
+        answers = self._tape.answers
+        begin = max(place for place, entry in enumerate(answers) if entry.kind == RESET)
+        reset, steps = answers[begin], answers[begin + 1 :]
+        asked, place, observation, _ = reset.fields
+        (_, options), (session_id, process, episode, seed, version) = asked, place
+        portable = PortableEpisode(
+            env_id=self._session.env_id,
+            env_version=version,
+            kwargs=encode_value(None, self._session.kwargs, binary=False),
+            episode=episode,
+            seed=seed,
+            options=options,
+            reset_digest=step_digest(observation, 0.0, False, False),
+            actions=[entry.fields[0][0] for entry in steps],
+            digests=[step_digest(*entry.fields[1:5]) for entry in steps],
+        )
+        try:
+            await self._session.resume(portable, (session_id, process))
+        except ProblemError as problem:
+            self.lost = EpisodeLostError(str(problem))
+            raise self.lost from problem
+        self._is_there = True
+
+    def _observation(self, wire: Any) -> Any:
+        return decode_value(self._session.observation_space, wire)
+
+    def _neutral(self, observation: Any) -> Any:
+        return encode_value(self._session.observation_space, observation, binary=False)
+
+
+def _packed(info: Any) -> Any:
+    return encode_value(None, info, binary=True)
