@@ -22,7 +22,10 @@ class GradientCheckpointing:
     def __init__(self, model: nn.Module, *, enabled: bool) -> None:
         self._bodies = bodies_of(model) if enabled else []
         for body in self._bodies:
-            body.gradient_checkpointing_enable({"use_reentrant": False})
+            # Later releases of transformers have another name for it.
+            named_now = hasattr(body, "activation_checkpointing_enable")
+            enable = body.activation_checkpointing_enable if named_now else body.gradient_checkpointing_enable
+            enable({"use_reentrant": False})
             take_replays(body)
 
     @contextmanager

@@ -18,7 +18,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from trainer.backends.prefix_layout import CallTensors, SharedTokens
 from trainer.backends.prefix_paths import paths_of
 from trainer.backends.prefix_tree import CallCosts, finest_tree
-from trainer.models.language_head import own_logits
+from trainer.models.language_head import cache_argument, own_logits
 
 KeysAndValues = tuple[Tensor, Tensor]
 """Of the tokens of one call in one layer, `[rows, heads, tokens, width]` each."""
@@ -87,14 +87,16 @@ def hidden_states(body: PreTrainedModel, calls: Sequence[CallTensors]) -> Tensor
     """
     wanted: list[Tensor] = []
     written: list[list[KeysAndValues]] = []
+    name = cache_argument(body)
     for call in calls:
         cache = _cache(body, call, written) if call.is_read or call.prefix is not None else None
+        named_cache: dict[str, Any] = {} if cache is None else {name: cache}
         states = body(
             input_ids=call.ids,
             attention_mask=None if call.prefix is None else call.prefix.mask,
             position_ids=call.positions,
-            past_key_values=cache,
             use_cache=False,
+            **named_cache,
         ).last_hidden_state
         wanted.append(states.flatten(0, 1)[call.states])
         written.append([] if cache is None else _written(cache, is_read=call.is_read))

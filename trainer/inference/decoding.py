@@ -12,7 +12,7 @@ from transformers.cache_utils import DynamicLayer
 from trainer.core.device import widest_float
 from trainer.core.errors import ConfigError
 from trainer.inference.base import GenerationRequest, GenerationResult, SamplingParams
-from trainer.models.language_head import keeps_logits
+from trainer.models.language_head import cache_argument, keeps_logits
 from trainer.models.pictures import ImageTensors, image_tensors, tokens_or_embeddings
 
 Layers = list[tuple[Tensor, Tensor]]
@@ -73,6 +73,7 @@ class ActiveBatch:
         _require_keys_and_values(model)
         self._model = model
         self._device = model.device
+        self._cache_argument = cache_argument(model)
         self._last_logits = {"logits_to_keep": 1} if keeps_logits(model) else {}
         self.drawn: list[int] = []
         self._rows: list[_Row] = []
@@ -204,8 +205,8 @@ class ActiveBatch:
         output = self._model(
             **given | tokens_or_embeddings(self._model, ids.to(self._device), images),
             attention_mask=None if bool(mask.all()) else mask.to(self._device),
-            past_key_values=cache,
             use_cache=True,
+            **{self._cache_argument: cache},
             **self._last_logits,
         )
         return output.logits[:, -1], _layers_of(cache)

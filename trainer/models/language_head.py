@@ -97,3 +97,8 @@ def own_logits(
 def keeps_logits(model: PreTrainedModel) -> bool:
     """Whether the forward can be asked for the logits of some columns only."""
     return "logits_to_keep" in inspect.signature(model.forward).parameters
+
+
+def cache_argument(model: PreTrainedModel) -> str:
+    """Return what the forward calls the keys and values that it goes on from; later releases have another name."""
+    return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"

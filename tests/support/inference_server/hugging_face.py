@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, DynamicCache
 
 from tests.support.inference_server.models import Row, WeightsError, log_softmax
+from trainer.models.language_head import cache_argument
 
 Layers = list[tuple[Tensor, Tensor]]
 
@@ -137,8 +138,8 @@ class HuggingFaceModel:
             input_ids=ids,
             attention_mask=(columns >= 0).long(),
             position_ids=columns[:, -width:].clamp(min=0),
-            past_key_values=cache,
             use_cache=True,
+            **{cache_argument(self.model): cache},
         )
         batch.layers = [(layer.keys, layer.values) for layer in cache.layers]
         for row in batch.rows:

@@ -117,6 +117,7 @@ def head_of(family, kind):
     return ValueHead(critic)
 
 
+@pytest.mark.filterwarnings("error:`past_key_values`:FutureWarning")
 @pytest.mark.parametrize(
     ("family", "kind"), [*((family, "policy") for family in FAMILIES), ("gemma-2", "critic")]
 )
@@ -176,6 +177,7 @@ def test_every_implementation_of_attention_hides_what_is_padded(attention):
     assert error(gradients(head, rows, COSTS)[0], gradients(head, rows, None)[0]) < EXACT
 
 
+@pytest.mark.filterwarnings("error:`past_key_values`:FutureWarning")
 def test_gradients_with_adapters():
     model = model_of("qwen3")
     add_lora(model, LoraSettings(rank=4), seed=0)
@@ -189,6 +191,8 @@ def test_gradients_with_adapters():
         torch.testing.assert_close(one, two, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.filterwarnings("error:`past_key_values`:FutureWarning")
+@pytest.mark.filterwarnings("error:`gradient_checkpointing_enable`:FutureWarning")
 def test_activations_that_are_computed_again_read_the_same_prefix(cheap_calls):
     rows, found = tree_rows(), []
     for mode, checkpointing in (("auto", True), ("auto", False), ("off", True)):

@@ -97,6 +97,7 @@ async def replies_of(model, prompts, *, temperature=1.0, tokens=9):
 PROMPTS = [[5, 9, 11], list(range(3, 20)), [7, 7, 30, 41, 2, 8, 9, 14]]
 
 
+@pytest.mark.filterwarnings("error:`past_key_values`:FutureWarning")
 @pytest.mark.parametrize("family", FAMILIES)
 async def test_engine_and_training_compute_the_models_own_log_probabilities(family):
     model = model_of(family)

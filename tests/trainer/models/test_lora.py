@@ -157,6 +157,7 @@ def test_a_saved_adapter_is_pefts_own_and_a_merged_model_needs_none(tmp_path):
     assert reference_logprobs(merged, IDS) == pytest.approx(expected, abs=1e-5)
 
 
+@pytest.mark.filterwarnings("error:`past_key_values`:FutureWarning")
 @pytest.mark.parametrize("shared", [True, False])
 async def test_the_engine_samples_with_the_adapters(shared):
     model = adapted()
