@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
 
-from clients.client.session import EnvSession, ResetResult, StepResult
+from clients.client.operation import ResetResult, StepResult
+from clients.client.session import EnvSession
 from clients.protocol.episode import PortableEpisode, step_digest
 from clients.protocol.errors import ProblemError
 from clients.protocol.values import decode_value, encode_value
