@@ -14,7 +14,6 @@ relation to its norm; and small numbers for the tests
 import json
 import os
 import tempfile
-from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,159 +26,25 @@ import torch
 import transformers
 import trl
 from datasets import Dataset
-from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
-from trl.experimental.cpo import CPOConfig, CPOTrainer
 from trl.experimental.gkd import GKDTrainer
-from trl.experimental.orpo import ORPOConfig, ORPOTrainer
+from trl_preferences import preferences
+from trl_steps import OFF, PAIRS, batch_of, compared, data, ours, rows_of, saved, theirs, tiny
 
 from trainer.algorithms.aggregation import Denominators
-from trainer.algorithms.loss_settings import PreferenceLossSettings
-from trainer.algorithms.preference import strength
 from trainer.backends.base import TrainRow
 from trainer.backends.distillation_head import Distance, DistillationHead
-from trainer.backends.heads import Head, PolicyHead, ValueHead
-from trainer.backends.optimizer import Schedule
+from trainer.backends.heads import PolicyHead, ValueHead
 from trainer.backends.torch_backend import TorchBackend
-from trainer.config.optimizer import OptimizerSettings
 from trainer.learn.distilling import mean_loss
 from trainer.learn.pipelines.example_rows import whole_text
-from trainer.learn.pipelines.preferences import Preference, PreferenceRows, Ranking, reference_sums
+from trainer.learn.pipelines.preferences import PreferenceRows, Ranking
 from trainer.learn.pipelines.sft import Imitation
 from trainer.models.reward_model import RewardModel
-from trainer.models.tiny import TinyPolicySettings, build_tiny_model
 from trainer.models.tokenizer import build_tiny_tokenizer
 
 RESULT = Path(__file__).resolve().parents[1] / "results" / "trl_losses.json"
 TOLERANCE = 1e-6
-PAIRS = [
-    ("Left or Right?", "Left.", "Right, I think."),
-    ("Up?", "Up, then Down.", "No."),
-    ("What is 12 + 30?", "The answer is 42.", "41"),
-    ("Move.", "Down", "Down Down Down"),
-]
-OFF: dict[str, Any] = {
-    "report_to": "none",
-    "use_cpu": True,
-    "bf16": False,
-    "per_device_train_batch_size": len(PAIRS),
-    "gradient_checkpointing": False,
-    "remove_unused_columns": False,
-    "disable_tqdm": True,
-    "logging_strategy": "no",
-    "save_strategy": "no",
-}
-
-
-def tiny(seed: int) -> Any:
-    """A policy of one layer whose distributions are far from uniform."""
-    tokenizer = build_tiny_tokenizer()
-    shape = TinyPolicySettings(
-        len(tokenizer),
-        hidden_size=16,
-        layers=1,
-        heads=2,
-        max_length=128,
-        end_id=tokenizer.eos_token_id,
-        pad_id=tokenizer.pad_token_id,
-    )
-    model = build_tiny_model(shape, seed).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
-                parameter.mul_(3.0)
-    return model
-
-
-def saved(model: Any, folder: Path) -> str:
-    """Write a model where TRL can load it."""
-    model.save_pretrained(folder)
-    build_tiny_tokenizer().save_pretrained(folder)
-    return str(folder)
-
-
-def ours(head: Head, work: Callable[[TorchBackend], float]) -> tuple[float, dict[str, Tensor]]:
-    """Return loss and gradients of one step through the backend."""
-    settings = OptimizerSettings(
-        kind="sgd", learning_rate=1e-3, gradient_clip=1e9, tokens_per_micro_batch=48, shared_prefixes="off"
-    )
-    backend = TorchBackend(head, settings, Schedule(1e-3, 0, 1, "constant"))
-    found: dict[str, Tensor] = {}
-
-    def note(*_: Any) -> None:
-        for name, parameter in head.model.named_parameters():
-            if parameter.grad is not None:
-                found[name] = parameter.grad.clone()
-
-    backend._optimizer.register_step_pre_hook(note)
-    return work(backend), found
-
-
-def theirs(model: Any, loss: Tensor) -> tuple[float, dict[str, Tensor]]:
-    """Return TRL's loss and its gradients."""
-    model.zero_grad()
-    loss.backward()
-    return float(loss), {
-        name: parameter.grad.clone()
-        for name, parameter in model.named_parameters()
-        if parameter.grad is not None
-    }
-
-
-def compared(
-    name: str, own: tuple[float, dict[str, Tensor]], other: tuple[float, dict[str, Tensor]]
-) -> dict[str, Any]:
-    """Return how far the two are apart."""
-    norm = torch.cat([each.flatten() for each in other[1].values()]).norm()
-    assert own[1].keys() == other[1].keys(), own[1].keys() ^ other[1].keys()
-    worst = max(float((own[1][key] - other[1][key]).abs().max()) for key in own[1])
-    result = {
-        "case": name,
-        "loss": other[0],
-        "loss_difference": abs(own[0] - other[0]),
-        "gradient_norm": float(norm),
-        "gradient_difference": worst / max(float(norm), 1e-12),
-    }
-    print(f"{name:<24} loss {other[0]:.6f}  off by {result['loss_difference']:.1e}", end="")
-    print(f"  gradient off by {result['gradient_difference']:.1e} of its norm", flush=True)
-    return result
-
-
-def rows_of(ids: Tensor, attention: Tensor, learnt: Tensor) -> list[TrainRow]:
-    """Return the rows of a padded batch."""
-    rows = []
-    for line, there, mask in zip(ids, attention.bool(), learnt.bool(), strict=True):
-        kept = mask[there].clone()
-        kept[0] = False
-        rows.append(TrainRow(line[there], kept))
-    return rows
-
-
-def data(kind: str) -> Dataset:
-    """Return the examples in the form that a trainer of TRL takes."""
-
-    def said(role: str, text: str) -> list[dict[str, str]]:
-        return [{"role": role, "content": text}]
-
-    if kind == "sft":
-        rows = [{"messages": said("user", q) + said("assistant", a)} for q, a, _ in PAIRS]
-    elif kind == "kto":
-        rows = [
-            {"prompt": said("user", q), "completion": said("assistant", text), "label": good}
-            for q, a, b in PAIRS[:2]
-            for text, good in ((a, True), (b, False))
-        ]
-    else:
-        rows = [
-            {"prompt": said("user", q), "chosen": said("assistant", a), "rejected": said("assistant", b)}
-            for q, a, b in PAIRS
-        ]
-    return Dataset.from_list(rows)
-
-
-def batch_of(trainer: Any) -> dict[str, Any]:
-    """Return the first batch of a trainer of TRL's."""
-    return dict(next(iter(trainer.get_train_dataloader())))
 
 
 def sft(folder: Path) -> dict[str, Any]:
@@ -205,117 +70,6 @@ def sft(folder: Path) -> dict[str, Any]:
         return Imitation(backend, examples).update(range(len(examples)))["supervised/loss"]
 
     return compared("sft", ours(PolicyHead(AutoModelForCausalLM.from_pretrained(path), 1.0), work), other)
-
-
-def preference(
-    folder: Path, name: str, settings: PreferenceLossSettings, **config: Any
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """One of the losses of TRL's DPOTrainer."""
-    path, reference = saved(tiny(1), folder / "policy"), saved(tiny(2), folder / "reference")
-    args = trl.DPOConfig(str(folder), **OFF, max_length=128, beta=strength(settings), **config)
-    trainer = trl.DPOTrainer(
-        AutoModelForCausalLM.from_pretrained(path),
-        ref_model=AutoModelForCausalLM.from_pretrained(reference),
-        args=args,
-        train_dataset=data("dpo"),
-        processing_class=build_tiny_tokenizer(),
-    )
-    batch = batch_of(trainer)
-    trainer.model.eval()
-    other = theirs(trainer.model, trainer.compute_loss(trainer.model, dict(batch)))
-    flat = rows_of(batch["input_ids"], batch["attention_mask"], batch["completion_mask"])
-    half = len(flat) // 2
-    examples = PreferenceRows(list(zip(flat[:half], flat[half:], strict=True)))
-    return preferred(name, path, reference, settings, examples, other)
-
-
-def preferred(
-    name: str,
-    path: str,
-    reference: str | None,
-    settings: PreferenceLossSettings,
-    examples: PreferenceRows,
-    other: tuple[float, dict[str, Tensor]],
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Take our step on the same examples; returns the comparison and the numbers for the tests."""
-    from trainer.backends.reference import FrozenModel
-
-    sums = torch.zeros(len(examples.rows), 2, dtype=torch.float64)
-    if reference is not None:
-        frozen = FrozenModel(PolicyHead(AutoModelForCausalLM.from_pretrained(reference), 1.0), 64)
-        sums = reference_sums(frozen, examples)
-    policy = AutoModelForCausalLM.from_pretrained(path)
-    seen = reference_sums(FrozenModel(PolicyHead(policy, 1.0), 64), examples)
-
-    def work(backend: TorchBackend) -> float:
-        empty = PreferenceRows([])
-        learnt = Preference(backend, settings, examples, sums, empty, sums[:0], 1)
-        return learnt.update(range(len(examples.rows)))["preference/loss"]
-
-    golden = {
-        "settings": settings.model_dump(mode="json"),
-        "policy": seen.tolist(),
-        "reference": sums.tolist(),
-        "tokens": [[int(row.mask.sum()) for row in pair] for pair in examples.rows],
-        "good": list(examples.good),
-        "loss": other[0],
-    }
-    return compared(name, ours(PolicyHead(policy, 1.0), work), other), golden
-
-
-def kto(folder: Path, settings: PreferenceLossSettings) -> tuple[dict[str, Any], dict[str, Any]]:
-    """TRL's KTOTrainer."""
-    path, reference = saved(tiny(1), folder / "policy"), saved(tiny(2), folder / "reference")
-    args = trl.KTOConfig(
-        str(folder),
-        **OFF,
-        max_length=128,
-        beta=strength(settings),
-        desirable_weight=settings.desirable_weight,
-        undesirable_weight=settings.undesirable_weight,
-    )
-    trainer = trl.KTOTrainer(
-        AutoModelForCausalLM.from_pretrained(path),
-        ref_model=AutoModelForCausalLM.from_pretrained(reference),
-        args=args,
-        train_dataset=data("kto"),
-        processing_class=build_tiny_tokenizer(),
-    )
-    batch = batch_of(trainer)
-    trainer.model.eval()
-    other = theirs(trainer.model, trainer.compute_loss(trainer.model, dict(batch)))
-    own = rows_of(batch["input_ids"], batch["attention_mask"], batch["completion_mask"])
-    mixed = rows_of(batch["KL_input_ids"], batch["KL_attention_mask"], batch["KL_completion_mask"])
-    good = [bool(label) for label in batch["label"]]
-    examples = PreferenceRows(list(zip(own, mixed, strict=True)), good=good)
-    return preferred("kto", path, reference, settings, examples, other)
-
-
-def without_reference(
-    folder: Path, name: str, settings: PreferenceLossSettings, config: Any, trainer_class: Any
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """TRL's ORPOTrainer and CPOTrainer (SimPO), which compare with no reference."""
-    path = saved(tiny(1), folder / "policy")
-    trainer = trainer_class(
-        AutoModelForCausalLM.from_pretrained(path),
-        args=config,
-        train_dataset=data("dpo"),
-        processing_class=build_tiny_tokenizer(),
-    )
-    batch = batch_of(trainer)
-    trainer.model.eval()
-    loss, _ = trainer.get_batch_loss_metrics(trainer.model, batch)
-    sides = [
-        rows_of(batch[f"{side}_input_ids"], batch[f"{side}_attention_mask"], batch[f"{side}_labels"] != -100)
-        for side in ("chosen", "rejected")
-    ]
-    examples = PreferenceRows(list(zip(*sides, strict=True)))
-    if name == "orpo":
-        # TRL's likelihood is that of prompt and reply; the paper's, and ours, that of the reply. All else is compared.
-        forward = trainer.concatenated_forward(trainer.model, batch)
-        reply = forward[0] * torch.tensor([float(row.mask.sum()) for row in sides[0]])
-        loss = loss - forward[4] - reply.sum() / sum(int(row.mask.sum()) for row in sides[0])
-    return preferred(name, path, None, settings, examples, theirs(trainer.model, loss))
 
 
 def reward(folder: Path) -> dict[str, Any]:
@@ -415,40 +169,12 @@ def main() -> None:
     torch.set_num_threads(1)
     compare: list[dict[str, Any]] = []
     golden: dict[str, Any] = {"divergences": golden_divergences(), "preferences": {}}
-    kind = PreferenceLossSettings
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         compare.append(sft(folder))
-        paired: Sequence[tuple[str, PreferenceLossSettings, dict[str, Any]]] = [
-            ("dpo", kind(kind="dpo"), {"loss_type": "sigmoid"}),
-            (
-                "robust",
-                kind(kind="robust", label_smoothing=0.2),
-                {"loss_type": "robust", "label_smoothing": 0.2},
-            ),
-            ("hinge", kind(kind="hinge"), {"loss_type": "hinge"}),
-            ("ipo", kind(kind="ipo"), {"loss_type": "ipo"}),
-        ]
-        for name, settings, config in paired:
-            result, numbers = preference(folder, name, settings, **config)
+        for name, result, numbers in preferences(folder):
             compare.append(result)
             golden["preferences"][name] = numbers
-        weights = kind(kind="kto", desirable_weight=1.5, undesirable_weight=0.5)
-        result, golden["preferences"]["kto"] = kto(folder, weights)
-        compare.append(result)
-        orpo = ORPOConfig(str(folder), **OFF, max_length=128, beta=0.1)
-        simpo = CPOConfig(
-            str(folder), **OFF, max_length=128, beta=2.0, loss_type="simpo", cpo_alpha=0.0, simpo_gamma=1.0,
-            label_smoothing=0.1,
-        )  # fmt: skip
-        for name, settings, config, trainer_class in (
-            ("orpo", kind(kind="orpo"), orpo, ORPOTrainer),
-            ("simpo", kind(kind="simpo", label_smoothing=0.1), simpo, CPOTrainer),
-        ):
-            result, golden["preferences"][name] = without_reference(
-                folder, name, settings, config, trainer_class
-            )
-            compare.append(result)
         compare.append(reward(folder))
         compare += [
             distill(folder, beta, temperature) for beta in (0.0, 0.5, 1.0) for temperature in (1.0, 2.0)

@@ -16,7 +16,8 @@ from clients.audit.episodes import Episode, Mark
 from clients.audit.policies import GiveUp, Player, Policy
 from clients.audit.watch import Watch
 from clients.client.client import EnvClient
-from clients.client.session import EnvSession, Operation
+from clients.client.operation import Operation
+from clients.client.session import EnvSession
 from clients.protocol.errors import ProblemError
 from clients.protocol.values import encode_value
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
-from clients.audit.arena import Arena, Game
+from clients.audit.arena import Game
 from clients.audit.card import Entry, Verdict
-from clients.audit.policies import WORDINGS, GiveUp, Player, Policy
+from clients.audit.policies import Policy
 from clients.audit.subject import Subject
-from clients.audit.watch import Watch
+from clients.audit.tasks import FULL, Task, draw_tasks, fields_said, fields_to_say, score_all, with_answers
 from clients.measuring.statistics import success_rate
 from clients.protocol.errors import ProblemError
 from clients.protocol.messages import Verdict as Score
@@ -20,10 +19,7 @@ from clients.protocol.messages import Verdict as Score
 _SECTION = "verifier"
 _OUTCOMES = ("correct", "wrong", "partial", "unparsable", "timeout", "error")
 _NOT_OURS = ("timeout", "error")
-_FULL = 1.0 - 1e-6
 _PAID = 0.05
-_MOST_TASKS = 60
-_ANSWER_NAMES = frozenset({"answer", "solution", "target", "reference", "expected", "label", "ground_truth"})
 _CONSTANTS = ("0", "1", "2", "10", "42", "A", "B", "yes", "no", "true", "correct", "I do not know.")
 _HEDGES: Mapping[str, Callable[[Sequence[str]], str]] = {
     "or": lambda answers: " or ".join(answers),
@@ -38,27 +34,11 @@ _HEDGES: Mapping[str, Callable[[Sequence[str]], str]] = {
 _ONE_LINE_EACH = frozenset({"lines"})
 
 
-@dataclass(frozen=True)
-class _Task:
-    """A task with what is told of it; the answer is a text that is paid in full, where one is known.
-
-    `told` is the info of a reset to it that did not ask for the task, where there was such a reset.
-    """
-
-    fields: Mapping[str, Any]
-    prompt: str = ""
-    instruction: str = ""
-    answer: str | None = None
-    field: str | None = None
-    told: Mapping[str, Any] | None = None
-    seed: int | None = None
-
-
 async def audit_scoring(subject: Subject) -> list[Entry]:
     """Score what deserves nothing, what hedges, and the same items in other company."""
     if subject.env.kind != "stateless":
         return []
-    tasks = await _tasks(subject)
+    tasks = await draw_tasks(subject)
     if not tasks:
         return [
             Entry(
@@ -73,7 +53,7 @@ async def audit_scoring(subject: Subject) -> list[Entry]:
     try:
         # First, while no item was scored yet: a verifier that keeps what it saw shows it here.
         company = await _company(subject, tasks)
-        tasks = await _with_answers(subject, tasks)
+        tasks = await with_answers(subject, tasks)
         entries = [
             *await _undeserved(subject, tasks),
             *await _hedging(subject, tasks),
@@ -87,96 +67,24 @@ async def audit_scoring(subject: Subject) -> list[Entry]:
     return entries
 
 
-async def _tasks(subject: Subject) -> list[_Task]:
-    """Return the tasks that were given, or those that resets draw and show where they are asked to."""
-    if subject.settings.items:
-        return [_Task(dict(fields)) for fields in subject.settings.items[:_MOST_TASKS]]
-    seeds = subject.seeds("tasks", min(_MOST_TASKS, max(20, subject.settings.episodes)))
-    told = await _resets(subject, seeds, subject.arena(), None)
-    # A server that gives no tasks, and a verifier that knows no such option, have done nothing wrong.
-    unwatched = Arena(subject.client, subject.env.env_id, subject.kwargs, Watch(), 1)
-    asked = await _resets(subject, seeds, unwatched, {"expert": True})
-    tasks = []
-    for seed, (observation, info) in (asked or told).items():
-        state = info.get("state")
-        fields = state.get("task") if isinstance(state, Mapping) else None
-        if isinstance(fields, Mapping) and fields:
-            instruction = str(info.get("instruction", ""))
-            before = told.get(seed, ("", {}))[1]
-            tasks.append(_Task(dict(fields), observation, instruction, told=before, seed=seed))
-    return tasks
-
-
-async def _resets(
-    subject: Subject, seeds: Sequence[int], arena: Arena, options: Mapping[str, Any] | None
-) -> dict[int, tuple[str, Mapping[str, Any]]]:
-    """Return observation and info of resets, by seed."""
-    seen: dict[int, tuple[str, Mapping[str, Any]]] = {}
-
-    def begin(seed: int) -> Player:
-        def see(observation: Any, info: Mapping[str, Any]) -> Any:
-            seen[seed] = str(observation), info
-            raise GiveUp
-
-        return see
-
-    policy = Policy("tasks", begin, options)
-    await arena.play([Game(policy, seed) for seed in seeds])
-    return {seed: seen[seed] for seed in seeds if seed in seen}
-
-
-async def _score(subject: Subject, items: Sequence[tuple[_Task, str]]) -> list[Score]:
-    return await subject.client.verify(
-        subject.env.env_id, [{**task.fields, "response": response} for task, response in items]
-    )
-
-
-async def _with_answers(subject: Subject, tasks: Sequence[_Task]) -> list[_Task]:
-    """Find the field that, said as the response, is paid in full: the reference answer."""
-    best: tuple[int, str, int] | None = None
-    for name in sorted(_scalars(tasks[0]), key=lambda name: name not in _ANSWER_NAMES):
-        for number, wording in enumerate(WORDINGS[:3]):
-            said = [(task, str(wording.write(str(task.fields.get(name, ""))))) for task in tasks]
-            paid = sum(score.score >= _FULL for score in await _score(subject, said))
-            if best is None or paid > best[0]:
-                best = (paid, name, number)
-    if best is None or best[0] < 0.8 * len(tasks):
-        return list(tasks)
-    _, name, _ = best
-    return [replace(task, answer=str(task.fields[name]), field=name) for task in tasks if name in task.fields]
-
-
-def _scalars(task: _Task) -> list[str]:
-    """Return the fields that can be said."""
-    return [
-        name
-        for name, value in task.fields.items()
-        if isinstance(value, (str, int, float)) and not isinstance(value, bool)
-    ]
-
-
-async def _undeserved(subject: Subject, tasks: Sequence[_Task]) -> list[Entry]:
+async def _undeserved(subject: Subject, tasks: Sequence[Task]) -> list[Entry]:
     """Score replies that cannot come from work on the task."""
-    groups: dict[str, list[list[tuple[_Task, str]]]] = {
+    groups: dict[str, list[list[tuple[Task, str]]]] = {
         "empty reply": [[(task, text) for task in tasks] for text in ("", " ", "\n", "<answer></answer>")],
         "constant reply": [[(task, text) for task in tasks] for text in _CONSTANTS],
         "echo": [
             [(task, task.prompt) for task in tasks if task.prompt],
             [(task, task.instruction) for task in tasks if task.instruction],
             [(task, f"{task.instruction}\n{task.prompt}") for task in tasks if task.prompt],
-            *_fields_said(tasks),
+            *fields_said(tasks),
         ],
     }
-    entries, out_of_range = [], ""
-    odd_outcome = ""
+    entries, oddities = [], _Oddities()
     for check, variants in groups.items():
         highest, said, count = -1, "", 1
         for variant in (each for each in variants if each):
-            scores = await _score(subject, variant)
-            for (_, response), score in zip(variant, scores, strict=True):
-                if not math.isfinite(score.score) or not -1e-9 <= score.score <= 1.0 + 1e-9:
-                    out_of_range = out_of_range or f"{response[:40]!r} is scored {score.score}"
-                odd_outcome = odd_outcome or _odd(score, response)
+            scores = await score_all(subject, variant)
+            oddities.look_at(variant, scores)
             paid = sum(score.score >= 0.5 for score in scores)
             if highest < 0 or paid * count > highest * len(variant):
                 highest, said, count = paid, variant[0][1], len(variant)
@@ -184,37 +92,46 @@ async def _undeserved(subject: Subject, tasks: Sequence[_Task]) -> list[Entry]:
             entries.append(_undeserved_entry(check, highest, count, said))
     if tasks[0].answer is not None:
         right = [(task, str(task.answer)) for task in tasks]
-        for (_, response), score in zip(right, await _score(subject, right), strict=True):
+        oddities.look_at(right, await score_all(subject, right))
+    return [*entries, *oddities.entries()]
+
+
+class _Oddities:
+    """What no score may be, whatever was said: the first of each kind."""
+
+    def __init__(self) -> None:
+        self._out_of_range = ""
+        self._outcome = ""
+
+    def look_at(self, said: Sequence[tuple[Task, str]], scores: Sequence[Score]) -> None:
+        """Look at the scores of what was said."""
+        for (_, response), score in zip(said, scores, strict=True):
             if not math.isfinite(score.score) or not -1e-9 <= score.score <= 1.0 + 1e-9:
-                out_of_range = out_of_range or f"{response[:40]!r} is scored {score.score}"
-            odd_outcome = odd_outcome or _odd(score, response)
-    entries.append(
-        Entry(
-            _SECTION, "scores in [0, 1]", Verdict.FAILED, out_of_range, "scale the score to between 0 and 1"
-        )
-        if out_of_range
-        else Entry(_SECTION, "scores in [0, 1]", Verdict.OK)
-    )
-    entries.append(
-        Entry(
-            _SECTION,
-            "outcomes",
-            Verdict.FAILED,
-            odd_outcome,
-            f"`correct` is paid in full and `wrong` nothing; the outcomes are {', '.join(_OUTCOMES)}",
-        )
-        if odd_outcome
-        else Entry(_SECTION, "outcomes", Verdict.OK, "they agree with the scores")
-    )
-    return entries
+                self._out_of_range = self._out_of_range or f"{response[:40]!r} is scored {score.score}"
+            self._outcome = self._outcome or _odd(score, response)
 
-
-def _fields_said(tasks: Sequence[_Task]) -> list[list[tuple[_Task, str]]]:
-    """Say back each field of the task that is not its answer."""
-    names = [
-        name for name, value in tasks[0].fields.items() if isinstance(value, str) and name != tasks[0].field
-    ]
-    return [[(task, str(task.fields.get(name, ""))) for task in tasks] for name in names]
+    def entries(self) -> list[Entry]:
+        """Say what was found."""
+        return [
+            Entry(
+                _SECTION,
+                "scores in [0, 1]",
+                Verdict.FAILED,
+                self._out_of_range,
+                "scale the score to between 0 and 1",
+            )
+            if self._out_of_range
+            else Entry(_SECTION, "scores in [0, 1]", Verdict.OK),
+            Entry(
+                _SECTION,
+                "outcomes",
+                Verdict.FAILED,
+                self._outcome,
+                f"`correct` is paid in full and `wrong` nothing; the outcomes are {', '.join(_OUTCOMES)}",
+            )
+            if self._outcome
+            else Entry(_SECTION, "outcomes", Verdict.OK, "they agree with the scores"),
+        ]
 
 
 def _odd(score: Score, response: str) -> str:
@@ -224,7 +141,7 @@ def _odd(score: Score, response: str) -> str:
     if score.outcome in _NOT_OURS:
         return f"{response[:40]!r} ends as {score.outcome}: {str(score.detail)[:80]}"
     unpaid = score.outcome in ("wrong", "unparsable") and score.score > 0
-    if unpaid or (score.outcome == "correct") != (score.score >= _FULL):
+    if unpaid or (score.outcome == "correct") != (score.score >= FULL):
         return f"{response[:40]!r} is {score.outcome} with the score {score.score:g}"
     return ""
 
@@ -245,7 +162,7 @@ def _undeserved_entry(check: str, paid: int, count: int, said: str) -> Entry:
     return Entry(_SECTION, check, verdict, detail, "" if verdict is Verdict.OK else remedy, numbers)
 
 
-async def _hedging(subject: Subject, tasks: Sequence[_Task]) -> list[Entry]:
+async def _hedging(subject: Subject, tasks: Sequence[Task]) -> list[Entry]:
     """Hide the right answer among wrong ones: at one end it is what is read, in any place it is a lottery ticket."""
     check = "hedged replies"
     if tasks[0].answer is None:
@@ -259,7 +176,8 @@ async def _hedging(subject: Subject, tasks: Sequence[_Task]) -> list[Entry]:
         first = [(task, write(_among(task, tasks, number, 0))) for number, task in enumerate(tasks)]
         last = [(task, write(_among(task, tasks, number, 4))) for number, task in enumerate(tasks)]
         paid = [
-            sum(score.score >= 0.5 for score in await _score(subject, said)) for said in (middle, first, last)
+            sum(score.score >= 0.5 for score in await score_all(subject, said))
+            for said in (middle, first, last)
         ]
         rate = success_rate(paid[0], len(tasks))
         ends = min(paid[1], paid[2])
@@ -281,7 +199,7 @@ async def _hedging(subject: Subject, tasks: Sequence[_Task]) -> list[Entry]:
     ]
 
 
-def _among(task: _Task, tasks: Sequence[_Task], number: int, place: int) -> list[str]:
+def _among(task: Task, tasks: Sequence[Task], number: int, place: int) -> list[str]:
     """Return five answers of which the right one stands at this place."""
     right = str(task.answer)
     wrong = list(
@@ -295,20 +213,20 @@ def _among(task: _Task, tasks: Sequence[_Task], number: int, place: int) -> list
     return [*others[:place], right, *others[place:]]
 
 
-async def _company(subject: Subject, tasks: Sequence[_Task]) -> Entry:
+async def _company(subject: Subject, tasks: Sequence[Task]) -> Entry:
     """Score the same items alone, together, reversed and doubled."""
     check = "same score in any company"
     few = tasks[:12]
-    fields = _scalars(tasks[0])
+    fields = fields_to_say(tasks[0])
     items = [
         (task, said) for task in few for said in (*(str(task.fields.get(name)) for name in fields), "0", "")
     ]
-    together = await _score(subject, items)
+    together = await score_all(subject, items)
     versions = {
-        "in reverse": list(reversed(await _score(subject, list(reversed(items))))),
-        "alone": [(await _score(subject, [item]))[0] for item in items],
-        "twice in a batch": (await _score(subject, [*items, *items]))[len(items) :],
-        "again": await _score(subject, items),
+        "in reverse": list(reversed(await score_all(subject, list(reversed(items))))),
+        "alone": [(await score_all(subject, [item]))[0] for item in items],
+        "twice in a batch": (await score_all(subject, [*items, *items]))[len(items) :],
+        "again": await score_all(subject, items),
     }
     for name, scores in versions.items():
         apart = [
@@ -332,14 +250,14 @@ async def _company(subject: Subject, tasks: Sequence[_Task]) -> Entry:
     )
 
 
-async def _play_answers(subject: Subject, tasks: Sequence[_Task]) -> None:
+async def _play_answers(subject: Subject, tasks: Sequence[Task]) -> None:
     """Play episodes that are solved, so that what they are paid is seen, too."""
     answers = {task.seed: task.answer for task in tasks if task.seed is not None and task.answer is not None}
     policy = Policy("reference answer", lambda seed: lambda _observation, _info: answers[seed])
     subject.keep(await subject.arena().play([Game(policy, seed) for seed in answers if seed is not None]))
 
 
-def _told(tasks: Sequence[_Task]) -> list[Entry]:
+def _told(tasks: Sequence[Task]) -> list[Entry]:
     """See that nothing that is sent before the reply holds the answer; of the prompt more is said elsewhere."""
     known = [task for task in tasks if task.told is not None and task.answer and len(task.answer) >= 2]
     if not known:
@@ -366,10 +284,15 @@ def _holds(value: Any, answer: str, prompt: str) -> bool:
         return any(_holds(each, answer, prompt) for each in value)
     if isinstance(value, bool) or not isinstance(value, (str, int, float)) or str(value) == prompt:
         return False
-    return re.search(rf"(?<!\w){re.escape(answer)}(?!\w)", str(value)) is not None
+    return _stands_in(answer, str(value))
 
 
-async def _reference(subject: Subject, tasks: Sequence[_Task]) -> list[Entry]:
+def _stands_in(answer: str, text: str) -> bool:
+    """Tell whether a text has the answer in it, as words of its own."""
+    return re.search(rf"(?<!\w){re.escape(answer)}(?!\w)", text) is not None
+
+
+async def _reference(subject: Subject, tasks: Sequence[Task]) -> list[Entry]:
     """See that the reference answer is paid, also in a step, and does not stand in the prompt."""
     answered = [task for task in tasks if task.answer is not None]
     if not answered:
@@ -378,7 +301,7 @@ async def _reference(subject: Subject, tasks: Sequence[_Task]) -> list[Entry]:
     field = answered[0].field
     entries = []
     long = [task for task in answered if len(str(task.answer)) >= 2 and task.prompt]
-    held = [task for task in long if re.search(rf"(?<!\w){re.escape(str(task.answer))}(?!\w)", task.prompt)]
+    held = [task for task in long if _stands_in(str(task.answer), task.prompt)]
     check = "answer in the prompt"
     if long:
         rate = success_rate(len(held), len(long))
@@ -390,8 +313,8 @@ async def _reference(subject: Subject, tasks: Sequence[_Task]) -> list[Entry]:
         entries.append(
             Entry(_SECTION, check, verdict, detail, remedy, {"held": len(held), "prompts": len(long)})
         )
-    scores = await _score(subject, [(task, str(task.answer)) for task in answered])
-    paid = sum(score.score >= _FULL for score in scores)
+    scores = await score_all(subject, [(task, str(task.answer)) for task in answered])
+    paid = sum(score.score >= FULL for score in scores)
     entries.append(
         Entry(
             _SECTION,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from clients.client.session import Operation
+from clients.client.operation import Operation
 from clients.client.waiting import wait_for_all
 from clients.net.caller import Caller
 from clients.protocol.errors import RETRY_LATER, ProblemError

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from types import TracebackType
@@ -11,10 +11,11 @@ from typing import Any, Literal, Self
 
 from clients.client.batching import Batch
 from clients.client.keeper import SessionKeeper
-from clients.client.session import UNANSWERED, EnvSession, Operation, ResetResult, StepResult
+from clients.client.opener import SessionOpener
+from clients.client.operation import Operation, ResetResult, StepResult
+from clients.client.session import EnvSession
 from clients.client.waiting import wait_for_all
 from clients.net.caller import Caller
-from clients.net.connection import Reply
 from clients.net.pool import Timing
 from clients.protocol.episode import PortableEpisode
 from clients.protocol.errors import ProblemError
@@ -22,7 +23,6 @@ from clients.protocol.messages import EnvInfo, ServerInfo, Verdict
 from clients.protocol.values import encode_value
 
 _CLOSE_TIMEOUT_S = 5.0
-_TAKE_BACK_S = 60.0
 
 Encoding = Literal["json", "msgpack"]
 CONNECT_TIMEOUT_S = 15.0
@@ -54,6 +54,10 @@ class EnvClient:
         reconnect_timeout_s: How long to wait for a server that was reached before.
         on_outage: Called when the server cannot be reached, once, with why; and with None when it can again. In its
             place a warning is logged.
+
+    Attributes:
+        url: The server's address.
+        opener: Opens what its sessions need.
     """
 
     def __init__(
@@ -78,7 +82,7 @@ class EnvClient:
         self._pool.on_outage = on_outage
         self._envs: dict[str, EnvInfo] = {}
         self._sessions = SessionKeeper(self._caller)
-        self._taking_back: set[asyncio.Task[None]] = set()
+        self.opener = SessionOpener(self._caller)
 
     async def __aenter__(self) -> Self:
         """Connect, so that a wrong address shows here."""
@@ -154,7 +158,7 @@ class EnvClient:
             # What is not there yet is taken back where it is waited for.
             ready = [part for part in parts if part.done() and not part.cancelled() and not part.exception()]
             opened = [each for part in ready for each in part.result()]
-            self._in_background(partial(self.close_sessions, opened))
+            self.opener.in_background(partial(self.close_sessions, opened))
             raise
         sessions = [session for part in made if isinstance(part, list) for session in part]
         for part in made:
@@ -170,7 +174,7 @@ class EnvClient:
             ProblemError: `session_gone` with reason `replay_diverged` where the replay is not the same.
         """
         env = self._envs.get(episode.env_id) or await self.env(episode.env_id)
-        payload, process, theirs = await self.restore_at(episode, self._caller.deadline())
+        payload, process, theirs = await self.opener.restore(episode, self._caller.deadline())
         session = EnvSession(self, self._caller, env, episode.kwargs, payload, process)
         session.adopt(theirs)
         self.track(session)
@@ -198,8 +202,7 @@ class EnvClient:
             with suppress(ConnectionError, TimeoutError, ProblemError):
                 async with asyncio.timeout(_CLOSE_TIMEOUT_S):
                     await self.close_sessions(self._sessions)
-        for task in self._taking_back:
-            task.cancel()
+        self.opener.close()
         self._sessions.close()
         await self._pool.close()
 
@@ -282,35 +285,10 @@ class EnvClient:
     async def remake(self, env_id: str, kwargs: Mapping[str, Any], deadline: float) -> tuple[str, int]:
         """Make a session for one that was lost; return its id and process."""
         env = await self.env(env_id)
-        payloads, process = await self._make_payloads(
-            env, kwargs, 1, None, await self._pool.next_process(), deadline
+        payloads, process = await self.opener.make(
+            env.env_id, kwargs, 1, None, await self._pool.next_process(), deadline
         )
         return payloads[0]["session_id"], process
-
-    async def restore_at(
-        self, episode: PortableEpisode, deadline: float
-    ) -> tuple[dict[str, Any], int, PortableEpisode]:
-        """Restore a portable episode; return the new session, its process, and its own portable episode."""
-        request_id = self._caller.new_request_id()
-        fields = {"op": "restore", "episode": episode.model_dump(mode="json"), "request_id": request_id}
-        process = await self._pool.next_process()
-        reply = await self._open(fields, process, deadline)
-        try:
-            session_id = reply.payload["session_id"]
-            record = await self._caller.call(
-                {"op": "episode", "session_id": session_id}, reply.process, deadline
-            )
-            return reply.payload, reply.process, PortableEpisode.model_validate(record.payload)
-        except BaseException:
-            self.take_back(fields, process)
-            raise
-
-    def take_back(self, fields: Mapping[str, Any], process: int) -> None:
-        """Close, in the background, what a request opens or has opened that nobody waits for any more.
-
-        The server answers a `request_id` that it knows as before, and so says what there is to close.
-        """
-        self._in_background(partial(self._take_back, dict(fields), process))
 
     def track(self, session: EnvSession) -> None:
         """Close this session with the client."""
@@ -327,59 +305,13 @@ class EnvClient:
         process: int,
         deadline: float,
     ) -> list[EnvSession]:
-        payloads, process = await self._make_payloads(env, kwargs, count, idle_timeout_s, process, deadline)
+        payloads, process = await self.opener.make(
+            env.env_id, kwargs, count, idle_timeout_s, process, deadline
+        )
         sessions = [EnvSession(self, self._caller, env, kwargs, payload, process) for payload in payloads]
         for session in sessions:
             self.track(session)
         return sessions
-
-    async def _make_payloads(
-        self,
-        env: EnvInfo,
-        kwargs: Mapping[str, Any],
-        count: int,
-        idle_timeout_s: float | None,
-        process: int,
-        deadline: float,
-    ) -> tuple[list[dict[str, Any]], int]:
-        fields: dict[str, Any] = {
-            "op": "make",
-            "env_id": env.env_id,
-            "request_id": self._caller.new_request_id(),
-        }
-        if kwargs:
-            fields["kwargs"] = encode_value(None, kwargs, binary=self._caller.binary)
-        if count > 1:
-            fields["count"] = count
-        if idle_timeout_s is not None:
-            fields["idle_timeout_s"] = idle_timeout_s
-        reply = await self._open(fields, process, deadline)
-        return reply.payload["sessions"] if count > 1 else [reply.payload], reply.process
-
-    async def _open(self, fields: dict[str, Any], process: int, deadline: float) -> Reply:
-        """Ask for what opens sessions; those whose answer is not waited for any more are taken back."""
-        try:
-            return await self._caller.call(fields, process, deadline)
-        except UNANSWERED:
-            self.take_back(fields, process)
-            raise
-
-    async def _take_back(self, fields: dict[str, Any], process: int) -> None:
-        deadline = asyncio.get_running_loop().time() + _TAKE_BACK_S
-        reply = await self._caller.call(fields, process, deadline)
-        opened = reply.payload.get("sessions", [reply.payload])
-        session_ids = reply.payload.get("session_ids") or [each["session_id"] for each in opened]
-        await self._caller.call({"op": "close", "session_ids": session_ids}, reply.process, deadline)
-
-    def _in_background(self, closing: Callable[[], Coroutine[Any, Any, Any]]) -> None:
-        async def close() -> None:
-            # What cannot be closed ends by its idle time-out, or with the socket.
-            with suppress(ConnectionError, TimeoutError, ProblemError):
-                await closing()
-
-        task = asyncio.ensure_future(close())
-        self._taking_back.add(task)
-        task.add_done_callback(self._taking_back.discard)
 
     async def _verify(
         self, env_id: str, items: Sequence[Mapping[str, Any]], timeout_s: float | None, deadline: float

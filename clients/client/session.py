@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
+from clients.client.opener import GONE, UNANSWERED
+from clients.client.operation import Operation, ResetResult, StepResult
 from clients.client.record import EpisodeRecord
 from clients.client.waiting import wait_for_all
 from clients.protocol.arrays import DecodeError
@@ -20,43 +21,8 @@ if TYPE_CHECKING:
     from clients.client.client import EnvClient
     from clients.net.caller import Caller
 
-_GONE = frozenset({"session_gone", "unknown_session"})
 _FINAL_REASONS = frozenset({"closed", "replay_diverged"})
 """Somebody ended the session on purpose, or it cannot be rebuilt: not for the client to undo."""
-
-UNANSWERED = (asyncio.CancelledError, TimeoutError, ConnectionError)
-"""What a request ends in that the server may have done, or may still do."""
-
-
-class ResetResult(NamedTuple):
-    """How an episode begins: what `Env.reset` returns."""
-
-    observation: Any
-    info: dict[str, Any]
-
-
-class StepResult(NamedTuple):
-    """What an action led to: what `Env.step` returns."""
-
-    observation: Any
-    reward: float
-    terminated: bool
-    truncated: bool
-    info: dict[str, Any]
-
-
-class Operation(NamedTuple):
-    """An operation on a session that is not sent yet, so that many can go in one frame.
-
-    Attributes:
-        session: The session.
-        fields: The frame.
-        take: Turns the server's answer (and whether it is plain data) into the result, and notes it in the record.
-    """
-
-    session: EnvSession
-    fields: dict[str, Any]
-    take: Callable[[dict[str, Any], bool], Any]
 
 
 class EnvSession:
@@ -90,6 +56,7 @@ class EnvSession:
         process: int,
     ) -> None:
         self._client = client
+        self._opener = client.opener
         self._caller = caller
         self.env = env
         self._binary = caller.binary
@@ -182,14 +149,14 @@ class EnvSession:
         try:
             reply = await self.call(fields)
         except UNANSWERED:
-            self._client.take_back(fields, self.process)
+            self._opener.take_back(fields, self.process)
             raise
         try:
             copies = await wait_for_all(
                 self._copy(each, reply.process) for each in reply.payload["session_ids"]
             )
         except BaseException:
-            self._client.take_back(fields, self.process)
+            self._opener.take_back(fields, self.process)
             raise
         for copy in copies:
             self._client.track(copy)
@@ -208,9 +175,9 @@ class EnvSession:
             ProblemError: `session_gone` among others: the episode cannot be gone on with. The session is as new.
         """
         deadline = self._caller.deadline()
-        await self._close_behind(self.session_id, deadline)
+        await self._opener.close_replaced(self.session_id, deadline)
         try:
-            if former is not None and await self._is_at(former, episode, deadline):
+            if former is not None and await self._opener.is_at(former, self.env_id, episode, deadline):
                 self.session_id, self.process = former
             elif self.env.deterministic:
                 self._record.take(episode)
@@ -303,7 +270,7 @@ class EnvSession:
                 was_behind = is_behind
                 await self._rebuild(session_id, fields["op"], deadline)
                 if is_behind:
-                    await self._close_behind(session_id, deadline)
+                    await self._opener.close_replaced(session_id, deadline)
             if "episode" in fields:
                 fields["episode"] = self.episode
 
@@ -318,7 +285,7 @@ class EnvSession:
             return False
         if problem.code == "step_mismatch":
             return self.env.deterministic and self._is_elsewhere(problem, fields)
-        if problem.code not in _GONE or problem.extra.get("reason") in _FINAL_REASONS:
+        if problem.code not in GONE or problem.extra.get("reason") in _FINAL_REASONS:
             return False
         # A reset needs nothing of the past, so it goes on in a new session of any environment.
         op = fields["op"]
@@ -386,46 +353,10 @@ class EnvSession:
         is_past = bool(fields.get("autoreset")) and place == (self.episode + 1, 0)
         return place < (self.episode, self.step_index) or is_past
 
-    async def _close_behind(self, session_id: str, deadline: float) -> None:
-        """Leave nothing of a session that another one stands for now."""
-        # One that cannot be closed ends by its idle time-out.
-        with suppress(ProblemError):
-            await self._caller.call({"op": "close", "session_ids": [session_id]}, None, deadline)
-
     async def _restore(self, deadline: float) -> tuple[str, int]:
-        mine = self._record.portable()
-        payload, process, theirs = await self._client.restore_at(mine, deadline)
-        # The restoring server compares digests too; a third party's server may not.
-        same = (theirs.reset_digest, theirs.digests) == (mine.reset_digest, mine.digests)
-        if not same or len(theirs.actions) != len(mine.actions):
-            await self._caller.call(
-                {"op": "close", "session_ids": [payload["session_id"]]}, process, deadline
-            )
-            raise ProblemError(
-                "session_gone",
-                "the replayed episode differs from the one that was lost",
-                reason="replay_diverged",
-            )
+        session_id, process, theirs = await self._opener.rebuild(self._record.portable(), deadline)
         self.episode = self._record.episode = theirs.episode
-        return payload["session_id"], process
-
-    async def _is_at(self, former: tuple[str, int], episode: PortableEpisode, deadline: float) -> bool:
-        """Whether a session is there, at the point of an episode or one step further."""
-        session_id, process = former
-        try:
-            reply = await self._caller.call({"op": "session", "session_id": session_id}, process, deadline)
-        except ProblemError as problem:
-            if problem.code in _GONE:
-                return False
-            raise
-        there = reply.payload
-        ahead = there["step"] - len(episode.actions) if type(there["step"]) is int else -1
-        same = (there["env_id"], there["episode"], there["seed"]) == (
-            self.env_id,
-            episode.episode,
-            episode.seed,
-        )
-        return same and ahead in (0, 1)
+        return session_id, process
 
     async def _copy(self, session_id: str, process: int) -> EnvSession:
         """Return a session object for a fork of this session."""

@@ -13,7 +13,7 @@ from gymnasium.vector.utils import batch_space, concatenate, create_empty_array,
 
 from clients.client.client import CONNECT_TIMEOUT_S, Encoding, EnvClient
 from clients.client.env import MAX_SEED
-from clients.client.session import Operation
+from clients.client.operation import Operation
 from clients.client.waiting import wait_for_all
 from clients.process.background import BackgroundLoop
 from clients.protocol.errors import ProblemError

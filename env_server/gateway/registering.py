@@ -12,7 +12,8 @@ from clients.protocol.errors import ProblemError
 from clients.protocol.messages import IDENTIFIER, HeartbeatRequest, RegisterRequest
 from env_server.access.context import Context
 from env_server.access.tokens import Caller
-from env_server.catalog.catalog import Catalog, CatalogEntry
+from env_server.catalog.catalog import Catalog
+from env_server.catalog.entry import CatalogEntry
 from env_server.catalog.kwargs_rules import KwargsRules
 from env_server.common.settings import Settings
 from env_server.gateway.registry import DEFAULT_TTL_S, Registration, Registry

@@ -1,21 +1,20 @@
 """Making sessions at nodes: make, fork and restore."""
 
 import asyncio
-import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from clients.protocol.errors import RETRY_LATER, ProblemError
+from clients.protocol.errors import ProblemError
 from clients.protocol.messages import ForkRequest, MakeRequest, RestoreRequest
 from clients.protocol.spaces import parse_space
 from clients.protocol.values import decode_value, encode_value
 from env_server.access.context import Context
 from env_server.access.tokens import Caller, Tokens
-from env_server.catalog.catalog import CatalogEntry
+from env_server.catalog.entry import CatalogEntry
 from env_server.common.setting_sections import TimeoutSettings
 from env_server.gateway.journal_entries import JournalAway, check
-from env_server.gateway.registry import Registration, Registry, no_server
+from env_server.gateway.placement import Made, Placement, unreadable
+from env_server.gateway.registry import Registry
 from env_server.gateway.relayed_session import UNREADABLE, RelayedSession
 from env_server.gateway.relocation import PATIENCE_S, Relocation, renamed
 from env_server.gateway.session_names import session_name
@@ -27,9 +26,6 @@ from env_server.telemetry.metrics import Metrics
 
 if TYPE_CHECKING:
     from env_server.gateway.shared_journal import SharedJournal
-
-# A session may find so many nodes full or away, one after another.
-_ROUNDS = 4
 
 
 class RelayedOpening(NamedTuple):
@@ -55,15 +51,6 @@ class RelayedOpening(NamedTuple):
             "info": encode_value(None, decode_value(None, reset["info"]), binary=context.binary),
         }
         return {**self.reply, "reset": encoded}
-
-
-class _Made(NamedTuple):
-    """A session at a node that has no name here yet."""
-
-    home: Registration
-    upstream_id: str
-    process: int
-    reply: Reply
 
 
 class RelayedMaking:
@@ -93,11 +80,9 @@ class RelayedMaking:
     ) -> None:
         self._journal = journal
         self._relocation = relocation
-        self._metrics = metrics
-        self._settings = settings
         self._tokens = tokens
         self._sessions = sessions
-        self._registry = registry
+        self._placement = Placement(settings, registry, metrics)
         self._session_release = release
 
     async def make(
@@ -114,10 +99,10 @@ class RelayedMaking:
         if request.reset is not None:
             fields["reset"] = request.reset.model_dump(exclude_none=True)
         self._sessions.reserve(context.caller, count)
-        made: list[_Made] = []
+        made: list[Made] = []
         try:
             self._require_journal()
-            await self._make_all(entry, fields, count, context.binary, made)
+            await self._placement.make(entry.env_id, fields, count, context.binary, made)
             options = None if request.reset is None else request.reset.options
             opened = [
                 self._begun(context, entry, each, request.kwargs or {}, options, idle_timeout_s)
@@ -126,7 +111,7 @@ class RelayedMaking:
             await self._write_down(opened)
         except BaseException:
             self._sessions.release(context.caller, count)
-            self._discard(made)
+            self._placement.discard(made)
             raise
         openings = []
         for session, each in zip(opened, made, strict=True):
@@ -146,16 +131,16 @@ class RelayedMaking:
             "lingers": False,
         }
         self._sessions.reserve(context.caller, 1)
-        made: list[_Made] = []
+        made: list[Made] = []
         try:
             self._require_journal()
-            await self._make_all(entry, fields, 1, context.binary, made)
+            await self._placement.make(entry.env_id, fields, 1, context.binary, made)
             session = self._open(context, entry, made[0], episode.kwargs, idle_timeout_s)
             session.take_episode(episode.model_dump(mode="json"))
             await self._write_down([session])
         except BaseException:
             self._sessions.release(context.caller, 1)
-            self._discard(made)
+            self._placement.discard(made)
             raise
         self._keep(context, session)
         return [RelayedOpening(self._named(session, made[0].reply), context.binary)]
@@ -174,138 +159,26 @@ class RelayedMaking:
         if request.reseed is not None:
             fields["reseed"] = request.reseed
         self._sessions.reserve(context.caller, request.count)
-        home, made = session.home, list[_Made]()
+        home, made = session.home, list[Made]()
         try:
             try:
-                reply, process = await self._ask(home, fields, False, session.process)
-                for upstream_id in reply["session_ids"]:
-                    self._registry.took(home)
-                    made.append(_Made(home, str(upstream_id), process, {}))
-                asked = ({"op": "episode", "session_id": each.upstream_id} for each in made)
-                episodes = await asyncio.gather(*(self._ask(home, each, False, process) for each in asked))
+                await self._placement.fork(home, session.process, fields, made)
+                episodes = await asyncio.gather(*map(self._placement.episode, made))
                 copies = [self._copy(context, session, *each) for each in zip(made, episodes, strict=True)]
                 await self._write_down(copies, of=session, generation=generation)
             except ProblemError as problem:
                 raise renamed(problem, session.upstream_id, session.session_id) from problem
             except UNREADABLE as error:
-                raise _unreadable("fork", error) from error
+                raise unreadable("fork", error) from error
             except (ConnectionError, TimeoutError) as error:
                 raise ProblemError("upstream_error", str(error)) from error
         except BaseException:
             self._sessions.release(context.caller, request.count)
-            self._discard(made)
+            self._placement.discard(made)
             raise
         for copy in copies:
             self._keep(context, copy)
         return [RelayedOpening(self._named(copy, {}), context.binary) for copy in copies]
-
-    # -- at the nodes --------------------------------------------------------------------------------------------
-
-    async def _make_all(
-        self, entry: CatalogEntry, fields: dict[str, Any], count: int, binary: bool, made: list[_Made]
-    ) -> None:
-        """Make sessions; a node that is full or away leaves its share to the others."""
-        full: dict[Registration, Exception] = {}
-        for _ in range(_ROUNDS):
-            homes: Counter[Registration] = Counter()
-            while len(made) + homes.total() < count:
-                home = await self._registry.place(
-                    entry.env_id, 0.0 if full or homes else PATIENCE_S, without=full
-                )
-                if home is None:
-                    break
-                homes[home] += 1
-            if not homes:
-                break
-            shares = list(homes.items())
-            results = await asyncio.gather(
-                *(self._make_share(home, fields, number, binary) for home, number in shares),
-                return_exceptions=True,
-            )
-            refusal: BaseException | None = None
-            for (home, number), result in zip(shares, results, strict=True):
-                if isinstance(result, BaseException):
-                    for _ in range(number):
-                        self._registry.released(home)
-                    if not _leaves_it_to_others(result):
-                        refusal = result
-                    elif isinstance(result, Exception):
-                        full[home] = result
-                        if not isinstance(result, ProblemError):
-                            self._registry.failed(home)
-                else:
-                    made.extend(result)
-            if refusal is not None:
-                raise _as_problem(refusal)
-            if len(made) == count:
-                return
-        refused = next(iter(full.values()), None)
-        if refused is None or isinstance(refused, ConnectionError):
-            raise no_server(entry.env_id)
-        raise _as_problem(refused)
-
-    async def _make_share(
-        self, home: Registration, fields: dict[str, Any], count: int, binary: bool
-    ) -> list[_Made]:
-        """Make sessions at one node, spread over its processes."""
-        caller = home.node.link(binary).caller
-        pool = caller.pool
-        shares = Counter([await pool.next_process() for _ in range(count)])
-        op = fields["op"]
-        request = dict(fields)
-        if op == "restore":
-            request["episode"] = {**fields["episode"], "env_id": home.upstream_env_id}
-        else:
-            request["env_id"] = home.upstream_env_id
-        frames = []
-        for process, number in shares.items():
-            for first in range(0, number, pool.max_batch):
-                size = min(pool.max_batch, number - first)
-                frame = {**request, "request_id": caller.new_request_id()}
-                if op == "make":
-                    frame["count"] = size
-                frames.append((process, frame))
-        asked = (self._ask(home, frame, binary, process) for process, frame in frames)
-        results = await asyncio.gather(*asked, return_exceptions=True)
-        made = []
-        failed: BaseException | None = None
-        for result in results:
-            if isinstance(result, BaseException):
-                failed = result
-                continue
-            reply, process = result
-            try:
-                for each in reply["sessions"] if op == "make" else [reply]:
-                    made.append(_Made(home, str(each["session_id"]), process, each))
-            except (KeyError, TypeError) as error:
-                failed = _unreadable(op, error)
-        if failed is None:
-            return made
-        for each in made:
-            home.node.close_session(each.upstream_id)
-        raise failed
-
-    async def _ask(
-        self, home: Registration, fields: Mapping[str, Any], binary: bool, process: int | None
-    ) -> tuple[Reply, int]:
-        caller = home.node.link(binary).caller
-        deadline = caller.deadline(self._settings.make_timeout_s)
-        began = time.perf_counter()
-        try:
-            connection = await caller.pool.connection(process)
-            reply = await connection.request(dict(fields), deadline, caller.pool.max_request_bytes)
-        except (ConnectionError, TimeoutError):
-            self._metrics.upstream_errors[self._metrics.labels.of(home.env_id), home.protocol] += 1
-            raise
-        self._metrics.upstream_seconds[fields["op"], home.protocol].add(time.perf_counter() - began)
-        if not isinstance(reply.payload, dict):
-            raise ProblemError("upstream_error", f"{fields['op']} is not answered with an object")
-        return reply.payload, reply.process
-
-    def _discard(self, made: Sequence[_Made]) -> None:
-        for each in made:
-            each.home.node.close_session(each.upstream_id)
-            self._registry.released(each.home)
 
     # -- in the journal that gateways share ----------------------------------------------------------------------
 
@@ -340,7 +213,7 @@ class RelayedMaking:
         self,
         context: Context,
         entry: CatalogEntry,
-        made: _Made,
+        made: Made,
         kwargs: dict[str, Any],
         idle_timeout_s: float,
     ) -> RelayedSession:
@@ -371,7 +244,7 @@ class RelayedMaking:
         self,
         context: Context,
         entry: CatalogEntry,
-        made: _Made,
+        made: Made,
         kwargs: dict[str, Any],
         options: Mapping[str, Any] | None,
         idle_timeout_s: float,
@@ -382,14 +255,12 @@ class RelayedMaking:
             try:
                 session.take_reset({"options": options}, reset, context.binary)
             except UNREADABLE as error:
-                raise _unreadable("make", error) from error
+                raise unreadable("make", error) from error
         return session
 
-    def _copy(
-        self, context: Context, session: RelayedSession, made: _Made, asked: tuple[Reply, int]
-    ) -> RelayedSession:
+    def _copy(self, context: Context, session: RelayedSession, made: Made, episode: Reply) -> RelayedSession:
         copy = self._open(context, session.entry, made, session.journal.kwargs, session.idle_timeout_s)
-        copy.take_episode(asked[0])
+        copy.take_episode(episode)
         copy.terminated, copy.truncated = session.terminated, session.truncated
         return copy
 
@@ -408,27 +279,3 @@ class RelayedMaking:
     @staticmethod
     def _named(session: RelayedSession, reply: Reply) -> Reply:
         return {**reply, "session_id": session.session_id, "env_id": session.entry.env_id}
-
-
-def _leaves_it_to_others(error: BaseException) -> bool:
-    """Whether another node may take what one has refused."""
-    if isinstance(error, ProblemError):
-        return error.code in RETRY_LATER or error.code in ("unauthorized", "forbidden")
-    return isinstance(error, ConnectionError | TimeoutError)
-
-
-def _unreadable(op: str, error: Exception) -> ProblemError:
-    return ProblemError("upstream_error", f"the answer to {op} cannot be read: {error!r}")
-
-
-def _as_problem(error: BaseException) -> BaseException:
-    if isinstance(error, ProblemError) and error.code in (
-        "unauthorized",
-        "forbidden",
-        "internal",
-        "unknown_env",
-    ):
-        return ProblemError("upstream_error", f"the node answers {error}")
-    if isinstance(error, ConnectionError | TimeoutError):
-        return ProblemError("upstream_error", str(error) or "a node did not answer in time")
-    return error

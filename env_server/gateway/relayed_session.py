@@ -31,7 +31,7 @@ from env_server.sessions.replies import Reply
 from env_server.sessions.session import BaseSession
 
 if TYPE_CHECKING:
-    from env_server.catalog.catalog import CatalogEntry
+    from env_server.catalog.entry import CatalogEntry
     from env_server.gateway.session_release import SessionRelease
 
 # What reading an answer of another form than the protocol's may raise.

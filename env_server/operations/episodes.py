@@ -10,7 +10,7 @@ from clients.protocol.errors import ProblemError
 from clients.protocol.messages import RenderRequest, ResetRequest
 from clients.protocol.values import DecodeError, EncodeError, decode_value, encode_value
 from env_server.access.context import Context
-from env_server.catalog.catalog import CatalogEntry
+from env_server.catalog.entry import CatalogEntry
 from env_server.common.settings import Settings
 from env_server.journal.journal import EndedStep
 from env_server.journal.journal_file import JournalFile

@@ -13,7 +13,8 @@ from clients.protocol.errors import ProblemError
 from clients.protocol.messages import ForkRequest, MakeRequest, RestoreRequest
 from clients.protocol.values import DecodeError, EncodeError
 from env_server.access.context import Context
-from env_server.catalog.catalog import Catalog, CatalogEntry
+from env_server.catalog.catalog import Catalog
+from env_server.catalog.entry import CatalogEntry
 from env_server.common.event_loop import Slices
 from env_server.common.settings import Settings
 from env_server.gateway.relayed_making import RelayedMaking, RelayedOpening

@@ -7,7 +7,6 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol
 
 from clients.protocol.errors import ProblemError
-from clients.protocol.messages import CloseRequest
 from env_server.access.context import Context
 from env_server.access.quotas import RateLimit
 from env_server.common.event_loop import Pending, is_given_up
@@ -17,7 +16,8 @@ from env_server.gateway.registering import Registering
 from env_server.gateway.relay import Relay
 from env_server.gateway.relayed_session import RelayedSession
 from env_server.gateway.step_shares import StepShares
-from env_server.messages.validation import invalid, refuse_fields, requested
+from env_server.messages.validation import invalid, refuse_fields
+from env_server.operations.closing import Closing
 from env_server.operations.episodes import Rendering, Resetting
 from env_server.operations.information import Information
 from env_server.operations.making import Making
@@ -26,7 +26,7 @@ from env_server.operations.stepping import Stepping
 from env_server.operations.verifying import Verifying
 from env_server.peers.peers import Peers
 from env_server.peers.request_affinity import RequestAffinity
-from env_server.sessions.replies import Reply, opened_sessions
+from env_server.sessions.replies import Reply
 from env_server.sessions.session import BaseSession, Session
 from env_server.sessions.sessions import Sessions
 from env_server.telemetry.durations import TIMED_STEPS
@@ -41,7 +41,6 @@ SOCKET_OPS = frozenset(
 )
 """The operations that a frame may name, beside `batch` and `auth`, which are the socket's own."""
 
-MAX_CLOSE = 65536
 _MAX_SHOWN = 100
 
 _log = logging.getLogger(__name__)
@@ -103,7 +102,7 @@ class Operations:
         self._affinity = affinity
         self._metrics = metrics
         self._calls = 0
-        self._closing: set[asyncio.Future[Reply]] = set()
+        self._closing = Closing(sessions, making, relay, peers)
         self._answered = metrics.answered
         self._seconds = metrics.seconds
         self._rate = rate
@@ -120,7 +119,7 @@ class Operations:
         self._general: dict[str, Handler] = {
             "make": self._make,
             "restore": self._restore,
-            "close": self._close,
+            "close": self._closing.close,
             "verify": verifying.verify,
             "envs": information.environments,
             "info": information.server,
@@ -251,16 +250,8 @@ class Operations:
         self._making.close(context, [session_id])
 
     def take_back(self, context: Context, reply: Reply) -> int:
-        """Close the sessions that an answer has opened which cannot be sent, and count them: nobody knows them."""
-        session_ids = opened_sessions(reply)
-        if session_ids:
-            self._making.forget(context.caller.name, session_ids)
-            closing = self._close(context, {"session_ids": session_ids})
-            if not isinstance(closing, dict):
-                task = asyncio.ensure_future(closing)
-                self._closing.add(task)
-                task.add_done_callback(self._closing.discard)
-        return len(session_ids)
+        """Close the sessions that an answer has opened which cannot be sent, and count them."""
+        return self._closing.take_back(context, reply)
 
     def _call_general(self, context: Context, op: str, fields: Mapping[str, Any]) -> Reply | Awaitable[Reply]:
         handler = self._general.get(op)
@@ -338,50 +329,6 @@ class Operations:
     def _session(self, context: Context, session: Session, fields: Mapping[str, Any]) -> Reply:
         refuse_fields(fields)
         return session.describe(self._time())
-
-    def _close(self, context: Context, fields: Mapping[str, Any]) -> Reply | Awaitable[Reply]:
-        """Close one session (`session_id`) or many (`session_ids`), wherever they are."""
-        if "session_id" in fields:
-            if "session_ids" in fields:
-                raise invalid("session_ids", "give session_id or session_ids, not both")
-            fields = {**fields, "session_ids": [fields["session_id"]]}
-            del fields["session_id"]
-        request = requested(CloseRequest, fields)
-        if len(request.session_ids) > MAX_CLOSE:
-            raise invalid("session_ids", f"at most {MAX_CLOSE}")
-        elsewhere: dict[int, list[str]] = {}
-        here = []
-        for session_id in dict.fromkeys(request.session_ids):
-            owner = self._sessions.index_of(session_id)
-            if owner is not None and self._peers.is_elsewhere(owner):
-                elsewhere.setdefault(owner, []).append(session_id)
-            else:
-                here.append(session_id)
-        if self._relay.shares_a_journal:
-            return self._close_shared(context, here, elsewhere)
-        unseen = [each for each in here if each not in self._by_id and self._relay.may_adopt(each)]
-        closed = self._making.close(context, here) + self._relay.close_unseen(context.caller, unseen)
-        if not elsewhere:
-            return {"closed": closed}
-        return self._close_elsewhere(context, elsewhere, closed)
-
-    async def _close_shared(
-        self, context: Context, here: list[str], elsewhere: Mapping[int, list[str]]
-    ) -> Reply:
-        relayed = [each for each in here if self._relay.may_adopt(each)]
-        closed = await self._relay.close_shared(context.caller, relayed)
-        closed += self._making.close(context, set(here).difference(relayed))
-        return await self._close_elsewhere(context, elsewhere, closed)
-
-    async def _close_elsewhere(
-        self, context: Context, elsewhere: Mapping[int, list[str]], closed: int
-    ) -> Reply:
-        calls = (
-            self._peers.call(context, owner, "close", {"session_ids": session_ids})
-            for owner, session_ids in elsewhere.items()
-        )
-        replies = await asyncio.gather(*calls)
-        return {"closed": closed + sum(reply["closed"] for reply in replies)}
 
 
 def unknown_op(op: Any) -> ProblemError:

@@ -10,7 +10,8 @@ from env_server.access.context import Context
 from env_server.access.open_sockets import OpenSockets
 from env_server.access.quotas import QuotaCounters, RateLimit
 from env_server.access.tokens import Caller, Tokens
-from env_server.catalog.catalog import Catalog, CatalogEntry
+from env_server.catalog.catalog import Catalog
+from env_server.catalog.entry import CatalogEntry
 from env_server.common.io_process import Lifecycle, Phase, ProcessRank, Reason
 from env_server.common.setting_sections import Isolation
 from env_server.common.settings import ConfigurationError, Settings
@@ -40,7 +41,8 @@ from env_server.operations.sandbox import InteractiveSessions, RunningCode, Serv
 from env_server.operations.stepping import Stepping
 from env_server.operations.verifying import Verifying
 from env_server.operations.worker_pools import WorkerPools
-from env_server.peers.peers import Forwarder, Peers
+from env_server.peers.forwarder import Forwarder
+from env_server.peers.peers import Peers
 from env_server.peers.request_affinity import RequestAffinity
 from env_server.sessions.replies import Reply
 from env_server.sessions.session import BaseSession

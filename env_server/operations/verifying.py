@@ -8,7 +8,8 @@ from clients.protocol.errors import ProblemError
 from clients.protocol.messages import VerifyRequest
 from clients.protocol.values import DecodeError, EncodeError, decode_value
 from env_server.access.context import Context
-from env_server.catalog.catalog import Catalog, CatalogEntry
+from env_server.catalog.catalog import Catalog
+from env_server.catalog.entry import CatalogEntry
 from env_server.common.settings import Settings
 from env_server.messages.validation import invalid, requested
 from env_server.operations.failures import environment_error

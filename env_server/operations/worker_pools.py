@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from env_server.catalog.catalog import CatalogEntry
+from env_server.catalog.entry import CatalogEntry
 from env_server.common.setting_sections import Isolation
 from env_server.common.settings import ConfigurationError, Settings
 from env_server.workers.base import Worker

@@ -5,7 +5,8 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from env_server.access.tokens import Tokens
-from env_server.catalog.catalog import Catalog, named_class
+from env_server.catalog.catalog import Catalog
+from env_server.catalog.named_entries import named_class
 from env_server.common.io_process import ProcessRank
 from env_server.common.settings import ConfigurationError, Settings
 from env_server.http.transport.serving import EmbeddedServer, http_config

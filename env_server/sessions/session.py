@@ -17,7 +17,7 @@ from env_server.workers.base import StepOutcome, Worker
 from env_server.workers.inline import InlineWorker
 
 if TYPE_CHECKING:
-    from env_server.catalog.catalog import CatalogEntry
+    from env_server.catalog.entry import CatalogEntry
     from env_server.journal.journal import Journal
 
 _REMEMBERED_RESETS = 4

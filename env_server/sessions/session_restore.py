@@ -5,7 +5,8 @@ import logging
 from collections.abc import Callable
 
 from env_server.access.tokens import Caller, Tokens
-from env_server.catalog.catalog import Catalog, CatalogEntry
+from env_server.catalog.catalog import Catalog
+from env_server.catalog.entry import CatalogEntry
 from env_server.journal.journal import EndReason
 from env_server.journal.journal_file import JournaledSession, JournalFile
 from env_server.sessions.session import Session

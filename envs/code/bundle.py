@@ -8,7 +8,7 @@ from sandbox.core.program import Program
 _PACKAGES = ("envs", "envs.code", "envs.code.inside")
 _NEEDED = {
     "candidate": ("values", "processes", "execution", "objects"),
-    "checker": ("values", "execution", "objects", "stops", "proxies", "pytest_stand_in"),
+    "checker": ("values", "execution", "objects", "stops", "proxies", "tested_program", "pytest_stand_in"),
     "shell": (),
 }
 _BEGINNING = """import sys as _sys

@@ -11,7 +11,7 @@ import orjson
 from envs.code.answers import LATE, MISSING, NOT_RUN, Checked, read_answers, whole_characters
 from envs.code.bundle import program
 from envs.code.inside import values
-from envs.code.inside.proxies import NO_ANSWER, UNLOADABLE
+from envs.code.inside.tested_program import NO_ANSWER, UNLOADABLE
 from envs.code.sandboxes import GraderFaultError, raise_faults
 from envs.code.suites import Script, Suite
 from sandbox.core.base import Sandbox, SandboxSession

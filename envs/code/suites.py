@@ -2,27 +2,28 @@
 
 import ast
 import re
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from envs.code.asserts import Assertion, free_names, split_assertion, uses
+from envs.code.asserts import free_names, uses
 from envs.code.collecting import Leading, collect, is_test
 from envs.code.item import ItemError
+from envs.code.steps import (
+    SOLUTION,
+    Numbers,
+    Pair,
+    Step,
+    checks_of,
+    evaluation_of,
+    imports_program,
+    source_of,
+    steps_of_check,
+    steps_together,
+)
 
-_Kind = Literal["context", "pair", "case", "bare", "dropped"]
-_MODULE = "solution"
 # Of its own, or as in `isnan`: a banana is none.
 _NAN = re.compile(r"(?<![a-z])(?:is)?nan(?![a-z])", re.IGNORECASE)
-
-
-@dataclass(frozen=True, slots=True)
-class Pair:
-    """An assertion with its number and the number of the test that it belongs to."""
-
-    number: int
-    test: int
-    assertion: Assertion
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,36 +72,6 @@ class Suite:
     first: str = ""
 
 
-@dataclass
-class _Step:
-    kind: _Kind
-    statement: ast.stmt
-    number: int = -1
-    pair: Pair | None = None
-
-
-@dataclass
-class _Numbers:
-    tests: int = 0
-    used: int = 0
-    pairs: list[Pair] = field(default_factory=list)
-    cases: dict[int, int] = field(default_factory=dict)
-
-    def pair(self, statement: ast.stmt, test: int, assertion: Assertion) -> _Step:
-        self.pairs.append(Pair(self.used, test, assertion))
-        self.used += 1
-        return _Step("pair", statement, self.used - 1, self.pairs[-1])
-
-    def case(self, statement: ast.stmt, test: int) -> _Step:
-        self.cases[self.used] = test
-        self.used += 1
-        return _Step("case", statement, self.used - 1)
-
-    def test(self) -> int:
-        self.tests += 1
-        return self.tests - 1
-
-
 def suite_of_check(source: str, entry: str, preamble: str) -> Suite:
     """Take a `check(candidate)` apart: each of its assertions is a test.
 
@@ -121,14 +92,14 @@ def suite_of_check(source: str, entry: str, preamble: str) -> Suite:
     before = [("preamble", preamble)] if preamble.strip() else []
     helpers = free_names([tree], [parsed(text, name) for name, text in before]) - {entry}
     names = frozenset({check.args.args[0].arg, entry, *helpers})
-    numbers = _Numbers()
-    steps = _steps_of_check(check.body, names, numbers)
+    numbers = Numbers()
+    steps = steps_of_check(check.body, names, numbers)
     others = [each for each in tree.body if each is not check and not _is_run_of(each, "check")]
 
     def script(body: list[ast.stmt]) -> list[tuple[str, str]]:
         made = ast.FunctionDef("check", check.args, body or [ast.Pass()], [], None, None)
         call = ast.parse(f"check({entry})").body
-        return [("test", _text([*others, made, *call]))]
+        return [("test", source_of([*others, made, *call]))]
 
     return Suite(
         tests=numbers.tests,
@@ -136,9 +107,9 @@ def suite_of_check(source: str, entry: str, preamble: str) -> Suite:
         cases=numbers.cases,
         shared=False,
         candidate=check.args.args[0].arg,
-        first=next((_text([step.statement]) for step in steps if step.kind in ("pair", "case")), ""),
-        evaluation=lambda: Script(before, [entry, *helpers], script(_evaluating(steps))),
-        checking=lambda inline: Script(before, [entry, *helpers], script(_checking(steps, inline))),
+        first=next((source_of([step.statement]) for step in steps if step.kind in ("pair", "case")), ""),
+        evaluation=lambda: Script(before, [entry, *helpers], script(evaluation_of(steps))),
+        checking=lambda inline: Script(before, [entry, *helpers], script(checks_of(steps, inline))),
         mentions_nan=_mentions_nan(source),
     )
 
@@ -153,16 +124,18 @@ def suite_of_list(sources: Sequence[str], setup: str) -> Suite:
     before = [("setup", setup)] if setup.strip() else []
     names = free_names(trees, [parsed(text, name) for name, text in before])
     _see_that_each_leads(trees, names)
-    numbers = _Numbers()
-    entries = [_steps_together(tree.body, names, numbers, numbers.test()) for tree in trees]
+    numbers = Numbers()
+    entries = [steps_together(tree.body, names, numbers, numbers.test()) for tree in trees]
     steps = [step for entry in entries for step in entry]
     return Suite(
         tests=numbers.tests,
         pairs=numbers.pairs,
         cases=numbers.cases,
         shared=False,
-        evaluation=lambda: Script(before, (), [("tests", _text(_evaluating(steps)))]),
-        checking=lambda inline: Script(before, sorted(names), [("tests", _text(_checking(steps, inline)))]),
+        evaluation=lambda: Script(before, (), [("tests", source_of(evaluation_of(steps)))]),
+        checking=lambda inline: Script(
+            before, sorted(names), [("tests", source_of(checks_of(steps, inline)))]
+        ),
         mentions_nan=any(map(_mentions_nan, sources)),
         first=sources[0].strip() if sources else "",
     )
@@ -180,32 +153,27 @@ def suite_of_pytest(source: str, solution: str) -> Suite:
         ItemError: It cannot be read, or has no test function.
     """
     tree = parsed(source, "test")
-    imported = {
-        alias.asname or alias.name
+    imported = [
+        alias
         for node in ast.walk(tree)
-        if isinstance(node, ast.ImportFrom) and node.module == _MODULE
+        if isinstance(node, ast.ImportFrom) and node.module == SOLUTION
         for alias in node.names
-    }
+    ]
+    renamed = any(alias.asname not in (None, alias.name) for alias in imported)
     free = free_names([tree])
-    renamed = any(
-        alias.asname not in (None, alias.name)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.ImportFrom) and node.module == _MODULE
-        for alias in node.names
-    )
-    names = frozenset(imported | free)
-    numbers = _Numbers()
-    steps: dict[str, list[_Step]] = {}
+    names = free | {alias.asname or alias.name for alias in imported}
+    numbers = Numbers()
+    steps: dict[str, list[Step]] = {}
     functions: list[tuple[int, str]] = []
     module_uses_program = any(
         uses(each, names) for each in tree.body if not isinstance(each, ast.FunctionDef | ast.ClassDef)
     )
-    tests = collect(tree, names, _MODULE)
+    tests = collect(tree, names, SOLUTION)
     for name, function in tests:
         test = numbers.test()
         plain = name == function.name and not function.decorator_list and not function.args.args
         if plain and not renamed and not module_uses_program:
-            made = _steps_together(function.body, names, numbers, test)
+            made = steps_together(function.body, names, numbers, test)
             if made[0].kind != "case":
                 steps[name] = made
                 continue
@@ -215,15 +183,15 @@ def suite_of_pytest(source: str, solution: str) -> Suite:
     if not numbers.tests:
         raise ItemError("the field 'test' has no test function, such as `def test_it(): assert f(1) == 2`")
     owners = {step.number: name for name, made in steps.items() for step in made}
-    context = [each for each in tree.body if not _imports_program(each) and not is_test(each)]
+    context = [each for each in tree.body if not imports_program(each) and not is_test(each)]
 
     def evaluation() -> Script:
         made = [
-            ast.FunctionDef(name, _no_arguments(), _evaluating(each) or [ast.Pass()], [], None, None)
+            ast.FunctionDef(name, _no_arguments(), evaluation_of(each) or [ast.Pass()], [], None, None)
             for name, each in steps.items()
         ]
         runs = [(owner[0].number, name) for name, owner in steps.items() if owner]
-        return Script((), (), [("tests", _text([*context, *made]))], runs)
+        return Script((), (), [("tests", source_of([*context, *made]))], runs)
 
     def checking(inline: frozenset[int]) -> Script:
         again = {owners[number]: number for number in inline}
@@ -282,55 +250,6 @@ def readable(source: str) -> bool:
     return True
 
 
-def _steps_of_check(body: Sequence[ast.stmt], names: frozenset[str], numbers: _Numbers) -> list[_Step]:
-    """Sort statements of which each assertion, or loop of assertions, is a test of its own.
-
-    Raises:
-        ItemError: Assertions stand in a function that is never called.
-    """
-    steps, depends = [], False
-    asserting: set[str] = set()
-    waiting: set[str] = set()
-    for statement in body:
-        mentions = uses(statement, names)
-        waiting -= {name for name in waiting if uses(statement, frozenset({name}))}
-        if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            # What it says of the program it says where it is called.
-            steps.append(_Step("bare" if mentions else "context", statement))
-            if mentions:
-                names |= {statement.name}
-            if mentions and _asserts(statement, asserting):
-                asserting.add(statement.name)
-                waiting.add(statement.name)
-            continue
-        if not isinstance(statement, ast.Assert):
-            if _asserts(statement, asserting) and (mentions or depends):
-                steps.append(numbers.case(statement, numbers.test()))
-                depends = True
-            else:
-                steps.append(_Step("bare" if mentions else "context", statement))
-                depends |= mentions
-            continue
-        assertion = split_assertion(statement, names) if mentions else None
-        if assertion is not None and (not depends or assertion.literal() is not None):
-            steps.append(numbers.pair(statement, numbers.test(), assertion))
-        elif mentions or depends:
-            steps.append(numbers.case(statement, numbers.test()))
-        else:
-            # It says nothing about the program: items of HumanEval have such lines beside their tests.
-            steps.append(_Step("dropped", statement))
-    if waiting:
-        raise ItemError(f"the tests in {min(waiting)} are never run: nothing calls it")
-    return steps
-
-
-def _asserts(statement: ast.stmt, asserting: Collection[str]) -> bool:
-    """Tell whether a statement asserts something, by itself or by a function that does."""
-    return any(isinstance(node, ast.Assert) for node in ast.walk(statement)) or uses(
-        statement, frozenset(asserting)
-    )
-
-
 def _see_that_each_leads(trees: Sequence[ast.Module], names: frozenset[str]) -> None:
     """Refuse a list of tests of which one says nothing about the program, and would be passed by any.
 
@@ -342,72 +261,6 @@ def _see_that_each_leads(trees: Sequence[ast.Module], names: frozenset[str]) -> 
     for number, tree in enumerate(trees):
         if not about.leads(tree):
             raise ItemError(f"the test test_list[{number}] says nothing about the program")
-
-
-def _steps_together(
-    body: Sequence[ast.stmt], names: frozenset[str], numbers: _Numbers, test: int
-) -> list[_Step]:
-    """Sort statements that are one test: all of its assertions are data, or it is run as a whole."""
-    found = [
-        split_assertion(each, names) if isinstance(each, ast.Assert) and uses(each, names) else None
-        for each in body
-    ]
-    simple = all(
-        assertion is not None or _is_simple(statement, names)
-        for statement, assertion in zip(body, found, strict=True)
-    )
-    if not simple or not any(found):
-        whole = ast.If(ast.Constant(True), list(body) or [ast.Pass()], [])
-        return [numbers.case(whole, test)]
-    return [
-        _Step("context", statement) if assertion is None else numbers.pair(statement, test, assertion)
-        for statement, assertion in zip(body, found, strict=True)
-    ]
-
-
-def _is_simple(statement: ast.stmt, names: frozenset[str]) -> bool:
-    plain = ast.Assign | ast.AnnAssign | ast.Import | ast.ImportFrom | ast.Expr | ast.Pass | ast.FunctionDef
-    return isinstance(statement, plain) and not uses(statement, names) and not _imports_program(statement)
-
-
-def _evaluating(steps: Iterable[_Step]) -> list[ast.stmt]:
-    """Return statements that tell the values of the pairs, and call nothing of the program."""
-    made: list[ast.stmt] = []
-    for step in steps:
-        if step.kind == "context":
-            made.append(step.statement)
-        elif step.pair is not None:
-            assertion = step.pair.assertion
-            values = [ast.Constant(step.number), assertion.args, assertion.kwargs, assertion.expected]
-            tell = ast.Expr(ast.Call(ast.Name("__pair__", ast.Load()), values, []))
-            made.append(_guarded(step.number, tell))
-    return made
-
-
-def _checking(steps: Iterable[_Step], inline: frozenset[int]) -> list[ast.stmt]:
-    """Return statements that run the cases, and the pairs whose values are not known."""
-    made: list[ast.stmt] = []
-    for step in steps:
-        if step.kind in ("context", "bare"):
-            made.append(step.statement)
-        elif step.kind == "case" or (step.kind == "pair" and step.number in inline):
-            made.append(_guarded(step.number, step.statement))
-    return made
-
-
-def _guarded(number: int, statement: ast.stmt) -> ast.stmt:
-    case = ast.Call(ast.Name("__case__", ast.Load()), [ast.Constant(number)], [])
-    return ast.With([ast.withitem(case, None)], [statement])
-
-
-def _text(body: Sequence[ast.stmt]) -> str:
-    return ast.unparse(ast.fix_missing_locations(ast.Module(list(body), [])))
-
-
-def _imports_program(node: ast.stmt) -> bool:
-    if isinstance(node, ast.ImportFrom):
-        return node.module == _MODULE
-    return isinstance(node, ast.Import) and any(alias.name == _MODULE for alias in node.names)
 
 
 def _is_run_of(node: ast.stmt, name: str) -> bool:

@@ -12,8 +12,9 @@ from pydantic import Field
 
 from envs.core.kwargs import OPERATOR, OneOf, RenderMode, SomeOf
 from envs.core.splits import SPLIT, checked_split, split_of_text
+from envs.verifiers.answers import both_signs
 from envs.verifiers.base import Outcome, Verdict, VerifierEnv
-from envs.verifiers.comparison import UNDECIDED, Asked, Comparison, asked_of, both_signs, compare, is_exact
+from envs.verifiers.comparison import UNDECIDED, Asked, Comparison, asked_of, compare, is_exact
 from envs.verifiers.extraction import (
     Found,
     box_count,

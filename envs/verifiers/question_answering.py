@@ -16,9 +16,10 @@ from envs.core.kwargs import OneOf, RenderMode, SomeOf
 from envs.core.splits import SPLIT, checked_split, split_of_text
 from envs.verifiers.base import Verdict, VerifierEnv
 from envs.verifiers.comparison import Asked, asked_of
-from envs.verifiers.exact import NotExact, approximate, rational, read_value
+from envs.verifiers.exact import NotExact, approximate, rational
 from envs.verifiers.extraction import marked_answer, numbers_in, strip_thinking
 from envs.verifiers.latex import plain, unwrapped
+from envs.verifiers.numerals import read_value
 from envs.verifiers.question_answering_tasks import KINDS, draw
 
 Metric = Literal["auto", "exact", "f1", "contains", "number", "date", "boolean"]

@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from clients.client.session import EnvSession, ResetResult, StepResult
+from clients.client.operation import ResetResult, StepResult
+from clients.client.session import EnvSession
 from clients.protocol.episode import PortableEpisode, step_digest
 from clients.protocol.errors import ProblemError
 from clients.protocol.values import decode_value, encode_value

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from envs.code.inside import proxies, pytest_stand_in, stops, values
+from envs.code.inside.tested_program import Program
 
 
 class Line:
@@ -54,7 +55,7 @@ class Case:
         self,
         number: int,
         reporter: Callable[[Mapping[str, Any]], None],
-        program: proxies.Program,
+        program: Program,
         *,
         alone: bool = False,
     ) -> None:
@@ -95,7 +96,7 @@ def main() -> None:
         os.dup2(nothing, descriptor)
     line = Line(source, channel)
     settings = {name: line.setup[name] for name in ("shared", "classes", "allows_nan")}
-    program = proxies.Program(line.ask, **settings)
+    program = Program(line.ask, **settings)
     try:
         _run(line, program)
     except BaseException as error:  # noqa: BLE001 - tests are others' code
@@ -104,7 +105,7 @@ def main() -> None:
     line.tell({"finished": True})
 
 
-def _run(line: Line, program: proxies.Program) -> None:
+def _run(line: Line, program: Program) -> None:
     setup = line.setup
     space = types.ModuleType("tests")
     sys.modules["tests"] = space

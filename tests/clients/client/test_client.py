@@ -127,7 +127,7 @@ async def test_a_client_that_ends_before_it_has_taken_back_what_it_asked_for_end
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         async with EnvClient(server.url) as client:
-            client.take_back({"op": "make", "env_id": "Slow-v0", "request_id": "never-sent"}, 0)
+            client.opener.take_back({"op": "make", "env_id": "Slow-v0", "request_id": "never-sent"}, 0)
         gc.collect()
     assert not [str(each.message) for each in told if "never awaited" in str(each.message)]
 

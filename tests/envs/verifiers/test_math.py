@@ -14,10 +14,11 @@ from clients.protocol.errors import ProblemError
 from envs.core.splits import split_of_text
 from envs.verifiers.affordable import too_much
 from envs.verifiers.comparison import compare
-from envs.verifiers.exact import NotExact, rational, read_value
+from envs.verifiers.exact import NotExact, rational
 from envs.verifiers.extraction import marked_answer, strip_thinking
 from envs.verifiers.mathematics import MathEnv
 from envs.verifiers.mathematics_tasks import KINDS
+from envs.verifiers.numerals import read_value
 from tests.support.hostile_answers import ENDED_BY_A_CLOCK, FIVES, HOSTILE_ANSWERS
 from tests.support.processes import env_server
 from tests.support.recorded_data import recorded

@@ -1,0 +1,148 @@
+"""The servers of a soak of gateways, the journal that these share, and who kills them."""
+
+import argparse
+import asyncio
+import contextlib
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+from progress import Progress
+from run import Server
+
+GAMES: dict[str, dict[str, Any]] = {"FrozenLake-v0": {}, "Slippery-v0": {"is_slippery": True}}
+SERVED = (
+    *("--no-builtin", "--env", "FrozenLake-v0=envs.games.frozen_lake:FrozenLakeEnv"),
+    *("--env", "Slippery-v0=envs.games.frozen_lake:FrozenLakeEnv", "--isolation", "Slippery-v0=process"),
+)
+GATEWAYS, NODES = 3, 4
+_MOST_STARTS = 60
+
+
+class Journal(Server):
+    """A Redis server that writes everything to disk before it answers."""
+
+    def __init__(self, place: str) -> None:
+        super().__init__([])
+        program = shutil.which("redis-server") or shutil.which("valkey-server")
+        if program is None:
+            raise SystemExit("this needs redis-server (apt-get install redis-server)")
+        self.command = [
+            program,
+            "--dir",
+            place,
+            "--save",
+            "",
+            "--appendonly",
+            "yes",
+            "--appendfsync",
+            "always",
+        ]
+
+    def start(self) -> "Journal":
+        if not self.port:
+            with socket.create_server(("127.0.0.1", 0)) as free:
+                self.port = free.getsockname()[1]
+        command = [*self.command, "--port", str(self.port), "--bind", "127.0.0.1"]
+        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, text=True, start_new_session=True)
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", self.port)).close()
+                return self
+            except ConnectionError:
+                time.sleep(0.02)
+
+
+class Fleet:
+    """The servers, and what is done to them."""
+
+    def __init__(self, place: str) -> None:
+        self.journal = Journal(place).start()
+        shared = ("--gateway", "--allow-network", "loopback", "--linger-s", "5")
+        url = f"redis://127.0.0.1:{self.journal.port}/0"
+        self.gateways = [
+            Server([*shared, "--journal-url", url, "--state-dir", f"{place}/gateway-{number}"])
+            for number in range(GATEWAYS)
+        ]
+        with ThreadPoolExecutor() as starting:
+            list(starting.map(Server.start, self.gateways))
+            register = [part for gateway in self.gateways for part in ("--register", gateway.url)]
+            # Half of the nodes come back with what they had, and half with nothing.
+            states = [
+                ("--state-dir", f"{place}/node-{number}") if number % 2 else () for number in range(NODES)
+            ]
+            self.nodes = [Server([*SERVED, *register, *state, "--workers", "1"]) for state in states]
+            list(starting.map(Server.start, self.nodes))
+
+    def stop(self) -> None:
+        for server in (*self.nodes, *self.gateways, self.journal):
+            with contextlib.suppress(AssertionError):
+                server.kill(signal.SIGKILL)
+
+    async def whole(self) -> None:
+        """Wait until all nodes are registered with all gateways."""
+        async with httpx.AsyncClient() as http:
+            for gateway in self.gateways:
+                while True:
+                    with contextlib.suppress(httpx.TransportError, KeyError):
+                        found = (await http.get(f"{gateway.url}/v1/envs")).json()["envs"]
+                        if [env["replicas"] for env in found] == [NODES] * len(GAMES):
+                            break
+                    await asyncio.sleep(0.1)
+
+    async def fire(self, options: argparse.Namespace, progress: Progress) -> None:
+        """Kill at random times, evenly spread over the whole run, and start what was killed again."""
+        chance = random.Random(progress.seed)
+        kinds = ["gateway"] * GATEWAYS + ["node"] * NODES
+        plan = [
+            (
+                60 * options.minutes * (number + chance.random()) / options.kills,
+                chance.choice(kinds),
+                chance.random(),
+            )
+            for number in range(options.kills)
+        ]
+        plan += [
+            (60 * options.minutes * (number + chance.random()) / options.journal_kills, "journal", 0.0)
+            for number in range(options.journal_kills)
+        ]
+        begun = time.monotonic() - progress.seconds
+        coming_back: dict[Server, asyncio.Task[None]] = {}
+        for at_s, kind, which in sorted(plan):
+            if at_s < progress.seconds:
+                continue
+            await asyncio.sleep(max(0.0, begun + at_s - time.monotonic()))
+            # One whose start takes long is not there yet: killed in it, it would be started twice on one port.
+            able = [each for each in self._of(kind) if each not in coming_back or coming_back[each].done()]
+            if not able:
+                continue
+            victim = able[int(which * len(able))]
+            victim.kill()
+            victim.process = None
+            progress.kills[kind] = progress.kills.get(kind, 0) + 1
+            pause = min(chance.uniform(0.0, 5.0), 6 * options.minutes)
+            coming_back[victim] = asyncio.create_task(_back(victim, pause))
+        await asyncio.gather(*coming_back.values())
+
+    def _of(self, kind: str) -> list[Server]:
+        return {"gateway": self.gateways, "node": self.nodes, "journal": [self.journal]}[kind]
+
+
+async def _back(victim: Server, pause_s: float) -> None:
+    await asyncio.sleep(pause_s)
+    for _ in range(_MOST_STARTS):
+        try:
+            await asyncio.to_thread(victim.start)
+        except ValueError:
+            # Another process may have been given its port for a connection while it was away.
+            print(f"the server on port {victim.port} did not start; trying again", flush=True)
+            await asyncio.sleep(1.0)
+        else:
+            return
+    raise RuntimeError(f"the server on port {victim.port} does not start")

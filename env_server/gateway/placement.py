@@ -1,0 +1,198 @@
+"""Sessions placed at nodes: made there, spread over those that have room, and taken back."""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from clients.protocol.errors import RETRY_LATER, ProblemError
+from env_server.common.setting_sections import TimeoutSettings
+from env_server.gateway.registry import Registration, Registry, no_server
+from env_server.gateway.relocation import PATIENCE_S
+from env_server.sessions.replies import Reply
+from env_server.telemetry.metrics import Metrics
+
+# A session may find so many nodes full or away, one after another.
+_ROUNDS = 4
+
+
+class Made(NamedTuple):
+    """A session at a node that has no name here yet, and what the node said of it."""
+
+    home: Registration
+    upstream_id: str
+    process: int
+    reply: Reply
+
+
+class Placement:
+    """Has nodes open sessions.
+
+    Args:
+        settings: Time-outs.
+        registry: Says which node takes the next session.
+        metrics: Where the nodes' times and failures are counted.
+    """
+
+    def __init__(self, settings: TimeoutSettings, registry: Registry, metrics: Metrics) -> None:
+        self._settings = settings
+        self._registry = registry
+        self._metrics = metrics
+
+    async def make(
+        self, env_id: str, fields: dict[str, Any], count: int, binary: bool, made: list[Made]
+    ) -> None:
+        """Make sessions; a node that is full or away leaves its share to the others.
+
+        Args:
+            env_id: Of what.
+            fields: What a node is asked for, without the environment and how many.
+            count: How many.
+            binary: Whether values are for MessagePack.
+            made: Takes those that are made, also where not all of them are.
+
+        Raises:
+            ProblemError: No node takes them, or one refuses for good.
+        """
+        full: dict[Registration, Exception] = {}
+        for _ in range(_ROUNDS):
+            homes: Counter[Registration] = Counter()
+            while len(made) + homes.total() < count:
+                home = await self._registry.place(env_id, 0.0 if full or homes else PATIENCE_S, without=full)
+                if home is None:
+                    break
+                homes[home] += 1
+            if not homes:
+                break
+            shares = list(homes.items())
+            results = await asyncio.gather(
+                *(self._make_share(home, fields, number, binary) for home, number in shares),
+                return_exceptions=True,
+            )
+            refusal: BaseException | None = None
+            for (home, number), result in zip(shares, results, strict=True):
+                if isinstance(result, BaseException):
+                    for _ in range(number):
+                        self._registry.released(home)
+                    if not _leaves_it_to_others(result):
+                        refusal = result
+                    elif isinstance(result, Exception):
+                        full[home] = result
+                        if not isinstance(result, ProblemError):
+                            self._registry.failed(home)
+                else:
+                    made.extend(result)
+            if refusal is not None:
+                raise _as_problem(refusal)
+            if len(made) == count:
+                return
+        refused = next(iter(full.values()), None)
+        if refused is None or isinstance(refused, ConnectionError):
+            raise no_server(env_id)
+        raise _as_problem(refused)
+
+    async def _make_share(
+        self, home: Registration, fields: dict[str, Any], count: int, binary: bool
+    ) -> list[Made]:
+        """Make sessions at one node, spread over its processes."""
+        caller = home.node.link(binary).caller
+        pool = caller.pool
+        shares = Counter([await pool.next_process() for _ in range(count)])
+        op = fields["op"]
+        request = dict(fields)
+        if op == "restore":
+            request["episode"] = {**fields["episode"], "env_id": home.upstream_env_id}
+        else:
+            request["env_id"] = home.upstream_env_id
+        frames = []
+        for process, number in shares.items():
+            for first in range(0, number, pool.max_batch):
+                size = min(pool.max_batch, number - first)
+                frame = {**request, "request_id": caller.new_request_id()}
+                if op == "make":
+                    frame["count"] = size
+                frames.append((process, frame))
+        asked = (self._ask(home, frame, binary, process) for process, frame in frames)
+        results = await asyncio.gather(*asked, return_exceptions=True)
+        made = []
+        failed: BaseException | None = None
+        for result in results:
+            if isinstance(result, BaseException):
+                failed = result
+                continue
+            reply, process = result
+            try:
+                for each in reply["sessions"] if op == "make" else [reply]:
+                    made.append(Made(home, str(each["session_id"]), process, each))
+            except (KeyError, TypeError) as error:
+                failed = unreadable(op, error)
+        if failed is None:
+            return made
+        for each in made:
+            home.node.close_session(each.upstream_id)
+        raise failed
+
+    async def fork(
+        self, home: Registration, process: int | None, fields: Mapping[str, Any], made: list[Made]
+    ) -> None:
+        """Copy a session of a node's process there; `made` takes the copies."""
+        reply, answered_by = await self._ask(home, fields, False, process)
+        for upstream_id in reply["session_ids"]:
+            self._registry.took(home)
+            made.append(Made(home, str(upstream_id), answered_by, {}))
+
+    async def episode(self, made: Made) -> Reply:
+        """Ask for the portable episode of a session."""
+        reply, _ = await self._ask(
+            made.home, {"op": "episode", "session_id": made.upstream_id}, False, made.process
+        )
+        return reply
+
+    def discard(self, made: Sequence[Made]) -> None:
+        """Close sessions again."""
+        for each in made:
+            each.home.node.close_session(each.upstream_id)
+            self._registry.released(each.home)
+
+    async def _ask(
+        self, home: Registration, fields: Mapping[str, Any], binary: bool, process: int | None
+    ) -> tuple[Reply, int]:
+        caller = home.node.link(binary).caller
+        deadline = caller.deadline(self._settings.make_timeout_s)
+        began = time.perf_counter()
+        try:
+            connection = await caller.pool.connection(process)
+            reply = await connection.request(dict(fields), deadline, caller.pool.max_request_bytes)
+        except (ConnectionError, TimeoutError):
+            self._metrics.upstream_errors[self._metrics.labels.of(home.env_id), home.protocol] += 1
+            raise
+        self._metrics.upstream_seconds[fields["op"], home.protocol].add(time.perf_counter() - began)
+        if not isinstance(reply.payload, dict):
+            raise ProblemError("upstream_error", f"{fields['op']} is not answered with an object")
+        return reply.payload, reply.process
+
+
+def _leaves_it_to_others(error: BaseException) -> bool:
+    """Whether another node may take what one has refused."""
+    if isinstance(error, ProblemError):
+        return error.code in RETRY_LATER or error.code in ("unauthorized", "forbidden")
+    return isinstance(error, ConnectionError | TimeoutError)
+
+
+def unreadable(op: str, error: Exception) -> ProblemError:
+    """The problem that the answer of a node cannot be read."""
+    return ProblemError("upstream_error", f"the answer to {op} cannot be read: {error!r}")
+
+
+def _as_problem(error: BaseException) -> BaseException:
+    if isinstance(error, ProblemError) and error.code in (
+        "unauthorized",
+        "forbidden",
+        "internal",
+        "unknown_env",
+    ):
+        return ProblemError("upstream_error", f"the node answers {error}")
+    if isinstance(error, ConnectionError | TimeoutError):
+        return ProblemError("upstream_error", str(error) or "a node did not answer in time")
+    return error

@@ -1,0 +1,332 @@
+"""Calls between the I/O processes of this server, over Unix sockets where they meet."""
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import msgpack
+
+from clients.protocol.arrays import EncodeError
+from clients.protocol.errors import ProblemError
+from clients.protocol.frames import dumps
+from env_server.common.event_loop import is_given_up
+from env_server.common.io_process import going_away
+from env_server.common.settings import ConfigurationError
+from env_server.messages.envelope import as_problem, sendable
+
+Handler = Callable[[Mapping[str, Any], str, dict[str, Any], bool], Awaitable[Any]]
+"""Answers a call: from whom it is, the operation, its fields, and whether values are for MessagePack."""
+
+_AWAY_S = 15.0
+# A call that takes the other process down each time must not do so for ever.
+_TRIES = 3
+# The number of a connection's first message; questions count from one.
+_GREETING = 0
+_RETRY_AFTER_S = 2
+_FIRST_PAUSE_S = 0.02
+_MAX_PAUSE_S = 0.5
+_GATHER_S = 5.0
+_MAX_MESSAGE = 1024**3
+# The kernel's limit for the path of a Unix socket.
+_MAX_PATH = 104
+
+
+class _LinkLost(Exception):  # noqa: N818 - never leaves this module
+    """The other process went away before it answered."""
+
+
+class _Link(asyncio.Protocol):
+    """One connection between two processes; messages are MessagePack, end to end.
+
+    Args:
+        take: Called with each message that comes in.
+        lost: Called when the connection is no more.
+    """
+
+    def __init__(self, take: "Callable[[_Link, Any], None]", lost: "Callable[[_Link], None]") -> None:
+        self._take = take
+        self._lost = lost
+        self._unpacker = msgpack.Unpacker(strict_map_key=False, max_buffer_size=_MAX_MESSAGE)
+        self._transport: asyncio.WriteTransport | None = None
+        self.peer: int | None = None
+        self.answers: dict[int, asyncio.Future[Any]] = {}
+        self._number = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Take the connection."""
+        self._transport = cast(asyncio.WriteTransport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        """Take in messages."""
+        self._unpacker.feed(data)
+        for message in self._unpacker:
+            self._take(self, message)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """Tell those who wait for answers that none will come."""
+        self._transport = None
+        for answer in self.answers.values():
+            if not answer.done():
+                answer.set_exception(_LinkLost())
+        self.answers.clear()
+        self._lost(self)
+
+    def send(self, message: Any) -> None:
+        """Send a message, if there is still somebody to take it."""
+        if self._transport is not None:
+            self._transport.write(dumps(message, binary=True))
+
+    async def ask(self, *question: Any) -> Any:
+        """Send a question, and wait for its answer.
+
+        Raises:
+            _LinkLost: The other process went away.
+        """
+        self._number += 1
+        return await self._answer(self._number, *question)
+
+    async def greet(self, index: int) -> None:
+        """Say which process this is, and wait until the other one has heard it.
+
+        A process that ends may still accept connections, which nobody will read.
+
+        Raises:
+            _LinkLost: The other process went away.
+        """
+        try:
+            await self._answer(_GREETING, index)
+        except asyncio.CancelledError:
+            self.close()
+            raise
+
+    async def _answer(self, number: int, *message: Any) -> Any:
+        if self._transport is None:
+            raise _LinkLost
+        answer = self.answers[number] = asyncio.get_running_loop().create_future()
+        try:
+            self.send((number, *message))
+            return await answer
+        finally:
+            self.answers.pop(number, None)
+
+    def close(self) -> None:
+        """End the connection."""
+        if self._transport is not None:
+            self._transport.close()
+
+
+class Forwarder:
+    """Passes calls to the process that owns a session, and answers those of the others.
+
+    Args:
+        directory: Where the processes meet.
+        index: Which process this is.
+        processes: How many there are.
+    """
+
+    def __init__(self, directory: Path, index: int, processes: int) -> None:
+        self._directory = directory
+        self._index = index
+        self._processes = processes
+        self._connecting: dict[int, asyncio.Task[_Link]] = {}
+        self._incoming: set[_Link] = set()
+        self._running: set[asyncio.Task[None]] = set()
+        self._server: asyncio.Server | None = None
+        self._handler: Handler | None = None
+        self._peer_lost: Callable[[int], None] | None = None
+
+    async def start(self, handler: Handler, peer_lost: Callable[[int], None]) -> None:
+        """Answer the others' calls.
+
+        Args:
+            handler: Answers a call, or raises `ProblemError`.
+            peer_lost: Called with the index of a process that has ended.
+
+        Raises:
+            ConfigurationError: If the directory cannot be used.
+        """
+        self._handler = handler
+        self._peer_lost = peer_lost
+        path = self._path(self._index)
+        if len(os.fsencode(path)) > _MAX_PATH:
+            raise ConfigurationError(f"the state directory has too long a path for a Unix socket: {path}")
+        path.unlink(missing_ok=True)
+        # Made under another name, so that nobody finds it before its permissions are right.
+        self._server = await asyncio.get_running_loop().create_unix_server(
+            lambda: _Link(self._question, self._incoming_lost), str(path.with_suffix(".new"))
+        )
+        path.with_suffix(".new").chmod(0o600)
+        path.with_suffix(".new").rename(path)
+
+    async def call(
+        self, index: int, caller: Mapping[str, Any], op: str, fields: Mapping[str, Any], binary: bool
+    ) -> Any:
+        """Call an operation in another process; one that is being started again is waited for.
+
+        Raises:
+            ProblemError: What it answers, or `draining` where it stays away or it is not known whether it has done
+                what may not be done twice.
+        """
+        loop = asyncio.get_running_loop()
+        for _ in range(_TRIES):
+            link = await self._link(index, loop.time() + _AWAY_S)
+            try:
+                is_problem, answer = await link.ask(caller, op, fields, binary)
+            except EncodeError as error:
+                # Some of what JSON holds, such as lists in lists without end, MessagePack does not.
+                raise ProblemError("invalid_request", f"this call cannot be passed on: {error}") from error
+            except _LinkLost:
+                self._forget(index, link)
+                if op == "step" and fields.get("step") is None:
+                    break
+                continue
+            if is_problem:
+                raise ProblemError.from_problem(answer)
+            return answer
+        raise _away(index)
+
+    async def gather(
+        self,
+        caller: Mapping[str, Any],
+        op: str,
+        fields: Mapping[str, Any],
+        binary: bool,
+        timeout_s: float = _GATHER_S,
+    ) -> list[Any]:
+        """Call an operation in all other processes; those that do not answer in time are left out."""
+
+        async def ask(index: int) -> Any:
+            async with asyncio.timeout(timeout_s):
+                return await self.call(index, caller, op, fields, binary)
+
+        others = (index for index in range(self._processes) if index != self._index)
+        answers = await asyncio.gather(*map(ask, others), return_exceptions=True)
+        found = []
+        for answer in answers:
+            if isinstance(answer, BaseException):
+                if not isinstance(answer, ProblemError | TimeoutError):
+                    raise answer
+            else:
+                found.append(answer)
+        return found
+
+    async def close(self) -> None:
+        """Answer no more, and end all connections."""
+        if self._server is not None:
+            self._server.close()
+            self._path(self._index).unlink(missing_ok=True)
+        for link in list(self._incoming):
+            link.close()
+        for connecting in self._connecting.values():
+            if connecting.done() and connecting.exception() is None:
+                connecting.result().close()
+            else:
+                connecting.cancel()
+        for task in self._running:
+            task.cancel()
+
+    # -- connections ---------------------------------------------------------------------------------------------
+
+    def _path(self, index: int) -> Path:
+        return self._directory / f"io-{index}.sock"
+
+    async def _link(self, index: int, deadline: float) -> _Link:
+        """The connection to a process; calls that come at one time share it."""
+        connecting = self._connecting.get(index)
+        if connecting is None:
+            connecting = asyncio.get_running_loop().create_task(self._connect(index, deadline))
+            self._connecting[index] = connecting
+        try:
+            return await asyncio.shield(connecting)
+        except TimeoutError:
+            if self._connecting.get(index) is connecting:
+                del self._connecting[index]
+            raise _away(index) from None
+        except asyncio.CancelledError:
+            if is_given_up():
+                raise
+            # This process ends, and connects to nobody any more.
+            raise going_away() from None
+
+    async def _connect(self, index: int, deadline: float) -> _Link:
+        loop = asyncio.get_running_loop()
+        pause = _FIRST_PAUSE_S
+        async with asyncio.timeout_at(deadline):
+            while True:
+                # The process is away, and its supervisor starts it again.
+                with contextlib.suppress(FileNotFoundError, ConnectionError, _LinkLost):
+                    link = _Link(_take_answer, self._outgoing_lost)
+                    link.peer = index
+                    await loop.create_unix_connection(partial(_same, link), str(self._path(index)))
+                    await link.greet(self._index)
+                    return link
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, _MAX_PAUSE_S)
+
+    def _outgoing_lost(self, link: _Link) -> None:
+        assert link.peer is not None
+        self._forget(link.peer, link)
+
+    def _forget(self, index: int, link: _Link) -> None:
+        """Let the next call connect anew; a connection that is lost would be lost again for ever."""
+        connecting = self._connecting.get(index)
+        if connecting is None or not connecting.done() or connecting.cancelled():
+            return
+        if connecting.exception() is not None or connecting.result() is link:
+            del self._connecting[index]
+
+    def _incoming_lost(self, link: _Link) -> None:
+        self._incoming.discard(link)
+        if link.peer is not None and self._peer_lost is not None:
+            self._peer_lost(link.peer)
+
+    # -- the others' calls ---------------------------------------------------------------------------------------
+
+    def _question(self, link: _Link, message: Any) -> None:
+        number, *question = message
+        if number == _GREETING:
+            link.peer = question[0]
+            self._incoming.add(link)
+            link.send((_GREETING, False, None))
+            return
+        task = asyncio.get_running_loop().create_task(self._answer(link, number, *question))
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+
+    async def _answer(
+        self,
+        link: _Link,
+        number: int,
+        caller: Mapping[str, Any],
+        op: str,
+        fields: dict[str, Any],
+        binary: bool,
+    ) -> None:
+        assert self._handler is not None
+        try:
+            answer = (number, False, await self._handler(caller, op, fields, binary))
+        except Exception as error:  # noqa: BLE001 - a defect of ours costs this call, not the process
+            answer = (number, True, sendable(as_problem(error), binary=True))
+        try:
+            link.send(answer)
+        except EncodeError as error:
+            link.send((number, True, as_problem(error).to_problem()))
+
+
+def _same(link: _Link) -> _Link:
+    return link
+
+
+def _take_answer(link: _Link, message: Any) -> None:
+    number, is_problem, answer = message
+    future = link.answers.get(number)
+    if future is not None and not future.done():
+        future.set_result((is_problem, answer))
+
+
+def _away(index: int) -> ProblemError:
+    return ProblemError("draining", f"I/O process {index} of this server is away", retry_after=_RETRY_AFTER_S)

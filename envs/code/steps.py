@@ -1,0 +1,191 @@
+"""Statements of test code, sorted: what is told as calls and expected values, what is run, and what they need."""
+
+import ast
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from envs.code.asserts import Assertion, split_assertion, uses
+from envs.code.item import ItemError
+
+_Kind = Literal["context", "pair", "case", "bare", "dropped"]
+SOLUTION = "solution"
+"""The module that tests import the program from."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """An assertion with its number and the number of the test that it belongs to."""
+
+    number: int
+    test: int
+    assertion: Assertion
+
+
+@dataclass
+class Step:
+    """A statement, and what becomes of it.
+
+    Attributes:
+        kind: `pair`, an assertion as data; `case`, run as it is; `bare`, it uses the program without a test of its own;
+            `context`, it does not use it; `dropped`, it says nothing.
+        statement: The statement.
+        number: Of a pair or a case.
+        pair: The assertion of a pair.
+    """
+
+    kind: _Kind
+    statement: ast.stmt
+    number: int = -1
+    pair: Pair | None = None
+
+
+@dataclass
+class Numbers:
+    """Counts tests, and numbers the pairs and cases in them.
+
+    Attributes:
+        tests: How many there are.
+        used: How many pairs and cases.
+        pairs: Those so far.
+        cases: The test of each case so far, by number.
+    """
+
+    tests: int = 0
+    used: int = 0
+    pairs: list[Pair] = field(default_factory=list)
+    cases: dict[int, int] = field(default_factory=dict)
+
+    def pair(self, statement: ast.stmt, test: int, assertion: Assertion) -> Step:
+        """Number an assertion that is data."""
+        self.pairs.append(Pair(self.used, test, assertion))
+        self.used += 1
+        return Step("pair", statement, self.used - 1, self.pairs[-1])
+
+    def case(self, statement: ast.stmt, test: int) -> Step:
+        """Number a statement that has to be run."""
+        self.cases[self.used] = test
+        self.used += 1
+        return Step("case", statement, self.used - 1)
+
+    def test(self) -> int:
+        """Number a test."""
+        self.tests += 1
+        return self.tests - 1
+
+
+def steps_of_check(body: Sequence[ast.stmt], names: frozenset[str], numbers: Numbers) -> list[Step]:
+    """Sort statements of which each assertion, or loop of assertions, is a test of its own.
+
+    Raises:
+        ItemError: Assertions stand in a function that is never called.
+    """
+    steps, depends = [], False
+    asserting: set[str] = set()
+    waiting: set[str] = set()
+    for statement in body:
+        mentions = uses(statement, names)
+        waiting -= {name for name in waiting if uses(statement, frozenset({name}))}
+        if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            # What it says of the program it says where it is called.
+            steps.append(Step("bare" if mentions else "context", statement))
+            if mentions:
+                names |= {statement.name}
+            if mentions and _asserts(statement, asserting):
+                asserting.add(statement.name)
+                waiting.add(statement.name)
+            continue
+        if not isinstance(statement, ast.Assert):
+            if _asserts(statement, asserting) and (mentions or depends):
+                steps.append(numbers.case(statement, numbers.test()))
+                depends = True
+            else:
+                steps.append(Step("bare" if mentions else "context", statement))
+                depends |= mentions
+            continue
+        assertion = split_assertion(statement, names) if mentions else None
+        if assertion is not None and (not depends or assertion.literal() is not None):
+            steps.append(numbers.pair(statement, numbers.test(), assertion))
+        elif mentions or depends:
+            steps.append(numbers.case(statement, numbers.test()))
+        else:
+            # It says nothing about the program: items of HumanEval have such lines beside their tests.
+            steps.append(Step("dropped", statement))
+    if waiting:
+        raise ItemError(f"the tests in {min(waiting)} are never run: nothing calls it")
+    return steps
+
+
+def _asserts(statement: ast.stmt, asserting: Collection[str]) -> bool:
+    """Tell whether a statement asserts something, by itself or by a function that does."""
+    return any(isinstance(node, ast.Assert) for node in ast.walk(statement)) or uses(
+        statement, frozenset(asserting)
+    )
+
+
+def steps_together(
+    body: Sequence[ast.stmt], names: frozenset[str], numbers: Numbers, test: int
+) -> list[Step]:
+    """Sort statements that are one test: all of its assertions are data, or it is run as a whole."""
+    found = [
+        split_assertion(each, names) if isinstance(each, ast.Assert) and uses(each, names) else None
+        for each in body
+    ]
+    simple = all(
+        assertion is not None or _is_simple(statement, names)
+        for statement, assertion in zip(body, found, strict=True)
+    )
+    if not simple or not any(found):
+        whole = ast.If(ast.Constant(True), list(body) or [ast.Pass()], [])
+        return [numbers.case(whole, test)]
+    return [
+        Step("context", statement) if assertion is None else numbers.pair(statement, test, assertion)
+        for statement, assertion in zip(body, found, strict=True)
+    ]
+
+
+def _is_simple(statement: ast.stmt, names: frozenset[str]) -> bool:
+    plain = ast.Assign | ast.AnnAssign | ast.Import | ast.ImportFrom | ast.Expr | ast.Pass | ast.FunctionDef
+    return isinstance(statement, plain) and not uses(statement, names) and not imports_program(statement)
+
+
+def evaluation_of(steps: Iterable[Step]) -> list[ast.stmt]:
+    """Return statements that tell the values of the pairs, and call nothing of the program."""
+    made: list[ast.stmt] = []
+    for step in steps:
+        if step.kind == "context":
+            made.append(step.statement)
+        elif step.pair is not None:
+            assertion = step.pair.assertion
+            values = [ast.Constant(step.number), assertion.args, assertion.kwargs, assertion.expected]
+            tell = ast.Expr(ast.Call(ast.Name("__pair__", ast.Load()), values, []))
+            made.append(_guarded(step.number, tell))
+    return made
+
+
+def checks_of(steps: Iterable[Step], inline: frozenset[int]) -> list[ast.stmt]:
+    """Return statements that run the cases, and the pairs whose values are not known."""
+    made: list[ast.stmt] = []
+    for step in steps:
+        if step.kind in ("context", "bare"):
+            made.append(step.statement)
+        elif step.kind == "case" or (step.kind == "pair" and step.number in inline):
+            made.append(_guarded(step.number, step.statement))
+    return made
+
+
+def _guarded(number: int, statement: ast.stmt) -> ast.stmt:
+    case = ast.Call(ast.Name("__case__", ast.Load()), [ast.Constant(number)], [])
+    return ast.With([ast.withitem(case, None)], [statement])
+
+
+def source_of(body: Sequence[ast.stmt]) -> str:
+    """Return statements as text."""
+    return ast.unparse(ast.fix_missing_locations(ast.Module(list(body), [])))
+
+
+def imports_program(node: ast.stmt) -> bool:
+    """Tell whether a statement imports from the program."""
+    if isinstance(node, ast.ImportFrom):
+        return node.module == SOLUTION
+    return isinstance(node, ast.Import) and any(alias.name == SOLUTION for alias in node.names)

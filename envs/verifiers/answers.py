@@ -1,0 +1,251 @@
+"""What an answer says, read as far as exact arithmetic and its form go: no search, no guessing."""
+
+import re
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from envs.verifiers.composed_numbers import ComposedNumber, read_composed
+from envs.verifiers.exact import NotExact, Value
+from envs.verifiers.latex import plain, words
+from envs.verifiers.numerals import decimals, read_value
+
+_KEPT = 1024
+# "1,22" is one number where commas are decimal signs, and two elsewhere.
+_DECIMAL_COMMA = re.compile(r"[-+]?\d+,\d+")
+# Possessive, and from the beginning of a run of blanks alone: a run is looked at once.
+_BETWEEN = re.compile(
+    r"(?<![,\s])[,\s]++(?<=\s)(?:or|and)\s++|(?<!\s)\s*+,?\s*+\\text\{\s*+(?:or|and)\s*+\}\s*+"
+)
+_NAME = re.compile(
+    r"\\?[a-zA-Z]{1,12}'*(?:_(?:\w|\{\w{1,5}\}))?(?:\s?\([^()=+*/^-]{0,20}\))?(?:\s+[A-Z]{1,4})?"
+)
+_APPROXIMATELY = re.compile(r"\\(?:approx|simeq|doteq)(?![a-zA-Z])|≈")
+_NOT_EQUAL = re.compile(r"\\(?:neq?|leq?|geq?|not)(?![a-zA-Z])|[!<>:=]=|[≠<>≤≥]|\\pm")
+_DENIAL = re.compile(r"(?:\\?[a-zA-Z]\w?)?\s*(?:\\neq?(?![a-zA-Z])|\\not\s*=|!=|≠)\s*(.+)", re.DOTALL)
+# An inequality around a letter, or before a number.
+_RELATION = re.compile(r"\\(?:neq?|leqslant|geqslant|leq?|geq?|lt|gt)(?![a-zA-Z])|!=|[≠<>≤≥]")
+_MATRIX = re.compile(
+    r"(?:(?:\\left)?\s*[(\[]\s*)?\\begin\s*\{(?P<kind>(?:[pbB]|small|psmall|bsmall)?matrix\*?|array)\}"
+    r"(?:\s*(?:\[[^\]]*\]|\{[^{}]*\}))?(?P<body>.*)\\end\s*\{(?P=kind)\}(?:\s*(?:\\right)?\s*[)\]])?",
+    re.DOTALL,
+)
+_ROW_END = re.compile(r"\\\\(?:\s*\[[^\]]*\])?|\\cr(?![a-zA-Z])")
+_CASES = re.compile(
+    r"(?:\\left\s*\\\{\s*)?\\begin\s*\{cases\}(?P<body>[^&]*)\\end\s*\{cases\}(?:\s*\\right\s*\.)?", re.DOTALL
+)
+_NAMED = re.compile(r"\s*(\\?[a-zA-Z]{1,12}(?:_(?:\w|\{\w{1,5}\}))?)\s*=(?!=)")
+_TUPLE_OF_NAMES = re.compile(r"\((?P<names>[^()=]+)\)\s*=\s*\((?P<values>.+)\)", re.DOTALL)
+_EITHER_SIGN = re.compile(r"\\pm(?![a-zA-Z])|±")
+_OPENING = {"(": "(", "[": "[", "\\{": "{", "{": "{"}
+_CLOSING = (")", "]", "\\}", "}")
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An answer read as far as it can be: a number, a list of them, a matrix, what it is not, words, or mere text."""
+
+    text: str
+    percent: bool
+    value: Value | None = None
+    parts: tuple["Answer", ...] = ()
+    brackets: str = ""
+    said: str | None = None
+    places: int | None = None
+    rows: tuple[tuple["Answer", ...], ...] = ()
+    denied: "Answer | None" = None
+    relation: bool = False
+    name: str | None = None
+    composed: ComposedNumber | None = None
+    scale: int = 1
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether it is a number, a list or matrix of them, or words: what is compared without a search."""
+        if self.denied is not None:
+            return self.denied.is_exact
+        inner = [*self.parts, *(entry for row in self.rows for entry in row)]
+        if inner:
+            return all(each.is_exact for each in inner)
+        return self.value is not None or (self.said is not None and len(self.said) > 3)
+
+    @property
+    def names(self) -> list[str] | None:
+        """The names of the parts of a list if each has one of its own: they say what is equal to what."""
+        names = [part.name for part in self.parts if part.name is not None]
+        return names if len(set(names)) == len(self.parts) > 1 else None
+
+    def beside_a_list(self) -> "Answer":
+        """The answer as it is read where it is compared with a list: beside one, "8,6" is one, too."""
+        if self.parts or _DECIMAL_COMMA.fullmatch(self.text) is None:
+            return self
+        return replace(self, parts=tuple(map(read_answer, self.text.split(","))))
+
+
+def read_answer(answer: str) -> Answer:
+    """Read what stands where an answer is given."""
+    try:
+        # Most answers: there is nothing to take away from them.
+        return Answer(answer, False, value=read_value(answer), places=decimals(answer))
+    except NotExact:
+        pass
+    read = _read_form(answer)
+    composed = None if read.value is not None else read_composed(answer)
+    return read if composed is None else replace(read, composed=composed)
+
+
+# A reference is compared with the responses of a whole group, and again in later passes.
+read_reference = lru_cache(maxsize=_KEPT)(read_answer)
+
+
+def _read_form(answer: str) -> Answer:
+    if "\\begin" in answer:
+        if rows := _matrix(answer):
+            return Answer(answer, False, rows=rows)
+        if (cases := _CASES.fullmatch(answer.strip().strip("$.").strip())) is not None:
+            answer = ", ".join(
+                row.strip().rstrip(",") for row in _ROW_END.split(cases["body"]) if row.strip()
+            )
+    form = plain(answer)
+    text = form.text
+    try:
+        return Answer(text, form.percent, value=read_value(text), places=decimals(text), scale=form.scale)
+    except NotExact:
+        pass
+    if (values := both_signs(text)) != text:
+        return read_answer(values)
+    denial = _DENIAL.fullmatch(text)
+    if denial is not None:
+        return Answer(text, form.percent, denied=read_answer(denial[1]))
+    if "=" in text and (named := _named_tuple(text)):
+        return Answer(text, form.percent, parts=named)
+    if "=" in text and (side := _last_side(text)) is not None:
+        return read_answer(side)
+    said = words(text)
+    if said is not None:
+        return Answer(text, form.percent, said=said)
+    brackets, inner = _unbracketed(text)
+    parts = [text] if not brackets and _DECIMAL_COMMA.fullmatch(text) else _split(inner)
+    if len(parts) > 1 or (brackets == "{}" and inner):
+        return Answer(text, form.percent, parts=_named_parts(answer, parts), brackets=brackets)
+    return Answer(text, form.percent, relation=_RELATION.search(text) is not None)
+
+
+def _named_parts(answer: str, parts: list[str]) -> tuple[Answer, ...]:
+    """Read the parts of a list, each with the name that it is given, as in `x = 1, y = 2`."""
+    # The first name stands before the whole list, too, and is taken away with what means nothing.
+    named = [_NAMED.match(answer if number == 0 else part) for number, part in enumerate(parts)]
+    return tuple(
+        replace(read_answer(part), name=None if name is None else name[1])
+        for part, name in zip(parts, named, strict=True)
+    )
+
+
+def _named_tuple(text: str) -> tuple[Answer, ...]:
+    """Read `(x, y) = (1, 2)` as `x = 1, y = 2`; nothing if a text is no such equation."""
+    match = _TUPLE_OF_NAMES.fullmatch(text)
+    if match is None or not _encloses(text, match.start("values"), match.end("values")):
+        return ()
+    names, values = _split(match["names"]), _split(match["values"])
+    if len(names) != len(values) or len(names) < 2 or not all(map(_NAME.fullmatch, names)):
+        return ()
+    return tuple(replace(read_answer(value), name=name) for name, value in zip(names, values, strict=True))
+
+
+def _matrix(text: str) -> tuple[tuple[Answer, ...], ...]:
+    """Return the rows of a matrix; nothing if a text is more than one, or none."""
+    match = _MATRIX.fullmatch(text.strip().strip("$.").strip())
+    if match is None or "\\begin" in match["body"]:
+        return ()
+    rows = [row.strip() for row in _ROW_END.split(match["body"])]
+    while rows and not rows[-1]:
+        rows.pop()
+    return tuple(tuple(read_answer(entry.strip()) for entry in row.split("&")) for row in rows)
+
+
+def _last_side(text: str) -> str | None:
+    """Return what a chain of equalities comes to: its last side, where all behind the first are numbers.
+
+    The first may be a name, or a number that is worked out; an equation in which something is unknown is no chain. What
+    a side is about equal to is no side.
+    """
+    if _NOT_EQUAL.search(text) is not None:
+        return None
+    first, *others = _APPROXIMATELY.split(text, maxsplit=1)[0].split("=")
+    if not others or not all(map(_is_number, others)):
+        return None
+    return others[-1].strip() if _NAME.fullmatch(first.strip()) or _is_number(first) else None
+
+
+def _is_number(text: str) -> bool:
+    try:
+        read_value(plain(text).text)
+    except NotExact:
+        return False
+    return True
+
+
+def _unbracketed(text: str) -> tuple[str, str]:
+    """Return the brackets around a whole text, and what is within."""
+    for opening, sign in _OPENING.items():
+        if text.startswith(opening):
+            for closing in _CLOSING:
+                if text.endswith(closing) and _encloses(text, len(opening), len(text) - len(closing)):
+                    return sign + closing[-1], text[len(opening) : -len(closing)].strip()
+    return "", text
+
+
+def both_signs(text: str) -> str:
+    r"""Return the two values that a text with one `\pm` stands for, as a list; the text itself where that is not plain.
+
+    `\frac{1 \pm \sqrt{5}}{2}` is `\frac{1 + \sqrt{5}}{2}, \frac{1 - \sqrt{5}}{2}`.
+    """
+    if _EITHER_SIGN.search(text) is None or "\\mp" in text:
+        return text
+    form = plain(text).text
+    brackets, inner = _unbracketed(form)
+    parts = _split(inner if brackets == "{}" else form)
+    if any(len(_EITHER_SIGN.findall(part)) > 1 for part in parts):
+        return text
+    # The plus of a number that begins with it means nothing.
+    signs = (("(?:^|(?<=[({]))" + _EITHER_SIGN.pattern, ""), (_EITHER_SIGN.pattern, "+"))
+    values: list[str] = []
+    for part in parts:
+        if _EITHER_SIGN.search(part) is None:
+            values.append(part)
+            continue
+        plus = part
+        for pattern, sign in signs:
+            plus = re.sub(pattern, sign, plus)
+        values += [plus, _EITHER_SIGN.sub("-", part)]
+    return ", ".join(values)
+
+
+def _encloses(text: str, start: int, end: int) -> bool:
+    """Whether the brackets before `start` and from `end` on belong together."""
+    if end < start:
+        return False
+    depth = 0
+    for character in text[start:end]:
+        depth += (character in "([{") - (character in ")]}")
+        if depth < 0:
+            return False
+    return depth == 0
+
+
+def _split(text: str) -> list[str]:
+    """Split at the commas (or semicolons) that stand within no brackets.
+
+    Words such as "and" separate, too.
+    """
+    pieces = _BETWEEN.split(text)
+    if len(pieces) > 1 and all(pieces):
+        return [part for piece in pieces for part in _split(piece)]
+    sign = ";" if ";" in text else ","
+    parts, depth, start = [], 0, 0
+    for place, character in enumerate(text):
+        depth += (character in "([{") - (character in ")]}")
+        if character == sign and depth == 0:
+            parts.append(text[start:place].strip())
+            start = place + 1
+    parts.append(text[start:].strip())
+    return parts if all(parts) else [text]

@@ -1,0 +1,290 @@
+"""Exact numbers as texts write them: plainly, as programs do, with decimals that repeat, and in LaTeX."""
+
+import re
+from fractions import Fraction
+
+from envs.verifiers.exact import (
+    LARGEST_EXPONENT,
+    NotExact,
+    Value,
+    add,
+    bounded,
+    divide,
+    multiply,
+    rational,
+    scale,
+    to_power,
+    value_of,
+)
+
+_LONGEST = 200
+_MOST_DIGITS = 2000
+_DEEPEST = 20
+_PLAIN = re.compile(r"([-+]?)(?:([1-9]\d{0,2}(?:,\d{3})+|\d+)(\.\d*)?|(\.\d+))")
+# The commonest forms after plain numbers.
+_QUOTIENT = re.compile(r"([-+]?)(?:(\d{1,18})/(\d{1,18})|\\[dt]?frac\{(\d{1,18})\}\{(\d{1,18})\})")
+# Powers of ten as programs write them.
+_SCIENTIFIC = re.compile(r"([-+]?(?:\d+(?:\.\d*)?|\.\d+))[eE]([-+]?\d{1,3})")
+# Decimals that go on for ever: with a line, dots or brackets where they repeat, or dots behind what they repeat.
+_REPEATING = re.compile(
+    r"([-+]?)(\d{0,20})\.(?:(\d{0,20})(?:\\(?:overline|bar)\s*(?:\{(\d{1,20})\}|(\d))|\\dot\s*\{?(\d)\}?(?:(\d{0,20})\\dot\s*\{?(\d)\}?)?)"
+    r"|\((\d{1,20})\)|(\d{3,60}?)(?:\.\.\.|…|\\l?dots))"
+)
+_REPEATED = re.compile(r"(\d*?)(?:(\d)\2{2,}|(\d{2,10}?)\3+)")
+_TOKEN = re.compile(
+    r"\s*(?:(?P<number>[1-9]\d{0,2}(?:,\d{3})+(?!\d)(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)"
+    r"|(?P<name>\\[a-zA-Z]+|pi\b|sqrt\b|π|√)|(?P<sign>[-+*/^(){}\[\]]))"
+)
+_PRODUCT_SIGNS = {"\\cdot": "*", "\\times": "*", "\\ast": "*", "\\div": "/"}
+_FRACTIONS = frozenset({"\\frac", "\\dfrac", "\\tfrac", "\\cfrac"})
+
+
+def decimals(text: str) -> int | None:
+    """Return how many decimal places a plain number is written with; None if it is no plain decimal number."""
+    match = _PLAIN.fullmatch(text.strip())
+    if match is None:
+        return None
+    fraction = match[3] or match[4]
+    return len(fraction) - 1 if fraction else 0
+
+
+def read_value(text: str) -> Value:
+    """Return the exact number that a text writes.
+
+    Args:
+        text: Such as `-1,234.5`, `3/4`, `2 1/2`, `\\frac{1}{2}`, `3\\sqrt{13}` or `\\frac{9}{4}\\pi`.
+
+    Raises:
+        NotExact: It writes none.
+    """
+    text = text.strip()
+    match = _PLAIN.fullmatch(text)
+    if match is not None:
+        return _plain_value(match)
+    match = _QUOTIENT.fullmatch(text)
+    if match is not None and int(match[3] or match[5]):
+        number = Fraction(int(match[2] or match[4]), int(match[3] or match[5]))
+        return value_of(-number if match[1] == "-" else number)
+    if len(text) > _LONGEST:
+        raise NotExact("it is too long")
+    if (written := _written_otherwise(text)) is not None:
+        return value_of(written)
+    if "," in text and any(bracket in text for bracket in "([{"):
+        # Within brackets a comma separates; "(1,234)" is a point.
+        raise NotExact("it has several parts")
+    return _Parser(_tokens(text)).read()
+
+
+def _written_otherwise(text: str) -> Fraction | None:
+    """Return a number that is written with a power of ten, or with decimals that repeat; None if it is none such."""
+    if "." not in text and "e" not in text and "E" not in text:
+        return None
+    match = _SCIENTIFIC.fullmatch(text)
+    if match is not None:
+        return bounded(value_of(Fraction(match[1]) * Fraction(10) ** int(match[2]))).get((1, 0), Fraction(0))
+    match = _REPEATING.fullmatch(text) if "." in text else None
+    if match is None:
+        return None
+    sign, whole, before, line, digit, first, between, last, brackets, dots = match.groups()
+    before = before or ""
+    block = line or digit or brackets or f"{first or ''}{between or ''}{last or ''}"
+    if dots is not None:
+        shown = _REPEATED.fullmatch(dots)
+        if shown is None:
+            raise NotExact("its decimals go on, and it is not said how")
+        before, block = shown[1], shown[2] or shown[3]
+    number = Fraction(int(f"{whole}{before}" or "0"), 10 ** len(before))
+    number += Fraction(int(block), 10 ** len(before) * (10 ** len(block) - 1))
+    return -number if sign == "-" else number
+
+
+def _plain_value(match: re.Match[str]) -> Value:
+    sign, whole, fraction, bare = match.groups()
+    if len(match[0]) > _MOST_DIGITS:
+        raise NotExact("it has too many digits")
+    digits, places = whole or "", (fraction or bare or ".")[1:]
+    if "," in digits:
+        digits = digits.replace(",", "")
+    number = int(digits + places or "0")
+    return value_of(Fraction(-number if sign == "-" else number, 10 ** len(places)))
+
+
+def _tokens(text: str) -> list[str]:
+    tokens = []
+    place = 0
+    while place < len(text):
+        match = _TOKEN.match(text, place)
+        if match is None:
+            if not text[place:].strip():
+                break
+            raise NotExact(f"{text[place : place + 8]!r} is no number")
+        place = match.end()
+        name = match["name"]
+        tokens.append(_PRODUCT_SIGNS.get(name, name) if name else match["number"] or match["sign"])
+    if not tokens:
+        raise NotExact("there is nothing")
+    return tokens
+
+
+class _Parser:
+    """Recursive descent over the tokens of one number."""
+
+    def __init__(self, tokens: list[str]) -> None:
+        self._tokens = tokens
+        self._place = 0
+        self._depth = 0
+
+    def read(self) -> Value:
+        value = self._sum()
+        if self._place != len(self._tokens):
+            raise NotExact(f"{self._peek()!r} is in the way")
+        return value
+
+    def _peek(self) -> str:
+        return self._tokens[self._place] if self._place < len(self._tokens) else ""
+
+    def _next(self) -> str:
+        token = self._peek()
+        self._place += 1
+        return token
+
+    def _expect(self, token: str) -> None:
+        if self._next() != token:
+            raise NotExact(f"{token!r} is missing")
+
+    def _sum(self) -> Value:
+        self._depth += 1
+        if self._depth > _DEEPEST:
+            raise NotExact("it is nested too deeply")
+        value = self._product()
+        while self._peek() in ("+", "-"):
+            sign = self._next()
+            term = self._product()
+            value = add(value, term if sign == "+" else scale(term, Fraction(-1)))
+        self._depth -= 1
+        return value
+
+    def _product(self) -> Value:
+        sign = Fraction(1)
+        while self._peek() in ("+", "-"):
+            sign = -sign if self._next() == "-" else sign
+        value = self._power()
+        while True:
+            token = self._peek()
+            if token in ("*", "/"):
+                self._next()
+                factor = self._signed_power()
+                value = multiply(value, factor) if token == "*" else divide(value, factor)
+            elif token and (token in ("(", "{", "pi", "π", "sqrt", "√") or token.startswith("\\")):
+                # "2(3)" and "2\sqrt{3}" are products; "2 3" is none, but "2 1/2" is a mixed number.
+                value = self._beside(value)
+            elif token[:1].isdigit() and self._is_mixed():
+                whole = value
+                part = divide(self._power(), self._after_slash())
+                value = add(whole, part)
+            else:
+                return scale(value, sign)
+
+    def _beside(self, value: Value) -> Value:
+        mixed = self._peek() in _FRACTIONS and self._place > 0 and self._tokens[self._place - 1].isdigit()
+        factor = self._power()
+        if not mixed:
+            return multiply(value, factor)
+        part = rational(factor)
+        # "2\frac{1}{3}" is two and a third.
+        if part is None or not 0 < part < 1:
+            raise NotExact("a number beside a fraction can be a sum or a product")
+        return add(value, factor)
+
+    def _is_mixed(self) -> bool:
+        """Whether "1/2" follows on a whole number, as in "2 1/2"."""
+        before = self._tokens[self._place - 1] if self._place else ""
+        after = self._tokens[self._place : self._place + 3]
+        whole = before.isdigit() and (
+            self._place < 2 or self._tokens[self._place - 2] in ("(", "{", "+", "-")
+        )
+        return (
+            whole
+            and len(after) == 3
+            and after[1] == "/"
+            and after[0].isdigit()
+            and after[2].isdigit()
+            and int(after[0]) < int(after[2])
+        )
+
+    def _after_slash(self) -> Value:
+        self._expect("/")
+        return self._power()
+
+    def _signed_power(self) -> Value:
+        negative = False
+        while self._peek() in ("+", "-"):
+            negative ^= self._next() == "-"
+        value = self._power()
+        return scale(value, Fraction(-1)) if negative else value
+
+    def _power(self) -> Value:
+        base = self._atom()
+        if self._peek() != "^":
+            return base
+        self._next()
+        exponent = rational(self._argument())
+        if exponent is None:
+            raise NotExact("the exponent is no fraction")
+        return to_power(base, exponent)
+
+    def _atom(self) -> Value:
+        token = self._next()
+        if token[:1].isdigit() or token[:1] == ".":
+            match = _PLAIN.fullmatch(token)
+            assert match is not None
+            return _plain_value(match)
+        if token == "(":
+            value = self._sum()
+            self._expect(")")
+            return value
+        if token == "{":
+            value = self._sum()
+            self._expect("}")
+            return value
+        if token in ("\\pi", "pi", "π"):
+            return {(1, 1): Fraction(1)}
+        if token in ("\\sqrt", "sqrt", "√"):
+            return self._root()
+        if token in _FRACTIONS:
+            return self._fraction()
+        raise NotExact(f"{token!r} is no number" if token else "it ends too early")
+
+    def _root(self) -> Value:
+        if self._peek() == "[":
+            self._next()
+            degree = rational(self._sum())
+            self._expect("]")
+            if degree is None or degree.denominator != 1 or not 2 <= degree <= LARGEST_EXPONENT:
+                raise NotExact("the root's degree is no small whole number")
+            value = self._argument()
+            number = rational(value)
+            if number is not None and number < 0 and degree.numerator % 2:
+                return scale(to_power(value_of(-number), 1 / degree), Fraction(-1))
+            return to_power(value, 1 / degree)
+        return to_power(self._argument(), Fraction(1, 2))
+
+    def _fraction(self) -> Value:
+        above = self._argument()
+        return divide(above, self._argument())
+
+    def _argument(self) -> Value:
+        """What stands in braces, or the one character that LaTeX takes where there are none."""
+        token = self._peek()
+        if token in ("{", "("):
+            return self._atom()
+        if token[:1].isdigit():
+            digit, rest = token[0], token[1:]
+            if rest and (rest[0] in ".,"):
+                raise NotExact("a number in pieces")
+            if rest:
+                self._tokens[self._place] = rest
+            else:
+                self._place += 1
+            return value_of(Fraction(digit))
+        return self._atom()
