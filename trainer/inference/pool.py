@@ -67,6 +67,7 @@ class ServerPool:
         clients: The servers by name, such as their addresses.
         max_concurrent: Requests under way at one server; more wait, by priority.
         patience_s: How long servers that are all gone are waited for.
+        update_timeout_s: How long one server may take for an update, verified; then it is lost, and others go on.
         check: Looks whether a server has the weights that it was sent.
         attempts: Updates of one server before its wrong weights are an error.
         look_every_s: How often servers that are gone are looked for, and others asked how they are.
@@ -80,6 +81,7 @@ class ServerPool:
         *,
         max_concurrent: int,
         patience_s: float,
+        update_timeout_s: float = 1800.0,
         check: Check | None = None,
         attempts: int = 2,
         look_every_s: float = 5.0,
@@ -96,6 +98,7 @@ class ServerPool:
         self._former: list[Member] = []
         self._partings: list[asyncio.Task[None]] = []
         self._patience_s = patience_s
+        self._update_timeout_s = update_timeout_s
         self._check = check
         self._attempts = attempts
         self._look_every_s = look_every_s
@@ -249,8 +252,7 @@ class ServerPool:
         deadline = asyncio.get_running_loop().time() + self._patience_s
         while True:
             self._raise_if_failed()
-            # One that sleeps is woken, whatever has been heard of it since.
-            known = [member for member in self._members if member.connected or member.asleep]
+            known = [member for member in self._members if member.waited_for]
             if any(await all_or_cancel([self._bring_along(member) for member in known])):
                 return
             self._changed.clear()
@@ -350,6 +352,7 @@ class ServerPool:
         if not member.serving:
             # A request may have found it gone while it took the weights: it is there, as it has them.
             member.connected = member.serving = True
+            member.overdue = False
             member.trouble, member.misses = "", 0
             self._changed.set()
             self._tell_of_coming(member)
@@ -357,10 +360,12 @@ class ServerPool:
 
     async def _take_weights(self, member: Member) -> bool:
         """Have a server take the current weights; `syncing` is held."""
+        limit = asyncio.timeout(self._update_timeout_s)
         try:
-            await self._sync(member)
-            if not member.serving:
-                await self._stand_as_others(member)
+            async with limit:
+                await self._sync(member)
+                if not member.serving:
+                    await self._stand_as_others(member)
             return True
         except (WeightUpdateError, WrongWeightsError) as error:
             if not member.let_go.is_set() and not isinstance(error.__cause__, ServerGoneError):
@@ -368,7 +373,8 @@ class ServerPool:
                 raise  # it is there, and does not take them
             self._lost(member, error)
         except (*GONE, InferenceError) as error:
-            self._lost(member, error)
+            member.overdue = limit.expired()
+            self._lost(member, self._overdue() if member.overdue else error)
         except RunError:
             member.serving = False  # what it would answer with is undefined
             raise
@@ -403,6 +409,12 @@ class ServerPool:
             await (member.client.resume() if paused is None else member.client.pause(paused))
             if paused == self._paused:
                 return
+
+    def _overdue(self) -> TimeoutError:
+        return TimeoutError(
+            f"it has not taken the weights of version {self._version} in {self._update_timeout_s:g} s "
+            "(inference.update_timeout_s)"
+        )
 
     def _lost(self, member: Member, error: Exception) -> None:
         said = words_of(error)
