@@ -29,6 +29,8 @@ _LOOKS: Mapping[DialectName, Callable[[Need], Conversation[Seen]]] = {
 }
 SIGNS_OF_LIFE: Mapping[DialectName, str] = {"vllm": vllm.SIGN_OF_LIFE, "sglang": sglang.SIGN_OF_LIFE}
 """What a server is asked to find whether it lives."""
+ENGINE_SIGNS: Mapping[DialectName, str] = {"vllm": vllm.ENGINE_SIGN, "sglang": sglang.ENGINE_SIGN}
+"""What a server is asked to find whether its engine works."""
 FAREWELL_S = 5.0
 """How long a server is talked to when nobody waits for it."""
 

@@ -49,6 +49,8 @@ NAMES_WEIGHTS_PER_TOKEN = (0, 33)
 """The first release whose replies say which weights drew each token."""
 SIGN_OF_LIFE = "/health"
 """What it answers as long as its engine has not failed, paused or not."""
+ENGINE_SIGN = "/is_sleeping"
+"""What its engine answers, between two steps, in a pause and asleep; without dev mode nobody asks the engine."""
 
 _DEV_MODE = "start vLLM with the environment variable VLLM_SERVER_DEV_MODE=1"
 _LORA = "start vLLM with --enable-lora and the environment variable VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"
