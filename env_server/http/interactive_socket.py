@@ -28,7 +28,7 @@ from env_server.http.socket import POLICY_VIOLATION, reject
 from env_server.messages.envelope import as_problem
 from env_server.messages.negotiation import too_large_request
 from env_server.messages.validation import invalid, validate
-from env_server.operations.sandbox import InteractiveSession, InteractiveSessions
+from env_server.operations.interactive_sessions import InteractiveSession, InteractiveSessions
 from env_server.operations.services import Services
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]

@@ -33,11 +33,12 @@ from env_server.journal.journal_file import JournalError, JournalFile
 from env_server.operations.episodes import Rendering, Resetting
 from env_server.operations.exposition import Exposition, aggregate
 from env_server.operations.information import Information
+from env_server.operations.interactive_sessions import InteractiveSessions
 from env_server.operations.making import Making
 from env_server.operations.operations import Calls, Operations
 from env_server.operations.readiness import Readiness
 from env_server.operations.runner import Runner
-from env_server.operations.sandbox import InteractiveSessions, RunningCode, ServedSandbox
+from env_server.operations.sandbox import RunningCode, ServedSandbox
 from env_server.operations.stepping import Stepping
 from env_server.operations.verifying import Verifying
 from env_server.operations.worker_pools import WorkerPools

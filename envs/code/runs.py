@@ -142,18 +142,20 @@ class Runs:
     ) -> list[Answer]:
         """Send one request after the other, until an answer fails its test."""
         answers = [NOT_ASKED] * len(requests)
-        session = self._sandbox.open_session(program("candidate"), limits=limits)
-        lines = Lines(session, time.monotonic() + limits.wall_seconds)
-        lines.send(setup)
         heard = False
-        for request in requests:
-            number = request["id"]
-            said = lines.receive() if lines.send(request) else b""
-            heard |= bool(said)
-            answers[number] = read_answers(said, len(requests))[number]
-            if fails(number, answers[number]):
-                break
-        result = session.close()
+        session = self._sandbox.open_session(program("candidate"), limits=limits)
+        try:
+            lines = Lines(session, time.monotonic() + limits.wall_seconds)
+            lines.send(setup)
+            for request in requests:
+                number = request["id"]
+                said = lines.receive() if lines.send(request) else b""
+                heard |= bool(said)
+                answers[number] = read_answers(said, len(requests))[number]
+                if fails(number, answers[number]):
+                    break
+        finally:
+            result = session.close()
         raise_faults(result)
         if not heard:
             self._see_that_it_works(setup, result)

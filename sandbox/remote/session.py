@@ -170,6 +170,10 @@ def open_remote_session(
     except UploadRefusedError as error:
         stack.close()
         return EndedSession(too_large(f"{address}: {error}"))
+    except BaseException:
+        # Nobody else knows of the program, and it would live on for as long as its socket.
+        stack.close()
+        raise
     if refusal is not None:
         stack.close()
         raise SandboxUnavailableError(f"remote: {address}: {refusal}")

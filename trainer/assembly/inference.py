@@ -212,6 +212,7 @@ async def open_inference(
             roster=None if roster is None else Roster(roster.names, meet),
             max_concurrent=settings.inference.max_concurrent_requests,
             patience_s=settings.inference.patience_s,
+            update_timeout_s=settings.inference.update_timeout_s,
             check=check,
             attempts=settings.weights.attempts,
             look_every_s=settings.inference.look_every_s,

@@ -155,6 +155,11 @@ class InferenceSettings(Settings):
     patience_s: Seconds = Field(
         300.0, description="Servers that are all gone are waited for so long; then the run is saved and ends."
     )
+    update_timeout_s: Seconds = Field(
+        1800.0,
+        description="A server that has not taken new weights in so long, and been verified, is lost: the run goes on "
+        "with the others.",
+    )
     max_concurrent_requests: Count = Field(
         256, description="Requests under way at one server; more wait with the trainer."
     )

@@ -170,6 +170,7 @@ class Attendance:
     def came(self, member: Member) -> None:
         """Note that a server has the current weights, and gets requests."""
         member.connected = member.serving = True
+        member.overdue = False
         member.trouble, member.misses = "", 0
         self.change()
         if member.is_new or member.told:

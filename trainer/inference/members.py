@@ -68,6 +68,7 @@ class Member:
         taken_at: The version in which that happened last.
         syncing: Held while it is brought up to date.
         asleep: Whether it gave its memory back, until it gets weights again.
+        overdue: Whether its last update did not end in time. Others wait for it no more until it has taken one.
         waits_beyond: Version that could not be brought to it when it was back: it gets the next one with the others.
         is_new: Whether it was added while the run goes on, and has not served yet.
         let_go: Set when it is taken away.
@@ -88,10 +89,16 @@ class Member:
     taken_at: int | None = None
     syncing: asyncio.Lock = field(default_factory=asyncio.Lock)
     asleep: bool = False
+    overdue: bool = False
     waits_beyond: int | None = None
     is_new: bool = False
     let_go: asyncio.Event = field(default_factory=asyncio.Event)
     under_way: set[asyncio.Timeout] = field(default_factory=set)
+
+    @property
+    def waited_for(self) -> bool:
+        """Whether an update of all is to reach it; one that sleeps is woken, whatever has been heard of it since."""
+        return (self.connected or self.asleep) and not self.overdue
 
     def leave(self) -> None:
         """Take the server away: whatever waits for it ends now."""

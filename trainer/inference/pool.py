@@ -36,6 +36,7 @@ class ServerPool:
         clients: The servers by name, such as their addresses.
         max_concurrent: Requests under way at one server; more wait, by priority.
         patience_s: How long servers that are all gone are waited for.
+        update_timeout_s: How long one server may take for an update, verified; then it is lost, and others go on.
         check: Looks whether a server has the weights that it was sent.
         attempts: Updates of one server before its wrong weights are an error.
         look_every_s: How often servers that are gone are looked for, and others asked how they are.
@@ -49,6 +50,7 @@ class ServerPool:
         *,
         max_concurrent: int,
         patience_s: float,
+        update_timeout_s: float = 1800.0,
         check: Check | None = None,
         attempts: int = 2,
         look_every_s: float = 5.0,
@@ -56,7 +58,9 @@ class ServerPool:
         roster: Roster | None = None,
     ) -> None:
         self._attendance = Attendance(clients, max_concurrent=max_concurrent, patience_s=patience_s, say=say)
-        self._weights = PoolWeights(self._attendance, check, attempts, say)
+        self._weights = PoolWeights(
+            self._attendance, check, attempts=attempts, update_timeout_s=update_timeout_s, say=say
+        )
         self._watch = PoolWatch(self._attendance, self._weights, look_every_s, roster)
         self._router = Router()
         self._resubmitted = 0

@@ -27,15 +27,23 @@ class PoolWeights:
         attendance: The servers.
         check: Looks whether a server has the weights that it was sent.
         attempts: Updates of one server before its wrong weights are an error.
+        update_timeout_s: How long one server may take for an update, verified; then it is lost, and others go on.
         say: Told of a server that is sent its weights again.
     """
 
     def __init__(
-        self, attendance: Attendance, check: Check | None, attempts: int, say: Callable[[str], None]
+        self,
+        attendance: Attendance,
+        check: Check | None,
+        *,
+        attempts: int,
+        update_timeout_s: float,
+        say: Callable[[str], None],
     ) -> None:
         self._attendance = attendance
         self._check = check
         self._attempts = attempts
+        self._update_timeout_s = update_timeout_s
         self._say = say
         self._source: WeightSource | None = None
 
@@ -51,8 +59,7 @@ class PoolWeights:
         deadline = asyncio.get_running_loop().time() + self._attendance.patience_s
         while True:
             self._attendance.raise_if_failed()
-            # One that sleeps is woken, whatever has been heard of it since.
-            known = [member for member in self._attendance if member.connected or member.asleep]
+            known = [member for member in self._attendance if member.waited_for]
             if any(await all_or_cancel([self._bring_along(member) for member in known])):
                 return
             await self._attendance.until_changed(deadline)
@@ -91,10 +98,12 @@ class PoolWeights:
 
     async def _take_weights(self, member: Member) -> bool:
         """Have a server take the current weights; `syncing` is held."""
+        limit = asyncio.timeout(self._update_timeout_s)
         try:
-            await self._sync(member)
-            if not member.serving:
-                await self._stand_as_others(member)
+            async with limit:
+                await self._sync(member)
+                if not member.serving:
+                    await self._stand_as_others(member)
             return True
         except (WeightUpdateError, WrongWeightsError) as error:
             if not member.let_go.is_set() and not isinstance(error.__cause__, ServerGoneError):
@@ -102,7 +111,8 @@ class PoolWeights:
                 raise  # it is there, and does not take them
             self._attendance.lost(member, error)
         except (*GONE, InferenceError) as error:
-            self._attendance.lost(member, error)
+            member.overdue = limit.expired()
+            self._attendance.lost(member, self._overdue() if member.overdue else error)
         except RunError:
             member.serving = False  # what it would answer with is undefined
             raise
@@ -129,6 +139,12 @@ class PoolWeights:
                     raise
                 if not (member.is_new and member.told):
                     self._say(f"{error}; it is sent them again")
+
+    def _overdue(self) -> TimeoutError:
+        return TimeoutError(
+            f"it has not taken the weights of version {self._attendance.version} in {self._update_timeout_s:g} s "
+            "(inference.update_timeout_s)"
+        )
 
     async def _stand_as_others(self, member: Member) -> None:
         """Pause a server that is about to serve, or let it go on, as the pool is, which may change meanwhile."""

@@ -26,7 +26,7 @@ from trainer.inference.dialect import Bucket, Capabilities, GroupAddress, Memory
 from trainer.inference.errors import InferenceError, WeightsError
 from trainer.inference.partial_reply import PartialReply
 from trainer.inference.server_http import ServerHttp
-from trainer.inference.server_link import FAREWELL_S, SIGNS_OF_LIFE, ServerLink
+from trainer.inference.server_link import ENGINE_SIGNS, FAREWELL_S, SIGNS_OF_LIFE, ServerLink
 from trainer.inference.server_pauses import ServerPauses
 from trainer.inference.server_replies import ServerReplies
 from trainer.inference.server_updates import TensorCarrier, WeightUpdates
@@ -79,6 +79,7 @@ class ServerClient:
             patience_s=patience_s,
             watch_every_s=watch_every_s,
             sign_of_life=SIGNS_OF_LIFE[dialect],
+            engine_sign=ENGINE_SIGNS[dialect],
         )
         self._link = ServerLink(http, dialect, Need(way, pause_mode))
         under_way = UnderWay()

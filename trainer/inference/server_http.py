@@ -2,11 +2,12 @@
 
 A call that is lost is made again where that is safe. Nobody polls for himself: one look-out asks a server that is gone
 whether it is back, and all who wait for it hear of it at once. Another watches while calls are under way, because a
-server that stands still keeps its connections.
+server that stands still keeps its connections, and a front whose engine stands still answers on.
 """
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import orjson
@@ -15,6 +16,7 @@ from trainer.core.errors import ConfigError
 from trainer.inference.calls import HttpAnswer, HttpCall, message_of
 from trainer.inference.connections import Connections, LostCallError, NotConnectedError
 from trainer.inference.dialect import Conversation
+from trainer.inference.engine_watch import EngineWatch
 from trainer.inference.errors import InferenceError, MalformedReplyError, ServerGoneError, words_of
 
 Result = TypeVar("Result")
@@ -24,6 +26,8 @@ _LARGEST_ANSWER = 2**26
 """Bytes; a reply of 100,000 tokens has a fifth of it."""
 _CONNECT_S = 10.0
 _HEALTH_S = 5.0
+_ENGINE_S = 120.0
+"""How long an engine may be silent behind a front that answers."""
 _SHORTEST_WAIT_S, _LONGEST_WAIT_S = 0.05, 2.0
 # Shorter than servers keep idle connections (5 s), so that none is used that they are about to close.
 _KEEPALIVE_S = 2.0
@@ -45,6 +49,7 @@ class ServerHttp:
         patience_s: How long it may be away, or busy, before a call fails.
         watch_every_s: How often it is asked whether it lives while calls are under way.
         sign_of_life: Route that it answers at once for as long as it lives, also in a pause.
+        engine_sign: Route that its engine answers, also in a pause, and not while it is steered.
 
     Raises:
         ConfigError: If `url` is none.
@@ -59,6 +64,7 @@ class ServerHttp:
         patience_s: float,
         watch_every_s: float,
         sign_of_life: str = "/health",
+        engine_sign: str = "/health",
     ) -> None:
         if not url.startswith(("http://", "https://")):
             raise ConfigError(f"{url!r} is no URL of a server: it starts with http:// or https://")
@@ -68,6 +74,10 @@ class ServerHttp:
         self._patience_s = patience_s
         self._watch_every_s = watch_every_s
         self._sign_of_life = sign_of_life
+        self._engine_sign = engine_sign
+        self._engine_s = max(patience_s, _ENGINE_S)
+        self._engine = EngineWatch(self._ask_engine, self._engine_s)
+        self._steering = 0
         self._connections = Connections(
             self.url, connect_s=_CONNECT_S, keep_s=_KEEPALIVE_S, largest=_LARGEST_ANSWER
         )
@@ -79,6 +89,7 @@ class ServerHttp:
     async def close(self) -> None:
         """End all calls."""
         self.interrupt(InferenceError(f"{self.url}: the client was closed"))
+        self._engine.rest()
         tasks = [task for task in (self._watch, self._outage) if task is not None]
         for task in tasks:
             task.cancel()
@@ -158,6 +169,7 @@ class ServerHttp:
 
     async def _watched(self, call: HttpCall, reading: Callable[[], OnBody] | None) -> HttpAnswer:
         limit = asyncio.timeout(None)
+        self._steering += call.admin
         try:
             async with limit:
                 self._under_way[limit] = None
@@ -170,6 +182,7 @@ class ServerHttp:
             raise error from None
         finally:
             self._under_way.pop(limit, None)
+            self._steering -= call.admin
 
     async def _once(self, call: HttpCall, on_body: OnBody | None = None) -> HttpAnswer:
         headers = dict(call.headers)
@@ -194,6 +207,11 @@ class ServerHttp:
             return False
         return answer.ok and not answer.is_page
 
+    async def _ask_engine(self) -> None:
+        # Any answer is one of the engine or of a release that asks it nothing; a lost one is the front's matter.
+        with suppress(LostCallError, MalformedReplyError):
+            await self._once(HttpCall(self._engine_sign, method="GET"))
+
     async def _until_back(self, pace: "_Pace") -> None:
         if self._outage is None or self._outage.done():
             self._outage = asyncio.create_task(self._look_out())
@@ -217,12 +235,24 @@ class ServerHttp:
             asked = loop.time()
             if await self.alive():
                 silent_since = None
+                if self._engine.look(steered=self._steering > 0):
+                    self._lose_engine()
                 continue
             silent_since = asked if silent_since is None else silent_since
             if loop.time() - silent_since >= self._patience_s:
                 self.troubles += 1
                 self.interrupt(ServerGoneError(f"{self.url} has not answered for {self._patience_s:g} s"))
                 silent_since = None
+        self._engine.rest()
+
+    def _lose_engine(self) -> None:
+        self.troubles += 1
+        self._engine.rest()
+        self.interrupt(
+            ServerGoneError(
+                f"the engine behind {self.url} has not answered {self._engine_sign} for {self._engine_s:g} s"
+            )
+        )
 
 
 class _Pace:

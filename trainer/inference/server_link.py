@@ -32,6 +32,11 @@ SIGNS_OF_LIFE: Mapping[DialectName, str] = {
     "sglang": sglang_probe.SIGN_OF_LIFE,
 }
 """What a server is asked to find whether it lives."""
+ENGINE_SIGNS: Mapping[DialectName, str] = {
+    "vllm": vllm_probe.ENGINE_SIGN,
+    "sglang": sglang_probe.ENGINE_SIGN,
+}
+"""What a server is asked to find whether its engine works."""
 FAREWELL_S = 5.0
 """How long a server is talked to when nobody waits for it."""
 

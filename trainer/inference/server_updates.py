@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import asynccontextmanager
 from typing import Any, Protocol
 
+from trainer.core.ending import to_its_end
 from trainer.core.errors import ConfigError
 from trainer.inference.base import AdapterSource, PauseMode, WeightSource
 from trainer.inference.dialect import Bucket, GroupAddress
@@ -95,9 +96,10 @@ class WeightUpdates:
             address = carrier.address(self._link.capabilities.world_size)
             await _together(self.join_group(address), carrier.join())
         async with self.updating(version):
-            # Weights that are divided over ranks are gathered for each bucket, which takes its time.
+            # Weights that are divided over ranks are gathered for each bucket, which takes its time. An update that is
+            # given up meanwhile waits for that: the ranks gather one thing after another.
             buckets = carrier.buckets(source)
-            while (bucket := await asyncio.to_thread(next, buckets, None)) is not None:
+            while (bucket := await to_its_end(asyncio.to_thread(next, buckets, None))) is not None:
                 await _together(self.announce(bucket), carrier.send(bucket))
 
     async def take_folder(self, folder: str, version: int) -> None:

@@ -20,6 +20,8 @@ from trainer.inference.sglang_replies import read_first_logprob
 SIGN_OF_LIFE = "/model_info"
 """What its front end answers by itself. `/health` draws a token, unless the server is told otherwise: it says nothing
 while the server is paused for an update, and its request stands in the queue that a flush wants empty."""
+ENGINE_SIGN = "/server_info"
+"""What its scheduler answers, between two batches and in a pause, without a token. `/v1/loads` is read without it."""
 
 _OLDEST = (0, 5, 20)
 """The first release whose replies say which weights drew each token."""

@@ -27,6 +27,8 @@ from trainer.inference.vllm_replies import read_first_logprob
 
 SIGN_OF_LIFE = "/health"
 """What it answers as long as its engine has not failed, paused or not."""
+ENGINE_SIGN = "/is_sleeping"
+"""What its engine answers, between two steps, in a pause and asleep; without dev mode nobody asks the engine."""
 
 _OLDEST = (0, 24)
 """The first release with sessions of weight updates."""

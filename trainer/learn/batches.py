@@ -2,8 +2,8 @@
 
 import hashlib
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Self
 
 import torch
@@ -26,12 +26,17 @@ class EpisodeBatch:
         episodes: The same, as the algorithms read them.
         rows: Their training rows.
         mask: True where the policy sampled the token, bool `[rows, tokens]`.
+        chosen: Indices of the groups that the update has chosen rows of. It is the update that notes them, and those
+            below; parts of the batch share them with it.
+        trained: Indices of the groups with rows in an optimizer step that was taken.
     """
 
     trajectories: list[Trajectory]
     episodes: TrajectoryBatch
     rows: list[Row]
     mask: Tensor
+    chosen: set[int] = field(default_factory=set)
+    trained: set[int] = field(default_factory=set)
 
     @property
     def domains(self) -> list[str]:
@@ -55,6 +60,10 @@ class EpisodeBatch:
     def rows_at(self, places: Sequence[int]) -> Self:
         """Return the batch with some of its rows alone; the episodes stay."""
         return replace(self, rows=[self.rows[place] for place in places], mask=self.mask[list(places)])
+
+    def groups_of(self, places: Iterable[int]) -> set[int]:
+        """Return the indices of the groups that some of the rows are of."""
+        return {self.episodes.groups[self.rows[place].trajectory] for place in places}
 
     def note_advantages(self, advantages: Tensor) -> None:
         """Write into the records with which advantages they are trained.

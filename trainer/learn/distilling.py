@@ -29,7 +29,7 @@ class RowSource(Protocol):
     """Makes training rows of a batch of episodes, with whatever the loss reads."""
 
     async def rows(self, batch: EpisodeBatch) -> list[TrainRow]:
-        """Return the rows; those without a marked token are left out."""
+        """Return a row for each of the batch's, in their order; of those without a marked token nothing is learnt."""
         ...
 
 
@@ -91,11 +91,9 @@ class HindsightRows:
         self._hindsight = hindsight
 
     async def rows(self, batch: EpisodeBatch) -> list[TrainRow]:
-        """Return the rows with replies that something could be told about."""
+        """Return the rows, marked where there are replies that something could be told about."""
         told = self._hindsight.rows(batch)
-        if not told:
-            return []
-        scores = await asyncio.to_thread(self._student.forward, [each.row for each in told])
+        scores = await asyncio.to_thread(self._student.forward, [each.row for each in told]) if told else []
         return scores_in_place(told, scores, batch.rows)
 
 
@@ -136,15 +134,20 @@ class DistillationLearner:
         Raises:
             RunError: If too many steps in a row were left out.
         """
-        rows = [row for row in await self._source.rows(batch) if bool(row.mask.any())]
-        if not rows:
+        made = await self._source.rows(batch)
+        places = [place for place, row in enumerate(made) if bool(row.mask.any())]
+        if not places:
             return {"batch/rows": 0.0}
+        batch.chosen.update(batch.groups_of(places))
+        rows = [made[place] for place in places]
         counts = Denominators.from_lengths(int(row.mask.sum()) for row in rows)
         loss = partial(mean_loss, counts=counts)
         if self._sampled:
             loss = partial(_sampled_loss, counts=counts, largest_ratio=self._largest_ratio)
         taken = await asyncio.to_thread(self._student.step, rows, loss, entropy="metric")
         self._skipped.note(applied=taken.applied)
+        if taken.applied:
+            batch.trained.update(batch.groups_of(places))
         metrics = _report(taken) | {"batch/rows": float(len(rows)), "distill/tokens": float(counts.tokens)}
         return metrics | {"policy/learning_rate": self._student.learning_rate}
 

@@ -130,5 +130,4 @@ def scores_in_place(
     return [
         replace(row.tensors(behaviour=True), mask=mask).with_fields({"taught": values})
         for row, mask, values in zip(whole, masks, taught, strict=True)
-        if bool(mask.any())
     ]

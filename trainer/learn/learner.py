@@ -151,8 +151,10 @@ class Learner:
         left_out = (
             {"batch/episodes_left_out": float(choice.kept.count(False))} if False in choice.kept else {}
         )
-        if not any(kept[row.trajectory] for row in batch.rows):
+        places = [place for place, row in enumerate(batch.rows) if kept[row.trajectory]]
+        if not places:
             return {"batch/rows": 0.0} | left_out
+        batch.chosen.update(batch.groups_of(places))
         settings = self._effective()
         memory = self._models.memory
         memory.state = with_returns(settings, memory.state, batch.episodes)
@@ -193,7 +195,6 @@ class Learner:
             row.with_fields({name: part[place] for name, part in extra.items() if part is not None})
             for place, row in enumerate(rows)
         ]
-        places = [place for place, row in enumerate(batch.rows) if kept[row.trajectory]]
         trained = batch.rows_at(places)
         trained.note_advantages(result.advantages[places])
         chosen = [complete[place] for place in places]
@@ -330,6 +331,8 @@ class Learner:
                 if taken.outputs is not None:
                     told = mismatch(chosen, taken.outputs, places, batch, version)
                 self._policy_steps.note(applied=taken.applied, why=taken.broken)
+                if taken.applied:
+                    batch.trained.update(batch.groups_of(places))
                 policy_steps.append(taken)
                 if self._models.critic is not None:
                     taken = self._models.critic.step(

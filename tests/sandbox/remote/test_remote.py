@@ -1,5 +1,6 @@
 """What becomes of runs whose server is away, broken, full or another one than was meant."""
 
+import json
 import socket
 import threading
 from collections.abc import Iterator
@@ -7,6 +8,8 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.server import ServerConnection, serve
 
 from env_server.access.tokens import add_token
 from sandbox.core.base import SandboxUnavailableError
@@ -134,3 +137,22 @@ def test_a_server_that_goes_takes_its_programs_along() -> None:
         with pytest.raises(BrokenPipeError):
             session.write(b"more\n")
         assert session.close().outcome is Outcome.SANDBOX_ERROR
+
+
+def test_a_session_that_cannot_be_begun_leaves_no_program_behind() -> None:
+    left = threading.Event()
+
+    def answer(connection: ServerConnection) -> None:
+        connection.recv()
+        connection.send("no JSON")
+        try:
+            connection.recv(timeout=20)
+        except ConnectionClosed:
+            left.set()
+
+    with serve(answer, "127.0.0.1", 0) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.socket.getsockname()[1]}"
+        with closing(RemoteSandbox(url)) as sandbox, pytest.raises(json.JSONDecodeError) as failed:
+            sandbox.open_session(PROGRAM)
+        assert left.wait(20), failed.value

@@ -20,7 +20,6 @@ from trainer.core.errors import RunError
 from trainer.core.numbers import not_finite
 from trainer.learn.batches import episode_batch
 from trainer.learn.learner import Learner, Models
-from trainer.learn.pipelines.rl import account_for
 from trainer.learn.pipelines.saving import Saver
 from trainer.learn.pipelines.sft import train_supervised
 from trainer.learn.rows import row_builder
@@ -29,10 +28,9 @@ from trainer.models.value_head import ValueModel
 from trainer.records.checkpoint import RunState
 from trainer.records.checkpoint_store import CheckpointStore
 from trainer.records.group import Group
-from trainer.records.ledger import Fate, Ledger
+from trainer.records.ledger import Ledger
 from trainer.records.segment import Segment
 from trainer.records.trajectory import Outcome, Trajectory
-from trainer.tasks.task import Task
 
 DISTINCT = [
     *(
@@ -426,21 +424,6 @@ async def test_optimizers_and_critics_that_are_not_finite_are_not_saved(tmp_path
     with pytest.raises(RunError, match=f"because .*{broken}"):
         await saver(models, store).save(RunState(3, 3, 0, ()))
     assert store.latest() is None
-
-
-def test_groups_of_an_update_that_was_left_out_are_dropped_in_the_ledger():
-    ledger, groups = Ledger(), [Group(4, Task(4, "Any-v0", 0), 0)]
-    account_for(ledger, groups, {"policy/skipped_steps": 2.0, "policy/optimizer_steps": 0.0}, step=1)
-    assert ledger.counts()["dropped/update:not_finite"] == 1
-    account_for(ledger, groups, {"policy/skipped_steps": 2.0, "policy/optimizer_steps": 2.0}, step=1)
-    assert ledger.fate(4) is Fate.TRAINED
-
-
-def test_groups_of_which_no_episode_is_left_are_dropped_in_the_ledger():
-    ledger, groups = Ledger(), [Group(4, Task(4, "Any-v0", 0), 0)]
-    account_for(ledger, groups, {"batch/rows": 0.0, "batch/episodes_left_out": 8.0}, step=1)
-    assert ledger.counts()["dropped/episodes:none_left"] == 1
-    assert ledger.fate(4) is Fate.DROPPED
 
 
 def test_a_warm_start_that_is_never_finite_ends():

@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 import json
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
@@ -162,7 +162,7 @@ async def _update(
         sent = await parts.publisher.publish(parts.models.policy, version + 1)
     clock.synced = time.monotonic()
 
-    account_for(parts.ledger, kept, updated, step)
+    account_for(parts.ledger, kept, batch, step)
     for group in groups.kept:
         parts.scheduler.release(group)
     parts.ledger.flush()
@@ -227,16 +227,18 @@ def choose_groups(parts: Parts, groups: Sequence[Group]) -> list[Group]:
     return [group for group in groups if group.decision == KEPT]
 
 
-def account_for(ledger: Ledger, groups: Sequence[Group], updated: Mapping[str, float], step: int) -> None:
-    """Say of groups that they were trained, or that the update left out all its steps, or all their episodes."""
-    if updated.get("policy/skipped_steps") and not updated.get("policy/optimizer_steps"):
-        for group in groups:
+def account_for(ledger: Ledger, groups: Sequence[Group], batch: EpisodeBatch, step: int) -> None:
+    """Say of each group of a batch that was updated on that it was trained, or why nothing of it was.
+
+    Nothing is where none of its episodes was chosen, or where all optimizer steps that they were in were left out.
+    """
+    for group in groups:
+        if group.index in batch.trained:
+            ledger.trained([group.index], step)
+        elif group.index in batch.chosen:
             ledger.dropped(group.index, "update:not_finite")
-    elif updated.get("batch/rows") == 0:
-        for group in groups:
+        else:
             ledger.dropped(group.index, "episodes:none_left")
-    else:
-        ledger.trained([group.index for group in groups], step)
 
 
 def digests(groups: Sequence[Group], models: Models) -> dict[str, str]:

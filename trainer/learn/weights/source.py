@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from trainer.backends.base import TrainBackend
 from trainer.backends.ranked import RankedBackend
+from trainer.core.ending import to_its_end
 from trainer.core.errors import RunError
 from trainer.learn.weights.folders import WeightFolders
 from trainer.models.weights import hub_tensors, parameters_of
@@ -89,9 +90,8 @@ class BackendWeights:
         async with self._writing:
             if self._folder is None:
                 self._require_held()
-                self._folder = await asyncio.to_thread(
-                    self._required_folders().write, self._version, self._backend.export()
-                )
+                await to_its_end(self._write_folder())  # for the others, who ask next
+            assert self._folder is not None
         return self._folder
 
     async def adapter_folder(self) -> Path:
@@ -104,15 +104,22 @@ class BackendWeights:
         async with self._writing:
             if self._adapter_folder is None:
                 self._require_held()
-                self._adapter_folder = await asyncio.to_thread(
-                    self._required_folders().write_adapter, self._version, self._backend.save_adapter
-                )
+                await to_its_end(self._write_adapter_folder())
+            assert self._adapter_folder is not None
         return self._adapter_folder
 
     def release(self) -> None:
         """Training goes on: a folder that was written stays, and the tensors are of this version no more."""
         self._held = False
         self._gathered.drop()
+
+    async def _write_folder(self) -> None:
+        write = self._required_folders().write
+        self._folder = await asyncio.to_thread(write, self._version, self._backend.export())
+
+    async def _write_adapter_folder(self) -> None:
+        write = self._required_folders().write_adapter
+        self._adapter_folder = await asyncio.to_thread(write, self._version, self._backend.save_adapter)
 
     def _required_folders(self) -> WeightFolders:
         if self._folders is None:

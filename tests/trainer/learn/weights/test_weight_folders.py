@@ -182,6 +182,16 @@ async def test_a_version_is_written_once_however_many_ask(folders, model):
     assert folders.bytes_written == sum(tensor.numel() * 4 for _, tensor in source.tensors())
 
 
+async def test_who_no_longer_waits_for_a_version_leaves_it_written_for_the_others(folders, model):
+    source = BackendWeights(backend_of(model), 5, folders)
+    asking = asyncio.ensure_future(source.folder())
+    await asyncio.sleep(0)
+    asking.cancel()
+    await source.folder()
+    assert asking.cancelled()
+    assert folders.bytes_written == sum(tensor.numel() * 4 for _, tensor in source.tensors())
+
+
 async def test_weights_that_training_has_changed_are_not_given_out_as_the_old_ones(folders, model):
     written, other = (
         BackendWeights(backend_of(model), 5, folders),

@@ -1,0 +1,187 @@
+"""Interactive sessions with programs in the sandbox of a server."""
+
+import asyncio
+import socket
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, TypeVar
+
+from clients.protocol.errors import ProblemError
+from env_server.access.tokens import Caller
+from env_server.common.io_process import going_away
+from env_server.common.setting_sections import SandboxSettings
+from env_server.messages.validation import validate
+from env_server.operations.sandbox import ServedSandbox, Slots, asked_for
+from env_server.sessions.replies import Reply
+from sandbox.core.base import SandboxSession, SandboxUnavailableError
+from sandbox.core.result import RunResult
+from sandbox.remote.run_code import RunCodeRequest, build_reply
+
+_T = TypeVar("_T")
+
+
+class InteractiveSessions:
+    """Opens interactive sessions; what is asked of them is done in threads.
+
+    Args:
+        settings: How many there may be, and for how long.
+        served: Where they run.
+    """
+
+    def __init__(self, settings: SandboxSettings, served: ServedSandbox) -> None:
+        self._settings = settings
+        self._served = served
+        limit = settings.max_program_sessions
+        self._slots = Slots(
+            limit, settings.max_runs_per_token, "max_program_sessions", "interactive sessions"
+        )
+        # Two for each: its end begins while what was asked of it last is under way, and waits for no other session.
+        self._threads = ThreadPoolExecutor(2 * limit, thread_name_prefix="program")
+        self._open: set[InteractiveSession] = set()
+        self._closed = False
+
+    async def open(self, caller: Caller, fields: Mapping[str, Any]) -> "InteractiveSession":
+        """Start a program. Whoever is cancelled meanwhile has it ended as soon as it is there.
+
+        Raises:
+            ProblemError: `invalid_request`, `at_capacity`, `draining`, or `env_error` where the sandbox fails.
+        """
+        longest_s = self._settings.max_program_session_s
+        request = validate(RunCodeRequest, fields)
+        run = asked_for(self._served, request, longest_s, "max_program_session_s")
+        if self._closed:
+            raise going_away()
+        self._slots.take(caller)
+        start = partial(self._served.sandbox.open_session, run.program, files=run.files, limits=run.limits)
+        program = InteractiveSession(start, self._threads, partial(self._leave, caller.name))
+        self._open.add(program)
+        try:
+            await program.start()
+        except SandboxUnavailableError as error:
+            self._leave(caller.name, program)
+            raise ProblemError(
+                *("env_error", str(error)), error_class="SandboxUnavailableError", message=str(error)
+            ) from error
+        except BaseException:
+            program.end()
+            raise
+        return program
+
+    async def close(self) -> None:
+        """End all programs, and those that are being started as soon as they are there."""
+        self._closed = True
+        # Before anything is awaited: who cancels this has them all ended.
+        endings = [program.end() for program in self._open]
+        await asyncio.gather(*map(asyncio.shield, endings))
+        await asyncio.to_thread(self._threads.shutdown)
+
+    def _leave(self, name: str, program: "InteractiveSession") -> None:
+        if program in self._open:
+            self._open.remove(program)
+            self._slots.leave(name)
+
+
+class InteractiveSession:
+    """A program that runs. What is asked of it is done in threads, one thing after another.
+
+    A thread cannot be given up. So whoever is cancelled leaves at once, and what its thread does goes on: the end of
+    the program waits there for it, and needs nobody who waits in the loop.
+
+    Args:
+        start: Starts it.
+        threads: Where that, and all else, is done.
+        closed: Told when it has ended.
+    """
+
+    def __init__(
+        self,
+        start: Callable[[], SandboxSession],
+        threads: ThreadPoolExecutor,
+        closed: Callable[["InteractiveSession"], None],
+    ) -> None:
+        self._start = start
+        self._threads = threads
+        self._closed = closed
+        self._turn = threading.Lock()
+        self._session: SandboxSession | None = None
+        self._ended = False
+        self._under_way: set[asyncio.Future[Any]] = set()
+        self._ending: asyncio.Future[RunResult | None] | None = None
+
+    async def start(self) -> None:
+        """Start it.
+
+        Raises:
+            ProblemError: `draining` if it is ended before it is there.
+            SandboxUnavailableError: If the sandbox fails.
+        """
+        if not await self._do(self._start_unless_ended):
+            raise going_away()
+
+    async def write(self, data: bytes) -> None:
+        """Let it read this.
+
+        Raises:
+            ProblemError: `session_gone` if it has ended.
+        """
+        try:
+            await self._do(lambda: self._started.write(data))
+        except BrokenPipeError as error:
+            raise ProblemError("session_gone", "the program has ended", reason="closed") from error
+
+    async def read(self, timeout_s: float) -> bytes:
+        """What it has written; nothing at the time-out, or at its end."""
+        return await self._do(lambda: self._started.read(timeout_s))
+
+    async def alive(self) -> bool:
+        """Whether it runs."""
+        return await self._do(lambda: self._started.alive)
+
+    async def close(self) -> Reply:
+        """End it, whatever a thread waits for meanwhile; gives what became of it."""
+        result = await asyncio.shield(self.end())
+        assert result is not None, "who closes a program has seen it start"
+        return build_reply(result, host=socket.gethostname())
+
+    def end(self) -> "asyncio.Future[RunResult | None]":
+        """Have it ended, also if nobody waits for that; gives what became of it, None if it was never there."""
+        if self._ending is None:
+            if self._under_way and self._session is not None:
+                # Who writes to a program that does not read is held back until that ends.
+                hang_up = getattr(self._session, "hang_up", None)
+                if hang_up is not None:
+                    hang_up()
+            self._ending = self._in_thread(self._close_session)
+            self._ending.add_done_callback(lambda _: self._closed(self))
+        return self._ending
+
+    @property
+    def _started(self) -> SandboxSession:
+        assert self._session is not None, "who asks something of a program has seen it start"
+        return self._session
+
+    async def _do(self, call: Callable[[], _T]) -> _T:
+        running = self._in_thread(call)
+        self._under_way.add(running)
+        running.add_done_callback(self._under_way.discard)
+        return await asyncio.shield(running)
+
+    def _in_thread(self, call: Callable[[], _T]) -> "asyncio.Future[_T]":
+        def in_turn() -> _T:
+            with self._turn:
+                return call()
+
+        return asyncio.get_running_loop().run_in_executor(self._threads, in_turn)
+
+    # In a thread, one at a time
+
+    def _start_unless_ended(self) -> bool:
+        if not self._ended:
+            self._session = self._start()
+        return not self._ended
+
+    def _close_session(self) -> RunResult | None:
+        self._ended = True
+        return None if self._session is None else self._session.close()

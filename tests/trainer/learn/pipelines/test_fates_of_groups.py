@@ -1,0 +1,115 @@
+"""What the ledger says of the groups of a step, once the step was taken."""
+
+import pytest
+import torch
+
+from tests.support.played_groups import played_groups
+from tests.support.tiny_models import sharp_model
+from trainer.algorithms.presets import resolve_preset
+from trainer.backends.heads import PolicyHead
+from trainer.backends.optimizer import Schedule
+from trainer.backends.torch_backend import TorchBackend
+from trainer.config.optimizer import OptimizerSettings
+from trainer.learn.batches import EpisodeBatch, episode_batch
+from trainer.learn.distilling import DistillationLearner
+from trainer.learn.learner import Learner, Models
+from trainer.learn.pipelines.rl import account_for
+from trainer.learn.rows import row_builder
+from trainer.records.group import Group
+from trainer.records.ledger import Ledger
+from trainer.records.trajectory import Outcome
+
+TRAINED = "trained"
+NONE_LEFT = "dropped/episodes:none_left"
+NOT_FINITE = "dropped/update:not_finite"
+
+
+def student() -> TorchBackend:
+    settings = OptimizerSettings(learning_rate=1e-3, tokens_per_micro_batch=10_000)
+    return TorchBackend(PolicyHead(sharp_model(), 1.0), settings, Schedule(1e-3, 0, 10, "constant"))
+
+
+def cut_off(group: Group) -> None:
+    for trajectory in group.trajectories:
+        trajectory.outcome = Outcome.TRUNCATED
+
+
+def fates(groups: list[Group], batch: EpisodeBatch) -> dict[str, int]:
+    """Book a step, see that every group is booked once, and return how many there are of each fate."""
+    ledger = Ledger()
+    for group in groups:
+        ledger.issued(group.index, 0)
+    account_for(ledger, groups, batch, step=1)
+    counts = ledger.counts()
+    assert counts["issued"] == 0
+    assert counts["trained"] + counts["dropped"] == len(groups)
+    assert sum(count for name, count in counts.items() if name.startswith("dropped/")) == counts["dropped"]
+    return {name: counts[name] for name in (TRAINED, NONE_LEFT, NOT_FINITE) if counts.get(name)}
+
+
+async def booked(groups: list[Group], algorithm: dict) -> dict[str, int]:
+    settings = resolve_preset("grpo", {"minibatches": 1, **algorithm})
+    batch = episode_batch(groups, row_builder("trajectory"))
+    await Learner(settings, Models(student()), seed=1).update(batch, step=0)
+    return fates(groups, batch)
+
+
+@pytest.mark.parametrize("in_statistics", [True, False])
+@pytest.mark.parametrize(("lost", "expected"), [(0, {TRAINED: 3}), (2, {TRAINED: 1, NONE_LEFT: 2})])
+async def test_a_group_of_which_no_episode_is_chosen_is_not_trained(in_statistics, lost, expected):
+    groups = played_groups(sharp_model())
+    for group in groups[:lost]:
+        cut_off(group)
+    episodes = {"kind": "finished", "in_statistics": in_statistics}
+    assert await booked(groups, {"episodes": episodes}) == expected
+
+
+async def test_a_step_of_which_no_episode_is_chosen_trains_no_group():
+    groups = played_groups(sharp_model())
+    for group in groups:
+        cut_off(group)
+    assert await booked(groups, {"episodes": {"kind": "finished"}}) == {NONE_LEFT: 3}
+
+
+def none_for_the_first_group(tokens):
+    """A selection of a user's whose weights are none where it sees the first group, of four episodes."""
+    return torch.full(tokens.mask.shape, torch.nan if min(tokens.trajectory) < 4 else 1.0)
+
+
+async def test_a_group_whose_steps_were_all_left_out_is_not_trained():
+    selection = {"kind": "custom", "function": f"{__name__}:none_for_the_first_group"}
+    groups = played_groups(sharp_model())
+    assert await booked(groups, {"selection": selection}) == {NOT_FINITE: 3}
+    found = await booked(groups, {"selection": selection, "minibatches": 12})
+    assert found == {TRAINED: 2, NOT_FINITE: 1}
+
+
+async def test_an_update_that_is_left_out_trains_no_group():
+    groups = played_groups(sharp_model())
+    segment = groups[0].trajectories[0].segments[0]
+    segment.logprobs[segment.action_mask.index(True)] = float("nan")
+    assert await booked(groups, {"proximal": "behaviour"}) == {NOT_FINITE: 3}
+
+
+class TaughtInPart:
+    """Rows of which those of one group have nothing that a teacher could say."""
+
+    async def rows(self, batch):
+        made = []
+        for row in batch.rows:
+            told = row.tensors(behaviour=True)
+            if batch.episodes.groups[row.trajectory] == 1:
+                told.mask[:] = False
+            made.append(told.with_fields({"taught": torch.zeros(len(row.ids))}))
+        return made
+
+
+async def test_a_group_that_a_teacher_says_nothing_of_is_not_trained():
+    groups = played_groups(sharp_model())
+    batch = episode_batch(groups, row_builder("trajectory"))
+    learner = DistillationLearner(
+        student(), TaughtInPart(), sampled=True, largest_ratio=2.0, max_skipped_steps=1
+    )
+    metrics = await learner.update(batch, step=0)
+    assert metrics["batch/rows"] == 8.0
+    assert fates(groups, batch) == {TRAINED: 2, NONE_LEFT: 1}

@@ -1,0 +1,38 @@
+"""Watches the engine behind a server's front: a front answers for as long as it lives, whatever the engine does."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+
+class EngineWatch:
+    """Asks an engine a question that it has to answer itself, one at a time: one that hangs would collect them.
+
+    Args:
+        ask: Asks it, and returns when anything was answered, or nothing can be.
+        patience_s: How long an engine may take that nobody steers: it may compile for a batch that it has not seen.
+    """
+
+    def __init__(self, ask: Callable[[], Awaitable[object]], patience_s: float) -> None:
+        self._ask = ask
+        self._patience_s = patience_s
+        self._question: asyncio.Future[object] | None = None
+        self._asked_at = 0.0
+
+    def look(self, *, steered: bool) -> bool:
+        """Return whether the engine has been silent for too long; ask it the next question where it answered.
+
+        Args:
+            steered: Whether it is told to pause, to load and the like: it answers nothing else until that is done.
+        """
+        now = asyncio.get_running_loop().time()
+        if steered:
+            self.rest()
+        elif self._question is None or self._question.done():
+            self._question, self._asked_at = asyncio.ensure_future(self._ask()), now
+        return self._question is not None and now - self._asked_at >= self._patience_s
+
+    def rest(self) -> None:
+        """Ask nothing for now."""
+        if self._question is not None:
+            self._question.cancel()
+            self._question = None
