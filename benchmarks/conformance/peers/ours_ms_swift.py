@@ -177,9 +177,10 @@ PEER = Peer(
     },
     choices=(
         Choice(
-            ("loss/real", "loss/fipo", "loss/sdar", "advantage/apply_rlsd_reweight"),
-            "not offered: REAL, FIPO, SDAR, RLSD",
+            ("loss/real", "loss/sdar", "advantage/apply_rlsd_reweight"),
+            "not offered: REAL, SDAR, RLSD",
         ),
+        Choice(("loss/fipo",), "FIPO: weights of a step's tokens are `selection: custom`"),
         Choice(
             ("loss/overlong_filter",),
             "episodes that are left out are no rows, where theirs stay in the mean over rows",
