@@ -3,8 +3,8 @@
     git worktree add ../before COMMIT
     python benchmarks/learning/same_weights.py --before ../before
 
-Every preset of benchmarks/learning/presets.py, the examples of verifiable rewards and of a policy that sees take a
-few steps in both; compared are the digests of every step's tokens, rewards and weights. Written:
+Every preset of benchmarks/learning/presets.py, the examples of verifiable rewards, of Sokoban and of a policy that sees
+take a few steps in both; compared are the digests of every step's tokens, rewards and weights. Written:
 benchmarks/results/same_weights.json.
 """
 
@@ -28,17 +28,19 @@ SHORT = (
     "deterministic=true",
     "threads=1",
 )
+WARM = "warm_start={demonstrations: 60, epochs: 1, batch_rows: 32, learning_rate: 2.0e-3}"
 OTHERS: dict[str, tuple[str, ...]] = {
     "verifiable_rewards": ("--config", "examples/verifiable_rewards.yaml"),
     "frozen_lake": ("--config", "examples/frozen_lake.yaml", "rollout.groups_per_step=8"),
     "frozen_lake_image": ("--config", "examples/frozen_lake_image.yaml", "rollout.groups_per_step=4"),
+    "sokoban": ("--config", "examples/sokoban.yaml", "rollout.groups_per_step=16", WARM),
+    "sokoban_roll": ("--config", "examples/sokoban_roll.yaml", "rollout.groups_per_step=16", WARM),
 }
 
 
 def runs() -> dict[str, list[str]]:
     """Return the words of the command line of each run."""
-    warm = "warm_start={demonstrations: 60, epochs: 1, batch_rows: 32, learning_rate: 2.0e-3}"
-    words = {preset: ["--config", CONFIG, *overrides(preset), warm] for preset in PRESETS}
+    words = {preset: ["--config", CONFIG, *overrides(preset), WARM] for preset in PRESETS}
     return words | {name: list(others) for name, others in OTHERS.items()}
 
 
