@@ -7,6 +7,7 @@ import random
 import signal
 import socket
 from dataclasses import dataclass
+from typing import assert_never
 
 from sandbox.kernel import calls
 from sandbox.supervisor import bwrap, rootfs
@@ -107,14 +108,22 @@ def _become_first(order: Order, channel: socket.socket, reading: int, is_root: b
 
 def _jail(order: Order, is_root: bool) -> Jail:
     read_only = list(order.read_only)
-    if order.confinement == "namespaces":
-        limits = order.limits
-        return NamespaceJail(
-            take_user=is_root, disk_mb=limits.disk_mb, inodes=limits.inodes, read_only=read_only
-        )
-    bounded = order.confinement == "landlock"
-    user = _user_of_a_run() if is_root and bounded else None
-    return PlainJail(order.directory, user, bounded=bounded, read_only=read_only)
+    match order.confinement:
+        case "namespaces":
+            limits = order.limits
+            return NamespaceJail(
+                take_user=is_root, disk_mb=limits.disk_mb, inodes=limits.inodes, read_only=read_only
+            )
+        case "landlock":
+            user = _user_of_a_run() if is_root else None
+            return PlainJail(order.directory, user, bounded=True, read_only=read_only)
+        case "unsafe":
+            return PlainJail(order.directory, None, bounded=False, read_only=read_only)
+        case "bubblewrap":
+            raise ValueError("bubblewrap confines a run before its first process begins")
+        case never:
+            # A name that is not known is never taken for one without bounds.
+            assert_never(never)
 
 
 def _exec_bubblewrap(order: Order, code: bytes, user: int | None) -> None:

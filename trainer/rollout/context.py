@@ -84,9 +84,13 @@ def context_policy(settings: PromptSettings) -> ContextPolicy:
     """Return the policy that `settings` name."""
     if settings.custom_context is not None:
         return _checked_policy(load_plugin(settings.custom_context, "prompt.custom_context"))
-    if settings.context in ("full_history", "compaction"):
-        return full_history
-    return last_turns(1 if settings.context == "single_turn" else settings.turns or _LAST_TURNS)
+    match settings.context:
+        case "full_history" | "compaction":
+            return full_history
+        case "single_turn":
+            return last_turns(1)
+        case "last_turns":
+            return last_turns(settings.turns or _LAST_TURNS)
 
 
 def _checked_policy(plugin: Plugin) -> ContextPolicy:

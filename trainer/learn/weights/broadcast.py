@@ -12,7 +12,7 @@ import asyncio
 import socket
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, assert_never
 
 import torch
 import torch.distributed as distributed
@@ -223,13 +223,16 @@ class TensorBroadcast:
         self._group = None
 
     def _meet(self, address: GroupAddress) -> Group:
-        if self._dialect == "vllm" and self._collective == "nccl":
-            return VllmGroup(address, self._device)
-        if self._dialect == "vllm":
-            prefixes = ["weight_transfer"]
-        else:
-            kind = "cpu" if self._collective == "gloo" else self._device.type
-            prefixes = [address.group_name, f"{address.group_name}/", f"{kind}/"]
+        match self._dialect:
+            case "vllm" if self._collective == "nccl":
+                return VllmGroup(address, self._device)
+            case "vllm":
+                prefixes = ["weight_transfer"]
+            case "sglang":
+                kind = "cpu" if self._collective == "gloo" else self._device.type
+                prefixes = [address.group_name, f"{address.group_name}/", f"{kind}/"]
+            case never:
+                assert_never(never)
         return TorchGroup(address, prefixes, self._collective, self._timeout_s)
 
     def _broadcast(self, tensors: list[tuple[str, Tensor]]) -> None:
