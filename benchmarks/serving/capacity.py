@@ -3,10 +3,10 @@
     python benchmarks/serving/capacity.py --out benchmarks/results/capacity.json
 
 Memory is resident memory of the server and its children after many sessions were opened and have taken a step, less
-that before. As many are opened before them: to open thousands at the same moment takes memory for each that waits for its
-turn, which later ones find free. What the first ones took is stated beside it. What the same environments take by
-themselves is measured in a process of its own. Arrivals are paced at half of the rate that the same sessions reached just
-before when each always had a step in flight.
+that before. As many are opened before them: to open thousands at the same moment takes memory for each that waits for
+its turn, which later ones find free. What the first ones took is stated beside it. What the same environments take by
+themselves is measured in a process of its own. Arrivals are paced at half of the rate that the same sessions reached
+just before when each always had a step in flight.
 """
 
 import argparse
