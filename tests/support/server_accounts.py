@@ -94,7 +94,10 @@ def _note_unused(account: ServerAccount, entry: dict[str, Any], kills: Sequence[
 
 
 def _entries(logs: Iterable[Path]) -> Iterator[dict[str, Any]]:
-    """Yield stretches of training episodes, each with when the next one of its episode was asked for."""
+    """Yield stretches of training episodes, each with when what follows its reply was asked for.
+
+    A stretch that an update cut off is the beginning of a reply: a kill while a server goes on with it costs both.
+    """
     sessions: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for path in logs:
         for line in path.read_text().splitlines():
@@ -103,9 +106,16 @@ def _entries(logs: Iterable[Path]) -> Iterator[dict[str, Any]]:
                 sessions[entry["session"]].append(entry)
     for entries in sessions.values():
         entries.sort(key=lambda entry: entry["began"])
-        for entry, after in zip(entries, [*entries[1:], None], strict=True):
-            entry["next"] = float("inf") if after is None else after["began"]
-            yield entry
+        after = None
+        for entry in reversed(entries):
+            if after is None:
+                entry["next"] = float("inf")
+            elif entry["finish"] == "abort" and after["prompt_ids"] == entry["prompt_ids"] + entry["token_ids"]:
+                entry["next"] = after["next"]
+            else:
+                entry["next"] = after["began"]
+            after = entry
+        yield from entries
 
 
 def _replies(beside: Path) -> Iterator[dict[str, Any]]:
@@ -120,7 +130,9 @@ def _stretches(
     drawn: dict[_Place, list[dict[str, Any]]], session: str, prompt: tuple[int, ...], tokens: list[_Token]
 ) -> list[dict[str, Any]] | None:
     """Return the stretches that a reply is made of: each reads what the ones before it have drawn."""
-    for entry in drawn.get((session, prompt), []):
+    # The same weights draw the same tokens for the same seed. Of two such draws the first one was lost, or nobody would
+    # have asked again.
+    for entry in reversed(drawn.get((session, prompt), [])):
         own = _tokens(entry)
         if not own or own != tokens[: len(own)]:
             continue
