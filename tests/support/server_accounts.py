@@ -110,7 +110,9 @@ def _entries(logs: Iterable[Path]) -> Iterator[dict[str, Any]]:
         for entry in reversed(entries):
             if after is None:
                 entry["next"] = float("inf")
-            elif entry["finish"] == "abort" and after["prompt_ids"] == entry["prompt_ids"] + entry["token_ids"]:
+            elif (
+                entry["finish"] == "abort" and after["prompt_ids"] == entry["prompt_ids"] + entry["token_ids"]
+            ):
                 entry["next"] = after["next"]
             else:
                 entry["next"] = after["began"]
