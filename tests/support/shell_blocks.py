@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
 
-from tests.support.processes import end
+from tests.support.processes import end, end_with_parent
 from tests.support.typed_commands import programs_of, statements_of
 
 RUN = frozenset(
@@ -160,6 +160,7 @@ class Terminal:
             text=True,
             errors="replace",
             start_new_session=True,
+            preexec_fn=end_with_parent,
         )
 
     def _run(self, statement: str, answer: str) -> str:
