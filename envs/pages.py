@@ -25,6 +25,8 @@ EPISODES = FOLDER / "episodes.json"
 BASELINES = Path("benchmarks/results/environment_baselines.json")
 _MADE = "<!-- Made by `python -m envs.pages`; what to change is in the class. -->"
 
+_RUN = "<!-- run by: tests/docs/test_environment_pages.py -->"
+
 
 def pages(root: Path) -> dict[str, str]:
     """All pages by file name, from the recordings below the root of the repository."""
@@ -42,7 +44,7 @@ def page(spec: EnvironmentSpec, episode: Mapping[str, Any] | None, audit: Mappin
         f"{_MADE}\n# {spec.id}",
         str(env_class.metadata["description"]),
         _about(env_class),
-        f"```bash\nroll-env play {spec.id}\nroll-env show {spec.id}\nroll-env audit {spec.id}\n```",
+        f"{_RUN}\n```bash\nroll-env play {spec.id}\nroll-env show {spec.id}\nroll-env audit {spec.id}\n```",
         _facts(spec, env_class.metadata),
         _kwargs(kwargs_of(env_class)),
     ]

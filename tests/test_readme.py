@@ -1,10 +1,14 @@
 """The README's examples are the repository's, and they run."""
 
 import importlib.util
+import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 from tests.support.processes import running
 
@@ -47,6 +51,50 @@ def test_the_custom_environment_is_served_from_the_working_directory():
         assert "rollgym serving on" in server.stdout.readline()
         server.terminate()
         assert server.wait(30) == 0
+
+
+def typed(command: str) -> list[str]:
+    """The words of the command that begins so."""
+    (line,) = [line for block in blocks("bash") for line in block.splitlines() if line.startswith(command)]
+    return shlex.split(line, comments=True)[1:]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("program", "command", "more", "answers", "said"),
+    [
+        # With so few episodes; with those of the page it takes a quarter of a minute.
+        (
+            "clients.cli.main",
+            "roll-env audit examples",
+            ("--episodes", "5", "--budget-s", "10"),
+            "",
+            "Countdown  episodic",
+        ),
+        (
+            "trainer.cli",
+            "roll-train rollout --policy human",
+            (),
+            "9\n8\n7\n6\n5\n4\n3\n2\n1\n0\n" * 20,
+            "success 1.0",
+        ),
+    ],
+    ids=["audit", "human"],
+)
+def test_the_custom_environment_is_audited_and_played(program, command, more, answers, said, tmp_path):
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    result = subprocess.run(
+        [sys.executable, "-m", program, *typed(command), *more],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        input=answers,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert said in result.stdout
 
 
 def test_every_file_that_the_readme_names_exists():

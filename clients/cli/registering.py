@@ -61,12 +61,12 @@ def run_register(options: argparse.Namespace) -> int:
         given = {"weight": options.weight, "ttl_s": options.ttl_s, "description": options.description}
         more = {name: value for name, value in given.items() if value is not None}
         reply = _register(client, options, more)
-        print(reply.registration_id, flush=True)
-        if not options.keep:
-            left = reply.expires_at - time.time()
-            print(f"{reply.env_id} is offered at {options.gateway} for {left:.0f} s; --keep sends heartbeats")
+        if options.keep:
+            _keep(client, reply, lambda: _register(client, options, more))
             return 0
-        _keep(client, reply, lambda: _register(client, options, more))
+        print(reply.registration_id, flush=True)
+        left = reply.expires_at - time.time()
+        print(f"{reply.env_id} is offered at {options.gateway} for {left:.0f} s; --keep sends heartbeats")
     return 0
 
 
@@ -98,6 +98,8 @@ def _keep(client: httpx.Client, reply: RegisterReply, register: Callable[[], Reg
     """Send heartbeats until told to stop, then unregister; with a gateway that has forgotten, register again."""
     trouble = ""
     try:
+        # Whoever reads it may stop this at once.
+        print(reply.registration_id, flush=True)
         while True:
             pause_s = _AGAIN_S if trouble else (reply.expires_at - time.time()) / 3
             time.sleep(max(1.0, pause_s))
@@ -112,7 +114,11 @@ def _keep(client: httpx.Client, reply: RegisterReply, register: Callable[[], Reg
             else:
                 trouble = ""
     except KeyboardInterrupt:
-        _call(client, "DELETE", f"/v1/registrations/{reply.registration_id}")
+        try:
+            _call(client, "DELETE", f"/v1/registrations/{reply.registration_id}")
+        except ProblemError as problem:
+            if problem.code != "unknown_registration":  # another has ended it, which is as good
+                raise
         print(f"{reply.env_id} takes no new sessions any more")
 
 

@@ -10,6 +10,7 @@ import tomllib
 import types
 import typing
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,10 @@ from sandbox.selection import GROUP as SANDBOXES
 from tests.support.client_server import ServerProcess
 from tests.support.judge_double import JudgeDouble
 from tests.support.processes import ROOT
+from tests.support.readers_folder import make_readers_folder
 from tests.support.sandboxes import working_sandbox
-from tests.support.snippets import CHECKED, SHOWN, Fence, fences_of, pages, read_fences
+from tests.support.shell_blocks import not_to_be_run
+from tests.support.snippets import CHECKED, SHELLS, SHOWN, Fence, fences_of, pages, read_fences
 from tests.support.typed_commands import MistakeError, check_commands
 from trainer.config.load import settings_from
 from trainer.config.run import RunSettings
@@ -37,16 +40,6 @@ from trainer.core.errors import ConfigError
 FENCES = [fence for page in pages() for fence in fences_of(page)]
 READERS_RUN = {"tasks": [{"env_id": "FrozenLake-v0"}], "deterministic": False}
 ADDRESS = "http://127.0.0.1:8000"
-READERS_ENVIRONMENT = """
-import gymnasium
-
-from rollgym import UnicodeText
-
-
-class Game(gymnasium.Env):
-    def __init__(self):
-        self.action_space = self.observation_space = UnicodeText()
-"""
 MISTAKES = (ValueError, ConfigError, ConfigurationError, MistakeError)
 _MESSAGES = {"step": StepRequest, "reset": ResetRequest}
 
@@ -63,9 +56,14 @@ def complaint(fence: Fence) -> str:
     if fence.language not in (*CHECKED, *SHOWN):
         return f"{fence.place}: a block of {fence.language!r}: label it {', '.join(CHECKED)}, or leave the label out"
     if fence.run_by:
-        test = ROOT / fence.run_by
-        if not test.exists() or Path(fence.page).name not in test.read_text(encoding="utf-8"):
+        test, page = ROOT / fence.run_by, Path(fence.page)
+        text = test.read_text(encoding="utf-8") if test.exists() else ""
+        if page.name not in text and f"{page.parent}/*.md" not in text:
             return f"{fence.place}: {fence.run_by} does not run the blocks of this page"
+    elif fence.language in SHELLS and not fence.not_run and (others := not_to_be_run(fence.text)):
+        return (
+            f"{fence.place}: no test types {', '.join(others)}: put <!-- not run: why --> in the line before"
+        )
     return ""
 
 
@@ -98,6 +96,9 @@ def test_a_mark_needs_a_reason_and_the_test_that_it_names() -> None:
     assert fence.not_run == ""
     (fence,) = read_fences("<!-- run by: tests/test_readme.py -->\n```python\n1\n```\n", "page.md")
     assert "page.md:2: tests/test_readme.py does not run" in complaint(fence)
+    (fence,) = read_fences("```bash\nroll-env list && docker compose up\n```\n", "page.md")
+    assert "page.md:1: no test types docker" in complaint(fence)
+    assert complaint(replace(fence, not_run="needs Docker")) == ""
     (fence,) = read_fences("```bsh\nmake\n```\n", "page.md")
     assert "page.md:1: a block of 'bsh'" in complaint(fence)
 
@@ -105,13 +106,13 @@ def test_a_mark_needs_a_reason_and_the_test_that_it_names() -> None:
 # -- commands ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("fence", of("bash", "console"))
+@pytest.mark.parametrize("fence", of(*SHELLS))
 def test_commands_are_understood(fence: Fence) -> None:
     try:
         understood = check_commands(fence.text)
     except MistakeError as mistake:
         pytest.fail(f"{fence.place}: {mistake}")
-    if not understood and not fence.not_run:
+    if not understood and not (fence.not_run or fence.run_by):
         pytest.fail(
             f"{fence.place}: none of these commands can be checked: put <!-- not run: why --> in the line before"
         )
@@ -263,8 +264,7 @@ def server() -> Iterator[ServerProcess]:
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A reader's folder, with the environment and the files that the pages call theirs."""
-    (tmp_path / "my_package").mkdir()
-    (tmp_path / "my_package" / "game.py").write_text(READERS_ENVIRONMENT)
+    make_readers_folder(tmp_path)
     add_token(tmp_path / "tokens.yaml", "trainer", ["play"])
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)

@@ -6,7 +6,10 @@ from pathlib import Path
 
 from tests.support.processes import ROOT
 
-CHECKED = ("bash", "console", "json", "python", "toml", "yaml")
+SHELLS = ("bash", "console")
+"""Languages of what is typed at a prompt."""
+
+CHECKED = (*SHELLS, "json", "python", "toml", "yaml")
 """Languages whose blocks are looked at."""
 
 SHOWN = ("", "mermaid", "nginx", "text")

@@ -71,25 +71,51 @@ def commands_of(text: str) -> list[list[str]]:
     Raises:
         MistakeError: A quotation is never closed.
     """
-    found: list[list[str]] = []
+    return [command for typed in statements_of(text) for command in _split(_words(typed))]
+
+
+def statements_of(text: str) -> list[str]:
+    """What is typed before each Enter that has something done; lines that go on in the next belong together.
+
+    Raises:
+        MistakeError: A quotation is never closed.
+    """
+    found: list[str] = []
     waiting = ""
     if re.search(r"^\$ ", text, re.MULTILINE):  # typed lines, with what came of them
         text = "\n".join(line[2:] for line in text.splitlines() if line.startswith("$ "))
-    for line in text.replace("\\\n", " ").splitlines():
+    for line in text.splitlines():
         waiting += line
-        lexer = shlex.shlex(waiting, posix=True, punctuation_chars="|&;<")
-        lexer.whitespace_split = True
-        lexer.commenters = "#"
+        if line.endswith("\\"):
+            waiting += "\n"
+            continue
         try:
-            words = list(lexer)
+            words = _words(waiting)
         except ValueError:
             waiting += "\n"
             continue
+        if words:
+            found.append(waiting)
         waiting = ""
-        found += _split(words)
     if waiting:
         raise MistakeError(f"a quotation is never closed: {waiting}")
     return found
+
+
+def programs_of(text: str) -> list[str]:
+    """The programs that a block for a shell starts.
+
+    Raises:
+        MistakeError: A quotation is never closed.
+    """
+    return [words[0] for command in commands_of(text) if (words := _without_variables(command))]
+
+
+def _words(typed: str) -> list[str]:
+    lexer = shlex.shlex(typed.replace("\\\n", " "), posix=True, punctuation_chars="|&;<")
+    lexer.whitespace_split = True
+    lexer.commenters = "#"
+    return list(lexer)
 
 
 def _split(words: Sequence[str]) -> Iterator[list[str]]:
@@ -123,9 +149,7 @@ def _check(words: list[str]) -> bool:
     for path in _OURS_IN_FOLDERS.findall(" ".join(words)):
         if not (ROOT / path).exists():
             raise MistakeError(f"{path} is not there")
-    words = _asked_for_output(words)
-    while words and re.match(r"\w+=", words[0]):
-        words = words[1:]
+    words = _without_variables(words)
     first = next((index for index, word in enumerate(words) if word in _CHECKS), None)
     if first is None or (first and words[0] not in _OTHERS):
         if words and words[0] not in _OTHERS and not words[0].startswith("/"):
@@ -142,6 +166,14 @@ def _check(words: list[str]) -> bool:
         raise MistakeError(f"{' '.join(words)}: {said.getvalue().strip()}") from ended
     except (ConfigError, ConfigurationError, ValidationError) as error:
         raise MistakeError(f"{' '.join(words)}: {error}") from error
+
+
+def _without_variables(words: list[str]) -> list[str]:
+    """The command that is given variables, or whose output is one."""
+    words = _asked_for_output(words)
+    while words and re.match(r"\w+=", words[0]):
+        words = words[1:]
+    return words
 
 
 def _asked_for_output(words: list[str]) -> list[str]:

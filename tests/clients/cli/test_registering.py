@@ -1,6 +1,7 @@
 """`roll-env register`, `unregister` and `probe` against a real gateway."""
 
 import asyncio
+import contextlib
 import signal
 import subprocess
 import sys
@@ -11,6 +12,8 @@ import httpx
 import orjson
 import pytest
 
+from clients.cli import registering
+from clients.cli.main import main
 from tests.support.client_server import ServerProcess
 from tests.support.foreign_gem import Gem
 from tests.support.foreign_servers import ForeignServer, plain, scripted
@@ -38,6 +41,17 @@ def roll_env(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         command(*arguments), cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
     )
+
+
+@contextlib.contextmanager
+def handlers_kept() -> Iterator[None]:
+    """Put back what a command of this process sets for signals."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def offered(gateway: ServerProcess, env_id: str) -> bool:
@@ -113,6 +127,42 @@ async def test_a_registration_is_kept_until_the_command_is_stopped(stop: signal.
     assert out.splitlines() == ["r1", "r2", "Kept takes no new sessions any more"]
     assert error.count("the gateway is starting; trying on") == 1
     assert "Traceback" not in error
+
+
+def test_who_stops_it_as_soon_as_it_has_said_the_id_leaves_no_registration(
+    gateway: ServerProcess, foreign: ForeignServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+
+    def say(text: str, **_: Any) -> None:
+        said.append(text)
+        if len(said) == 1:
+            signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(registering, "print", say, raising=False)
+    keeping = ("register", "Brief", foreign.url, "--protocol", "http", "--gateway", gateway.url, "--keep")
+    with handlers_kept():
+        assert main(keeping) == 0
+    assert said[1:] == ["Brief takes no new sessions any more"]
+    assert not offered(gateway, "Brief")
+
+
+def test_a_registration_that_another_has_ended_is_left_in_order(
+    gateway: ServerProcess, foreign: ForeignServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+
+    def say(text: str, **_: Any) -> None:
+        said.append(text)
+        if len(said) == 1:
+            httpx.delete(f"{gateway.url}/v1/registrations/{text}").raise_for_status()
+            signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(registering, "print", say, raising=False)
+    keeping = ("register", "Ended", foreign.url, "--protocol", "http", "--gateway", gateway.url, "--keep")
+    with handlers_kept():
+        assert main(keeping) == 0
+    assert said[1:] == ["Ended takes no new sessions any more"]
 
 
 def test_a_probe_needs_no_gateway(foreign: ForeignServer) -> None:
