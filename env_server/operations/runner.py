@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from typing import Any, TypeVar
@@ -138,11 +139,15 @@ class Runner:
         """Do something in a worker that may die, and again where it did.
 
         A crash that another session has caused is no reason to give up; what takes its own worker down is tried twice.
+        Where workers die one after another, nobody waits for longer than for one that has too much to do.
 
         Raises:
             WorkerLost: The operation took its worker down, or the session has ended.
+            OperationTimeout: No worker lived for long enough in time.
         """
         faults = 0
+        time = asyncio.get_running_loop().time
+        give_up_at = math.inf
         while True:
             try:
                 return await operation()
@@ -150,6 +155,9 @@ class Runner:
                 faults += lost.at_fault
                 if faults == _TRIES or self._sessions.end_reason(session.session_id) is not None:
                     raise
+                give_up_at = min(give_up_at, time() + self._settings.make_timeout_s)
+                if time() >= give_up_at:
+                    raise OperationTimeout(f"workers end before they answer: {lost}") from lost
                 if isinstance(lost, ServerLost):
                     self._metrics.failovers[session.entry.label] += 1
                 session.attached = False
