@@ -14,7 +14,7 @@ from env_server.common.setting_sections import TimeoutSettings
 from env_server.journal.journal import EndedStep, Journal
 from env_server.journal.replay import ReplayDiverged, rebuild
 from env_server.operations.failures import environment_error, not_reset, worker_died
-from env_server.sessions.session import ResetRecord, Running, Session, StepRecord
+from env_server.sessions.session import NO_REQUEST, ResetRecord, Running, Session, StepRecord
 from env_server.sessions.sessions import Sessions, session_gone
 from env_server.telemetry.metrics import Metrics, RebuildOutcome
 from env_server.workers.base import (
@@ -199,8 +199,7 @@ class Runner:
             return None
         # What else was answered may be asked for again, and is not known where the session outlived its process.
         began = ResetRecord(*point.first, session.episode, episode.seed)
-        if journal.request_id is not None:
-            session.remember_reset(journal.request_id, began)
+        session.remember_reset(journal.request_id or NO_REQUEST, began)
         if session.last is None and journal.before is not None:
             session.last = _answered(session, journal.before, began)
         return began
