@@ -43,6 +43,7 @@ class Connection:
     Attributes:
         process: Index of the I/O process at the other end.
         open: Whether requests can be sent.
+        heard_nonsense: Whether it was given up because what came was not our protocol.
         on_lost: Called when the connection breaks; not when it is closed from here.
     """
 
@@ -58,6 +59,7 @@ class Connection:
         self._heard_at = self._loop.time()
         self._pinged_at: float | None = None
         self.process = 0
+        self.heard_nonsense = False
         self.open = True
         self.on_lost: Callable[[], None] | None = None
         socket.on_message = self._receive
@@ -111,7 +113,9 @@ class Connection:
         if request_id is None:
             return  # said of a frame whose id could not be read, which is none of ours
         if type(request_id) is not int:
-            self._socket.abort()  # not our protocol: nothing after this can be trusted to answer what it seems to
+            # Not our protocol: nothing after this can be trusted to answer what it seems to.
+            self.heard_nonsense = True
+            self._socket.abort()
             return
         future, _ = self._waiting.pop(request_id, (None, 0.0))
         if future is None or future.done():

@@ -26,6 +26,10 @@ _RECONNECT_TRY_S = 5.0
 _MOST_PROCESSES = 256
 
 
+class NotAServerError(ConnectionError):
+    """What answers is no server of ours, and will not be one when it is asked again."""
+
+
 class Timing(NamedTuple):
     """How long a client waits.
 
@@ -217,6 +221,8 @@ class ConnectionPool:
                     raise
                 error: Exception = problem
                 delay = least = self.backoff.delay_after(problem, attempt)
+            except NotAServerError:
+                raise
             except ConnectionError as lost:
                 error = lost
                 delay, least = self.backoff.delay(attempt), 0.0
@@ -268,13 +274,21 @@ class ConnectionPool:
         except TimeoutError as error:
             await connection.close()
             raise ConnectionLost(f"{self.url} did not say who it is") from error
+        except ConnectionLost as error:
+            await connection.close()
+            if connection.heard_nonsense:
+                raise self._says_nonsense("what is no answer") from error
+            raise
         except BaseException:
             await connection.close()
             raise
         if not isinstance(reply.payload, dict):
             await connection.close()
-            raise ConnectionLost(f"{self.url} does not say who it is")
+            raise self._says_nonsense(type(reply.payload).__name__)
         return connection, reply.payload
+
+    def _says_nonsense(self, said: str) -> NotAServerError:
+        return NotAServerError(f"{self.url} does not say who it is, but answers info with {said}")
 
     def _adopt(self, connection: Connection, info: dict[str, Any]) -> Connection | None:
         """Keep a connection, or return it when there is one to that process already."""

@@ -67,6 +67,9 @@ class ResetRequest(ResetFields):
     """Begin an episode."""
 
     request_id: RequestId | None = None
+    again: bool = Field(
+        default=False, description="Begin none: answer once more how the running episode began."
+    )
 
 
 class StepRequest(Request):

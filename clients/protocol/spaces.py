@@ -102,12 +102,16 @@ def parse_space(description: Any) -> Space[Any]:
     Raises:
         DecodeError: The description is not of a known type or does not fit its schema.
     """
-    _check_size(description)
+    check_size(description)
     return _parse(description)
 
 
-def _check_size(description: Any) -> None:
-    """Refuse what is small to describe and large to build or to sample, before anything is built."""
+def check_size(description: Any) -> None:
+    """Refuse what is small to describe and large to build or to sample, before anything is built.
+
+    Raises:
+        DecodeError: Nobody could read the description.
+    """
     size, size_in_bytes, seen = 0, 0, 0
     parts = [(description, 0)]
     while parts:

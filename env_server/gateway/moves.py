@@ -5,9 +5,11 @@ from pathlib import Path
 from typing import BinaryIO
 
 import orjson
+from pydantic import TypeAdapter, ValidationError
 
 from env_server.common.settings import ConfigurationError
 
+_MOVE = TypeAdapter(tuple[str, tuple[str, str] | None])
 _log = logging.getLogger(__name__)
 
 
@@ -78,14 +80,14 @@ class Moves:
     def _read(self, content: bytes) -> None:
         for line in content.split(b"\n")[:-1]:
             try:
-                session_id, place = orjson.loads(line)
-            except ValueError:
+                session_id, place = _MOVE.validate_json(line)
+            except ValidationError:
                 _log.error("a move of a session cannot be read: %s", line[:100])
                 continue
             if place is None:
                 self._places.pop(session_id, None)
             else:
-                self._places[session_id] = place[0], place[1]
+                self._places[session_id] = place
 
 
 def _line(session_id: str, place: tuple[str, str] | None) -> bytes:

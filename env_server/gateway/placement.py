@@ -10,7 +10,8 @@ from clients.protocol.errors import RETRY_LATER, ProblemError
 from env_server.common.setting_sections import TimeoutSettings
 from env_server.gateway.registry import Registration, Registry, no_server
 from env_server.gateway.relocation import PATIENCE_S
-from env_server.sessions.replies import Reply
+from env_server.gateway.upstream.node import Node
+from env_server.sessions.replies import Reply, opened_sessions
 from env_server.telemetry.metrics import Metrics
 
 # A session may find so many nodes full or away, one after another.
@@ -39,6 +40,7 @@ class Placement:
         self._settings = settings
         self._registry = registry
         self._metrics = metrics
+        self._taking_back: set[asyncio.Task[None]] = set()
 
     async def make(
         self, env_id: str, fields: dict[str, Any], count: int, binary: bool, made: list[Made]
@@ -137,7 +139,8 @@ class Placement:
         self, home: Registration, process: int | None, fields: Mapping[str, Any], made: list[Made]
     ) -> None:
         """Copy a session of a node's process there; `made` takes the copies."""
-        reply, answered_by = await self._ask(home, fields, False, process)
+        asked = {**fields, "request_id": home.node.link(False).caller.new_request_id()}
+        reply, answered_by = await self._ask(home, asked, False, process)
         for upstream_id in reply["session_ids"]:
             self._registry.took(home)
             made.append(Made(home, str(upstream_id), answered_by, {}))
@@ -155,6 +158,12 @@ class Placement:
             each.home.node.close_session(each.upstream_id)
             self._registry.released(each.home)
 
+    def _take_back(self, node: Node, fields: Mapping[str, Any], binary: bool, process: int) -> None:
+        """End what a node has opened, or opens yet, though its answer was lost: asked again, it says what that is."""
+        task = asyncio.get_running_loop().create_task(_end_opened(node, fields, binary, process))
+        self._taking_back.add(task)
+        task.add_done_callback(self._taking_back.discard)
+
     async def _ask(
         self, home: Registration, fields: Mapping[str, Any], binary: bool, process: int | None
     ) -> tuple[Reply, int]:
@@ -163,7 +172,13 @@ class Placement:
         began = time.perf_counter()
         try:
             connection = await caller.pool.connection(process)
-            reply = await connection.request(dict(fields), deadline, caller.pool.max_request_bytes)
+            asked = connection.request(dict(fields), deadline, caller.pool.max_request_bytes)
+            try:
+                reply = await asked
+            except (ConnectionError, TimeoutError):
+                if "request_id" in fields:
+                    self._take_back(home.node, fields, binary, connection.process)
+                raise
         except (ConnectionError, TimeoutError):
             self._metrics.upstream_errors[self._metrics.labels.of(home.env_id), home.protocol] += 1
             raise
@@ -171,6 +186,18 @@ class Placement:
         if not isinstance(reply.payload, dict):
             raise ProblemError("upstream_error", f"{fields['op']} is not answered with an object")
         return reply.payload, reply.process
+
+
+async def _end_opened(node: Node, fields: Mapping[str, Any], binary: bool, process: int) -> None:
+    caller = node.link(binary).caller
+    try:
+        reply = await caller.call(dict(fields), process, caller.deadline())
+        opened = [str(each) for each in opened_sessions(reply.payload)]
+    except (ConnectionError, TimeoutError, ProblemError, KeyError, TypeError, AttributeError):
+        # Its own idle time-out ends what it has.
+        return
+    for upstream_id in opened:
+        node.close_session(upstream_id)
 
 
 def _leaves_it_to_others(error: BaseException) -> bool:

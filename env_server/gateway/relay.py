@@ -176,12 +176,12 @@ class Relay:
                 noted = session.note(op, operation.generation, operation.fields, reply, operation.binary)
             elif op == "step":
                 session.take_step(operation.fields, reply, operation.binary)
-            elif op == "reset":
+            elif op == "reset" and not operation.fields.get("again"):
                 session.take_reset(operation.fields, reply, operation.binary)
             if op == "step":
                 session.is_proven = True
                 self.count_step(session, reply)
-            elif op == "reset":
+            elif op == "reset" and not operation.fields.get("again"):
                 session.is_proven = True
                 self._metrics.resets[session.entry.label] += 1
             elif op == "episode":

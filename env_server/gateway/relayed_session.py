@@ -234,7 +234,7 @@ class RelayedSession(BaseSession):
         """
         if op == "step":
             return self._note_step(generation, fields, reply, binary)
-        if op == "reset":
+        if op == "reset" and not fields.get("again"):
             return begun(
                 generation, int(reply["episode"]), self._note_head(generation, fields, reply, binary)
             )

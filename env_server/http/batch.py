@@ -265,7 +265,7 @@ def encode_results(
         results: The results.
         limit: Bytes that the answer may have.
         binary: Whether it is MessagePack.
-        take_back: Closes the sessions that a reply which does not fit has opened, and counts them.
+        take_back: Closes the sessions that a reply which cannot be sent has opened, and counts them.
     """
     with contextlib.suppress(EncodeError):
         content = dumps({"id": number, "results": results}, binary=binary)
@@ -277,6 +277,8 @@ def encode_results(
         try:
             size = _size(result, binary)
         except EncodeError as error:
+            if "ok" in result:
+                take_back(result["ok"])
             result = {"error": as_problem(error).to_problem()}
             size = _size(result, binary)
         if size > room:

@@ -111,18 +111,32 @@ class _InteractiveSocket:
         message = await self._next()
         if message is None:
             return
-        try:
-            fields = self._object(message)
-            program = await self._programs.open(self._context.caller, fields)
-        except Exception as error:  # noqa: BLE001 - a defect of ours costs this socket, not the server
-            await self._say({"error": self._problem(error)})
-            await self._send({"type": "websocket.close"})
+        program = await self._open_in_time(message)
+        if program is None:
             return
         try:
             await self._say({"ok": {}})
             await self._converse(program)
         finally:
             await program.close()
+
+    async def _open_in_time(self, message: str | bytes) -> InteractiveSession | None:
+        """Start what the first message asks for; where there is none, its client is told why."""
+        unanswered = self._services.unanswered
+        task = unanswered.enter()
+        try:
+            try:
+                return await self._programs.open(self._context.caller, self._object(message))
+            except asyncio.CancelledError:
+                # The server ends and waits for this program no longer.
+                problem = self._problem(going_away())
+            except Exception as error:  # noqa: BLE001 - a defect of ours costs this socket, not the server
+                problem = self._problem(error)
+            await self._say({"error": problem})
+            await self._send({"type": "websocket.close"})
+            return None
+        finally:
+            unanswered.leave(task)
 
     async def _converse(self, program: InteractiveSession) -> None:
         """Answer messages; a client that goes away while one is answered takes the program along."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from starlette.datastructures import Headers
 
-from clients.protocol.arrays import DecodeError
+from clients.protocol.arrays import DecodeError, EncodeError
 from clients.protocol.errors import ProblemError
 from clients.protocol.frames import SUBPROTOCOLS, dumps, loads
 from env_server.access.context import Context
@@ -358,7 +358,11 @@ class Socket:
             return encode_results(
                 number, reply, self._reply_limit, binary=self._binary, take_back=self._take_back
             )
-        content = dumps({"id": number, "ok": reply}, binary=self._binary)
+        try:
+            content = dumps({"id": number, "ok": reply}, binary=self._binary)
+        except EncodeError:
+            self._take_back(reply)
+            raise
         if len(content) > self._reply_limit:
             raise too_large_reply(len(content), self._reply_limit, self._take_back(reply))
         return content

@@ -6,7 +6,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from clients.protocol.arrays import DecodeError
+from clients.protocol.arrays import DecodeError, EncodeError
 from clients.protocol.errors import ProblemError
 from clients.protocol.frames import MEDIA_TYPES, dumps, loads
 from env_server.messages.envelope import sendable
@@ -106,12 +106,17 @@ def answer(
         binary: Whether it is MessagePack.
         limit: Bytes that it may have.
         status: Its status.
-        take_back: Closes the sessions that an answer which is too large has opened, and counts them.
+        take_back: Closes the sessions that an answer which cannot be sent has opened, and counts them.
 
     Raises:
         ProblemError: `too_large`.
+        EncodeError: It cannot be written.
     """
-    body = dumps(content, binary=binary)
+    try:
+        body = dumps(content, binary=binary)
+    except EncodeError:
+        take_back(content)
+        raise
     if len(body) > limit:
         raise too_large_reply(len(body), limit, take_back(content))
     return Response(body, status, media_type=MEDIA_TYPES[binary])

@@ -7,7 +7,6 @@ from pydantic import BaseModel, ValidationError
 
 from clients.protocol.episode import PortableEpisode
 from clients.protocol.errors import ProblemError
-from clients.protocol.frames import dumps
 from clients.protocol.values import DecodeError, EncodeError, decode_value, encode_value
 
 _Model = TypeVar("_Model", bound=BaseModel)
@@ -113,8 +112,10 @@ def episode_in_json(episode: PortableEpisode) -> PortableEpisode:
         ProblemError: `invalid_request` or `invalid_kwargs`.
     """
     try:
-        dumps(episode.actions, binary=False)
+        actions = encode_value(None, decode_value(None, episode.actions), binary=False)
         options = encode_value(None, decode_value(None, episode.options), binary=False)
     except (DecodeError, EncodeError) as error:
         raise invalid("episode", f"not as a portable episode is written: {error}") from error
-    return episode.model_copy(update={"kwargs": kwargs_in_json(episode.kwargs), "options": options})
+    return episode.model_copy(
+        update={"kwargs": kwargs_in_json(episode.kwargs), "options": options, "actions": actions}
+    )

@@ -54,6 +54,8 @@ class Resetting:
     ) -> Reply | Awaitable[Reply]:
         """Begin an episode; a request id seen before is answered as before."""
         request = requested(ResetRequest, fields)
+        if request.again:
+            return self._again(context, session)
         request_id = request.request_id
         if request_id is not None and session.resets is not None and request_id in session.resets:
             return self._encoded(context, session, session.resets[request_id])
@@ -182,6 +184,26 @@ class Resetting:
         if self._journal_file is not None:
             self._journal_file.began(session.session_id, record.episode)
         return record
+
+    def _again(self, context: Context, session: Session) -> Reply | Awaitable[Reply]:
+        """How the running episode began, which is not begun anew for that."""
+        began = session.began
+        if began is not None:
+            return self._encoded(context, session, began)
+        running = session.running
+        if session.recoverable and not session.attached and (running is None or running.kind == "recovery"):
+            return self._replayed(context, session)
+        if session.episode < 0:
+            raise not_reset(session)
+        raise ProblemError(
+            "not_reset", "it is not known any more how this episode began; the next one that is reset tells"
+        )
+
+    async def _replayed(self, context: Context, session: Session) -> Reply:
+        """The same, where only a replay can tell."""
+        await self._runner.recover(session)
+        reply = self._again(context, session)
+        return reply if isinstance(reply, dict) else await reply
 
     async def _recalled(self, context: Context, session: Session, fields: Mapping[str, Any]) -> Reply:
         """The answer that a process gave before it died: the replay gives it again."""

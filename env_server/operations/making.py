@@ -30,7 +30,14 @@ from env_server.operations.runner import Runner
 from env_server.sessions.replies import Reply
 from env_server.sessions.session import BaseSession, ResetRecord, Session
 from env_server.sessions.sessions import Sessions, session_gone
-from env_server.workers.base import EnvironmentRaised, OperationTimeout, ServerLost, Worker, WorkerLost
+from env_server.workers.base import (
+    EnvironmentRaised,
+    OperationTimeout,
+    ServerFailed,
+    ServerLost,
+    Worker,
+    WorkerLost,
+)
 
 _Request = MakeRequest | ForkRequest | RestoreRequest
 _OPS: dict[type[_Request], str] = {MakeRequest: "make", ForkRequest: "fork", RestoreRequest: "restore"}
@@ -326,7 +333,7 @@ class Making:
             raise environment_error(error) from error
         except OperationTimeout as error:
             raise ProblemError("step_timeout", f"{session.entry.env_id} was not ready in time") from error
-        except ServerLost as error:
+        except (ServerFailed, ServerLost) as error:
             raise ProblemError("upstream_error", str(error)) from error
         except WorkerLost as error:
             raise worker_died(session.entry.env_id) from error

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from typing import Any, TypeVar
@@ -13,7 +14,7 @@ from env_server.common.setting_sections import TimeoutSettings
 from env_server.journal.journal import EndedStep, Journal
 from env_server.journal.replay import ReplayDiverged, rebuild
 from env_server.operations.failures import environment_error, not_reset, worker_died
-from env_server.sessions.session import ResetRecord, Running, Session, StepRecord
+from env_server.sessions.session import NO_REQUEST, ResetRecord, Running, Session, StepRecord
 from env_server.sessions.sessions import Sessions, session_gone
 from env_server.telemetry.metrics import Metrics, RebuildOutcome
 from env_server.workers.base import (
@@ -138,11 +139,15 @@ class Runner:
         """Do something in a worker that may die, and again where it did.
 
         A crash that another session has caused is no reason to give up; what takes its own worker down is tried twice.
+        Where workers die one after another, nobody waits for longer than for one that has too much to do.
 
         Raises:
             WorkerLost: The operation took its worker down, or the session has ended.
+            OperationTimeout: No worker lived for long enough in time.
         """
         faults = 0
+        time = asyncio.get_running_loop().time
+        give_up_at = math.inf
         while True:
             try:
                 return await operation()
@@ -150,6 +155,9 @@ class Runner:
                 faults += lost.at_fault
                 if faults == _TRIES or self._sessions.end_reason(session.session_id) is not None:
                     raise
+                give_up_at = min(give_up_at, time() + self._settings.make_timeout_s)
+                if time() >= give_up_at:
+                    raise OperationTimeout(f"workers end before they answer: {lost}") from lost
                 if isinstance(lost, ServerLost):
                     self._metrics.failovers[session.entry.label] += 1
                 session.attached = False
@@ -191,8 +199,7 @@ class Runner:
             return None
         # What else was answered may be asked for again, and is not known where the session outlived its process.
         began = ResetRecord(*point.first, session.episode, episode.seed)
-        if journal.request_id is not None:
-            session.remember_reset(journal.request_id, began)
+        session.remember_reset(journal.request_id or NO_REQUEST, began)
         if session.last is None and journal.before is not None:
             session.last = _answered(session, journal.before, began)
         return began

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import fcntl
 import json
 import logging
 import os
@@ -9,7 +10,7 @@ import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from env_server.access.quotas import start_quota_counters
@@ -29,6 +30,8 @@ _MAX_BACKOFF_S = 10.0
 _SETTLED_S = 30.0
 # Beyond the grace for running operations, for closing environments and sockets.
 _STOP_MARGIN_S = 20.0
+
+_LOCK = "supervisor.lock"
 
 _READY_LINE = b"ready\n"
 """What an I/O process writes to its standard output once it serves."""
@@ -56,10 +59,31 @@ def supervise(settings: Settings, announce: Callable[[str], None]) -> int:
         directory = settings.state_dir
         if directory is None:
             directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rollgym-")))
+        stack.enter_context(_alone_in(directory))
         start_quota_counters(directory)
         given = settings.model_copy(update={"port": reserved.getsockname()[1]})
         supervisor = Supervisor(given, directory, lambda: announce(url_of(settings.host, reserved)))
         return asyncio.run(supervisor.run())
+
+
+@contextlib.contextmanager
+def _alone_in(directory: Path) -> Iterator[None]:
+    """Keep other servers out of a directory, before anything is touched there that processes which run share.
+
+    Raises:
+        ConfigurationError: One is there already, or it cannot be used.
+    """
+    try:
+        lock = os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        raise ConfigurationError(f"cannot use {directory}: {error}") from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError:
+        raise ConfigurationError(f"another server uses {directory}") from None
+    finally:
+        os.close(lock)
 
 
 class Supervisor:

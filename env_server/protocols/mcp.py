@@ -1,8 +1,8 @@
 """The Model Context Protocol over streamable HTTP: an environment at a URL, a session of ours for each of its sessions.
 
 The id of an MCP session is that of our session. So the owner is in the id, any I/O process and any gateway may be
-asked, and nothing is kept here: which tools there are is what the episode's reset has answered, and is asked again by
-the request id of that reset.
+asked, and nothing is kept here: which tools there are is what the episode's reset has answered, which is asked for
+again.
 """
 
 from collections.abc import Mapping
@@ -205,8 +205,8 @@ class McpAdapter:
         return session_id, initialize_result(params, env_id, reply)
 
     async def _begun(self, context: Context, session: Mapping[str, Any]) -> Reply:
-        """What the reset of a session's episode has answered."""
-        again = {"session_id": session["session_id"], "request_id": _request_id(session["episode"] or 0)}
+        """What the reset of a session's episode has answered; none is begun for that, wherever the session is now."""
+        again = {"session_id": session["session_id"], "again": True}
         return await operate(self._services.operations, context, "reset", again)
 
     async def _call(

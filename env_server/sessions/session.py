@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from env_server.journal.journal import Journal
 
 _REMEMBERED_RESETS = 4
+NO_REQUEST = ""
+"""What a reset is remembered by whose request had no id, or none that is known any more."""
 
 
 class BaseSession(ABC):
@@ -259,6 +261,12 @@ class Session(BaseSession):
         self.resets[request_id] = record
         if len(self.resets) > _REMEMBERED_RESETS:
             self.resets.popitem(last=False)
+
+    @property
+    def began(self) -> ResetRecord | None:
+        """How the episode began, if that is remembered."""
+        records = () if self.resets is None else self.resets.values()
+        return next((record for record in records if record.episode == self.episode), None)
 
     def take_step(self, record: StepRecord, terminated: bool, truncated: bool) -> None:
         """Move on by a step that was taken."""

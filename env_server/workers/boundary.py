@@ -8,7 +8,9 @@ from typing import Any, NoReturn, TypeVar
 import gymnasium
 from gymnasium.utils import seeding
 
-from env_server.workers.base import EnvironmentRaised, EnvSource, StepOutcome, Verdict
+from clients.protocol.frames import dumps
+from clients.protocol.spaces import check_size, describe_space
+from env_server.workers.base import EnvironmentRaised, EnvSource, Spaces, StepOutcome, Verdict
 
 Environment = gymnasium.Env[Any, Any]
 _T = TypeVar("_T")
@@ -58,6 +60,20 @@ def _message(error: BaseException) -> str:
 def build(source: EnvSource, kwargs: Mapping[str, Any]) -> Environment:
     """Build an environment."""
     return guarded(source.build, kwargs)
+
+
+def spaces(environment: Environment) -> Spaces:
+    """The spaces of an environment; that one cannot be described to anybody is the environment's failure."""
+    return guarded(_spaces, environment)
+
+
+def _spaces(environment: Environment) -> Spaces:
+    found = environment.action_space, environment.observation_space
+    for space in found:
+        description = describe_space(space)
+        check_size(description)
+        dumps(description, binary=False)
+    return found
 
 
 def reset(

@@ -66,9 +66,13 @@ class Household:
         """Build an environment; gives its spaces as they are described on the wire."""
         self._about[number] = {"session_id": session_id, "env_id": source.env_id}
         environment = boundary.build(source, kwargs)
-        spaces = boundary.guarded(_describe_spaces, environment)
+        try:
+            action_space, observation_space = boundary.spaces(environment)
+        except EnvironmentRaised:
+            boundary.close(environment)
+            raise
         self._environments[number] = environment
-        return spaces
+        return describe_space(action_space), describe_space(observation_space)
 
     def reset(self, number: int, seed: int | None, options: dict[str, Any] | None) -> tuple[Any, Any]:
         """Begin an episode."""
@@ -125,10 +129,6 @@ def _score(verifier: boundary.Environment, item: Mapping[str, Any]) -> Verdict:
     except EnvironmentRaised as error:
         boundary.report(error)
         return boundary.error_verdict(error)
-
-
-def _describe_spaces(environment: boundary.Environment) -> tuple[Any, Any]:
-    return describe_space(environment.action_space), describe_space(environment.observation_space)
 
 
 def serve(connection: socket.socket, household: Household) -> None:

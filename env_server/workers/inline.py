@@ -38,11 +38,16 @@ class InlineWorker(Worker):
         self.close_now(key)
         self._names[key] = source.env_id
         try:
-            environment = self._environments[key] = self._timed(key, "make", boundary.build, source, kwargs)
+            spaces: Spaces = self._timed(key, "make", self._build, key, source, kwargs)
         except EnvironmentRaised:
-            del self._names[key]
+            self.close_now(key)
+            self._names.pop(key, None)
             raise
-        return environment.action_space, environment.observation_space
+        return spaces
+
+    def _build(self, key: str, source: EnvSource, kwargs: Mapping[str, Any]) -> Spaces:
+        environment = self._environments[key] = boundary.build(source, kwargs)
+        return boundary.spaces(environment)
 
     def reset_now(
         self, key: str, seed: int | None, options: dict[str, Any] | None

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from clients.protocol.arrays import DecodeError
 from env_server.telemetry.logs import LogFormat
 from env_server.workers.base import (
     EnvironmentRaised,
@@ -171,7 +172,12 @@ class ProcessWorker(Worker):
         except EnvironmentRaised:
             self._forget(key)
             raise
-        return self._space(orjson.dumps(action)), self._space(orjson.dumps(observation))
+        try:
+            return self._space(orjson.dumps(action)), self._space(orjson.dumps(observation))
+        except DecodeError as error:
+            # No client could read them either.
+            await self.close(key)
+            raise EnvironmentRaised("DecodeError", str(error)) from error
 
     async def reset(
         self, key: str, seed: int | None, options: dict[str, Any] | None, *, timeout: float | None

@@ -40,7 +40,7 @@ class _Home:
     def build(self, source: EnvSource, kwargs: Mapping[str, Any]) -> Spaces:
         """Build the environment, in a thread."""
         self.environment = boundary.build(source, kwargs)
-        return boundary.guarded(_spaces, self.environment)
+        return boundary.spaces(self.environment)
 
     def score(self, source: EnvSource, item: Mapping[str, Any]) -> Verdict:
         """Build a verifier and score one response with it, in a thread."""
@@ -63,10 +63,6 @@ class _Home:
         environment, self.environment = self.environment, None
         if environment is not None:
             boundary.close(environment)
-
-
-def _spaces(environment: boundary.Environment) -> Spaces:
-    return environment.action_space, environment.observation_space
 
 
 class ThreadWorker(Worker):

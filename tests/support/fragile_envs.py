@@ -199,6 +199,17 @@ class Frozen(Mapping[str, int]):
         return hash(tuple(self._items.items()))
 
 
+class OwnSpace(gymnasium.Space):
+    """A space that Gymnasium does not know."""
+
+
+SPACES: dict[str, gymnasium.Space] = {
+    "of its own": OwnSpace(),
+    "too large": gymnasium.spaces.Text(10**9),
+    "of no Unicode": gymnasium.spaces.Text(3, charset="\ud800"),
+}
+
+
 class Fragile(gymnasium.Env):
     """Every observation depends on the seed, the options and all actions; some actions bring trouble."""
 
@@ -221,6 +232,10 @@ class Fragile(gymnasium.Env):
         self.render_mode = render_mode
         self.action_space = UnicodeText()
         self.observation_space = UnicodeText()
+        if isinstance(any, dict) and "space" in any:
+            del self.observation_space
+            if any["space"] in SPACES:
+                self.observation_space = SPACES[any["space"]]
         self._steps = 0
         self._sum = 0
         if hang:

@@ -11,6 +11,9 @@ from http import HTTPStatus
 from typing import Any, NamedTuple, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from websockets.datastructures import Headers
+from websockets.http11 import Request
+from websockets.server import ServerProtocol
 
 from clients.protocol.errors import ProblemError
 from clients.protocol.frames import dumps
@@ -36,6 +39,7 @@ class _Refusal(NamedTuple):
         return head.encode() + body
 
 
+_OF_BODIES = frozenset({b"content-length", b"transfer-encoding"})
 _NO_REQUEST = _Refusal(HTTPStatus.BAD_REQUEST, "invalid_request", "this is no request of HTTP/1.1")
 _TOO_SLOW = _Refusal(
     HTTPStatus.REQUEST_TIMEOUT, "invalid_request", "the request did not come to its end in time"
@@ -147,7 +151,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             raise _Refused
         self._refusal = _wrong_with(self.parser.get_http_version(), self.headers)
         if self._refusal is None and self.parser.should_upgrade() and self._should_upgrade():
-            self._refusal = _wrong_with_upgrade(self.parser.get_method(), self.headers)
+            self._refusal = _wrong_with_upgrade(self.parser.get_method(), self.url, self.headers)
         if self._refusal is not None:
             raise _Refused
         self._head = self._unwanted = 0
@@ -199,7 +203,7 @@ def _wrong_with(version: str, headers: Sequence[tuple[bytes, bytes]]) -> _Refusa
     return None
 
 
-def _wrong_with_upgrade(method: bytes, headers: Sequence[tuple[bytes, bytes]]) -> _Refusal | None:
+def _wrong_with_upgrade(method: bytes, url: bytes, headers: Sequence[tuple[bytes, bytes]]) -> _Refusal | None:
     """What is wrong with a handshake that the socket would answer in plain text, or never, if anything is."""
     if method != b"GET":
         return _NO_REQUEST._replace(detail="a WebSocket is opened with GET")
@@ -207,6 +211,12 @@ def _wrong_with_upgrade(method: bytes, headers: Sequence[tuple[bytes, bytes]]) -
         return _NO_REQUEST._replace(detail="a WebSocket is opened with Sec-WebSocket-Version: 13")
     if sum(name == b"sec-websocket-key" for name, _ in headers) != 1:
         return _NO_REQUEST._replace(detail="a WebSocket is opened with one Sec-WebSocket-Key")
+    if any(name in _OF_BODIES and value.strip() != b"0" for name, value in headers):
+        return _NO_REQUEST._replace(detail="a WebSocket is opened without a body")
+    said = Headers([(name.decode("latin-1"), value.decode("latin-1")) for name, value in headers])
+    answer = ServerProtocol().accept(Request(url.decode("latin-1"), said))
+    if answer.status_code != HTTPStatus.SWITCHING_PROTOCOLS:
+        return _NO_REQUEST._replace(detail=(answer.body or b"").decode(errors="replace").strip())
     return None
 
 

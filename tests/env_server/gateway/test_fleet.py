@@ -67,6 +67,25 @@ async def test_tools_of_a_nodes_environment_are_called_over_mcp(
             assert result.meta["rollgym/answer"]["step"] == number + 1
 
 
+async def test_tools_are_called_where_a_session_has_gone_on(
+    gateway: ServerProcess, nodes: list[ServerProcess]
+) -> None:
+    before = await count(nodes[0])
+    async with Client(f"{gateway.url}/mcp/ToolUse-v0?seed=3") as agent:
+        tools = (await agent.list_tools()).tools
+        await agent.call_tool("store_set", {"key": "lamps", "value": "7"})
+        home = nodes[0] if await count(nodes[0]) > before else nodes[1]
+        home.kill()
+        assert (await agent.list_tools()).tools == tools
+        result = await agent.call_tool("store_get", {"key": "lamps"})
+        # Which tools there are is asked for at each call, and no episode begins for that.
+        assert result.content[0].text == "7"
+        assert result.meta is not None
+        assert (result.meta["rollgym/answer"]["episode"], result.meta["rollgym/answer"]["step"]) == (0, 2)
+        home.start()
+    await replicas(gateway, 2)
+
+
 @pytest.mark.parametrize("env_id", ["Walk-v0", "Arm-v0", "FrozenLake-v0"])
 async def test_episodes_are_those_of_a_node(
     gateway: ServerProcess, nodes: list[ServerProcess], env_id: str

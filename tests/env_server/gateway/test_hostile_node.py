@@ -213,29 +213,83 @@ async def test_openenvs_clients_get_an_answer_too(servers: Servers, name: str, e
     node.twist = None
 
 
+@pytest.mark.parametrize("way", ["http", "socket", "batch"])
+async def test_sessions_that_nobody_can_be_told_of_are_closed_again(servers: Servers, way: str) -> None:
+    gateway, node, heartbeat = servers
+    node.twist = None
+    async with httpx.AsyncClient(base_url=gateway.url, timeout=60) as http:
+        await http.post(heartbeat, json={})
+        before = (await http.get("/v1/info")).json()["capacity"]["sessions"]
+
+        def deep(frame: dict[str, Any], answer: dict[str, Any]) -> Any:
+            if frame["op"] != "make" or "ok" not in answer:
+                return answer
+            made = answer["ok"]["sessions"]
+            made = [{**each, "reset": {**each["reset"], "info": nested(300)}} for each in made]
+            return {**answer, "ok": {**answer["ok"], "sessions": made}}
+
+        node.twist = deep
+        asked = {"env_id": "Walk-v0", "reset": {"seed": 1}}
+        if way == "http":
+            problem = (await http.post("/v1/sessions", json=asked)).json()
+        else:
+            url = f"ws://127.0.0.1:{gateway.port}/v1/ws"
+            async with asyncio.timeout(30), websockets.connect(url, compression=None) as connection:
+                socket = Socket(connection, binary=False)
+                make = {"op": "make", **asked}
+                if way == "batch":
+                    (answer,) = await socket.batch(make)
+                else:
+                    answer = await socket.ask(**make)
+                problem = answer["error"]
+        node.twist = None
+        assert problem["code"] == "upstream_error"
+        assert (await http.get("/v1/info")).json()["capacity"]["sessions"] == before
+
+
 @pytest.mark.parametrize(
     "said",
     [
-        *(7, [], {"processes": []}, {"limits": [1]}, {"limits": {"max_batch": "many"}}, {"process": "first"}),
+        *(
+            7,
+            [],
+            None,
+            "what?",
+            {"processes": []},
+            {"limits": [1]},
+            {"limits": {"max_batch": "many"}},
+            {"process": "first"},
+        ),
         {"processes": 10**9},
     ],
     ids=repr,
 )
 async def test_a_node_that_says_nonsense_of_itself(said: Any) -> None:
+    asked = 0
+
+    def twist(frame: dict[str, Any], answer: dict[str, Any]) -> Any:
+        nonlocal asked
+        if frame["op"] != "info":
+            return answer
+        asked += 1
+        if isinstance(said, str):
+            return said
+        return {"id": answer["id"], "ok": {**answer["ok"], **said} if isinstance(said, dict) else said}
+
     with (
         ServerProcess(("--log-level", "error", *ENVS)) as node,
         ServerProcess(_GATEWAY) as gateway,
         TwistingNode(node.url) as twisting,
     ):
-        twisting.twist = lambda frame, answer: (
-            {"id": answer["id"], "ok": {**answer["ok"], **said} if isinstance(said, dict) else said}
-            if frame["op"] == "info"
-            else answer
-        )
+        twisting.twist = twist
         async with httpx.AsyncClient(base_url=gateway.url, timeout=60) as http:
             body = {"env_id": "Walk-v0", "url": twisting.url, "protocol": "rollgym"}
             answer = await http.post("/v1/envs", json=body)
             assert answer.status_code == 201 or answer.json()["code"] == "probe_failed", answer.text
+            if not isinstance(said, dict):
+                # Whether it is a gateway, and what its environment is: neither will be known by asking on.
+                assert "does not say who it is" in answer.json()["detail"]
+                assert asked == 2
 
 
 @pytest.mark.parametrize("episode", [True, math.inf])

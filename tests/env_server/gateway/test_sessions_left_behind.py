@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 import httpx
 import pytest
 
-from tests.support.client_server import ENVS, Proxy, ServerProcess
+from tests.support.client_server import ENVS, Proxy, ServerProcess, proxy_before
 
 QUIET = ("--log-level", "error")
 GATEWAY = ("--gateway", "--allow-network", "loopback", *QUIET)
@@ -81,3 +81,23 @@ async def test_a_node_that_is_heard_of_again_keeps_nothing(sign: str) -> None:
 async def sessions_at(node: ServerProcess) -> int:
     async with httpx.AsyncClient() as http:
         return int((await http.get(f"{node.url}/v1/info")).json()["capacity"]["sessions"])
+
+
+@pytest.mark.parametrize("op", ["make", "fork"])
+async def test_what_a_node_opened_and_could_not_say_is_ended(op: str) -> None:
+    with ServerProcess(GATEWAY) as gateway, ServerProcess(NODE) as node:
+        async with proxy_before(node) as proxy, httpx.AsyncClient(base_url=gateway.url, timeout=60) as http:
+            body = {"env_id": "Walk-v0", "url": proxy.url, "protocol": "rollgym", "ttl_s": 600}
+            assert (await http.post("/v1/envs", json=body)).status_code == 201
+            begin = {"env_id": "Walk-v0", "reset": {"seed": 1}}
+            made = (await http.post("/v1/sessions", json=begin)).json()
+            lost = asyncio.create_task(proxy.lose_next_reply())
+            if op == "make":
+                answer = await http.post("/v1/sessions", json=begin | {"count": 3})
+            else:
+                answer = await http.post(f"/v1/sessions/{made['session_id']}/fork", json={"count": 3})
+            await lost
+            known = 1 + (3 if answer.is_success else 0)
+            async with asyncio.timeout(20):
+                while await sessions_at(node) != known:
+                    await asyncio.sleep(0.05)

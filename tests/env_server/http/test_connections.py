@@ -12,6 +12,11 @@ import pytest
 from tests.support.wire import ENVS, INLINE, Server
 
 HEAD = b"GET /health HTTP/1.1\r\nHost: x\r\n"
+UPGRADE = (
+    b"GET /v1/ws HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+    b"Sec-WebSocket-Version: 13\r\n"
+)
+KEY = b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
 LIMITS = ("--request-timeout-s", "1", "--max-header-bytes", "8192", "--max-connections", "12")
 _MORE_THAN_KERNELS_HOLD = 24 * 2**20
 Raw = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -168,6 +173,11 @@ async def test_heads_of_large_bodies_are_small(bounded: Server) -> None:
         b"Sec-WebSocket-Version: 13\r\n\r\n",
         b"GET /v1/ws HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
         b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 99\r\n\r\n",
+        UPGRADE + b"Sec-WebSocket-Key: abc\r\n\r\n",
+        UPGRADE + KEY + b"Sec-WebSocket-Protocol: ,,\r\n\r\n",
+        UPGRADE + KEY + b"Origin: http://127.0.0.1\r\nOrigin: http://127.0.0.1\r\n\r\n",
+        UPGRADE + KEY + b"Content-Length: 5\r\n\r\nhello",
+        UPGRADE + KEY + b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
         b"POST /v1/sessions/close HTTP/1.0\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n",
         b"GET /health HTTP/1.1\r\nHost: x\r\n folded: y\r\n\r\n",
         b"GET /health HTTP/1.1\r\nHost: x\r\nX: a\nY: b\r\n\r\n",
@@ -177,7 +187,9 @@ async def test_heads_of_large_bodies_are_small(bounded: Server) -> None:
     ids=[
         *("two-lengths", "length-and-chunks", "chunks-not-last", "space", "zipped-chunks", "two-codings"),
         *("two-hosts", "one-host-twice", "no-host", "socket-without-host", "socket-posted"),
-        *("socket-without-key", "socket-of-another-version", "chunks-of-1.0"),
+        *("socket-without-key", "socket-of-another-version", "socket-with-half-a-key"),
+        *("socket-of-no-protocol", "socket-of-two-origins", "socket-with-a-body", "socket-with-chunks"),
+        "chunks-of-1.0",
         *("folded", "bare-lf", "nul", "tls"),
     ],
 )

@@ -1,15 +1,20 @@
 """What becomes of a program that is spoken to, when whoever asked for it is cancelled, or the server ends beside it."""
 
 import asyncio
+import json
 import threading
 from collections.abc import Iterator, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from clients.protocol.errors import ProblemError
+from env_server.access.context import Context
 from env_server.access.tokens import Caller
 from env_server.common.setting_sections import SandboxSettings
+from env_server.common.unanswered import Unanswered
+from env_server.http.interactive_socket import _InteractiveSocket
 from env_server.operations.interactive_sessions import InteractiveSessions
 from env_server.operations.sandbox import ServedSandbox
 from sandbox.core.base import SandboxSession, SandboxUnavailableError
@@ -256,4 +261,39 @@ async def test_what_is_asked_while_a_call_goes_on_comes_after_it(
     await program.write(b"there\n")
     assert await program.read(20) == b"there\n"
     await program.close()
+    await sessions.close()
+
+
+@pytest.mark.parametrize("patience_s", [0.0, 30.0])
+async def test_who_asks_for_a_program_as_the_server_ends_is_told(
+    settings: SandboxSettings, gate: Gate, patience_s: float
+) -> None:
+    sessions = InteractiveSessions(settings, gate)
+    said: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+    heard: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+    services: Any = SimpleNamespace(
+        unanswered=Unanswered(),
+        settings=SimpleNamespace(max_request_bytes=2**20),
+        metrics=SimpleNamespace(socket_received=0, socket_sent=0, problems={"draining": 0}),
+    )
+    socket = _InteractiveSocket(services, sessions, Context(CALLER, binary=False), heard.get, said.put)
+    gate.starts.clear()
+    heard.put_nowait({"type": "websocket.receive", "text": json.dumps(FOREVER)})
+    serving = asyncio.create_task(socket.serve())
+    await gate.is_asked()
+    settling = asyncio.create_task(services.unanswered.settle(patience_s))
+    if patience_s:
+        # Within the grace it is waited for.
+        await asyncio.sleep(0)
+        assert not settling.done()
+        gate.starts.set()
+    async with asyncio.timeout(20):
+        answer = json.loads((await said.get())["text"])
+        await settling
+    assert answer == {"ok": {}} if patience_s else answer["error"]["code"] == "draining"
+    gate.starts.set()
+    heard.put_nowait({"type": "websocket.disconnect"})
+    async with asyncio.timeout(20):
+        await serving
+    await first_is_ended(gate)
     await sessions.close()

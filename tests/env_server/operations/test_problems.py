@@ -10,7 +10,9 @@ import httpx
 import msgpack
 import pytest
 
+from clients.protocol.episode import PortableEpisode
 from clients.protocol.errors import CODES
+from env_server.messages.validation import episode_in_json
 from tests.support.wire import ENVS, INLINE, Server, Socket
 
 OTHER_ISSUES = {
@@ -289,6 +291,7 @@ WRONG_TYPES: list[tuple[str, dict[str, Any]]] = [
         for wrong in (True, "1", -1, 2**53)
     ),
     *(("reset", {"seed": wrong}) for wrong in (True, "1", 1.0, -1, 2**53)),
+    *(("reset", {"again": wrong}) for wrong in ("yes", 1, None)),
     *(("reset", {"request_id": wrong}) for wrong in (b"one", 1, "")),
     *(("render", {"mode": wrong}) for wrong in (b"ansi", 1, True)),
     *(("fork", {"count": wrong}) for wrong in (True, "1", 0, 1.0)),
@@ -370,6 +373,18 @@ async def test_kwargs_are_what_a_portable_episode_can_keep() -> None:
                 problem = (await socket.ask("make", env_id="Fragile", kwargs={"any": value}))["error"]
                 assert problem["code"] == "invalid_kwargs"
                 assert problem["errors"][0]["field"].startswith("kwargs")
+
+
+def test_actions_are_what_a_portable_episode_can_keep() -> None:
+    actions = [[math.inf, -math.inf, math.nan, 0.5], {"picture": {"__bytes__": ["image/png", b"x"]}}, "a"]
+    digests = ["0" * 16] * len(actions)
+    digest: dict[str, Any] = {"env_id": "E", "env_version": "1", "seed": 1, "reset_digest": digests[0]}
+    kept = episode_in_json(PortableEpisode(**digest, actions=actions, digests=digests)).actions
+    assert kept == [
+        ["Infinity", "-Infinity", "NaN", 0.5],
+        {"picture": {"__bytes__": ["image/png", "eA=="]}},
+        "a",
+    ]
 
 
 async def test_names_that_are_no_texts_are_refused_wherever_they_are() -> None:

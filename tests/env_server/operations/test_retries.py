@@ -138,6 +138,24 @@ async def test_a_reset_is_done_once(server: Server) -> None:
         assert await socket.call("reset", session_id=made, request_id="r1") == first
 
 
+async def test_how_an_episode_began_is_said_again_wherever_it_goes_on(server: Server) -> None:
+    async with server.socket() as socket:
+        made = (await socket.call("make", env_id="Count", kwargs={"length": 9}))["session_id"]
+        again = {"session_id": made, "again": True}
+        assert (await socket.ask("reset", **again))["error"]["code"] == "not_reset"
+        await socket.call("reset", session_id=made, request_id="r1")
+        began = await socket.call("reset", session_id=made, request_id="r2")
+        await socket.call("step", session_id=made, action="a")
+        assert await socket.call("reset", **again) == began
+        episode = await socket.call("episode", session_id=made)
+        restored = (await socket.call("restore", episode=episode))["session_id"]
+        assert await socket.call("reset", session_id=restored, again=True) == began
+        assert [await steps_taken(socket, each) for each in (made, restored)] == [1, 1]
+        await socket.call("reset", session_id=made)
+        assert (await socket.ask("reset", **again))["error"]["code"] == "not_reset", "no request names it"
+        assert (await socket.call("step", session_id=made, action="a"))["step"] == 1, "and it goes on"
+
+
 async def test_a_running_reset_is_joined(server: Server) -> None:
     async with server.socket() as socket:
         made = (await socket.call("make", env_id="SlowCount"))["session_id"]

@@ -304,6 +304,16 @@ async def test_a_state_directory_has_one_server(server: ServerProcess, state: Pa
         player.check()
 
 
+def test_a_server_that_is_refused_leaves_what_processes_share_as_it_is(tmp_path: Path) -> None:
+    with ServerProcess((*LIGHT, "--processes", "2", "--state-dir", str(tmp_path))):
+        shared = {each.name: each.stat().st_ino for each in tmp_path.iterdir() if "ready" not in each.name}
+        assert "quota_counters" in shared
+        text = refused(tmp_path, *LIGHT, "--processes", "2")
+        assert "another server uses" in text
+        left = {each.name: each.stat().st_ino for each in tmp_path.iterdir()}
+        assert shared.items() <= left.items()
+
+
 def test_a_file_that_is_no_journal_is_left_alone(tmp_path: Path) -> None:
     journal = tmp_path / "journal-0.bin"
     journal.write_bytes(b"somebody's diary")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.fragile_envs import INFOS, OUTCOMES, RAISED, Beacon, ended, kill, nested
+from tests.support.fragile_envs import INFOS, OUTCOMES, RAISED, SPACES, Beacon, ended, kill, nested
 from tests.support.players import Player
 from tests.support.wire import Server, Socket
 
@@ -300,6 +300,20 @@ async def test_an_answer_that_cannot_be_sent_is_the_environments_error(
             assert problem["code"] == "env_error", (action, problem)
             assert await player.fails(action) == problem, "asked again, it is answered by the same problem"
             await player.check_begins_anew()
+        await check_unharmed([other])
+
+
+@pytest.mark.parametrize("env_id", EVERYWHERE)
+async def test_a_space_that_cannot_be_described_is_the_environments_error(
+    server: Server, env_id: str
+) -> None:
+    async with server.socket() as socket:
+        other = await Player.begin(socket)
+        before = (await socket.call("info"))["capacity"]["sessions"]
+        for space in (*SPACES, "none"):
+            answer = await socket.ask("make", env_id=env_id, kwargs={"any": {"space": space}}, reset={})
+            assert answer["error"]["code"] in ("env_error", "invalid_kwargs"), (space, answer)
+        assert (await socket.call("info"))["capacity"]["sessions"] == before
         await check_unharmed([other])
 
 

@@ -390,6 +390,18 @@ async def test_a_bad_answer_to_a_reset_is_asked_for_again(gateway: ServerProcess
         await session.close()
 
 
+async def test_a_make_whose_reset_is_answered_badly_makes_nothing(
+    http: httpx.AsyncClient, flaky: Flaky
+) -> None:
+    flaky.bad = [("/reset", {"no": "observation"})] * 2 * 2
+    answer = await http.post("/v1/sessions", json={"env_id": "Flaky", "reset": {"seed": 1}})
+    assert (answer.status_code, answer.json()["code"]) == (502, "upstream_error"), answer.text
+    assert (await http.get("/v1/sessions?env_id=Flaky")).json()["sessions"] == []
+    async with asyncio.timeout(20):
+        while flaky.calls[-1] != "/close":
+            await asyncio.sleep(0.01)
+
+
 @pytest.mark.parametrize("status", [429, 503])
 async def test_a_server_that_says_later_is_asked_later(
     gateway: ServerProcess, flaky: Flaky, status: int
