@@ -59,6 +59,24 @@ def test_so_does_each_of_its_words(capsys: pytest.CaptureFixture[str]) -> None:
         assert told == (0, f"rollgym {version('rollgym')}\n"), ask
 
 
+@pytest.mark.parametrize("number", ["nan", "inf", "soon"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["bench", "FrozenLake-v0", "--seconds"],
+        ["audit", "FrozenLake-v0", "--budget-s"],
+        ["register", "Guess", "http://127.0.0.1:1", "--gateway", "http://127.0.0.1:1", "--weight"],
+        ["register", "Guess", "http://127.0.0.1:1", "--gateway", "http://127.0.0.1:1", "--ttl-s"],
+    ],
+)
+def test_what_is_no_number_is_told_before_anything_is_done(
+    words: list[str], number: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        client_main([*words, number])
+    assert f"argument {words[-1]}: a number is needed, not '{number}'" in capsys.readouterr().err
+
+
 def test_an_empty_fleet_is_told_from_an_empty_server() -> None:
     with ServerProcess(("--gateway", "--allow-network", "loopback", *QUIET)) as gateway:
         done = run("clients.cli.main", "list", "--url", gateway.url)
