@@ -99,6 +99,7 @@ def token_parser() -> argparse.ArgumentParser:
         description="Make a token, add its hash to the token file and print the token: it is shown only here.",
         epilog="A server that runs reads the file again on SIGHUP.",
     )
+    add_version(parser)
     parser.add_argument("--file", type=Path, required=True, help="The token file; made if it does not exist.")
     parser.add_argument(
         "--name", required=True, help="Whose token it is; sessions and metrics show this name."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -85,6 +86,21 @@ def read_seed(text: str) -> int:
     if not (text.isascii() and text.isdecimal() and len(text) < _SEED_DIGITS and int(text) < _SEEDS):
         raise argparse.ArgumentTypeError(f"a seed is a whole number from 0 below 2**53, not {text[:40]!r}")
     return int(text)
+
+
+def read_number(text: str) -> float:
+    """Return a number.
+
+    Raises:
+        argparse.ArgumentTypeError: It is none, or not finite.
+    """
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise argparse.ArgumentTypeError(f"a number is needed, not {text[:40]!r}")
+    return number
 
 
 def add_kwargs_argument(parser: argparse.ArgumentParser) -> None:

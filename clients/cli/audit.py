@@ -26,6 +26,7 @@ from clients.cli.arguments import (
     add_server_arguments,
     named_environments,
     parse_kwargs,
+    read_number,
     read_seed,
     server_url,
 )
@@ -52,7 +53,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--seed", type=read_seed, default=0, help="Of all that is drawn (default 0).")
     parser.add_argument(
         "--budget-s",
-        type=float,
+        type=read_number,
         default=60.0,
         help="How long it may take (default 60); what does not fit is left out.",
     )

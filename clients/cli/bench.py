@@ -19,6 +19,7 @@ from clients.cli.arguments import (
     add_kwargs_argument,
     add_server_arguments,
     parse_kwargs,
+    read_number,
     read_seed,
     server_url,
 )
@@ -55,7 +56,9 @@ def add_parser(commands: Any) -> None:
         "--sessions", type=int, action="append", help="How many at once (repeatable; default 64)."
     )
     parser.add_argument("--batch", action="store_true", help="All sessions in one frame a step, in lockstep.")
-    parser.add_argument("--seconds", type=float, default=5.0, help="How long to measure each (default 5).")
+    parser.add_argument(
+        "--seconds", type=read_number, default=5.0, help="How long to measure each (default 5)."
+    )
     parser.add_argument("--encoding", choices=("json", "msgpack"), default="json", help="Of the frames.")
     parser.add_argument("--seed", type=read_seed, default=0, help="Of actions and episodes.")
     parser.add_argument("--json", action="store_true", help="Print the numbers as JSON.")
@@ -119,6 +122,8 @@ async def _measure(url: str, options: argparse.Namespace, count: int) -> Result:
             steps = len(latencies)
         seconds, client_cpu = time.perf_counter() - begun, time.process_time() - cpu_before
         server_after = await asyncio.to_thread(server_cpu_seconds, url, options.token)
+    if not latencies:
+        raise UsageError(f"no step was made in {options.seconds:g} s: measure longer with --seconds")
     latencies.sort()
     server_cpu = None if server_before is None or server_after is None else server_after - server_before
     return Result(

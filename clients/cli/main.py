@@ -17,7 +17,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         # This process is the command's own, and a server that the command has started must not outlive it.
         signal.signal(signal.SIGTERM, _end_in_order)
     arguments = sys.argv[1:] if argv is None else list(argv)
-    if arguments[:1] == ["sandbox"]:
+    if arguments[:1] == ["sandbox"] and arguments[1:2] != ["--version"]:
         # One program a call: it must not wait for the client and all that it imports. And `doctor` has to work where
         # another package is called `sandbox`.
         from sandbox import command as sandbox_command
@@ -65,6 +65,8 @@ def client_parser() -> argparse.ArgumentParser:
         command.add_parser(commands)
     registering.add_parsers(commands)
     commands.add_parser("sandbox", help=_SANDBOX_HELP)
+    for command_parser in commands.choices.values():
+        add_version(command_parser)
     return parser
 
 

@@ -12,7 +12,7 @@ from typing import Any, get_args
 import httpx
 
 from clients.checks.report import Finding, Status, print_report
-from clients.cli.arguments import UsageError, add_token_argument
+from clients.cli.arguments import UsageError, add_token_argument, read_number
 from clients.net.caller import bearer_headers
 from clients.process.local_server import LocalServer
 from clients.protocol.addresses import server_parts
@@ -32,8 +32,10 @@ def add_parsers(commands: Any) -> None:
     register = commands.add_parser("register", help="add an environment of another server to a gateway")
     _add_server(register)
     _add_gateway(register)
-    register.add_argument("--weight", type=float, default=1.0, help="Share of new sessions (default 1).")
-    register.add_argument("--ttl-s", type=float, help="How long it lives past its last heartbeat.")
+    register.add_argument(
+        "--weight", type=read_number, default=1.0, help="Share of new sessions (default 1)."
+    )
+    register.add_argument("--ttl-s", type=read_number, help="How long it lives past its last heartbeat.")
     register.add_argument("--description", help="What lists show.")
     register.add_argument(
         "--keep",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import PackageNotFoundError, entry_points, version
 
 GROUP = "rollgym.environments"
@@ -46,6 +47,7 @@ def add_version(parser: argparse.ArgumentParser) -> None:
     )
 
 
+@cache
 def _version() -> str:
     try:
         return version("rollgym")

@@ -12,6 +12,8 @@ from envs.code.item import ItemError
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 _Scope = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef
 _UNITTEST = frozenset({"unittest.TestCase", "TestCase"})
+# By these decorators a test is left out, or has to fail: what it says of a program is nothing, or the contrary.
+_NOT_COUNTED = frozenset({"skip", "xfail", "expectedFailure"})
 
 
 def collect(tree: ast.Module, names: frozenset[str], module: str) -> list[tuple[str, ast.FunctionDef]]:
@@ -99,6 +101,7 @@ def _tests_of(node: ast.stmt, body: Sequence[ast.stmt]) -> Iterator[tuple[str, a
 
 def _methods(node: ast.ClassDef, body: Sequence[ast.stmt]) -> list[ast.FunctionDef]:
     found = []
+    _refuse_not_counted(node, node.name)
     for each in node.body:
         if isinstance(each, _Function):
             if is_test(each):
@@ -118,11 +121,20 @@ def _methods(node: ast.ClassDef, body: Sequence[ast.stmt]) -> list[ast.FunctionD
 
 
 def _runnable(function: _Function, name: str) -> ast.FunctionDef:
+    _refuse_not_counted(function, name)
     if isinstance(function, ast.AsyncFunctionDef):
         raise ItemError(f"the test {name} is a coroutine, which is not run: write a function that awaits it")
     if any(isinstance(each, ast.Yield | ast.YieldFrom) for each in _own(function)):
         raise ItemError(f"the test {name} is a generator, which is not run")
     return function
+
+
+def _refuse_not_counted(node: _Function | ast.ClassDef, name: str) -> None:
+    for each in node.decorator_list:
+        called = each.func if isinstance(each, ast.Call) else each
+        said = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
+        if said in _NOT_COUNTED:
+            raise ItemError(f"the test {name} is marked as {said}, so that it says nothing about the program")
 
 
 def _refuse_hidden(node: ast.stmt) -> None:

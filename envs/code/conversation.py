@@ -1,6 +1,7 @@
 """Tests that are run: in a sandbox of their own, with the program in another one, and us in between."""
 
 import json
+import math
 import time
 from collections.abc import Mapping
 from types import TracebackType
@@ -44,10 +45,10 @@ class Lines:
             return False
         return True
 
-    def receive(self) -> bytes:
-        """Return the next line; nothing if there is none to come."""
+    def receive(self, until: float = math.inf) -> bytes:
+        """Return the next line; nothing if there is none to come, or none by then."""
         while b"\n" not in self._held:
-            left = self._deadline - time.monotonic()
+            left = min(self._deadline, until) - time.monotonic()
             part = self._session.read(left) if left > 0 else b""
             if not part or len(self._held) > _LONGEST_LINE:
                 return b""
@@ -87,7 +88,13 @@ class Conversation:
                 raise_faults(result)
 
     def hold(
-        self, script: Script, suite: Suite, setup: Mapping[str, Any], *, to_first_failure: bool = False
+        self,
+        script: Script,
+        suite: Suite,
+        setup: Mapping[str, Any],
+        *,
+        test_seconds: float,
+        to_first_failure: bool = False,
     ) -> dict[int, Checked]:
         """Run tests; return what became of their cases, by number.
 
@@ -95,6 +102,8 @@ class Conversation:
             script: The tests.
             suite: Of which they are.
             setup: The first line for what runs the program.
+            test_seconds: How long a test may take by the clock with all that it asks: one may ask in a loop that only
+                the program ends. With the first that takes longer, all ends.
             to_first_failure: Run no further case once one is failed.
 
         Raises:
@@ -104,7 +113,8 @@ class Conversation:
         candidate = self._start("candidate", setup, 0.0)
         reports: dict[int, Checked] = {}
         asked = 0
-        while line := checker.receive():
+        until = self._until(test_seconds)
+        while line := checker.receive(until):
             told = values.read_json(line)
             if "ask" in told:
                 answer = self._pass_on(candidate, told["ask"], asked)
@@ -126,12 +136,20 @@ class Conversation:
                     told["passed"] is True, why, unloadable=UNLOADABLE in why, late=_LATE in why
                 )
                 reports[told["case"]] = checked
+                until = self._until(test_seconds)
                 if to_first_failure and not checked.passed:
                     self.rest = Checked(False, NOT_RUN)
                     return reports
+            elif "again" in told:
+                until = self._until(test_seconds)
             else:
-                break
+                return reports
+        if time.monotonic() > until:
+            self.rest = Checked(False, "the time was over", late=True)
         return reports
+
+    def _until(self, seconds: float) -> float:
+        return time.monotonic() + seconds + _MARGIN_SECONDS
 
     def _start(self, name: str, setup: Mapping[str, Any], margin: float) -> Lines:
         limits = self._limits

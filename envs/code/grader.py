@@ -107,7 +107,11 @@ class Grader:
             setup = runs.setup(_units(item, job.code), "solution")
             with Conversation(self._sandbox, runs.limits()) as conversation:
                 reports = conversation.hold(
-                    suite.checking(unknown), suite, setup, to_first_failure=job.to_first_failure
+                    suite.checking(unknown),
+                    suite,
+                    setup,
+                    test_seconds=runs.test_seconds,
+                    to_first_failure=job.to_first_failure,
                 )
             for number, test in cases.items():
                 parts.setdefault(test, []).append(reports.get(number, conversation.rest))

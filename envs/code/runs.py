@@ -47,6 +47,11 @@ class Runs:
         self._late = late
         self._deadline = Deadline(grading.total_seconds)
 
+    @property
+    def test_seconds(self) -> float:
+        """How long one test may take by the clock."""
+        return self._grading.wall_seconds
+
     def limits(self, seconds: float | None = None) -> Limits:
         """Return limits of a run that takes as long as this, or as long as there is time."""
         left = max(_LEAST_SECONDS, self._deadline.left)

@@ -133,14 +133,20 @@ class Box:
     Attributes:
         start: Where its command begins.
         end: Where it ends, its closing brace included.
-        content: What stands in it, without its braces.
         depth: In how many other boxes it stands.
     """
 
     start: int
     end: int
-    content: str
     depth: int
+    _text: str
+    _inside: tuple[int, int]
+
+    @property
+    def content(self) -> str:
+        """What stands in it, without its braces."""
+        # Cut out only where it is looked at: the contents of boxes within boxes are as long as all of them together.
+        return self._text[slice(*self._inside)]
 
 
 def boxes(text: str) -> tuple[list[Box], int]:
@@ -158,8 +164,9 @@ def _plain_box(text: str) -> Box | None:
     if begin < 0 or text.count("box") > 1:
         return None
     end = text.find("}", begin)
-    content = text[begin + len(_PLAIN) : end]
-    return None if end < 0 or "{" in content or "\\" in content else Box(begin, end + 1, content, 0)
+    inside = begin + len(_PLAIN), end
+    content = text[slice(*inside)]
+    return None if end < 0 or "{" in content or "\\" in content else Box(begin, end + 1, 0, text, inside)
 
 
 def _scanned_boxes(text: str) -> tuple[list[Box], int]:
@@ -192,8 +199,8 @@ def _nested(text: str, spans: list[tuple[int, int, int]]) -> Iterator[Box]:
     for start, begin, end in spans:
         while around and around[-1] <= start:
             around.pop()
-        content = text[begin:end]
-        yield Box(start, end, content[1:-1] if content.startswith("{") else content, len(around))
+        inside = (begin + 1, end - 1) if text[begin] == "{" else (begin, end)
+        yield Box(start, end, len(around), text, inside)
         around.append(end)
 
 

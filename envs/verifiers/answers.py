@@ -22,8 +22,8 @@ _NAME = re.compile(
 _APPROXIMATELY = re.compile(r"\\(?:approx|simeq|doteq)(?![a-zA-Z])|≈")
 _NOT_EQUAL = re.compile(r"\\(?:neq?|leq?|geq?|not)(?![a-zA-Z])|[!<>:=]=|[≠<>≤≥]|\\pm")
 _DENIAL = re.compile(r"(?:\\?[a-zA-Z]\w?)?\s*(?:\\neq?(?![a-zA-Z])|\\not\s*=|!=|≠)\s*(.+)", re.DOTALL)
-# An inequality around a letter, or before a number.
-_RELATION = re.compile(r"\\(?:neq?|leqslant|geqslant|leq?|geq?|lt|gt)(?![a-zA-Z])|!=|[≠<>≤≥]")
+# An inequality around a letter, or before a number; what was cut off behind its sign is none.
+_RELATION = re.compile(r"(?:\\(?:neq?|leqslant|geqslant|leq?|geq?|lt|gt)(?![a-zA-Z])|!=|[≠<>≤≥])\s*+\S")
 _MATRIX = re.compile(
     r"(?:(?:\\left)?\s*[(\[]\s*)?\\begin\s*\{(?P<kind>(?:[pbB]|small|psmall|bsmall)?matrix\*?|array)\}"
     r"(?:\s*(?:\[[^\]]*\]|\{[^{}]*\}))?(?P<body>.*)\\end\s*\{(?P=kind)\}(?:\s*(?:\\right)?\s*[)\]])?",
@@ -81,14 +81,20 @@ class Answer:
         return replace(self, parts=tuple(map(read_answer, self.text.split(","))))
 
 
-def read_answer(answer: str) -> Answer:
-    """Read what stands where an answer is given."""
+def read_answer(answer: str, *, is_denied: bool = False) -> Answer:
+    """Read what stands where an answer is given.
+
+    Args:
+        answer: It.
+        is_denied: Whether it is what another answer is not. A denial in it is not read: a thousand of them in a row
+            would be as many calls within each other.
+    """
     try:
         # Most answers: there is nothing to take away from them.
         return Answer(answer, False, value=read_value(answer), places=decimals(answer))
     except NotExact:
         pass
-    read = _read_form(answer)
+    read = _read_form(answer, is_denied)
     composed = None if read.value is not None else read_composed(answer)
     return read if composed is None else replace(read, composed=composed)
 
@@ -97,7 +103,7 @@ def read_answer(answer: str) -> Answer:
 read_reference = lru_cache(maxsize=_KEPT)(read_answer)
 
 
-def _read_form(answer: str) -> Answer:
+def _read_form(answer: str, is_denied: bool) -> Answer:
     if "\\begin" in answer:
         if rows := _matrix(answer):
             return Answer(answer, False, rows=rows)
@@ -113,9 +119,9 @@ def _read_form(answer: str) -> Answer:
         pass
     if (values := both_signs(text)) != text:
         return read_answer(values)
-    denial = _DENIAL.fullmatch(text)
+    denial = None if is_denied else _DENIAL.fullmatch(text)
     if denial is not None:
-        return Answer(text, form.percent, denied=read_answer(denial[1]))
+        return Answer(text, form.percent, denied=read_answer(denial[1], is_denied=True))
     if "=" in text and (named := _named_tuple(text)):
         return Answer(text, form.percent, parts=named)
     if "=" in text and (side := _last_side(text)) is not None:

@@ -1,5 +1,6 @@
 """What an instruction or a rule says beside its name: numbers, words, relations; read from data that others wrote."""
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
@@ -9,6 +10,13 @@ Reader = Callable[[Any], Any]
 
 _LARGEST = 1_000_000
 _LONGEST = 20_000
+
+
+def is_reference(value: Any) -> bool:
+    """Whether an answer can be compared with a value: a text, a number, a truth value; an empty cell (NaN) is none."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return False
+    return isinstance(value, (str, int, float)) and bool(str(value).strip())
 
 
 def count(value: Any) -> int:

@@ -1,6 +1,7 @@
 """Composite-v0: a verifier made of others, by weights and gates."""
 
 import importlib
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -102,6 +103,8 @@ class CompositeEnv(VerifierEnv):
         self._weight = sum(part.weight for part in self._parts)
         if not self._weight > 0:
             raise ValueError("parts needs at least one with a weight above 0: gates alone pay nothing")
+        if not math.isfinite(self._weight):
+            raise ValueError("the weights of parts must have a finite sum")
         if tasks is None:
             tasks = next((place for place, part in enumerate(self._parts) if part.gate is None), 0)
         if tasks >= len(self._parts):

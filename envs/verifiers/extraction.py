@@ -41,7 +41,7 @@ _BROKEN_FORMULA = re.compile(
 )
 # What stands before a number that is no answer by itself: an operation, a list, a function, a denial, an equation.
 _NOT_ALONE = re.compile(
-    r"(?:[\w)}\]!]\s*[-+*/^·×÷−–<>≤≥≠]|[<>≤≥≠~]|\d%?\s*,|\d%?,?\s+(?:or|and|to)|\b(?:not|isn't|sin|cos|tan|log|ln|exp|sqrt|mod)"
+    r"(?:[\w)}\]!]\s*[-+*/^·×÷−–<>≤≥≠]|[<>≤≥≠~]=?|!=|\d%?\s*,|\d%?,?\s+(?:or|and|to)|\b(?:not|isn't|sin|cos|tan|log|ln|exp|sqrt|mod)"
     r"|\\[a-z]+|(?:\d[a-z]\b|\b[b-z]\b\s*[-+*/^]|[-+*/^]\s*[b-z]\b)[^=\n]*=)\s*$"
     # A ratio or a time of day, but no label: "Step 2: 5".
     r"|\d:$",

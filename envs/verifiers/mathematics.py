@@ -13,6 +13,7 @@ from pydantic import Field
 from envs.core.kwargs import OPERATOR, OneOf, RenderMode, SomeOf
 from envs.core.splits import SPLIT, checked_split, split_of_text
 from envs.verifiers.answers import both_signs
+from envs.verifiers.arguments import is_reference
 from envs.verifiers.base import Outcome, Verdict, VerifierEnv
 from envs.verifiers.comparison import UNDECIDED, Asked, Comparison, asked_of, compare, is_exact
 from envs.verifiers.extraction import (
@@ -338,10 +339,7 @@ def _references(task: Mapping[str, Any]) -> list[str] | str:
     """Return the references of a task, or what is wrong with them."""
     answer = task.get("answer")
     answers = list(answer) if isinstance(answer, (list, tuple)) else [answer]
-    if not answers or not all(
-        isinstance(each, (str, int, float)) and not isinstance(each, bool) and str(each).strip()
-        for each in answers
-    ):
+    if not answers or not all(is_reference(each) and not isinstance(each, bool) for each in answers):
         return "a task needs the field 'answer': text, a number, or a list of them of which any will do"
     return [str(each).strip() for each in answers]
 

@@ -14,6 +14,7 @@ from pydantic import Field
 
 from envs.core.kwargs import OneOf, RenderMode, SomeOf
 from envs.core.splits import SPLIT, checked_split, split_of_text
+from envs.verifiers.arguments import is_reference
 from envs.verifiers.base import Verdict, VerifierEnv
 from envs.verifiers.comparison import Asked, asked_of
 from envs.verifiers.exact import NotExact, approximate, rational
@@ -195,13 +196,18 @@ def _compare(reference: str, said: str, rule: _Rule, asked: Asked) -> tuple[floa
             return _exact(reference, said), metric
         return float(any(_is_near(wanted, number, rule) for wanted, number in pairs)), metric
     if metric == "boolean":
-        truth = read_boolean(said)
-        return float(truth is not None and truth == read_boolean(reference)), metric
+        wanted_truth, truth = read_boolean(reference), read_boolean(said)
+        if wanted_truth is None:
+            return _exact(reference, said), metric
+        return float(wanted_truth == truth), metric
     if metric == "f1":
         wanted_words = normal(reference)
         return overlap(wanted_words, normal(said)) if wanted_words else _exact(reference, said), metric
     if metric == "contains":
-        return float(f" {normal(reference)} " in f" {normal(said)} "), metric
+        # Between words that there are: a reference of punctuation and articles alone is in everything, or in nothing.
+        wanted_words = normal(reference)
+        found = f" {wanted_words} " in f" {normal(said)} "
+        return float(found) if wanted_words else _exact(reference, said), metric
     return _exact(reference, said), metric
 
 
@@ -250,7 +256,7 @@ def _kind_of(reference: str) -> Metric:
 def _references(task: Mapping[str, Any]) -> list[str] | str:
     given = task.get("answers", task.get("answer"))
     answers = list(given) if isinstance(given, (list, tuple)) else [given]
-    if not answers or not all(isinstance(each, (str, int, float)) and str(each).strip() for each in answers):
+    if not answers or not all(map(is_reference, answers)):
         return "a task needs the field 'answer' (text, a number, true or false) or a list of them, 'answers'"
     return [str(each) for each in answers]
 

@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass, fields
 
+LONGEST_SECONDS = 1_000_000
+"""No run takes longer. Whoever waits for its end counts milliseconds, and in 24 days the system's counters are full."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
@@ -20,7 +23,7 @@ class Limits:
         compile_memory_mb: MiB of a compiler.
 
     Raises:
-        ValueError: If a limit is not above zero.
+        ValueError: If a limit is not above zero, or a time is out of all bounds.
     """
 
     wall_seconds: float = 10.0
@@ -39,6 +42,8 @@ class Limits:
             value = getattr(self, field.name)
             if value is not None and not value > 0:
                 raise ValueError(f"the limit {field.name} must be above zero, not {value!r}")
+            if value is not None and field.name.endswith("_seconds") and value > LONGEST_SECONDS:
+                raise ValueError(f"the limit {field.name} must be at most {LONGEST_SECONDS}, not {value!r}")
 
 
 DEFAULT_LIMITS = Limits()

@@ -22,7 +22,7 @@ from sandbox.core.languages import (
     commands,
     host_toolchain,
 )
-from sandbox.core.limits import DEFAULT_LIMITS, Limits
+from sandbox.core.limits import DEFAULT_LIMITS, LONGEST_SECONDS, Limits
 from sandbox.core.outcomes import Facts, classify
 from sandbox.core.probe import probe_sandbox
 from sandbox.core.program import Program
@@ -291,7 +291,7 @@ def _stages(what: Commands, limits: Limits) -> list[Stage]:
         stages.append(
             Stage(what.compile, limits.compile_seconds, limits.compile_seconds, limits.compile_memory_mb)
         )
-    cpu_seconds = limits.cpu_seconds or limits.wall_seconds + 1
+    cpu_seconds = limits.cpu_seconds or min(limits.wall_seconds + 1, LONGEST_SECONDS)
     return [*stages, Stage(what.run, limits.wall_seconds, cpu_seconds, limits.memory_mb)]
 
 

@@ -142,6 +142,7 @@ def _algorithms_parser() -> Parser:
         prog="roll-train algorithms",
         description="The algorithms by name: presets and corrections, each with a line and its source.",
     )
+    add_version(parser)
     parser.add_argument("name", nargs="?", metavar="NAME", help="show what this one sets")
     return parser
 
@@ -152,6 +153,7 @@ def _report_parser() -> Parser:
         description="One HTML page of a run, made from its records: curves, panels, where its time went, episodes with "
         "their tokens. The run may still be going on.",
     )
+    add_version(parser)
     parser.add_argument("run", type=Path, metavar="RUN", help="the run's output_dir")
     parser.add_argument("--output", type=Path, help="where the page is written; default: RUN/report.html")
     parser.add_argument("--open", action="store_true", help="show it in the browser")
@@ -169,6 +171,7 @@ def _replay_parser() -> Parser:
         "the digests that it wrote (tracking.digests). No environment and no sampling is needed. It begins at the "
         "newest checkpoint before the step, or at the run's beginning.",
     )
+    add_version(parser)
     parser.add_argument("run", type=Path, metavar="RUN", help="the run's output_dir")
     parser.add_argument(
         "--step",

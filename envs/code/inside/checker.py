@@ -8,6 +8,7 @@ import json
 import os
 import sys
 import types
+import unittest
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -70,6 +71,7 @@ class Case:
 
     def again(self) -> None:
         """Go on with the program as it was at first."""
+        self._tell({"again": self._number})
         self._program.let_go()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> bool:
@@ -78,6 +80,9 @@ class Case:
         says_something = asked.in_case + asked.outside if self._alone else asked.ever
         if isinstance(error, proxies.UnsupportedError):
             self._tell({"case": self._number, "unsupported": str(error)[:300]})
+        elif isinstance(error, unittest.SkipTest) and not failure and not says_something:
+            # Where the program was asked before, it has brought that about, and has not passed.
+            self._tell({"case": self._number, "unsupported": f"a test is skipped: {str(error)[:200]}"})
         elif failure or error is not None:
             why = failure or f"{type(error).__name__}: {str(error)[:200]}"
             self._tell({"case": self._number, "passed": False, "why": why})

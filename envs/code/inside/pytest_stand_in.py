@@ -143,6 +143,16 @@ def _fail(reason: str = "", **options: Any) -> None:
     raise AssertionError(reason)
 
 
+def _skip(reason: str = "", **options: Any) -> None:
+    raise unittest.SkipTest(reason)
+
+
+def _missing(name: str) -> Any:
+    if name.startswith("__"):
+        raise AttributeError(name)
+    raise UnsupportedError(f"a test uses pytest.{name}, which there is none of here")
+
+
 def module() -> types.ModuleType:
     """Return what `import pytest` gives."""
     made = types.ModuleType("pytest")
@@ -152,8 +162,10 @@ def module() -> types.ModuleType:
         mark=Mark(),
         fixture=_fixture,
         fail=_fail,
+        skip=_skip,
         param=Param,
         main=lambda *_: 0,
+        __getattr__=_missing,
     )
     return made
 

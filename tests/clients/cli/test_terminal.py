@@ -3,6 +3,8 @@
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from unittest import mock
@@ -11,9 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from clients.cli.main import main as client_main
 from clients.process.terminal import wrapped
+from env_server.cli import main as server_main
 from tests.support.client_server import ServerProcess
 from tests.support.processes import ROOT
+from trainer.commands.arguments import COMMANDS, parser_of
 
 QUIET = ("--log-level", "error")
 
@@ -37,6 +42,39 @@ def run(
 def test_every_command_says_which_version_it_is_of(module: str) -> None:
     done = run(module, "--version")
     assert (done.returncode, done.stdout) == (0, f"rollgym {version('rollgym')}\n"), done.stderr
+
+
+def test_so_does_each_of_its_words(capsys: pytest.CaptureFixture[str]) -> None:
+    words = [
+        *("list", "show", "play", "replay", "verify", "check", "audit", "bench", "doctor"),
+        *("register", "unregister", "probe", "sandbox"),
+    ]
+    asked: list[Callable[[], object]] = [partial(client_main, [word, "--version"]) for word in words]
+    asked.append(partial(server_main, ["token", "--version"]))
+    asked += [partial(parser_of(command).parse_args, ["--version"]) for command in COMMANDS]
+    for ask in asked:
+        with pytest.raises(SystemExit) as end:
+            ask()
+        told = end.value.code, capsys.readouterr().out
+        assert told == (0, f"rollgym {version('rollgym')}\n"), ask
+
+
+@pytest.mark.parametrize("number", ["nan", "inf", "soon"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["bench", "FrozenLake-v0", "--seconds"],
+        ["audit", "FrozenLake-v0", "--budget-s"],
+        ["register", "Guess", "http://127.0.0.1:1", "--gateway", "http://127.0.0.1:1", "--weight"],
+        ["register", "Guess", "http://127.0.0.1:1", "--gateway", "http://127.0.0.1:1", "--ttl-s"],
+    ],
+)
+def test_what_is_no_number_is_told_before_anything_is_done(
+    words: list[str], number: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        client_main([*words, number])
+    assert f"argument {words[-1]}: a number is needed, not '{number}'" in capsys.readouterr().err
 
 
 def test_an_empty_fleet_is_told_from_an_empty_server() -> None:

@@ -1,7 +1,10 @@
 """What a program may raise or answer so that the tests' own loops and comparisons end early, or hold for nothing."""
 
+import math
+
 import pytest
 
+from envs.code import conversation
 from envs.code.answers import NOT_RUN
 from envs.code.forms import read_item
 from envs.code.grader import Grader
@@ -223,6 +226,32 @@ def test_a_program_that_hangs_costs_the_time_of_few_tests(form, sandbox):
     stopped = Grader(sandbox, limits).grade(item, code, to_first_failure=True)
     assert sorted(each.why == NOT_RUN for each in stopped) == [False, *[True] * 5]
     assert [each.late for each in stopped].count(True) == 1
+
+
+def test_a_test_that_asks_in_a_loop_has_the_time_of_one_test(sandbox, monkeypatch):
+    # A test has two seconds by the clock in any case.
+    monkeypatch.setattr(conversation, "_MARGIN_SECONDS", -1.5)
+    test = "from solution import f\ndef test_it():\n    while f(1):\n        pass\ndef test_next():\n    assert f(2)\n"
+    limits = GradingLimits(seconds=0.1, total_seconds=20.0)
+    checked = Grader(sandbox, limits).grade(read_item({"question": "x", "test": test}), "def f(n): return n")
+    assert [(each.passed, each.late) for each in checked] == [(False, True), (True, False)]
+
+
+def test_each_case_of_a_test_has_that_time(sandbox, monkeypatch):
+    begun = []
+    monkeypatch.setattr(
+        conversation.Conversation, "_until", lambda self, seconds: begun.append(seconds) or math.inf
+    )
+    test = (
+        "import pytest\nfrom solution import f\n"
+        "@pytest.mark.parametrize('n', range(3))\ndef test_it(n):\n    assert f(n) == n\n"
+    )
+    checked = Grader(sandbox, GradingLimits()).grade(
+        read_item({"question": "x", "test": test}), "def f(n): return n"
+    )
+    assert [each.passed for each in checked] == [True]
+    # At the beginning, after each case, and after the test.
+    assert begun == [GradingLimits().wall_seconds] * 5
 
 
 def test_what_the_system_ends_a_tick_early_ran_out_of_time_too(sandbox):

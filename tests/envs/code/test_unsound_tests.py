@@ -23,6 +23,16 @@ def checked(body):
     ("test", "said"),
     [
         ("async def test_it():\n    assert f(1) == 2\n", "coroutine"),
+        ("@pytest.mark.skip(reason='later')\ndef test_it():\n    assert f(1) == 2\n", "marked as skip"),
+        ("@pytest.mark.xfail\ndef test_it():\n    assert f(1) == 2\n", "marked as xfail"),
+        (
+            "class TestIt(unittest.TestCase):\n    @unittest.expectedFailure\n    def test_it(self): f(1)\n",
+            "marked as expectedFailure",
+        ),
+        (
+            "@unittest.skip('later')\nclass TestIt:\n    def test_it(self): assert f(1) == 2\n",
+            "marked as skip",
+        ),
         ("class TestIt:\n    async def test_it(self):\n        assert f(1) == 2\n", "coroutine"),
         (
             "class TestIt(unittest.IsolatedAsyncioTestCase):\n    async def test_it(self):\n        assert f(1)\n",
@@ -171,3 +181,25 @@ def test_tests_in_a_function_within_a_check_are_run_where_it_is_called():
         for value in ("n", "1", "0")
     ]
     assert [verdict.detail[:6] for verdict in verdicts] == ["2 of 2", "1 of 2", "0 of 2"]
+
+
+MISSING = "def test_it():\n    with pytest.warns(UserWarning):\n        assert f(1) == 1\n"
+SKIPPED = "def test_it():\n    pytest.skip('later')\n    for n in (1, 2):\n        assert f(n) == n\n"
+
+
+@pytest.mark.parametrize(("test", "said"), [(MISSING, "pytest.warns"), (SKIPPED, "a test is skipped")])
+def test_what_cannot_be_run_here_or_is_skipped_is_no_fault_of_a_right_program(test, said):
+    working_sandbox()
+    verdict = CodeTestsEnv(seconds=2).score("```python\ndef f(n): return n\n```", kod_code(test))
+    assert (verdict.score, verdict.outcome) == (0.0, "error"), verdict
+    assert said in verdict.detail
+
+
+def test_a_program_that_brings_about_that_a_test_is_skipped_has_not_passed_it():
+    working_sandbox()
+    test = "def test_it():\n    if f(1) is None:\n        pytest.skip('nothing')\n    assert f(2) == 2\n"
+    verdicts = [
+        CodeTestsEnv(seconds=2).score(f"```python\ndef f(n): return {value}\n```", kod_code(test))
+        for value in ("n", "None")
+    ]
+    assert [verdict.detail[:6] for verdict in verdicts] == ["2 of 2", "0 of 2"], verdicts

@@ -1,6 +1,7 @@
 """What is read in a reply: thinking, tags, boxes, fences and sections, by the old patterns as oracles."""
 
 import re
+import tracemalloc
 
 import pytest
 from hypothesis import given
@@ -159,6 +160,17 @@ def test_the_short_way_to_a_plain_box_finds_what_the_long_way_finds(text):
 def test_a_box_knows_in_how_many_it_stands():
     found, _ = boxes(r"\boxed{\boxed{1}\boxed{\boxed{2}}}\boxed{3}")
     assert [box.depth for box in found] == [0, 1, 1, 2, 0]
+
+
+def test_boxes_within_boxes_take_no_more_room_than_the_text_that_they_stand_in():
+    text = "\\boxed{" * 4_000 + "}" * 4_000
+    tracemalloc.start()
+    try:
+        assert boxes(text)[0][-1].content == ""
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 100 * len(text)
 
 
 def test_lines_with_fences_around_them():

@@ -70,6 +70,8 @@ def test_tasks_come_from_the_part_that_is_named():
     [
         ({"parts": []}, "parts must be a list of 1 to 16 objects"),
         ({"parts": [{"verifier": "Format-v0", "weight": 0}]}, "at least one with a weight"),
+        ({"parts": [{"verifier": "QA-v0", "weight": float("inf")}]}, "finite sum"),
+        ({"parts": [{"verifier": "QA-v0", "weight": 1e308}] * 2}, "finite sum"),
         ({"parts": [{"verifier": "Maths-v0"}]}, "'Maths-v0' is no built-in verifier"),
         ({"parts": [{"verifier": "FrozenLake-v0"}]}, "'FrozenLake-v0' is no built-in verifier"),
         ({"parts": [{"verifier": "QA-v0", "wait": 1}]}, "a part has a 'verifier'"),

@@ -182,6 +182,13 @@ def test_a_word_that_leads_to_an_answer_is_no_part_of_it(response):
     assert ALONE.score(response, {"answer": "3"}).outcome == "wrong"
 
 
+@pytest.mark.parametrize("relation", ["!=", "≠", "<=", ">=", "≥", "<", "\\neq"])
+def test_what_a_number_is_related_to_at_the_end_is_not_that_number(relation):
+    worked_out = "There are many ways to look at it. " * 8
+    assert ALONE.score(f"{worked_out}So n {relation} 5", {"answer": "5"}).score == 0.0
+    assert ALONE.score(f"{worked_out}So n = 5", {"answer": "5"}).score == 1.0
+
+
 @pytest.mark.parametrize(
     ("number", "dotted"), [("1/3", "0.333..."), ("4/33", r"0.1212\ldots"), ("1/6", "0.1666...")]
 )
@@ -229,6 +236,8 @@ def test_a_form_that_arithmetic_does_not_read_is_no_way_out_where_it_reads_the_r
         {"answer": ""},
         {"answer": []},
         {"answer": True},
+        {"answer": float("nan")},
+        {"answer": [5, float("inf")]},
         {"answer": "5", "float_rounding": 99},
         {"answer": "5", "match_types": ["words"]},
         {"answer": "5", "match_types": [["latex"]]},
@@ -382,7 +391,8 @@ def test_a_reference_that_cannot_be_read_in_time_is_a_timeout(hasty):
 
 
 @pytest.mark.parametrize(
-    "reference", ["???", r"\frac{", r"\foo\bar", "x +* ", r"$f: X \to Y$", r"\boxed{\frac{1}{}"]
+    "reference",
+    ["???", r"\frac{", r"\foo\bar", "x +* ", r"$f: X \to Y$", r"\boxed{\frac{1}{}", r"x \geq", r"\neq"],
 )
 def test_a_reference_that_cannot_be_read_is_an_error_whatever_is_answered(hasty, reference):
     for said in ("5", r"\boxed{x}", r"\boxed{10^{10^{10}}}", r"\boxed{\text{yes}}"):

@@ -35,6 +35,8 @@ ENVIRONMENT = QuestionAnsweringEnv()
         ("no", "False", "boolean", 1),
         ("True", "True or False", "boolean", 0),
         ("Yes", "not true", "boolean", 0),
+        ("maybe", "<answer>Maybe.</answer>", "boolean", 1),
+        ("maybe", "<answer>yes</answer>", "boolean", 0),
         ("2024-03-05", "The answer is March 5, 2024.", "auto", 1),
         ("42", "The answer is 42.0.", "auto", 1),
         ("false", r"\boxed{\text{False}}", "auto", 1),
@@ -43,6 +45,8 @@ ENVIRONMENT = QuestionAnsweringEnv()
         ("!!", "<answer>!!</answer>", "exact", 1),
         ("!!", "<answer>?</answer>", "exact", 0),
         ("A", "<answer>the</answer>", "f1", 0),
+        ("A", "<answer>...</answer>", "contains", 0),
+        ("A", "<answer>A</answer>", "contains", 1),
     ],
 )
 def test_each_metric(reference, response, metric, score):
@@ -73,7 +77,15 @@ def test_any_of_several_answers_will_do():
 
 
 @pytest.mark.parametrize(
-    "task", [{}, {"answers": []}, {"answer": "5", "metric": "vibes"}, {"answer": "5", "tolerance": -1}]
+    "task",
+    [
+        {},
+        {"answers": []},
+        {"answer": float("nan")},
+        {"answers": ["5", float("inf")]},
+        {"answer": "5", "metric": "vibes"},
+        {"answer": "5", "tolerance": -1},
+    ],
 )
 def test_a_task_that_makes_no_sense_is_refused(task):
     assert ENVIRONMENT.score("5", task).detail.startswith("bad_task: ")
