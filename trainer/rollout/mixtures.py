@@ -85,6 +85,8 @@ def _pay(trajectory: Trajectory, mixture: RewardMixture, verdicts: Mapping[str, 
         part.gate is not None and verdicts[part.name].score < part.gate - 1e-9 for part in mixture.parts
     ):
         shares = {own: 0.0} | {part.name: 0.0 for part in mixture.parts}
-    turn.reward, turn.reward_parts = sum(shares.values()), shares
+    # A weight may be any number, and a finite score times it none.
+    turn.reward = finite_number(sum(shares.values()), "the weighted sum of an episode's scores")
+    turn.reward_parts = shares
     for name, share in shares.items():
         trajectory.metrics[f"reward/{name}"] = share

@@ -137,6 +137,12 @@ async def test_a_judge_that_cannot_tell_is_a_failure_and_never_a_score(url, rows
     assert not trajectory.turns[-1].reward_parts
 
 
+async def test_a_sum_that_none_can_compute_with_is_an_outcome(url, rows):
+    trajectory = await played(url, rows, "<answer>5</answer>", reward_weight=1e300)
+    assert trajectory.outcome is Outcome.INVALID_NUMBER
+    assert trajectory.detail.startswith("the weighted sum of an episode's scores is 1e+300")
+
+
 def test_a_run_learns_from_a_mixture_part_by_part(url, rows, tmp_path):
     words = [
         f"datasets=[{{path: {rows}, verifier: Arithmetic-v0, rewards: {json.dumps(REWARDS)}}}]",
