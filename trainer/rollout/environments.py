@@ -298,10 +298,12 @@ class EnvironmentPool:
 
 async def _close_quietly(server: _Server, sessions: Sequence[EnvSession]) -> None:
     # A session that cannot be closed is gone, or its server is; either way the server's idle time-out has it.
-    with contextlib.suppress(ProblemError, ConnectionError, TimeoutError):
-        await server.client.close_sessions(sessions)
-    for _ in sessions:
-        _free(server)
+    try:
+        with contextlib.suppress(ProblemError, ConnectionError, TimeoutError):
+            await server.client.close_sessions(sessions)
+    finally:  # whatever the server answered, others wait for the places
+        for _ in sessions:
+            _free(server)
 
 
 def _free(server: _Server) -> None:
