@@ -11,6 +11,7 @@ from typing import Literal, Self
 
 from gymnasium.spaces import Space, Text
 
+from clients.client.answers import reading
 from clients.client.client import EnvClient
 from clients.client.session import EnvSession
 from clients.protocol.errors import ProblemError
@@ -172,7 +173,8 @@ class EnvironmentPool:
             raise ConfigError(str(error)) from error
         await client.__aenter__()
         limits = (await client.info()).limits
-        return _Server(client, min(limits["max_sessions"], limits["max_sessions_per_token"]))
+        with reading("info"):
+            return _Server(client, min(limits["max_sessions"], limits["max_sessions_per_token"]))
 
     @asynccontextmanager
     async def session(self, task: Task) -> AsyncIterator[EnvSession]:

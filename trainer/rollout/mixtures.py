@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
+from clients.protocol.arrays import DecodeError
 from clients.protocol.errors import ProblemError
 from clients.protocol.messages import Verdict
 from trainer.core.errors import InvalidNumberError
@@ -35,7 +36,7 @@ async def mix_reward(pool: EnvironmentPool, trajectory: Trajectory) -> None:
         with trajectory.timeline.during(Phase.VERIFY):
             verdicts = await _verdicts(pool, mixture, trajectory)
         _pay(trajectory, mixture, verdicts)
-    except (ProblemError, InvalidNumberError) as error:
+    except (ProblemError, DecodeError, InvalidNumberError) as error:
         note_failure(trajectory, error)
 
 
