@@ -9,6 +9,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Literal, Self
 
+from clients.client.answers import reading
 from clients.client.batching import Batch
 from clients.client.keeper import SessionKeeper
 from clients.client.opener import SessionOpener
@@ -17,6 +18,7 @@ from clients.client.session import EnvSession
 from clients.client.waiting import wait_for_all
 from clients.net.caller import Caller
 from clients.net.pool import Timing
+from clients.protocol.arrays import DecodeError
 from clients.protocol.episode import PortableEpisode
 from clients.protocol.errors import ProblemError
 from clients.protocol.messages import EnvInfo, ServerInfo, Verdict
@@ -99,12 +101,14 @@ class EnvClient:
     async def info(self) -> ServerInfo:
         """Return what the server says about itself."""
         reply = await self._caller.call({"op": "info"}, None, self._caller.deadline())
-        return ServerInfo.model_validate(reply.payload)
+        with reading("info"):
+            return ServerInfo.model_validate(reply.payload)
 
     async def envs(self) -> list[EnvInfo]:
         """Return the catalog."""
         reply = await self._caller.call({"op": "envs"}, None, self._caller.deadline())
-        return [EnvInfo.model_validate(each) for each in reply.payload["envs"]]
+        with reading("envs"):
+            return [EnvInfo.model_validate(each) for each in reply.payload["envs"]]
 
     async def env(self, env_id: str) -> EnvInfo:
         """Return one environment of the catalog.
@@ -113,7 +117,8 @@ class EnvClient:
             ProblemError: `unknown_env`.
         """
         reply = await self._caller.call({"op": "envs", "env_id": env_id}, None, self._caller.deadline())
-        self._envs[env_id] = info = EnvInfo.model_validate(reply.payload)
+        with reading("envs"):
+            self._envs[env_id] = info = EnvInfo.model_validate(reply.payload)
         return info
 
     # -- sessions
@@ -193,7 +198,8 @@ class EnvClient:
             self._caller.call({"op": "close", "session_ids": session_ids}, process, deadline)
             for process, session_ids in groups.items()
         )
-        return sum(int(reply.payload["closed"]) for reply in replies)
+        with reading("close"):
+            return sum(int(reply.payload["closed"]) for reply in replies)
 
     async def close(self) -> None:
         """Close all sessions of this client, then the sockets."""
@@ -308,7 +314,8 @@ class EnvClient:
         payloads, process = await self.opener.make(
             env.env_id, kwargs, count, idle_timeout_s, process, deadline
         )
-        sessions = [EnvSession(self, self._caller, env, kwargs, payload, process) for payload in payloads]
+        with reading("make"):
+            sessions = [EnvSession(self, self._caller, env, kwargs, payload, process) for payload in payloads]
         for session in sessions:
             self.track(session)
         return sessions
@@ -333,4 +340,8 @@ class EnvClient:
                 *await self._verify(env_id, items[:half], timeout_s, deadline),
                 *await self._verify(env_id, items[half:], timeout_s, deadline),
             ]
-        return [Verdict.model_validate(each) for each in reply.payload["results"]]
+        with reading("verify"):
+            verdicts = [Verdict.model_validate(each) for each in reply.payload["results"]]
+        if len(verdicts) != len(items):
+            raise DecodeError(f"the server gave {len(verdicts)} verdicts on {len(items)} items")
+        return verdicts

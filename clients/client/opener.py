@@ -8,6 +8,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
+from clients.client.answers import reading
 from clients.net.caller import Caller
 from clients.net.connection import Reply
 from clients.protocol.episode import PortableEpisode
@@ -56,7 +57,8 @@ class SessionOpener:
         if idle_timeout_s is not None:
             fields["idle_timeout_s"] = idle_timeout_s
         reply = await self._open(fields, process, deadline)
-        return reply.payload["sessions"] if count > 1 else [reply.payload], reply.process
+        with reading("make"):
+            return reply.payload["sessions"] if count > 1 else [reply.payload], reply.process
 
     async def restore(
         self, episode: PortableEpisode, deadline: float

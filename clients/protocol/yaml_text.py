@@ -16,7 +16,8 @@ def read_yaml(text: str, name: str) -> Any:
         name: What it is called where it is told in which of its lines something is wrong.
 
     Raises:
-        yaml.YAMLError: If it is none, names a key twice in a mapping, or is nested too deep.
+        yaml.YAMLError: If it is none, names a key twice in a mapping, is nested too deep, or has a value that is none
+            of its kind, such as the day 2024-13-45.
     """
     try:
         loader = _Loader(text)
@@ -24,6 +25,9 @@ def read_yaml(text: str, name: str) -> Any:
         return loader.get_single_data()
     except RecursionError as error:
         raise yaml.YAMLError("it is nested too deep") from error
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
+        # What makes numbers, dates and truth values of words lets these out where a word is none.
+        raise yaml.YAMLError(f"{name} has a value that is none of its kind: {error}") from error
 
 
 class _Loader(yaml.SafeLoader):

@@ -8,7 +8,7 @@ from pathlib import Path
 from clients.client.client import EnvClient
 from clients.protocol.errors import ProblemError
 from trainer.core.errors import ConfigError
-from trainer.core.run_files import write_whole
+from trainer.core.run_files import write_errors, write_whole
 from trainer.records.checkpoint import CheckpointError
 from trainer.rollout.environments import EnvironmentPool
 from trainer.rollout.mixtures import item_of
@@ -91,6 +91,7 @@ def keep_data(found: Mapping[str, str], directory: Path, *, resuming: bool) -> N
 
     Raises:
         CheckpointError: If the data have changed, or nobody can tell.
+        WriteError: If they cannot be written.
     """
     path = directory / DATA_FILE
     if resuming and path.exists():
@@ -103,7 +104,8 @@ def keep_data(found: Mapping[str, str], directory: Path, *, resuming: bool) -> N
                 "files, or use another output_dir"
             )
     if found:
-        write_whole(path, json.dumps(found, indent=1) + "\n")
+        with write_errors(path):
+            write_whole(path, json.dumps(found, indent=1) + "\n")
 
 
 def _kept(path: Path) -> dict[str, str]:

@@ -205,12 +205,10 @@ def _require_sampling(options: argparse.Namespace) -> None:
 @asynccontextmanager
 async def opened_policy(options: argparse.Namespace) -> AsyncIterator["PolicyService"]:
     """Open whatever samples, and give what answers agents."""
-    from transformers import AutoConfig
-
     from trainer.assembly.engine import open_engine, open_server
     from trainer.config.checks import check_model_path
     from trainer.inference.base import SamplingParams
-    from trainer.models.load import load_model, load_tokenizer, model_folder
+    from trainer.models.load import load_config, load_model, load_tokenizer, model_folder
     from trainer.models.tokenizer import stop_ids
 
     check_model_path(options.model)
@@ -222,7 +220,7 @@ async def opened_policy(options: argparse.Namespace) -> AsyncIterator["PolicySer
         async with open_engine(model, longest) as engine:
             yield _service(options, engine, tokenizer, stop_ids(model), longest)
         return
-    config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    config = load_config(folder)
     named: Any = SimpleNamespace(generation_config=_generation_config(folder), config=config)
     _say(f"asking {options.upstream} what it can do")
     async with open_server(options.upstream, options.dialect, _UPSTREAM_KEY) as client:

@@ -137,7 +137,8 @@ async def _learn(
     turns = device_turns(settings, models, made.shared)
     run = RunIdentity(directory, settings.name, public_settings(settings), state.step)
     boards = open_boards(settings.tracking, run, console.say)
-    tracker = Tracker(directory, settings.tracking, state.step, boards, settings.checkpoint.best_metric)
+    best = settings.checkpoint.best_metric
+    tracker = Tracker(directory, settings.tracking, state.step, boards, best, console.say)
     stack.push_async_callback(asyncio.to_thread, tracker.close)
     saver = Saver(
         models, store, tracker, asynchronous=settings.checkpoint.asynchronous, resident=turns.resident

@@ -8,8 +8,7 @@ from contextlib import AsyncExitStack
 from functools import partial
 from typing import TypeVar
 
-from transformers import AutoConfig
-
+from clients.protocol.arrays import DecodeError
 from clients.protocol.errors import ProblemError
 from trainer.assembly.data_check import check_streams
 from trainer.assembly.environments import open_environments, task_source
@@ -23,7 +22,7 @@ from trainer.core.console import RunConsole
 from trainer.core.device import torch_device
 from trainer.core.errors import ConfigError, TrainerError
 from trainer.learn.pipelines.example_rows import ExampleRows
-from trainer.models.load import load_tokenizer, model_folder
+from trainer.models.load import load_config, load_tokenizer, model_folder
 from trainer.models.tokenizer import build_tiny_tokenizer
 from trainer.rollout.environments import EnvironmentPool
 from trainer.tasks.dataset import load_streams
@@ -66,7 +65,7 @@ async def _answer(name: str, question: Awaitable[str]) -> tuple[str, str, str | 
         return name, await question, None
     except TimeoutError:
         return name, "", f"no answer within {_PATIENCE_S:g} s"
-    except (TrainerError, ConnectionError, ProblemError) as error:
+    except (TrainerError, ConnectionError, ProblemError, DecodeError) as error:
         return name, "", str(error)
 
 
@@ -90,7 +89,7 @@ def _look_at_model(settings: RunSettings, path: str) -> str:
     folder = model_folder(path, fetch=False)
     if not folder.is_dir():
         return f"{path} is on the hub; the run fetches it"
-    config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    config = load_config(folder)
     if not any(folder.glob("*.safetensors")):
         raise ConfigError(f"{folder} holds no weights: there is no .safetensors file")
     renderer = chat_renderer(settings, load_tokenizer(folder))

@@ -8,6 +8,7 @@ from typing import Self
 from pydantic import BaseModel, Field, ValidationError
 
 from trainer.core.errors import ConfigError
+from trainer.core.run_files import write_errors
 from trainer.records.schema import EpisodeFormatError
 from trainer.records.trajectory import Trajectory
 from trainer.tasks.task import Task
@@ -81,6 +82,7 @@ class EpisodeWriter:
     """
 
     def __init__(self, path: Path) -> None:
+        self._path = path
         try:
             # Half a surrogate pair has no UTF-8, but this way of writing it is JSON's own.
             self._file = path.open("w", encoding="utf-8", errors="backslashreplace")
@@ -95,9 +97,15 @@ class EpisodeWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._file.close()
+        with write_errors(self._path):
+            self._file.close()
 
     def write(self, trajectory: Trajectory) -> None:
-        """Write an episode that is over."""
-        self._file.write(json.dumps(trajectory.as_record(), ensure_ascii=False) + "\n")
-        self._file.flush()
+        """Write an episode that is over.
+
+        Raises:
+            WriteError: If that cannot be done, such as on a full disk.
+        """
+        with write_errors(self._path):
+            self._file.write(json.dumps(trajectory.as_record(), ensure_ascii=False) + "\n")
+            self._file.flush()

@@ -176,13 +176,17 @@ def clear_records(directory: Path) -> bool:
     """Remove what a run wrote that ended before its first checkpoint, and return whether it had trained.
 
     Its tasks are played again from the first one on, by weights that have learnt nothing from it.
+
+    Raises:
+        WriteError: If that cannot be done.
     """
     found = has_trained(directory)
-    for name in _RECORDS:
-        (directory / name).unlink(missing_ok=True)
-    board = directory / TENSORBOARD_FOLDER
-    if board.exists():
-        shutil.rmtree(board)
+    with write_errors(directory):
+        for name in _RECORDS:
+            (directory / name).unlink(missing_ok=True)
+        board = directory / TENSORBOARD_FOLDER
+        if board.exists():
+            shutil.rmtree(board)
     return found
 
 

@@ -141,7 +141,8 @@ async def _train(
     await turns.leave()
     run = RunIdentity(directory, settings.name, public_settings(settings), state.step)
     boards = open_boards(settings.tracking, run, console.say)
-    tracker = Tracker(directory, settings.tracking, state.step, boards, settings.checkpoint.best_metric)
+    best = settings.checkpoint.best_metric
+    tracker = Tracker(directory, settings.tracking, state.step, boards, best, console.say)
     stack.push_async_callback(asyncio.to_thread, tracker.close)
     ledger = Ledger(directory / LEDGER_FILE)
     stack.callback(ledger.close)

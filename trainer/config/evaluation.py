@@ -33,6 +33,11 @@ class PanelSettings(Settings):
     def _environment_or_rows(self) -> Self:
         if bool(self.env_id) == (self.dataset is not None):
             raise ValueError("a panel needs either an env_id or a dataset")
+        ignored = [name for name in ("kwargs", "options", "url") if getattr(self, name)]
+        if self.dataset is not None and ignored:
+            raise ValueError(
+                f"a panel with a dataset takes no {ignored[0]} of its own: the data set's rows, kwargs and url count"
+            )
         return self
 
 

@@ -206,7 +206,7 @@ class RolloutSettings(Settings):
     group_reward: str | None = Field(
         None,
         description="module:attr of a function or coroutine over a whole group: list of Trajectory -> for each a "
-        "list of turn rewards.",
+        "list of turn rewards. It has episode_timeout_s for it.",
     )
     task_source: str | None = Field(
         None, description="module:attr of a function (settings, seed) -> TaskSource."

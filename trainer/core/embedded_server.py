@@ -15,6 +15,7 @@ _READY = re.compile(r"rollgym serving on (http://\S+)")
 _START_TIMEOUT_S = 60.0
 _STOP_TIMEOUT_S = 15.0
 _ROLE = "environment"
+_CHUNK = 1 << 16
 
 _log = logging.getLogger(__name__)
 
@@ -160,7 +161,8 @@ class _Server:
 
 async def _read_on(output: asyncio.StreamReader) -> None:
     """Read on, so that the server never blocks on a full pipe."""
-    async for _ in output:
+    # Not by lines: one that is longer than a reader keeps would end the reading.
+    while await output.read(_CHUNK):
         pass
 
 

@@ -11,6 +11,8 @@ from trainer.core.errors import InvalidNumberError
 
 LARGEST = 1e9
 """Magnitude beyond which a number is refused: sums and squares of it must stay far within float32."""
+_LONGEST_SHOWN = 4096
+"""Bits of an integer that is written out in a message."""
 
 
 def finite_number(value: object, name: str) -> float:
@@ -55,5 +57,7 @@ def not_finite(state: Any, name: str = "") -> Iterator[str]:
 
 
 def _shown(value: object) -> str:
+    if isinstance(value, int) and value.bit_length() > _LONGEST_SHOWN:
+        return f"an integer of {value.bit_length()} bits"  # Python writes none of more than 4300 digits
     text = repr(value) if isinstance(value, bool | int | float | str | None) else f"a {type(value).__name__}"
     return text if len(text) <= 40 else f"{text[:40]}..."

@@ -2,6 +2,7 @@
 
 import difflib
 import typing
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, model_validator
@@ -25,7 +26,24 @@ Weight = Annotated[float, Field(gt=0.0, le=1e9)]
 """A share relative to others."""
 LearningRate = Annotated[float, Field(gt=0.0, le=100.0)]
 """A step of AdamW moves each weight by about as much: what is far larger is a slip of the keyboard."""
-JsonObject = dict[str, JsonValue]
+
+
+def _json_object(value: dict[str, JsonValue]) -> dict[str, JsonValue]:
+    if wrong := next(_too_large(value, ""), None):
+        raise ValueError(wrong)
+    return value
+
+
+def _too_large(value: Any, place: str) -> Iterator[str]:
+    """Yield what is wrong with the integers in nested lists and mappings."""
+    if isinstance(value, dict | list):
+        for key, part in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _too_large(part, f"{place}.{key}" if place else str(key))
+    elif isinstance(value, int) and abs(value) >= _LARGEST:
+        yield f"{place} has {value.bit_length()} bits, and integers on the wire stay below 2**53"
+
+
+JsonObject = Annotated[dict[str, JsonValue], AfterValidator(_json_object)]
 """What goes over the wire as it is."""
 
 

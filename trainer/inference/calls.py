@@ -13,6 +13,8 @@ from trainer.inference.errors import MalformedReplyError
 
 _SHOWN = 300
 """Characters of a server's message that stand in ours."""
+_LARGEST_ID = 2**31 - 1
+"""More than any vocabulary has; arrays of ids hold no larger ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,10 +148,10 @@ def token_ids_of(values: Sequence[Any], where: str) -> list[int]:
     """Check token ids.
 
     Raises:
-        MalformedReplyError: If one is no integer, or negative.
+        MalformedReplyError: If one is no integer, or negative, or more than a vocabulary can have.
     """
     for place, value in enumerate(values):
-        if type(value) is not int or value < 0:
+        if type(value) is not int or not 0 <= value <= _LARGEST_ID:
             raise MalformedReplyError(f"{where}: token id {place} is {_shown(value)}")
     return list(values)
 

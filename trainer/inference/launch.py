@@ -104,17 +104,24 @@ class _Server:
         self._keeper: asyncio.subprocess.Process | None = None
 
     async def start(self) -> None:
-        """Start the process; it answers later."""
-        with self._log.opened() as output:
-            self._keeper = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "trainer.inference.keeper", *self.process.command),
-                stdin=asyncio.subprocess.PIPE,
-                stdout=output,
-                stderr=asyncio.subprocess.STDOUT,
-                env=os.environ | self.process.environment,
-                # A Ctrl-C goes to all processes of the terminal's group; this one is still needed to end in order.
-                start_new_session=True,
-            )
+        """Start the process; it answers later.
+
+        Raises:
+            LaunchError: If its log cannot be written, or there is no place for another process.
+        """
+        try:
+            with self._log.opened() as output:
+                self._keeper = await asyncio.create_subprocess_exec(
+                    *(sys.executable, "-m", "trainer.inference.keeper", *self.process.command),
+                    stdin=asyncio.subprocess.PIPE,
+                    stdout=output,
+                    stderr=asyncio.subprocess.STDOUT,
+                    env=os.environ | self.process.environment,
+                    # A Ctrl-C goes to all processes of the terminal's group; this one is still needed to end in order.
+                    start_new_session=True,
+                )
+        except OSError as error:
+            raise LaunchError(f"{self._named()} could not be started: {error}") from error
 
     async def ready(self, status: Callable[[str | None], None] = lambda _: None) -> None:
         """Wait until it answers.
@@ -152,8 +159,8 @@ class _Server:
             wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
             try:
                 await self.start()
-            except OSError as error:
-                what = f"{self._named()} could not be started: {error}"
+            except LaunchError as error:
+                what = str(error)
             else:
                 what = await self._ended()
         what = f"{what} once too often{self._log.last_words()}"

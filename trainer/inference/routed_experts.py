@@ -34,7 +34,12 @@ def read_array_file(text: object, tokens: int, where: str) -> Experts:
         raise MalformedReplyError(f"{where}: routed_experts is no file of numpy: {error}") from error
     raw = stream.read()
     # Nothing is made of a size that the file only says it has.
-    if kind.hasobject or len(shape) != 3 or prod(shape) * kind.itemsize != len(raw):
+    if (
+        kind.kind not in "biuf"
+        or len(shape) != 3
+        or min(shape) < 0
+        or prod(shape) * kind.itemsize != len(raw)
+    ):
         raise MalformedReplyError(f"{where}: routed_experts is no array of tokens, layers and experts")
     return _checked(np.frombuffer(raw, dtype=kind).reshape(shape), tokens, where)
 

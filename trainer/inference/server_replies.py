@@ -314,13 +314,10 @@ class ReplyEvents:
         try:
             event = orjson.loads(data)
         except orjson.JSONDecodeError:
-            event = {
-                "error": {
-                    "message": f"an event of its stream is no JSON: {data[:80].decode(errors='replace')}"
-                }
-            }
+            event = None
         if not isinstance(event, dict):
-            return
+            shown = data[:80].decode(errors="replace")
+            event = {"error": {"message": f"an event of its stream is no JSON object: {shown}"}}
         self._events.append(event)
         ids = self._dialect.drawn(event, self._seen)
         self._seen += len(ids)

@@ -4,7 +4,8 @@ import difflib
 import math
 import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +39,7 @@ class Tracker:
             and cut; it will be written again.
         boards: Trackers of others that are told too.
         watched: A metric whose values are kept by step, in `scores`.
+        say: Told once that TensorBoard's files cannot be written.
 
     Attributes:
         scores: The values of the watched metric, those of earlier processes among them.
@@ -51,7 +53,9 @@ class Tracker:
         resume_step: int,
         boards: Sequence[GuardedBoard] = (),
         watched: str | None = None,
+        say: Callable[[str], None] = lambda text: None,
     ) -> None:
+        self._say = say
         self._boards = boards
         self._patience_s = settings.patience_s
         directory.mkdir(parents=True, exist_ok=True)
@@ -70,9 +74,10 @@ class Tracker:
         if settings.tensorboard:
             from torch.utils import tensorboard  # Imported late: it takes seconds.
 
-            self._board = tensorboard.SummaryWriter(
-                str(directory / TENSORBOARD_FOLDER), purge_step=resume_step + 1
-            )
+            with self._without_board():
+                self._board = tensorboard.SummaryWriter(
+                    str(directory / TENSORBOARD_FOLDER), purge_step=resume_step + 1
+                )
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
         """Record numbers of a step; one that is not finite is null, since JSON has no name for it."""
@@ -81,10 +86,20 @@ class Tracker:
         self._note(step, finite)
         self._metrics.flush()
         if self._board is not None:
-            for name, value in finite.items():
-                self._board.add_scalar(name, value, step)
+            with self._without_board():
+                for name, value in finite.items():
+                    self._board.add_scalar(name, value, step)
         for board in self._boards if finite else ():  # some trackers take nothing for a mistake
             board.log(step, finite)
+
+    @contextmanager
+    def _without_board(self) -> Iterator[None]:
+        """Go on without TensorBoard where its files cannot be written; a thread of its own tells so at a later call."""
+        try:
+            yield
+        except OSError as error:
+            self._board = None
+            self._say(f"tracker tensorboard fails, and the run goes on without it: {error}")
 
     def _note(self, step: int, values: Mapping[str, Any]) -> None:
         self.names.update(values)
@@ -141,7 +156,8 @@ class Tracker:
             if file is not None:
                 file.close()
         if self._board is not None:
-            self._board.close()
+            with self._without_board():
+                self._board.close()
         deadline = time.monotonic() + self._patience_s
         for board in self._boards:
             board.close(max(0.0, deadline - time.monotonic()))

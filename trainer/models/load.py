@@ -13,14 +13,17 @@ from huggingface_hub.errors import (
     HfHubHTTPError,
     LocalEntryNotFoundError,
     RepositoryNotFoundError,
+    StrictDataclassError,
 )
 from huggingface_hub.utils import httpx  # type: ignore[attr-defined]
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
     AutoTokenizer,
+    PretrainedConfig,
     PreTrainedModel,
 )
 
@@ -31,6 +34,16 @@ from trainer.models.weights import hub_tensors
 
 _HUB_TIMEOUT_S = 8.0
 _FILES = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja")
+_UNREADABLE = (
+    ImportError,
+    OSError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+    SafetensorError,
+    StrictDataclassError,
+)
+"""What the libraries raise where a model's files are missing, damaged, or of no model that they know."""
 
 
 def model_folder(path: str, *, fetch: bool = True) -> Path:
@@ -90,22 +103,50 @@ def load_model(
         attention: Implementation of attention by the library's name; its choice if None.
 
     Raises:
-        ConfigError: If there is no model in `directory`, or that attention cannot be had.
+        ConfigError: If there is no model in `directory` that can be loaded, or that attention cannot be had.
+    """
+    config = load_config(directory)
+    kinds = (AutoModelForCausalLM, AutoModelForImageTextToText)
+    kind = next((each for each in kinds if type(config) in each._model_mapping), AutoModelForCausalLM)
+    try:
+        model: PreTrainedModel
+        model, read = kind.from_pretrained(
+            directory,
+            dtype=dtype,
+            attn_implementation=attention,
+            local_files_only=True,
+            output_loading_info=True,
+        )
+    except _UNREADABLE as error:
+        if attention is not None and isinstance(error, ImportError | ValueError):
+            raise ConfigError(f"model.attention {attention}: {error}") from error
+        raise _no_model(directory, error) from error
+    # A model that scores has no head for words, and learns on without one. All else would be drawn at random.
+    missing = sorted(name for name in read["missing_keys"] if not name.startswith("lm_head."))
+    if missing:
+        others = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise ConfigError(f"{directory} holds no whole model: its files lack {missing[0]}{others}")
+    return without_chance(model)
+
+
+def load_config(directory: Path) -> PretrainedConfig:
+    """Load what a model is made of.
+
+    Raises:
+        ConfigError: If there is no model in `directory`, or none that is known here.
     """
     if not (directory / "config.json").exists():
         raise ConfigError(f"{directory} holds no model: it has no config.json")
     try:
-        config = AutoConfig.from_pretrained(directory, local_files_only=True)
-        kinds = (AutoModelForCausalLM, AutoModelForImageTextToText)
-        kind = next((each for each in kinds if type(config) in each._model_mapping), AutoModelForCausalLM)
-        model: PreTrainedModel = kind.from_pretrained(
-            directory, dtype=dtype, attn_implementation=attention, local_files_only=True
-        )
-    except (ImportError, ValueError) as error:
-        if attention is None:
-            raise
-        raise ConfigError(f"model.attention {attention}: {error}") from error
-    return without_chance(model)
+        config: PretrainedConfig = AutoConfig.from_pretrained(directory, local_files_only=True)
+    except _UNREADABLE as error:
+        raise _no_model(directory, error) from error
+    return config
+
+
+def _no_model(directory: Path, error: Exception) -> ConfigError:
+    reason = " ".join(str(error).split())[:500]
+    return ConfigError(f"{directory} holds no model that can be loaded ({type(error).__name__}: {reason})")
 
 
 def set_attention(models: Iterable[PreTrainedModel], attention: str | None) -> None:

@@ -162,18 +162,28 @@ class CheckpointStore:
         return folder.resolve().parent == self._directory.resolve()
 
     def go_back_to(self, folder: Path, step: int) -> None:
-        """Make the checkpoint of step `step` the newest; later ones are kept under names that nothing reads."""
-        if self._pointed_step() != step:
-            self._point_at(folder)
-        for later, other in self._steps().items():
-            if later > step:
-                self._set_aside(other)
+        """Make the checkpoint of step `step` the newest; later ones are kept under names that nothing reads.
+
+        Raises:
+            WriteError: If the disk does not take it.
+        """
+        with write_errors(self._directory):
+            if self._pointed_step() != step:
+                self._point_at(folder)
+            for later, other in self._steps().items():
+                if later > step:
+                    self._set_aside(other)
 
     def set_all_aside(self) -> None:
-        """Keep all checkpoints under names that nothing reads: a run begins anew beside them."""
-        (self._directory / _LATEST).unlink(missing_ok=True)
-        for folder in self._steps().values():
-            self._set_aside(folder)
+        """Keep all checkpoints under names that nothing reads: a run begins anew beside them.
+
+        Raises:
+            WriteError: If the disk does not take it.
+        """
+        with write_errors(self._directory):
+            (self._directory / _LATEST).unlink(missing_ok=True)
+            for folder in self._steps().values():
+                self._set_aside(folder)
 
     def _set_aside(self, folder: Path) -> None:
         aside = self._directory / f"{_ASIDE}{_plain_name(folder)}"

@@ -11,6 +11,7 @@ from typing import Literal, Self
 
 from gymnasium.spaces import Space, Text
 
+from clients.client.answers import reading
 from clients.client.client import EnvClient
 from clients.client.session import EnvSession
 from clients.protocol.errors import ProblemError
@@ -172,7 +173,8 @@ class EnvironmentPool:
             raise ConfigError(str(error)) from error
         await client.__aenter__()
         limits = (await client.info()).limits
-        return _Server(client, min(limits["max_sessions"], limits["max_sessions_per_token"]))
+        with reading("info"):
+            return _Server(client, min(limits["max_sessions"], limits["max_sessions_per_token"]))
 
     @asynccontextmanager
     async def session(self, task: Task) -> AsyncIterator[EnvSession]:
@@ -298,10 +300,12 @@ class EnvironmentPool:
 
 async def _close_quietly(server: _Server, sessions: Sequence[EnvSession]) -> None:
     # A session that cannot be closed is gone, or its server is; either way the server's idle time-out has it.
-    with contextlib.suppress(ProblemError, ConnectionError, TimeoutError):
-        await server.client.close_sessions(sessions)
-    for _ in sessions:
-        _free(server)
+    try:
+        with contextlib.suppress(ProblemError, ConnectionError, TimeoutError):
+            await server.client.close_sessions(sessions)
+    finally:  # whatever the server answered, others wait for the places
+        for _ in sessions:
+            _free(server)
 
 
 def _free(server: _Server) -> None:

@@ -30,8 +30,12 @@ class EpisodeMetrics:
     """
 
     def __init__(self, how: Mapping[str, str]) -> None:
+        if not isinstance(how, Mapping):
+            raise ConfigError(
+                f"an environment's metadata['metrics'] must name how each aggregates, not {how!r:.100}"
+            )
         for name, way in how.items():
-            if way not in AGGREGATIONS:
+            if not isinstance(way, str) or way not in AGGREGATIONS:
                 raise ConfigError(
                     f"metric {name!r} aggregates by {way!r}; known are {', '.join(AGGREGATIONS)}"
                 )

@@ -4,13 +4,14 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import isawaitable
+from operator import index
 from typing import Any, Protocol, cast
 
 from clients.client.session import EnvSession
 from clients.protocol.arrays import DecodeError
 from clients.protocol.errors import ProblemError
 from trainer.core.errors import InvalidNumberError, PluginError, UnplayableTaskError
-from trainer.core.numbers import are_finite, finite_number
+from trainer.core.numbers import finite_number
 from trainer.core.plugins import Plugin
 from trainer.records.group import Group
 from trainer.records.rollout_log import EpisodeKey
@@ -198,9 +199,10 @@ async def play_coroutine(
             return failed
     if not isinstance(trajectory, Trajectory):
         raise agent.broken(f"must return a Trajectory, not {type(trajectory).__name__}")
-    if fault := _record_fault(trajectory):
-        raise agent.broken(f"returned a record that does not fit together: {fault}")
-    _check_numbers(trajectory)
+    with agent.running():  # its lists may hold anything
+        if fault := _record_fault(trajectory):
+            raise agent.broken(f"returned a record that does not fit together: {fault}")
+        _check_numbers(trajectory)
     return trajectory
 
 
@@ -223,7 +225,7 @@ def give_rewards(trajectories: Sequence[Trajectory], given: Sequence[Any], rewar
         name = f"a reward of {reward.path}"
         parts = [reward_parts(value if isinstance(value, Mapping) else None, name) for value in rewards]
         numbers = [
-            sum(part.values()) if part else finite_number(value, name)
+            finite_number(sum(part.values()) if part else value, name)
             for part, value in zip(parts, rewards, strict=True)
         ]
         for turn, part, value in zip(trajectory.turns, parts, numbers, strict=True):
@@ -274,5 +276,7 @@ def _check_numbers(trajectory: Trajectory) -> None:
         turn.reward = finite_number(turn.reward, "a turn's reward")
         turn.format_penalty = finite_number(turn.format_penalty, "a turn's format penalty")
     for segment in trajectory.segments:
-        if not are_finite(segment.logprobs):
-            raise InvalidNumberError("a log-probability of the record is not finite")
+        segment.ids = [index(each) for each in segment.ids]
+        segment.logprobs = [
+            finite_number(each, "a log-probability of the record") for each in segment.logprobs
+        ]

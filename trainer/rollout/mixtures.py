@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
+from clients.protocol.arrays import DecodeError
 from clients.protocol.errors import ProblemError
 from clients.protocol.messages import Verdict
 from trainer.core.errors import InvalidNumberError
@@ -35,7 +36,7 @@ async def mix_reward(pool: EnvironmentPool, trajectory: Trajectory) -> None:
         with trajectory.timeline.during(Phase.VERIFY):
             verdicts = await _verdicts(pool, mixture, trajectory)
         _pay(trajectory, mixture, verdicts)
-    except (ProblemError, InvalidNumberError) as error:
+    except (ProblemError, DecodeError, InvalidNumberError) as error:
         note_failure(trajectory, error)
 
 
@@ -85,6 +86,8 @@ def _pay(trajectory: Trajectory, mixture: RewardMixture, verdicts: Mapping[str, 
         part.gate is not None and verdicts[part.name].score < part.gate - 1e-9 for part in mixture.parts
     ):
         shares = {own: 0.0} | {part.name: 0.0 for part in mixture.parts}
-    turn.reward, turn.reward_parts = sum(shares.values()), shares
+    # A weight may be any number, and a finite score times it none.
+    turn.reward = finite_number(sum(shares.values()), "the weighted sum of an episode's scores")
+    turn.reward_parts = shares
     for name, share in shares.items():
         trajectory.metrics[f"reward/{name}"] = share

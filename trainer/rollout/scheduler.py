@@ -260,8 +260,17 @@ class RolloutScheduler:
         """Give a whole group its rewards, where that is wanted; whether they can be computed with."""
         if self._judge is None:
             return True
+        limit = asyncio.timeout(self._plan.episode_timeout_s)
         try:
-            await self._judge(group)
+            async with limit:
+                await self._judge(group)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            group.failures[Outcome.TIMEOUT.value] = len(group.trajectories)
+            seconds = f"{self._plan.episode_timeout_s:g} s"
+            group.detail = f"no rewards of the group within {seconds} (rollout.episode_timeout_s)"
+            return False
         except InvalidNumberError as error:
             group.failures[Outcome.INVALID_NUMBER.value] = len(group.trajectories)
             group.detail = _brief(str(error))

@@ -1,5 +1,6 @@
 """Streams of tasks: environments mixed by weight, domains whose shares hold in every block, or the user's own."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -178,4 +179,10 @@ class OwnTaskSource:
             raise self._plugin.broken(f"gave task {task.index} for index {index}")
         if task.options is not None and not task.row:
             task = replace(task, row=f"task {index} of {self._plugin.path}")
+        try:
+            json.dumps([task.session_key, task.as_dict()])
+        except (TypeError, ValueError, RecursionError) as error:
+            raise self._plugin.broken(
+                f"gave task {index}, whose kwargs, options and names are not all JSON: {error}"
+            ) from error
         return task

@@ -100,6 +100,41 @@ async def test_an_answer_to_what_no_request_is_called_ends_the_connection(named:
     assert complaints == []
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [
+        *(
+            {},
+            {"envs": 5},
+            {"envs": [{}]},
+            {"results": None},
+            {"results": [1]},
+            {"results": [{"score": "NaN"}]},
+        ),
+        *({"results": []}, {"sessions": 1, "session_id": 5}, {"closed": "x"}),
+    ],
+)
+async def test_an_answer_of_another_form_cannot_be_read(answer: Any) -> None:
+    async def garbage(connection: ServerConnection) -> None:
+        async for text in connection:
+            await connection.send(json.dumps({"id": json.loads(text)["id"], "ok": answer}))
+
+    async with serve(garbage, "127.0.0.1", 0, subprotocols=[Subprotocol("rollgym.v1.json")]) as server:
+        port = server.sockets[0].getsockname()[1]
+        async with EnvClient(f"http://127.0.0.1:{port}", timeout_s=5) as client:
+            asked = [
+                client.info(),
+                client.envs(),
+                client.env("Walk-v0"),
+                client.make("Walk-v0"),
+                client.make_many("Walk-v0", 2),
+                client.verify("QA-v0", [{"response": "x"}]),
+            ]
+            for each in asked:
+                with pytest.raises(DecodeError):
+                    await each
+
+
 async def test_an_answer_to_no_request_is_passed_over() -> None:
     async def answer(connection: ServerConnection) -> None:
         async for text in connection:

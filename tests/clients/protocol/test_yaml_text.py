@@ -36,6 +36,17 @@ def test_what_is_nested_too_deep_is_refused():
         read_yaml("[" * 100_000, "it")
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["2024-13-45", "!!bool maybe", "!!int x", "!!float x", "!!timestamp x", "9" * 5000, '"\\U00110000"'],
+)
+def test_a_value_that_is_none_of_its_kind_is_refused(text):
+    with pytest.raises(yaml.YAMLError, match="none of its kind"):
+        read_yaml(text, "it")
+    with pytest.raises(ConfigError, match="is not YAML"):
+        load_run(None, [f"name={text}"])
+
+
 def test_the_place_of_a_mistake_is_named_as_its_reader_knows_it():
     with pytest.raises(yaml.YAMLError, match=r'in "run\.yaml", line 2, column 4'):
         read_yaml("a: 1\nb: [1\n", "run.yaml")

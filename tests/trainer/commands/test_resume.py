@@ -3,8 +3,9 @@
 import pytest
 
 from tests.support.kills import killed_at
-from trainer.commands.resume import changed_settings, keep_settings
+from trainer.commands.resume import changed_settings, clear_records, keep_settings
 from trainer.config.load import load_settings
+from trainer.core.run_files import WriteError
 
 TASKS = "tasks=[{env_id: FrozenLake-v0}]"
 
@@ -97,3 +98,9 @@ def test_a_kill_while_settings_are_written_leaves_those_that_were_there(tmp_path
             break
         assert changed_settings(settings, tmp_path) == []
     assert point > 2
+
+
+def test_records_that_cannot_be_removed_are_named(tmp_path):
+    (tmp_path / "ledger.jsonl").mkdir()
+    with pytest.raises(WriteError, match=r"cannot write .*ledger\.jsonl"):
+        clear_records(tmp_path)

@@ -289,6 +289,15 @@ def test_a_value_of_another_type_is_refused(path, annotation, kind):
             "sampled and greedy are both false",
         ),
         (["tasks.0.kwargs={day: 2024-01-01}"], "tasks.0.kwargs.day"),
+        (["tasks.0.options={seed: 99999999999999999999}"], "tasks.0.options: seed has 67 bits"),
+        (
+            ["evaluation.panels.a={dataset: {path: x.jsonl, verifier: QA-v0}, kwargs: {a: 1}}"],
+            "a panel with a dataset takes no kwargs of its own",
+        ),
+        (
+            ["evaluation.panels.a={dataset: {path: x.jsonl, verifier: QA-v0}, url: 'http://127.0.0.1:9'}"],
+            "a panel with a dataset takes no url of its own",
+        ),
         *(
             (
                 [f"algorithm.{part}={{kind: custom, function: 'no_module_of_mine:part'}}"],

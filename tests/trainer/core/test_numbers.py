@@ -33,6 +33,7 @@ def test_numbers_of_every_library_are_numbers(value):
     "value",
     [
         *(math.nan, math.inf, -math.inf, np.float64("nan"), torch.tensor(math.nan), 10**400, 2 * LARGEST),
+        pytest.param(10**5000, id="huge"),
         *(True, False, np.True_, torch.tensor(True), "1.0", b"1", None, [1.0], {}, 1j, object()),
         *(np.array([1.0, 2.0]), torch.ones(2), "9" * 1_000_000),
     ],

@@ -114,6 +114,9 @@ class Source:
         (Task(3, "Any-v0", seed=MAX_WIRE_SEED), "seeds are from 0"),
         (Task(3, "Any-v0", seed=-1), "seeds are from 0"),
         (Task(4, "Any-v0", seed=1), "gave task 4 for index 3"),
+        (Task(3, "Any-v0", seed=1, kwargs={"size": np.int64(3)}), "are not all JSON: .*int64"),
+        (Task(3, "Any-v0", seed=1, options={"board": np.zeros(2)}), "are not all JSON: .*ndarray"),
+        (Task(3, "Any-v0", seed=1, kwargs=None), "are not all JSON"),
     ],
 )
 def test_a_task_source(given, message):

@@ -464,3 +464,21 @@ def test_a_probe_of_a_server_that_draws_nothing_ends_with_an_error():
 def test_only_objects_are_read(value):
     with pytest.raises(MalformedReplyError):
         read_object(json.dumps(value).encode())
+
+
+@ALL
+@pytest.mark.parametrize("token", [2**31, 2**63, -1, True])
+def test_an_id_that_no_vocabulary_has_is_refused(dialect, token):
+    reply = json.loads(json.dumps(GOOD[dialect]).replace("[8, 9, 8]", f"[8, {json.dumps(token)}, 8]"))
+    with pytest.raises(MalformedReplyError, match="token id 1 is "):
+        dialect.read_generation(answer(reply), CALL)
+
+
+@ALL
+@pytest.mark.parametrize("event", ["[1]", "5", "null", '"x"', "{"])
+def test_an_event_that_is_no_object_is_a_fault_of_its_stream(dialect, event):
+    reading = ReplyEvents(dialect, lambda ids: None)
+    take = reading.reading()
+    take(f"data: {json.dumps(GOOD[dialect])}\n\ndata: {event}\n\n".encode())
+    with pytest.raises(InferenceError, match="is no JSON object"):
+        dialect.read_generation(reading.answer(HttpAnswer(200, b"data: ...")), CALL)

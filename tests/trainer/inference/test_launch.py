@@ -199,6 +199,14 @@ async def test_a_server_that_ends_at_once_is_started_again_later_each_time(tmp_p
     ]
 
 
+async def test_a_log_that_cannot_be_written_is_told_with_its_server(tmp_path):
+    process = process_of(tmp_path)
+    process.log.parent.write_text("no folder")
+    with pytest.raises(LaunchError, match=f"on {process.url} could not be started: .*logs"):
+        async with open_servers([process]):
+            pass
+
+
 async def test_a_server_that_cannot_be_started_again_is_told_of(tmp_path, monkeypatch):
     monkeypatch.setattr(launch, "_FIRST_WAIT_S", 0.1)
     said, gone_for = [], asyncio.Queue()

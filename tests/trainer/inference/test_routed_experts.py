@@ -72,6 +72,7 @@ def test_both_kinds_of_servers_are_read_alike():
         (array_file(EXPERTS.astype(np.int64) + 40_000), "no expert's number"),
         (array_file(EXPERTS.astype(np.int8) - 9), "no expert's number"),
         (array_file(np.array([[["x"]]], dtype=object)), "no array of tokens"),
+        (array_file(np.zeros((5, 2, 2), dtype=[("a", "<i4")])), "no array of tokens"),
     ],
 )
 def test_what_is_no_experts_is_refused(content, said):
@@ -83,6 +84,18 @@ def test_a_file_that_claims_a_size_that_it_has_not_takes_no_memory():
     buffer = BytesIO()
     header = {"descr": "<i4", "fortran_order": False, "shape": (5, 2**40, 2**10)}
     np.lib.format.write_array_header_1_0(buffer, header)
+    with pytest.raises(MalformedReplyError, match="no array of tokens"):
+        read_array_file(base64.b64encode(buffer.getvalue()).decode(), 6, "a reply")
+
+
+@pytest.mark.parametrize(
+    ("descr", "shape"), [("<i4", (-1, -1, 20)), (("<i4", (2,)), (5, 2, 1)), ("<i4", (-5, -2, 2))]
+)
+def test_a_file_with_an_odd_shape_is_refused(descr, shape):
+    buffer = BytesIO()
+    header = {"descr": descr, "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(buffer, header)
+    buffer.write(bytes(80))
     with pytest.raises(MalformedReplyError, match="no array of tokens"):
         read_array_file(base64.b64encode(buffer.getvalue()).decode(), 6, "a reply")
 

@@ -1,10 +1,13 @@
 """Trackers of others: what they are told, and that nothing they do ends a run."""
 
+import errno
 import json
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch.utils
 
 from tests.support.processes import read_lines
 from trainer.config.checks import check_settings
@@ -107,6 +110,34 @@ def test_a_run_s_tracker_passes_on_what_is_finite(tmp_path):
     tracker.close()
     assert board.told == {1: {"loss": 0.5}}
     assert read_lines(tmp_path / "metrics.jsonl") == [{"step": 1, "loss": 0.5, "broken": None}, {"step": 2}]
+
+
+@pytest.mark.parametrize("fails", ["opening", "writing", "closing"])
+def test_a_run_goes_on_without_tensorboard_where_its_files_cannot_be_written(tmp_path, monkeypatch, fails):
+    class FullDisk:
+        def __init__(self, folder, purge_step):
+            self._at("opening")
+
+        def add_scalar(self, name, value, step):
+            self._at("writing")
+
+        def close(self):
+            self._at("closing")
+
+        def _at(self, moment):
+            if moment == fails:
+                raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(torch.utils, "tensorboard", SimpleNamespace(SummaryWriter=FullDisk), raising=False)
+    said = []
+    tracker = Tracker(tmp_path, TrackingSettings(), 0, say=said.append)
+    for step in (1, 2):
+        tracker.metrics(step, {"loss": 0.5})
+    tracker.close()
+    assert [line["step"] for line in read_lines(tmp_path / "metrics.jsonl")] == [1, 2]
+    assert said == [
+        "tracker tensorboard fails, and the run goes on without it: [Errno 28] No space left on device"
+    ]
 
 
 @pytest.mark.parametrize("name", ["wandb", "swanlab", "mlflow"])

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from huggingface_hub import constants
+from safetensors.torch import load_file, save_file
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 import trainer.commands.probe
@@ -133,3 +134,45 @@ def test_a_tokenizer_that_is_missing_or_damaged_is_an_error_of_the_settings(cach
         ConfigError, match=f"{cached} holds no tokenizer that can be loaded .*: put its files"
     ):
         load_tokenizer(cached)
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("config.json", b"{"),
+        ("config.json", b"null"),
+        ("config.json", b'{"model_type": "of-nobody"}'),
+        ("config.json", b'{"model_type": "qwen2", "num_hidden_layers": "three"}'),
+        ("config.json", b'{"model_type": "qwen2", "hidden_size": 64}'),
+        ("model.safetensors", b""),
+        ("model.safetensors", b"\x00" * 500),
+        ("model.safetensors", None),
+    ],
+)
+def test_a_model_that_is_damaged_is_an_error_of_the_settings(cached, file, content):
+    (cached / file).unlink()
+    if content is not None:
+        (cached / file).write_bytes(content)
+    with pytest.raises(ConfigError, match=f"{cached} holds no model that can be loaded "):
+        load_model(cached)
+
+
+def test_a_model_that_lacks_weights_is_not_filled_up_at_random(cached):
+    weights = load_file(cached / "model.safetensors")
+    del weights["model.layers.0.mlp.up_proj.weight"], weights["model.norm.weight"]
+    save_file(weights, cached / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ConfigError, match=r"lack model\.layers\.0\.mlp\.up_proj\.weight and 1 more"):
+        load_model(cached)
+
+
+def test_a_probe_tells_of_a_damaged_model(cached, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(trainer.commands.probe, "_environments", _nothing_asked)
+    (cached / "config.json").write_text("{")
+    words = [f"model.path={cached}", "tasks=[{env_id: FrozenLake-v0}]", f"output_dir={tmp_path}/run"]
+    assert main([*words, "--dry-run", "--probe"]) == 2
+    assert "probe: model: " in (said := capsys.readouterr().err)
+    assert "holds no model that can be loaded" in said
+
+
+async def _nothing_asked(settings, console):
+    return "nobody was asked"

@@ -321,3 +321,14 @@ def test_a_kill_while_a_part_in_files_is_written_leaves_the_one_before(tmp_path)
         if not killed:
             assert loaded.state.step == 2
             break
+
+
+def test_a_disk_that_does_not_take_the_going_back_is_named(tmp_path):
+    store = written(tmp_path, 1, 2)
+    (tmp_path / ".latest.partial").mkdir()
+    with pytest.raises(WriteError, match=r"cannot write .*\.latest\.partial: Is a directory"):
+        store.go_back_to(tmp_path / "step_000001", 1)
+    (tmp_path / "latest").unlink()
+    (tmp_path / "latest").mkdir()
+    with pytest.raises(WriteError, match=r"cannot write .*latest"):
+        store.set_all_aside()

@@ -3,6 +3,7 @@
 import json
 import time
 from dataclasses import fields, is_dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from trainer.commands.recordings import EpisodeWriter, read_recording
 from trainer.config.run import TrackingSettings
 from trainer.core.errors import ConfigError
-from trainer.core.run_files import read_lines
+from trainer.core.run_files import WriteError, read_lines
 from trainer.inference.base import GenerationResult
 from trainer.learn.tracking import Tracker
 from trainer.records.group import Group
@@ -323,3 +324,11 @@ def test_a_runs_episodes_say_what_became_of_their_group_and_its_place_in_the_bat
         },
     ]
     assert [Trajectory.from_record(line) for line in lines] == [episode()] * 3
+
+
+def test_a_disk_that_is_full_is_named():
+    with (
+        pytest.raises(WriteError, match="cannot write /dev/full: No space left on device"),
+        EpisodeWriter(Path("/dev/full")) as writer,
+    ):
+        writer.write(episode())

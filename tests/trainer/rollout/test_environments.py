@@ -118,3 +118,22 @@ async def test_a_panel_is_the_same_however_many_sessions_look_for_it(pool: Envir
             many = await build_panel("p", settings, other)
     assert [each.seed for each in few.tasks] == [each.seed for each in many.tasks]
     assert len(few.tasks) == 20
+
+
+async def test_a_session_whose_closing_went_wrong_leaves_its_place(
+    pool: EnvironmentPool, monkeypatch
+) -> None:
+    client = await pool.client(None)
+    close = client.close_sessions
+
+    async def garbage(closed):
+        await close(closed)
+        raise KeyError("closed")
+
+    for size in range(3, 3 + LIMIT):
+        await play(pool, size)
+    with monkeypatch.context() as patched:
+        patched.setattr(client, "close_sessions", garbage)
+        async with asyncio.timeout(20):
+            await play(pool, 2)
+    assert await sessions(pool) == LIMIT

@@ -2,6 +2,7 @@
 
 import pytest
 
+from trainer.core.errors import ConfigError
 from trainer.rollout.episode_metrics import EpisodeMetrics
 
 HOW = {"fuel": "sum", "speed": "mean", "best": "max", "worst": "min", "place": "last"}
@@ -32,3 +33,9 @@ def test_an_unknown_way_is_told():
         ValueError, match="'speed' aggregates by 'median'; known are last, sum, mean, max, min"
     ):
         EpisodeMetrics({"speed": "median"})
+
+
+@pytest.mark.parametrize("how", [["fuel"], "last", 5, {"fuel": ["last"]}, {"fuel": None}])
+def test_ways_that_are_none_are_told(how):
+    with pytest.raises(ConfigError, match=r"metadata\['metrics'\] must name how|'fuel' aggregates by"):
+        EpisodeMetrics(how)

@@ -2,6 +2,7 @@
 
 import asyncio
 import inspect
+import json
 import math
 import sys
 import time
@@ -229,6 +230,10 @@ def a_flag(trajectory):
     return [True for _ in trajectory.turns]
 
 
+def too_much_together(trajectory):
+    return [{"a": 9e8, "b": 9e8} for _ in trajectory.turns]
+
+
 def too_many(trajectory):
     return [0.0] * 5
 
@@ -250,7 +255,7 @@ async def test_rewards_of_the_user_replace_the_environments():
     assert [turn.reward for turn in trajectory.turns] == [1.0]
 
 
-@pytest.mark.parametrize("function", ["not_a_number", "a_flag"])
+@pytest.mark.parametrize("function", ["not_a_number", "a_flag", "too_much_together"])
 async def test_a_reward_of_the_users_that_is_no_number_is_an_outcome(function):
     trajectory = await played(Pool(), reward=function)
     assert trajectory.outcome is Outcome.INVALID_NUMBER
@@ -297,6 +302,28 @@ async def agent_with_a_nan(session, task, member, actor, max_turns, attempt):
     return Trajectory(task, member, attempt, turns=[Turn(-1, 0, 0, "", "", reward=math.nan)])
 
 
+def _segment(**lists):
+    whole = {"ids": [1], "action_mask": [True], "logprobs": [-1.0], "versions": [0], "turn_index": [0]}
+    return Segment(**(whole | lists))
+
+
+async def agent_without_a_log_probability(session, task, member, actor, max_turns, attempt):
+    return Trajectory(task, member, attempt, segments=[_segment(logprobs=[None])])
+
+
+async def agent_with_ids_that_are_words(session, task, member, actor, max_turns, attempt):
+    return Trajectory(task, member, attempt, segments=[_segment(ids=["a"])])
+
+
+async def agent_without_lists(session, task, member, actor, max_turns, attempt):
+    return Trajectory(task, member, attempt, segments=[_segment(versions=None)])
+
+
+async def agent_with_numbers_of_numpy(session, task, member, actor, max_turns, attempt):
+    numbers = _segment(ids=[np.int64(1)], logprobs=[np.float32(-1.0)])
+    return Trajectory(task, member, attempt, segments=[numbers])
+
+
 async def agent_with_a_torn_record(session, task, member, actor, max_turns, attempt):
     return Trajectory(task, member, attempt, segments=[Segment(ids=[1, 2], logprobs=[0.0])])
 
@@ -332,6 +359,8 @@ async def test_a_prompt_without_room_in_an_agent_of_the_users_is_an_outcome():
         ("agent_with_a_bug", "raised KeyError"),
         ("agent_that_returns_nothing", "must return a Trajectory, not NoneType"),
         ("agent_with_a_torn_record", "the lists of segment 0 differ in length"),
+        ("agent_with_ids_that_are_words", "raised TypeError"),
+        ("agent_without_lists", "raised TypeError"),
     ],
 )
 async def test_a_bug_in_an_agent_names_it(function, message):
@@ -342,6 +371,11 @@ async def test_a_bug_in_an_agent_names_it(function, message):
 
 async def test_numbers_of_an_agent_are_looked_at():
     assert (await played(Pool(), agent="agent_with_a_nan")).outcome is Outcome.INVALID_NUMBER
+    trajectory = await played(Pool(), agent="agent_without_a_log_probability")
+    assert trajectory.outcome is Outcome.INVALID_NUMBER
+    assert trajectory.detail.startswith("a log-probability of the record is None")
+    (segment,) = (await played(Pool(), agent="agent_with_numbers_of_numpy")).segments
+    assert json.dumps([segment.ids, segment.logprobs]) == "[[1], [-1.0]]"
 
 
 class Engine:

@@ -5,6 +5,8 @@ import json
 
 import pytest
 
+from clients.client.client import EnvClient
+from clients.protocol.arrays import DecodeError
 from tests.support.judge_double import JudgeDouble, completion, honest
 from tests.support.processes import env_server, read_lines
 from trainer.assembly.judges import brought_to_judges
@@ -135,6 +137,22 @@ async def test_a_judge_that_cannot_tell_is_a_failure_and_never_a_score(url, rows
     assert trajectory.outcome in (Outcome.ENVIRONMENT_ERROR, Outcome.TIMEOUT)
     assert trajectory.detail.startswith("the verifier judge could not tell: ")
     assert not trajectory.turns[-1].reward_parts
+
+
+async def test_a_sum_that_none_can_compute_with_is_an_outcome(url, rows):
+    trajectory = await played(url, rows, "<answer>5</answer>", reward_weight=1e300)
+    assert trajectory.outcome is Outcome.INVALID_NUMBER
+    assert trajectory.detail.startswith("the weighted sum of an episode's scores is 1e+300")
+
+
+async def test_a_verdict_that_cannot_be_read_is_an_outcome(url, rows, monkeypatch):
+    async def garbage(client, verifier, items):
+        raise DecodeError("the server gave 0 verdicts on 1 items")
+
+    monkeypatch.setattr(EnvClient, "verify", garbage)
+    trajectory = await played(url, rows, "5")
+    assert trajectory.outcome is Outcome.ENVIRONMENT_ERROR
+    assert trajectory.detail == "the server gave 0 verdicts on 1 items"
 
 
 def test_a_run_learns_from_a_mixture_part_by_part(url, rows, tmp_path):

@@ -42,6 +42,7 @@ def scheduler_of(
     slots=None,
     extra_groups=0,
     leave_out=None,
+    judge=None,
     report=lambda _: None,
     **plan,
 ):
@@ -54,6 +55,7 @@ def scheduler_of(
         slots or EpisodeSlots(),
         report,
         leave_out=leave_out,
+        judge=judge,
     )
 
 
@@ -127,6 +129,35 @@ async def test_a_hung_episode_is_cancelled_and_replaced():
     groups = (await scheduler.next_groups(version=0)).kept
     assert hung == [0]
     assert groups[0].failures == {"timeout": 1}
+    await scheduler.close()
+
+
+async def test_a_group_whose_rewards_never_come_is_dropped_and_replaced():
+    hung = []
+
+    async def judge(group):
+        if group.index == 0:
+            hung.append(group.index)
+            await asyncio.Event().wait()
+
+    scheduler = scheduler_of(solved, timeout=0.05, judge=judge)
+    async with asyncio.timeout(20):
+        groups = (await scheduler.next_groups(version=0)).kept
+    assert hung == [0]
+    assert [group.index for group in groups] == [1, 2]
+    (dropped,) = scheduler.take_dropped()
+    assert dropped.failures == {"timeout": 3}
+    assert "no rewards of the group within 0.05 s" in dropped.detail
+    await scheduler.close()
+
+
+async def test_a_time_out_of_what_gives_rewards_is_its_own():
+    async def judge(group):
+        raise TimeoutError("its own")
+
+    scheduler = scheduler_of(solved, judge=judge)
+    with pytest.raises(TimeoutError, match="its own"):
+        await scheduler.next_groups(version=0)
     await scheduler.close()
 
 

@@ -18,6 +18,7 @@ from trainer.config.evaluation import PanelSettings
 from trainer.config.load import load_settings
 from trainer.config.rollout import TaskSettings
 from trainer.core.errors import ConfigError
+from trainer.core.run_files import WriteError
 from trainer.evaluation.panels import build_panel
 from trainer.records.checkpoint import CheckpointError
 from trainer.rollout.environments import EnvironmentPool
@@ -309,6 +310,12 @@ def test_a_run_over_a_file_is_trained_and_measured(tmp_path, config):
     metrics = read_lines(tmp_path / "run" / "metrics.jsonl")
     assert {"domain/sum/reward", "domain/truth/score"} <= set().union(*metrics)
     assert set(json.loads((tmp_path / "run" / "data.json").read_text())) == {"0 sum", "1 truth"}
+
+
+def test_a_disk_that_does_not_take_the_record_of_the_data_is_named(tmp_path, file):
+    (tmp_path / ".data.json.partial").mkdir()
+    with pytest.raises(WriteError, match=r"cannot write .*data\.json"):
+        keep_digests(streams(file, verifier="QA-v0"), tmp_path, resuming=False)
 
 
 def test_the_data_of_a_run_do_not_change_under_it(tmp_path, file):

@@ -17,13 +17,12 @@ from trainer.core.numbers import LARGEST, finite_number
 from trainer.records.trajectory import Outcome, Trajectory
 from trainer.rollout.agent import note_failure
 from trainer.rollout.agents.endpoint import agents_app
-from trainer.rollout.agents.environment import EpisodeEnvironment
+from trainer.rollout.agents.environment import FAILURES, EpisodeEnvironment
 from trainer.rollout.agents.errors import ApiError
 from trainer.rollout.agents.policy_service import PolicyService
 from trainer.rollout.agents.runners import AgentEnd, AgentRunner, AgentTask
 from trainer.rollout.agents.serving import serve_app
 from trainer.rollout.agents.session import AgentSession
-from trainer.rollout.logged_session import EpisodeLostError
 from trainer.tasks.task import Task
 
 _REMEMBERED = 4096
@@ -131,6 +130,8 @@ class BlackBoxPlayer:
             end = await self.runner.run(told, agent)
         finally:
             self.table.remove(key)
+        # The session goes on to another episode, and no step of this one may be under way in it.
+        await environment.close()
         conclude(trajectory, agent, environment, end, max_turns)
         return trajectory
 
@@ -185,7 +186,7 @@ def conclude(
 
     Raises:
         EpisodeLostError: If the environment cannot be brought to where the rollout log ends.
-        Exception: What the inference client raised: no episode could be played.
+        Exception: What the inference client raised, or a step that found no server: no episode could be played.
     """
     counts = agent.counts
     trajectory.metrics = trajectory.metrics | {
@@ -195,7 +196,7 @@ def conclude(
         "agent_rewritten": float(counts.rewritten),
     }
     failure = environment.failure
-    if isinstance(failure, EpisodeLostError):
+    if failure is not None and not isinstance(failure, FAILURES):
         raise failure
     if agent.model_failure is not None:
         if not isinstance(agent.model_failure, InvalidNumberError):

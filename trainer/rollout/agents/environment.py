@@ -8,7 +8,7 @@ from typing import Any
 from clients.client.session import EnvSession
 from clients.protocol.arrays import DecodeError, EncodeError
 from clients.protocol.errors import ProblemError
-from trainer.core.errors import ConfigError, InvalidNumberError
+from trainer.core.errors import ConfigError, InvalidNumberError, TrainerError
 from trainer.records.timeline import Phase
 from trainer.records.trajectory import Outcome, Trajectory, Turn
 from trainer.rollout.agent import note_result, outcome_of_end, step_phase, view_of
@@ -16,6 +16,9 @@ from trainer.rollout.agents.errors import ApiError
 from trainer.rollout.context import pictures_of
 from trainer.rollout.episode_metrics import EpisodeMetrics
 from trainer.rollout.logged_session import EpisodeLostError
+
+FAILURES = (ProblemError, DecodeError, InvalidNumberError)
+"""What a step raises that ends its episode alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +70,7 @@ class EpisodeEnvironment:
         info: What the environment said last.
         seen: What it showed last.
         steps: Steps that were taken.
-        failure: What ended the episode without a result, if something did.
+        failure: What ended the episode without a result, or ends the run, if something did.
     """
 
     def __init__(
@@ -79,11 +82,12 @@ class EpisodeEnvironment:
         self._metrics = EpisodeMetrics(session.env.metadata.get("metrics", {}))
         self._stepping = asyncio.Lock()
         self._paid: Turn | None = None
+        self._closed = False
         self.begun: Mapping[str, Any] = {}
         self.info: Mapping[str, Any] = {}
         self.seen = Observed("", ())
         self.steps = 0
-        self.failure: ProblemError | DecodeError | InvalidNumberError | EpisodeLostError | None = None
+        self.failure: Exception | None = None
 
     async def reset(self) -> None:
         """Begin the episode.
@@ -133,6 +137,8 @@ class EpisodeEnvironment:
             ApiError: The episode is over, or failed.
         """
         async with self._stepping:
+            if self._closed:
+                raise ApiError(410, "the episode of this session has ended", "session_ended")
             if self.failure is not None:
                 raise _failed(self.failure)
             if self.seen.over:
@@ -140,13 +146,19 @@ class EpisodeEnvironment:
             turn, anchor = self._last_turn(), self.info.get("anchor")
             try:
                 self.seen = await self._stepped(action, turn, anchor)
-            except (ProblemError, DecodeError, InvalidNumberError, EpisodeLostError) as error:
+            except (*FAILURES, EpisodeLostError, TrainerError, ConnectionError, TimeoutError) as error:
                 self.failure = error
                 self._failed()
                 raise _failed(error) from error
             except EncodeError as error:
                 raise ApiError(400, str(error), "invalid_action", "action") from error
             return self.seen
+
+    async def close(self) -> None:
+        """Take no more steps. One that is under way has its answer first, also where nobody waits for it any more."""
+        self._closed = True
+        async with self._stepping:
+            pass
 
     async def _stepped(self, action: str, turn: Turn, anchor: Any) -> Observed:
         with self._trajectory.timeline.during(step_phase(self._session)):

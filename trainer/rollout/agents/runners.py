@@ -11,12 +11,14 @@ from typing import Any, Protocol
 import httpx
 
 from trainer.rollout.agents import leash
+from trainer.rollout.agents.http import packed
 from trainer.rollout.agents.session import AgentSession
 
 _LARGEST_VARIABLE = 100_000
 """Bytes of an environment variable; the kernel takes no more than 128 KiB."""
 _KEPT_OUTPUT = 2000
 _CHUNK = 1 << 16
+_JSON = {"content-type": "application/json"}
 _LARGEST_ANSWER = 1 << 20
 _MOST_OUTPUT = 64 << 20
 """Bytes that a program may print; reading them takes the trainer's time."""
@@ -40,7 +42,7 @@ class AgentTask:
 
     def variables(self) -> dict[str, str]:
         """Return it as environment variables of a program."""
-        text = json.dumps(self.task)
+        text = self.as_text()
         variables = {
             "OPENAI_BASE_URL": f"{self.url}/v1",
             "OPENAI_API_BASE": f"{self.url}/v1",
@@ -51,6 +53,10 @@ class AgentTask:
             "ROLLGYM_REWARD_URL": f"{self.url}/reward",
         }
         return variables | ({"ROLLGYM_TASK": text} if len(text) <= _LARGEST_VARIABLE else {})
+
+    def as_text(self) -> str:
+        """Return what the episode is about as JSON, whatever its environment has put into messages and tools."""
+        return json.dumps(self.task, default=str)
 
     def as_body(self) -> dict[str, Any]:
         """Return it as the body of a request to a service."""
@@ -142,7 +148,7 @@ class ProgramRunner:
     async def _ended(
         self, process: asyncio.subprocess.Process, wanted: int, task: AgentTask, session: AgentSession
     ) -> AgentEnd:
-        reading = asyncio.create_task(_output(process, json.dumps(task.task).encode()))
+        reading = asyncio.create_task(_output(process, task.as_text().encode()))
         try:
             finished = await ended_or_patient(reading, session, self._grace_s)
         finally:
@@ -256,8 +262,9 @@ class ServiceRunner:
 
     async def _asked(self, task: AgentTask) -> AgentEnd | None:
         """Return how it ended, or None where the service will say so."""
+        body = packed(task.as_body())
         try:
-            async with self._http.stream("POST", self._url, json=task.as_body()) as response:
+            async with self._http.stream("POST", self._url, content=body, headers=_JSON) as response:
                 if response.status_code == 202:
                     return None
                 content = await _content(response)

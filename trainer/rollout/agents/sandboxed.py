@@ -124,7 +124,7 @@ class SandboxedRunner:
         return self._sandbox.run(
             self._program,
             files={_ORDER: json.dumps(order).encode()},
-            stdin=json.dumps(task.task).encode(),
+            stdin=task.as_text().encode(),
             limits=self._limits,
             cancellation=cancellation,
         )

@@ -10,7 +10,9 @@ import sys
 import time
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from starlette.applications import Starlette
 from starlette.responses import JSONResponse, Response
@@ -21,7 +23,7 @@ from tests.support.processes import env_server
 from trainer.records.trajectory import Outcome
 from trainer.rollout.agents import leash, runners
 from trainer.rollout.agents.black_box import open_black_box
-from trainer.rollout.agents.runners import ProgramRunner, ServiceRunner
+from trainer.rollout.agents.runners import AgentTask, ProgramRunner, ServiceRunner
 from trainer.rollout.agents.serving import serve_app
 from trainer.rollout.environments import EnvironmentPool
 from trainer.rollout.episodes import EpisodePlayer
@@ -340,3 +342,32 @@ async def test_the_environment_is_offered_over_mcp(pool):
     async with agent_service(answer) as url, playing(pool, ServiceRunner(url, 4), ["hello"]) as (play, _, _):
         trajectory = await play()
     assert (trajectory.outcome, trajectory.total_reward) == (Outcome.SOLVED, 1.0)
+
+
+# -- what an agent is told ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["program", "service"])
+async def test_what_an_environment_has_put_into_its_tools_is_told_as_json(kind):
+    tools = [{"name": "look", "far": np.zeros(2), "near": math.nan, "half": "\ud800"}]
+    task = AgentTask("http://127.0.0.1:9/s/key", "key", "policy", {"index": 3, "tools": tools})
+    heard = []
+
+    async def answer(body):
+        heard.append(body["task"])
+        return Response()
+
+    if kind == "program":
+        script = "import json, sys; print(json.load(sys.stdin)['index']); sys.exit(7)"
+        end = await ProgramRunner([sys.executable, "-IS", "-c", script], 1, {}, 0.1).run(task, _never_ends())
+        assert end.failure == "the agent's program ended with code 7: 3"
+        return
+    async with agent_service(answer) as url:
+        runner = ServiceRunner(url, 1)
+        assert (await runner.run(task, _never_ends())).failure == ""
+        await runner.close()
+    assert heard[0]["index"] == 3
+
+
+def _never_ends():
+    return SimpleNamespace(ended=asyncio.Event())
