@@ -204,3 +204,14 @@ class StepTokens:
     old_logprobs: Tensor
     current_logprobs: Tensor
     entropy: Tensor | None = None
+
+
+def required(tensor: Tensor | None, name: str) -> Tensor:
+    """Return what an algorithm reads of a batch.
+
+    Raises:
+        ValueError: It is missing.
+    """
+    if tensor is None:
+        raise ValueError(f"the algorithm reads '{name}', which is missing")
+    return tensor
