@@ -53,9 +53,9 @@ class TrajectoryBatch:
         """Return the number of trajectories."""
         return len(self.groups)
 
-    def select(self, places: Sequence[int]) -> Self:
+    def select(self, indices: Sequence[int]) -> Self:
         """Return these trajectories alone; the greedy ones stay as they are."""
-        chosen: dict[str, Any] = {name: [part[place] for place in places] for name, part in self._lists()}
+        chosen: dict[str, Any] = {name: [part[index] for index in indices] for name, part in self._lists()}
         return replace(self, **chosen)
 
     def _lists(self) -> list[tuple[str, Sequence[Any]]]:
