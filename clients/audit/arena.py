@@ -116,7 +116,7 @@ class Arena:
             async with self.sessions(min(width, len(games))) as made:
                 await self._rounds(made, waiting, done, limit, pause_s, deadline, leave_invalid)
         # Short episodes are over first, and often because they are solved: to keep whatever is over would favour them.
-        return [done[place] for place in takewhile(done.__contains__, range(len(games)))]
+        return [done[index] for index in takewhile(done.__contains__, range(len(games)))]
 
     async def _rounds(
         self,

@@ -141,7 +141,7 @@ async def _held_up_by_texts(subject: Subject, session: EnvSession, check: str, d
 def _some(texts: Sequence[tuple[str, str]], episodes: int) -> Sequence[tuple[str, str]]:
     """Return all texts for a hundred episodes or more, else as large a share of them, from all kinds."""
     share = max(_LEAST_TEXTS, len(texts) * min(episodes, _ALL_FROM_EPISODES) // _ALL_FROM_EPISODES)
-    return [texts[place * len(texts) // share] for place in range(share)]
+    return [texts[index * len(texts) // share] for index in range(share)]
 
 
 def _held(check: str, seconds: float, detail: str, remedy: str) -> Entry:

@@ -80,12 +80,12 @@ def extracts(
 
 
 def _text_extracts(where: str, space: Space[Any], wording: Wording, text: Read) -> Iterator[Extract]:
-    def words(pattern: str, place: int) -> Read:
+    def words(pattern: str, index: int) -> Read:
         compiled = re.compile(pattern)
 
         def read(observation: Any, info: Mapping[str, Any], step: int) -> Any:
             found = compiled.findall(str(text(observation, info, step))[:_LONGEST_READ])
-            return found[place] if -len(found) <= place < len(found) else None
+            return found[index] if -len(found) <= index < len(found) else None
 
         return read
 
@@ -99,9 +99,9 @@ def _text_extracts(where: str, space: Space[Any], wording: Wording, text: Read) 
         ("number", r"-?\d+(?:\.\d+)?", 3),
         ("line", r"[^\n]+", 2),
     ):
-        for place in (*range(count), *range(-count, 0)):
-            from_end = f"{kind} {place + 1}" if place >= 0 else f"{kind} {-place} from the end"
-            yield Extract(f"{from_end} of {where}", False, _acting(space, wording, words(pattern, place)))
+        for index in (*range(count), *range(-count, 0)):
+            from_end = f"{kind} {index + 1}" if index >= 0 else f"{kind} {-index} from the end"
+            yield Extract(f"{from_end} of {where}", False, _acting(space, wording, words(pattern, index)))
 
 
 def _leaves(value: Any, path: tuple[Any, ...]) -> Iterator[tuple[str, tuple[Any, ...]]]:
@@ -116,14 +116,14 @@ def _leaves(value: Any, path: tuple[Any, ...]) -> Iterator[tuple[str, tuple[Any,
         if value.ndim == 0 or value.size <= _MAX_ITEMS:
             yield name, path
         if value.ndim == 1:
-            for place in range(min(len(value), _MAX_ITEMS)):
-                yield f"{name}[{place}]", (*path, place)
+            for index in range(min(len(value), _MAX_ITEMS)):
+                yield f"{name}[{index}]", (*path, index)
     elif isinstance(value, (list, tuple)):
         if path:
             yield name, path
-        for place in (*range(min(len(value), _MAX_ITEMS)), -1):
-            if -len(value) <= place < len(value):
-                yield from _leaves(value[place], (*path, place))
+        for index in (*range(min(len(value), _MAX_ITEMS)), -1):
+            if -len(value) <= index < len(value):
+                yield from _leaves(value[index], (*path, index))
     elif isinstance(value, str):
         if len(value) <= _MAX_TEXT:
             yield name, path

@@ -39,10 +39,10 @@ async def draw_tasks(subject: Subject) -> list[Task]:
     if subject.settings.items:
         return [Task(dict(fields)) for fields in subject.settings.items[:_MOST_TASKS]]
     seeds = subject.seeds("tasks", min(_MOST_TASKS, max(20, subject.settings.episodes)))
-    told = await _resets(subject, seeds, subject.arena(), None)
+    told = await _resets(seeds, subject.arena(), None)
     # A server that gives no tasks, and a verifier that knows no such option, have done nothing wrong.
     unwatched = Arena(subject.client, subject.env.env_id, subject.kwargs, Watch(), 1)
-    asked = await _resets(subject, seeds, unwatched, {"expert": True})
+    asked = await _resets(seeds, unwatched, {"expert": True})
     tasks = []
     for seed, (observation, info) in (asked or told).items():
         state = info.get("state")
@@ -55,7 +55,7 @@ async def draw_tasks(subject: Subject) -> list[Task]:
 
 
 async def _resets(
-    subject: Subject, seeds: Sequence[int], arena: Arena, options: Mapping[str, Any] | None
+    seeds: Sequence[int], arena: Arena, options: Mapping[str, Any] | None
 ) -> dict[int, tuple[str, Mapping[str, Any]]]:
     """Return observation and info of resets, by seed."""
     seen: dict[int, tuple[str, Mapping[str, Any]]] = {}

@@ -13,7 +13,7 @@ Who sends more than eight messages before the first of them is answered has the 
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import MutableMapping
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -24,15 +24,12 @@ from clients.protocol.errors import ProblemError
 from clients.protocol.frames import dumps, loads
 from env_server.access.context import Context
 from env_server.common.io_process import going_away
-from env_server.http.socket import POLICY_VIOLATION, reject
+from env_server.http.socket import POLICY_VIOLATION, Receive, Send, close_revoked, reject
 from env_server.messages.envelope import as_problem
 from env_server.messages.negotiation import too_large_request
 from env_server.messages.validation import invalid, validate
 from env_server.operations.interactive_sessions import InteractiveSession, InteractiveSessions
 from env_server.operations.services import Services
-
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 # A read keeps a thread; who wants to wait for longer asks again.
 _LONGEST_READ_S = 5.0
@@ -104,7 +101,7 @@ class _InteractiveSocket:
     def revoke(self) -> None:
         """End it: its token works no more."""
         self._revoked = True
-        self._services.unanswered.add(asyncio.get_running_loop().create_task(self._close_revoked()))
+        self._services.unanswered.add(asyncio.get_running_loop().create_task(close_revoked(self._send)))
 
     async def serve(self) -> None:
         """Answer messages until the socket drops, or the program was closed."""
@@ -235,7 +232,3 @@ class _InteractiveSocket:
         text = dumps(content, binary=False)
         self._services.metrics.socket_sent += len(text)
         await self._send({"type": "websocket.send", "text": text.decode()})
-
-    async def _close_revoked(self) -> None:
-        with contextlib.suppress(OSError):
-            await self._send({"type": "websocket.close", "code": POLICY_VIOLATION, "reason": "unauthorized"})

@@ -84,6 +84,12 @@ def name_socket(rank: ProcessRank) -> str:
     return f"{rank.index}.{next(_names)}"
 
 
+async def close_revoked(send: Send) -> None:
+    """End a socket whose token was revoked; a client that is gone hears nothing of it."""
+    with contextlib.suppress(OSError):
+        await send({"type": "websocket.close", "code": POLICY_VIOLATION, "reason": "unauthorized"})
+
+
 async def reject(services: Services, send: Send, problem: ProblemError) -> None:
     """Answer a handshake with a problem."""
     services.metrics.problems[problem.code] += 1
@@ -210,11 +216,7 @@ class Socket:
             assert self._slot.caller is not None
             self._context.caller = self._slot.caller
             return
-        self._services.unanswered.add(asyncio.get_running_loop().create_task(self._end_revoked()))
-
-    async def _end_revoked(self) -> None:
-        with contextlib.suppress(OSError):
-            await self._send({"type": "websocket.close", "code": POLICY_VIOLATION, "reason": "unauthorized"})
+        self._services.unanswered.add(asyncio.get_running_loop().create_task(close_revoked(self._send)))
 
     def _take(self, data: str | bytes) -> bytes | None:
         """Handle one frame; the answer, if it is ready at once."""

@@ -20,7 +20,7 @@ from env_server.http.calls import CALLS, HOT_CALLS, REGISTRATION_CALLS, RUN_CODE
 from env_server.http.console.pages import Console
 from env_server.http.interactive_socket import serve_interactive_socket
 from env_server.http.openapi import describe
-from env_server.http.socket import reject, serve_socket
+from env_server.http.socket import Receive, Send, reject, serve_socket
 from env_server.messages.negotiation import answer, own_path, read_headers
 from env_server.operations.services import Services
 from env_server.protocols.gem import GEM_CALLS
@@ -30,8 +30,6 @@ from env_server.protocols.openenv import OPENENV_CALLS, OPENENV_HEALTH
 from env_server.protocols.openenv_socket import serve_openenv_socket
 
 Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 INTERACTIVE_SESSION_PATH = "/v1/sandbox/session"
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping
 from typing import Any
 
 from starlette.datastructures import Headers
@@ -13,7 +13,7 @@ from clients.protocol.frames import dumps, loads
 from env_server.access.context import Context
 from env_server.access.open_sockets import ConnectionSlot
 from env_server.common.io_process import going_away
-from env_server.http.socket import POLICY_VIOLATION, name_socket, reject
+from env_server.http.socket import Receive, Send, close_revoked, name_socket, reject
 from env_server.messages.envelope import as_problem
 from env_server.messages.negotiation import too_large_reply, too_large_request
 from env_server.messages.validation import invalid, validate
@@ -28,9 +28,6 @@ from env_server.protocols.openenv_forms import (
 )
 from env_server.protocols.operating import operate
 from env_server.sessions.replies import Reply
-
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 
 async def serve_openenv_socket(
@@ -126,11 +123,7 @@ class OpenEnvSocket:
             self._context.caller = self._slot.caller
             return
         self._closed = True
-        self._services.unanswered.add(asyncio.get_running_loop().create_task(self._end_revoked()))
-
-    async def _end_revoked(self) -> None:
-        with contextlib.suppress(OSError):
-            await self._send({"type": "websocket.close", "code": POLICY_VIOLATION, "reason": "unauthorized"})
+        self._services.unanswered.add(asyncio.get_running_loop().create_task(close_revoked(self._send)))
 
     async def _open(self) -> bool:
         """Make the session; a client that cannot have one is told so, as OpenEnv tells it."""

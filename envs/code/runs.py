@@ -188,10 +188,10 @@ class Runs:
     ) -> list[Answer]:
         """Run a program in a language that has no server of ours: a sandbox for each input."""
         answers = [NOT_ASKED] * len(inputs)
-        for place, stdin in enumerate(inputs):
-            answers[place] = self._alone(language, code, stdin)
-            self._late += answers[place].status == LATE
-            if fails is not None and fails(place, answers[place]):
+        for index, stdin in enumerate(inputs):
+            answers[index] = self._alone(language, code, stdin)
+            self._late += answers[index].status == LATE
+            if fails is not None and fails(index, answers[index]):
                 break
         return answers
 
@@ -223,7 +223,7 @@ def _by_place(numbers: Mapping[int, Any], fails: Fails | None) -> Fails | None:
     if fails is None:
         return None
     known = list(numbers)
-    return lambda place, answer: fails(known[place], answer)
+    return lambda index, answer: fails(known[index], answer)
 
 
 _FINISHED = frozenset({Outcome.OK, Outcome.NON_ZERO_EXIT})

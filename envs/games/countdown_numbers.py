@@ -188,9 +188,9 @@ def _splits(numbers: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], tuple[i
     """Divide numbers into two parts in every way; the first part is the smaller one, or as large."""
     seen = set()
     for size in range(1, len(numbers) // 2 + 1):
-        for places in combinations(range(len(numbers)), size):
-            few = tuple(numbers[place] for place in places)
-            rest = tuple(number for place, number in enumerate(numbers) if place not in places)
+        for indices in combinations(range(len(numbers)), size):
+            few = tuple(numbers[index] for index in indices)
+            rest = tuple(number for index, number in enumerate(numbers) if index not in indices)
             if (few, rest) not in seen:
                 seen.add((few, rest))
                 yield few, rest

@@ -199,8 +199,8 @@ class FrozenLakeEnv(GridGame):
 
     def _picture(self, cell: int) -> NDArray[np.uint8]:
         picture = np.zeros((len(self._rows) * cell, self._width * cell, 3), dtype=np.uint8)
-        for place, tile in enumerate(self._tiles):
-            top, left = (part * cell for part in divmod(place, self._width))
+        for index, tile in enumerate(self._tiles):
+            top, left = (part * cell for part in divmod(index, self._width))
             picture[top : top + cell - 1, left : left + cell - 1] = _COLOURS[tile]
         top, left = (part * cell + cell // 4 for part in divmod(self._position, self._width))
         picture[top : top + cell // 2, left : left + cell // 2] = _PLAYER

@@ -43,7 +43,7 @@ class MastermindEnv(TextGame[Code]):
     ) -> None:
         super().__init__(
             f"{length} digits from 1 to {colours}",
-            " ".join(str(1 + place % colours) for place in range(length)),
+            " ".join(str(1 + index % colours) for index in range(length)),
             max_episode_steps=max_episode_steps,
             **common,
         )

@@ -161,18 +161,18 @@ def _wound(generator: np.random.Generator, size: int, loops: float, length: int)
     walk = _walk_through_all(generator, size)
     first = int(generator.integers(len(walk) - length))
     way = walk[first : first + length + 1]
-    steps = {cell: place for place, cell in enumerate(way)}
+    steps = {cell: index for index, cell in enumerate(way)}
     passages = {frozenset(pair) for pair in pairwise(way)}
     growing = list(way)
     draws = iter(generator.random((2 * size * size, 2)).tolist())
     while growing:
         which, where = next(draws)
-        place = int(which * len(growing))
-        cell = growing[place]
+        index = int(which * len(growing))
+        cell = growing[index]
         fresh = [near for near in _around(cell, size) if near not in steps]
         if not fresh:
             # Each cell is taken from the list once, and put there once.
-            growing[place] = growing[-1]
+            growing[index] = growing[-1]
             growing.pop()
             continue
         near = fresh[int(where * len(fresh))]
@@ -186,7 +186,7 @@ def _wound(generator: np.random.Generator, size: int, loops: float, length: int)
     harmless = [pair for pair in walls if abs(steps[pair[0]] - steps[pair[1]]) <= 1]
     count = min(int(loops * len(walls)), len(harmless))
     broken = generator.permutation(len(harmless))[:count].tolist()
-    passages |= {frozenset(harmless[place]) for place in broken}
+    passages |= {frozenset(harmless[index]) for index in broken}
     return Maze(size, frozenset(passages), way[0], way[-1])
 
 
@@ -226,7 +226,7 @@ def _carved(generator: np.random.Generator, size: int, loops: float) -> frozense
     pairs = [(cell, near) for cell in cells for near in _around(cell, size) if cell < near]
     walls = [frozenset(pair) for pair in pairs if frozenset(pair) not in passages]
     broken = generator.choice(len(walls), int(loops * len(walls)), replace=False).tolist() if walls else []
-    return frozenset(passages | {walls[place] for place in broken})
+    return frozenset(passages | {walls[index] for index in broken})
 
 
 def _around(cell: Cell, size: int) -> list[Cell]:

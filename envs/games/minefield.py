@@ -122,7 +122,7 @@ def draw_minefield(
     )
     for noise in _NOISE:
         farthest = np.argsort(-(away + noise * generator.standard_normal(len(cells))))
-        field = Minefield(rows, columns, frozenset(cells[place] for place in farthest[:mines].tolist()))
+        field = Minefield(rows, columns, frozenset(cells[index] for index in farthest[:mines].tolist()))
         if _is_of(field, split) and _is_easy(field, first):
             return field
     raise ValueError(f"no field of {rows}x{columns} with {mines} mines was found: take fewer mines")

@@ -112,14 +112,14 @@ def _components(clues: Sequence[Clue]) -> Iterator[tuple[tuple[_Group, ...], lis
 
 def _counts(groups: tuple[_Group, ...], clues: Sequence[Clue], effort: Effort | None) -> _Counts:
     """Count the ways to put mines into the groups of one component."""
-    within = [[place for place, group in enumerate(groups) if group[0] in cells] for cells, _ in clues]
+    within = [[index for index, group in enumerate(groups) if group[0] in cells] for cells, _ in clues]
     beside = [
-        [number for number, members in enumerate(within) if place in members] for place in range(len(groups))
+        [number for number, members in enumerate(within) if index in members] for index in range(len(groups))
     ]
     # Groups that share clues follow each other, so that a clue is complete, or broken, soon.
-    order = sorted(range(len(groups)), key=lambda place: min(beside[place]))
+    order = sorted(range(len(groups)), key=lambda index: min(beside[index]))
     wanted = [mines for _, mines in clues]
-    room = [sum(len(groups[place]) for place in members) for members in within]
+    room = [sum(len(groups[index]) for index in members) for members in within]
     placed = [0] * len(groups)
     counts: _Counts = {}
 
@@ -132,17 +132,17 @@ def _counts(groups: tuple[_Group, ...], clues: Sequence[Clue], effort: Effort | 
             added = [known + ways * number for known, number in zip(per_group, placed, strict=True)]
             counts[sum(placed)] = (before + ways, added)
             return
-        place = order[step]
-        size = len(groups[place])
+        index = order[step]
+        size = len(groups[index])
         for number in range(size + 1):
-            for clue in beside[place]:
+            for clue in beside[index]:
                 wanted[clue] -= number
                 room[clue] -= size
-            if all(0 <= wanted[clue] <= room[clue] for clue in beside[place]):
-                placed[place] = number
+            if all(0 <= wanted[clue] <= room[clue] for clue in beside[index]):
+                placed[index] = number
                 put(step + 1)
-                placed[place] = 0
-            for clue in beside[place]:
+                placed[index] = 0
+            for clue in beside[index]:
                 wanted[clue] += number
                 room[clue] += size
 

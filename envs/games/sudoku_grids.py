@@ -172,8 +172,8 @@ def known_puzzle(generator: np.random.Generator, clues: int) -> tuple[Grid, Grid
 
 
 @cache
-def _solved(place: int) -> tuple[Grid, Grid]:
-    puzzle = tuple(map(int, _KNOWN[place].replace(".", "0")))
+def _solved(index: int) -> tuple[Grid, Grid]:
+    puzzle = tuple(map(int, _KNOWN[index].replace(".", "0")))
     solution = only_solution(puzzle, 9)
     assert solution is not None
     return puzzle, solution

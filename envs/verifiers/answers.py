@@ -248,10 +248,10 @@ def _split(text: str) -> list[str]:
         return [part for piece in pieces for part in _split(piece)]
     sign = ";" if ";" in text else ","
     parts, depth, start = [], 0, 0
-    for place, character in enumerate(text):
+    for index, character in enumerate(text):
         depth += (character in "([{") - (character in ")]}")
         if character == sign and depth == 0:
-            parts.append(text[start:place].strip())
-            start = place + 1
+            parts.append(text[start:index].strip())
+            start = index + 1
     parts.append(text[start:].strip())
     return parts if all(parts) else [text]

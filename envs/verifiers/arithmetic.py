@@ -65,8 +65,8 @@ class ArithmeticEnv(VerifierEnv):
             numbers = self.np_random.integers(0, 10**self._digits, self._terms).tolist()
             chosen = self.np_random.integers(len(self._operators), size=self._terms - 1).tolist()
             question = str(numbers[0])
-            for place, number in zip(chosen, numbers[1:], strict=True):
-                question += f" {self._operators[place]} {number}"
+            for index, number in zip(chosen, numbers[1:], strict=True):
+                question += f" {self._operators[index]} {number}"
             if self._split is None or split_of_text(question) == self._split:
                 return {"question": question, "answer": str(evaluate(question))}
         raise ValueError(f"no question of split {self._split} in {_TRIES} tries: allow more digits or terms")

@@ -69,9 +69,9 @@ class VerifierEnv(DeclaredKwargs, gymnasium.Env[str, str]):
             ValueError: If a field is missing or makes no sense.
         """
 
-    @abstractmethod
     def prompt(self, task: Mapping[str, Any]) -> str:
-        """Return what the policy is asked."""
+        """Return what the policy is asked: the question, unless a verifier's tasks have more to show."""
+        return str(task["question"])
 
     @abstractmethod
     def instruction(self) -> str:

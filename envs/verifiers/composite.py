@@ -106,7 +106,7 @@ class CompositeEnv(VerifierEnv):
         if not math.isfinite(self._weight):
             raise ValueError("the weights of parts must have a finite sum")
         if tasks is None:
-            tasks = next((place for place, part in enumerate(self._parts) if part.gate is None), 0)
+            tasks = next((index for index, part in enumerate(self._parts) if part.gate is None), 0)
         if tasks >= len(self._parts):
             raise ValueError(f"tasks must be the place of a part, 0 to {len(self._parts) - 1}, not {tasks}")
         self._source = self._parts[tasks].verifier
@@ -133,27 +133,27 @@ class CompositeEnv(VerifierEnv):
     def score(self, response: str, task: Mapping[str, Any]) -> Verdict:
         """Ask the gates, then weigh the scores of the parts."""
         verdicts: dict[int, Verdict] = {}
-        for place, part in enumerate(self._parts):
+        for index, part in enumerate(self._parts):
             if part.gate is None:
                 continue
-            verdict = verdicts[place] = part.verifier.score(response, {**task, **part.task})
+            verdict = verdicts[index] = part.verifier.score(response, {**task, **part.task})
             if verdict.outcome in ("timeout", "error"):
                 return Verdict(0.0, verdict.outcome, f"{part.name}: {verdict.detail}")
             if verdict.score < part.gate - 1e-9:
                 outcome: Outcome = "unparsable" if verdict.outcome == "unparsable" else "wrong"
                 return Verdict(0.0, outcome, f"gate {part.name}: {verdict.detail}")
-        for place, part in enumerate(self._parts):
-            if place in verdicts:
+        for index, part in enumerate(self._parts):
+            if index in verdicts:
                 continue
-            verdict = verdicts[place] = part.verifier.score(response, {**task, **part.task})
+            verdict = verdicts[index] = part.verifier.score(response, {**task, **part.task})
             if verdict.outcome in ("timeout", "error"):
                 return Verdict(0.0, verdict.outcome, f"{part.name}: {verdict.detail}")
         score = (
-            sum(part.weight * verdicts[place].score for place, part in enumerate(self._parts)) / self._weight
+            sum(part.weight * verdicts[index].score for index, part in enumerate(self._parts)) / self._weight
         )
         detail = "; ".join(
-            f"{part.name} {verdicts[place].score:g} ({verdicts[place].detail})"
-            for place, part in enumerate(self._parts)
+            f"{part.name} {verdicts[index].score:g} ({verdicts[index].detail})"
+            for index, part in enumerate(self._parts)
         )
         if score >= _FULL:
             return Verdict(1.0, "correct", detail)

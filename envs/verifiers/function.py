@@ -73,10 +73,6 @@ class TaskVerifier(VerifierEnv):
             raise ValueError(f"a task needs the field 'question', a text; this one has {sorted(fields)}")
         return dict(fields)
 
-    def prompt(self, task: Task) -> str:
-        """Return the question."""
-        return str(task["question"])
-
     def instruction(self) -> str:
         """Return how to answer."""
         return self.instructs

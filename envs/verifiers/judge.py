@@ -189,10 +189,6 @@ class JudgeEnv(VerifierEnv):
             raise ValueError("a task needs the field 'question': what the policy is asked")
         return dict(fields)
 
-    def prompt(self, task: Mapping[str, Any]) -> str:
-        """Return the question."""
-        return str(task["question"])
-
     def instruction(self) -> str:
         """Return how to answer."""
         return (

@@ -173,10 +173,6 @@ class MathEnv(VerifierEnv):
             raise ValueError(options)
         return {**fields, "question": question, "answer": fields["answer"]}
 
-    def prompt(self, task: Mapping[str, Any]) -> str:
-        """Return the question."""
-        return str(task["question"])
-
     def instruction(self) -> str:
         """Return how to answer."""
         return "Solve the problem. Put the final answer in a box, for example \\boxed{12}."

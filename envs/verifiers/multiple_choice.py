@@ -68,9 +68,9 @@ class MultipleChoiceEnv(VerifierEnv):
     def draw_task(self) -> dict[str, Any]:
         """Draw a question of the wanted split with one right option."""
         for _ in range(_TRIES):
-            question, options, place = _draw(self.np_random, self._options)
+            question, options, index = _draw(self.np_random, self._options)
             if self._split is None or split_of_text(f"{question} {options}") == self._split:
-                return {"question": question, "options": options, "answer": LETTERS[place]}
+                return {"question": question, "options": options, "answer": LETTERS[index]}
         raise ValueError(f"no question of split {self._split} in {_TRIES} tries")
 
     def checked_task(self, fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -116,8 +116,8 @@ class ProcessPool:
             if self._closed:
                 raise CallFailed("the pool is closed")
             # One that is loaded already, if there is any.
-            place = next((place for place, each in enumerate(self._free) if each is not None), 0)
-            process = self._free.pop(place)
+            index = next((index for index, each in enumerate(self._free) if each is not None), 0)
+            process = self._free.pop(index)
             try:
                 process = process or self._start()
             except OSError as error:

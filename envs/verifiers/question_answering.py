@@ -107,10 +107,6 @@ class QuestionAnsweringEnv(VerifierEnv):
                 raise ValueError(wrong)
         return dict(fields)
 
-    def prompt(self, task: Mapping[str, Any]) -> str:
-        """Return the question."""
-        return str(task["question"])
-
     def instruction(self) -> str:
         """Return how to answer."""
         return "Answer the question in as few words as possible, between <answer> and </answer>."

@@ -27,7 +27,7 @@ def _number(generator: Generator, low: int, high: int) -> int:
 
 
 def _people(generator: Generator, count: int) -> list[str]:
-    return [_NAMES[place] for place in generator.choice(len(_NAMES), count, replace=False).tolist()]
+    return [_NAMES[index] for index in generator.choice(len(_NAMES), count, replace=False).tolist()]
 
 
 def _date(generator: Generator) -> tuple[str, str]:
@@ -51,17 +51,17 @@ def _person(generator: Generator) -> tuple[str, str]:
     order = generator.permutation(len(facts)).tolist()
     oldest = bool(generator.integers(2))
     question = f"Who is the {'oldest' if oldest else 'youngest'}?"
-    return " ".join([*(facts[place] for place in order), question]), people[0] if oldest else people[-1]
+    return " ".join([*(facts[index] for index in order), question]), people[0] if oldest else people[-1]
 
 
 def _truth(generator: Generator) -> tuple[str, str]:
     person = _people(generator, 1)[0]
-    chain = [_PLACES[place] for place in generator.choice(len(_PLACES), 4, replace=False).tolist()]
+    chain = [_PLACES[index] for index in generator.choice(len(_PLACES), 4, replace=False).tolist()]
     rules = [f"Whoever visits the {one} also visits the {other}." for one, other in itertools.pairwise(chain)]
     order = generator.permutation(len(rules)).tolist()
     start, asked = _number(generator, 0, 2), _number(generator, 0, 3)
     question = (
-        f"{' '.join(rules[place] for place in order)} {person} visits the {chain[start]}, and nothing else follows. "
+        f"{' '.join(rules[index] for index in order)} {person} visits the {chain[start]}, and nothing else follows. "
         f"True or false: {person} visits the {chain[asked]}."
     )
     return question, "True" if asked >= start else "False"

@@ -90,10 +90,6 @@ class ReasoningGymEnv(VerifierEnv):
         drawn = self._call(named)
         return {**fields, **named, "question": drawn["question"], "answer": drawn["answer"]}
 
-    def prompt(self, task: Mapping[str, Any]) -> str:
-        """Return the question."""
-        return str(task["question"])
-
     def instruction(self) -> str:
         """Return how to answer."""
         return "Answer the question. Put nothing but the final answer between <answer> and </answer>."

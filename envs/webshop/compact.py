@@ -49,7 +49,7 @@ def as_compact_text(shop: Shop) -> str:
     match shop.page:
         case "search_results":
             lines.append(f"page {shop.results_page}")
-            lines += [_result(shop, place, number) for place, number in enumerate(shop.shown)]
+            lines += [_result(shop, index, number) for index, number in enumerate(shop.shown)]
         case "item_page":
             lines.append(f"item {_price(shop, shop.product)}")
             lines += _options(shop)
@@ -80,14 +80,14 @@ def _stems(catalogue: Catalogue, number: int) -> frozenset[str]:
     return frozenset(words_of(search_text(catalogue.product(number))))
 
 
-def _result(shop: Shop, place: int, number: int) -> str:
+def _result(shop: Shop, index: int, number: int) -> str:
     has = _stems(shop.catalogue, number)
     lacking = [
         f" -{word}" for word, stem in _request(shop.catalogue, instruction_query(shop)) if stem not in has
     ]
     opened = "*" if number in shop.visited else ""
     price = _price(shop, shop.catalogue.product(number))
-    return f"{place}{opened} {price}{''.join(lacking[:_MOST_LACKING])}"
+    return f"{index}{opened} {price}{''.join(lacking[:_MOST_LACKING])}"
 
 
 def _price(shop: Shop, product: Product) -> str:

@@ -51,12 +51,12 @@ class Expert:
     def _among_results(self) -> Action:
         shop = self._shop
         start = PER_PAGE * (shop.results_page - 1)
-        fitting = [place for place, number in enumerate(shop.results) if self._choices(number) is not None]
+        fitting = [index for index, number in enumerate(shop.results) if self._choices(number) is not None]
         # What is nearest by clicks: on this page, behind it, before it.
-        for place in fitting:
-            if start <= place < start + PER_PAGE:
-                return Action("click", shop.catalogue.product(shop.results[place]).asin.lower())
-        if any(place >= start for place in fitting):
+        for index in fitting:
+            if start <= index < start + PER_PAGE:
+                return Action("click", shop.catalogue.product(shop.results[index]).asin.lower())
+        if any(index >= start for index in fitting):
             return Action("click", NEXT)
         if fitting:
             return Action("click", PREVIOUS)

@@ -65,7 +65,7 @@ class _Maker:
         self._tables = tables
 
     def asin(self) -> str:
-        return "B0" + "".join(_LETTERS[int(place)] for place in self.draw.integers(len(_LETTERS), size=8))
+        return "B0" + "".join(_LETTERS[int(index)] for index in self.draw.integers(len(_LETTERS), size=8))
 
     def product(
         self, asin: str, category: str, department: Mapping[str, Any], kind: Mapping[str, Any]
@@ -141,7 +141,7 @@ class _Maker:
     def _some(self, values: Sequence[str], least: int, most: int, *, in_order: bool = False) -> list[str]:
         count = int(self.draw.integers(least, min(most, len(values)) + 1))
         places = self.draw.permutation(len(values))[:count].tolist()
-        return [values[place] for place in (sorted(places) if in_order else places)]
+        return [values[index] for index in (sorted(places) if in_order else places)]
 
 
 def _wish(request: Mapping[str, Any]) -> tuple[frozenset[str], frozenset[str]]:

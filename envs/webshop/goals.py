@@ -46,11 +46,6 @@ class Goal:
     price_upper: float
     weight: float
 
-    @property
-    def option_values(self) -> tuple[str, ...]:
-        """The values that must be chosen."""
-        return tuple(self.options.values()) if isinstance(self.options, Mapping) else self.options
-
 
 @dataclass(frozen=True, slots=True)
 class HumanInstruction:

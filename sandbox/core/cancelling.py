@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Protocol
 
-from sandbox.core.base import Sandbox, SandboxSession
+from sandbox.core.base import Sandbox
 from sandbox.core.limits import DEFAULT_LIMITS, Limits
 from sandbox.core.program import Program
 from sandbox.core.result import RunResult
@@ -38,13 +38,6 @@ class Cancellation:
         finally:
             with self._lock:
                 self._call = None
-
-
-class InterruptibleSession(SandboxSession, Protocol):
-    """A session of this machine, which can be ended while a thread waits for its program."""
-
-    def hang_up(self) -> None:
-        """End the program, from any thread; who writes to it hears that it has ended. It is closed as ever."""
 
 
 class CancellableSandbox(Sandbox, Protocol):

@@ -23,7 +23,7 @@ def refused(program: Program, files: Mapping[str, bytes], limits: Limits) -> Run
     sizes = [len(program.source.encode(errors="surrogateescape")), *map(len, files.values())]
     # A file takes whole pages.
     used = sum(-(-size // _PAGE) * _PAGE for size in sizes)
-    folders = {name[:place] for name in files for place, sign in enumerate(name) if sign == "/"}
+    folders = {name[:index] for name in files for index, sign in enumerate(name) if sign == "/"}
     if used <= limits.disk_mb * _MIB and len(sizes) + len(folders) <= limits.inodes:
         return None
     return too_large(

@@ -5,13 +5,13 @@ import errno
 import functools
 import platform
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from sandbox.kernel.calls import PR_SET_NO_NEW_PRIVS, KernelError, prctl
 
 # Of each call, its number on x86_64 and on aarch64; None where that machine has no such call.
-_REFUSED: dict[str, tuple[int | None, int | None]] = {
+REFUSED: dict[str, tuple[int | None, int | None]] = {
     # Work that the kernel does on behalf of a program, past every check that is made when it asks.
     "io_uring_setup": (425, 425),
     "io_uring_enter": (426, 426),
@@ -170,7 +170,7 @@ def build_filter(machine: str, *, network: bool = True) -> bytes:
     program += _when(numbers.ioctl, [*_load_argument(1), *_unless_any([_TIOCSTI, _TIOCLINUX])])
     program += _when(numbers.socket, _socket_rules(families, netlink=network))
     program += _when(numbers.socketpair, _socket_rules([_AF_UNIX], netlink=False))
-    for pair in _REFUSED.values():
+    for pair in REFUSED.values():
         number = pair[numbers.column]
         if number is not None:
             program += [(_JUMP_EQUAL, 0, 1, number), _refuse(errno.EPERM)]
@@ -200,11 +200,6 @@ def install_filter(packed: bytes) -> None:
 def supported_machine() -> bool:
     """Whether a filter can be built for this machine."""
     return platform.machine() in _MACHINES
-
-
-def refused_calls() -> Sequence[str]:
-    """The names of the calls that are refused whatever their arguments."""
-    return tuple(_REFUSED)
 
 
 def _return(value: int) -> Instruction:

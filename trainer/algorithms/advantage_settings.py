@@ -7,11 +7,9 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
-from trainer.algorithms.modes import Baseline, GaeMask, Scale, WhitenForm
-from trainer.core.strict import Count, Settings
+from trainer.algorithms.modes import Baseline, GaeMask, Scale, Singleton, WhitenForm
+from trainer.core.strict import Count, Fraction, Settings
 
-Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
-Singleton = Literal["zero", "raw"]
 Unit = Literal["trajectory", "step"]
 
 _UNIT = (

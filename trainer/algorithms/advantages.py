@@ -218,12 +218,12 @@ def generalized_advantages(
     advantages = torch.zeros_like(values)
     running = values.new_zeros(values.shape[0])
     next_value = values.new_zeros(values.shape[0])
-    for place in reversed(range(values.shape[1])):
-        here = steps[:, place]
-        error = rewards[:, place] + gamma * next_value - values[:, place]
+    for index in reversed(range(values.shape[1])):
+        here = steps[:, index]
+        error = rewards[:, index] + gamma * next_value - values[:, index]
         running = torch.where(here, error + gamma * gae_lambda * running, running)
-        next_value = torch.where(here, values[:, place], next_value)
-        advantages[:, place] = torch.where(mask[:, place], running, 0.0)
+        next_value = torch.where(here, values[:, index], next_value)
+        advantages[:, index] = torch.where(mask[:, index], running, 0.0)
     return advantages, torch.where(mask, advantages + values, 0.0)
 
 
@@ -267,14 +267,14 @@ def bi_level_advantages(
     advantages = torch.zeros_like(values)
     running = values.new_zeros(values.shape[0])
     next_value = values.new_zeros(values.shape[0])
-    for place in reversed(range(values.shape[1])):
-        here, last = mask[:, place], turn_end[:, place]
+    for index in reversed(range(values.shape[1])):
+        here, last = mask[:, index], turn_end[:, index]
         running = torch.where(last, 0.0, running)
-        target = torch.where(last, turn_returns[:, place], gamma * next_value)
-        error = target - values[:, place]
+        target = torch.where(last, turn_returns[:, index], gamma * next_value)
+        error = target - values[:, index]
         running = torch.where(here, error + gamma * gae_lambda * running, running)
-        next_value = torch.where(here, values[:, place], next_value)
-        advantages[:, place] = torch.where(here, running, 0.0)
+        next_value = torch.where(here, values[:, index], next_value)
+        advantages[:, index] = torch.where(here, running, 0.0)
     return advantages, torch.where(mask, advantages + values, 0.0)
 
 

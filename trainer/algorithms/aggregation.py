@@ -120,7 +120,7 @@ def collect(parts: Mapping[str, tuple[Tensor, Tensor]]) -> Metrics:
     numbers = [number.detach() for pair in parts.values() for number in pair]
     device = numbers[0].device
     flat = torch.stack([number.to(device, widest_float(device)) for number in numbers]).tolist()
-    return {name: (flat[2 * place], flat[2 * place + 1]) for place, name in enumerate(parts)}
+    return {name: (flat[2 * index], flat[2 * index + 1]) for index, name in enumerate(parts)}
 
 
 def merge(parts: Iterable[Metrics]) -> Metrics:

@@ -53,9 +53,9 @@ class TrajectoryBatch:
         """Return the number of trajectories."""
         return len(self.groups)
 
-    def select(self, places: Sequence[int]) -> Self:
+    def select(self, indices: Sequence[int]) -> Self:
         """Return these trajectories alone; the greedy ones stay as they are."""
-        chosen: dict[str, Any] = {name: [part[place] for place in places] for name, part in self._lists()}
+        chosen: dict[str, Any] = {name: [part[index] for index in indices] for name, part in self._lists()}
         return replace(self, **chosen)
 
     def _lists(self) -> list[tuple[str, Sequence[Any]]]:
@@ -204,3 +204,14 @@ class StepTokens:
     old_logprobs: Tensor
     current_logprobs: Tensor
     entropy: Tensor | None = None
+
+
+def required(tensor: Tensor | None, name: str) -> Tensor:
+    """Return what an algorithm reads of a batch.
+
+    Raises:
+        ValueError: It is missing.
+    """
+    if tensor is None:
+        raise ValueError(f"the algorithm reads '{name}', which is missing")
+    return tensor

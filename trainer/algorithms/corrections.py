@@ -108,7 +108,7 @@ def rejection_mask(
     behaviour = torch.where(mask, behaviour_logprobs.detach(), 0.0)
     value = _measured(old, behaviour, measure)
     if segment is not None:
-        value = _over_segments(value, mask, segment, measure, statistic)
+        value = _over_segments(value, mask, segment, statistic)
     if measure == "ratio":
         value = torch.exp(value.clamp(-_LOG_WEIGHT_LIMIT, _LOG_WEIGHT_LIMIT))
     kept = _inside(value, low, high)
@@ -150,9 +150,7 @@ def binary_kl(logprobs: Tensor, others: Tensor) -> Tensor:
     return p * torch.log(p / q) + (1 - p) * torch.log((1 - p) / (1 - q))
 
 
-def _over_segments(
-    value: Tensor, mask: Tensor, segment: Tensor, measure: Measure, statistic: Statistic
-) -> Tensor:
+def _over_segments(value: Tensor, mask: Tensor, segment: Tensor, statistic: Statistic) -> Tensor:
     match statistic:
         case "mean":
             return segment_sum(value, mask, segment) / _counts(value, mask, segment)

@@ -20,7 +20,7 @@ from trainer.algorithms.advantages import (
     length_adaptive_lambda,
     whitened,
 )
-from trainer.algorithms.batch import RowBatch, TrajectoryBatch
+from trainer.algorithms.batch import RowBatch, TrajectoryBatch, required
 from trainer.algorithms.episodes import EpisodeChoice, choose_episodes
 from trainer.algorithms.filters import FilterResult, filter_groups
 from trainer.algorithms.kl import centred_kl_advantages, kl_estimate
@@ -197,22 +197,22 @@ def _token_advantages(
                 stream.gather(rewards),
                 sampled,
                 torch.tensor(batch.groups, dtype=torch.int64),
-                stream.gather(_required(rows.old_logprobs, "old_logprobs")),
-                stream.gather(_required(rows.squared_probabilities, "squared_probabilities")),
+                stream.gather(required(rows.old_logprobs, "old_logprobs")),
+                stream.gather(required(rows.squared_probabilities, "squared_probabilities")),
                 zero_tail=advantage.zero_tail,
                 epsilon=advantage.epsilon,
             )
             return stream.scatter(advantages, rows.mask), None
         case "gae" if advantage.gae_mask == "none":
-            values = torch.where(rows.mask, _required(rows.values, "values").double(), 0.0)
+            values = torch.where(rows.mask, required(rows.values, "values").double(), 0.0)
             return _generalized(advantage, rewards, values, rows.mask)
         case "gae":
-            values = stream.gather(_required(rows.values, "values"))
+            values = stream.gather(required(rows.values, "values"))
             advantages, returns = _generalized(advantage, stream.gather(rewards), values, sampled)
         case "bi_level_gae":
             advantages, returns = bi_level_advantages(
                 stream.gather(rewards),
-                stream.gather(_required(rows.values, "values")),
+                stream.gather(required(rows.values, "values")),
                 sampled,
                 stream.flags(stream.turn_end),
                 turn_discount=advantage.turn_discount,
@@ -299,8 +299,8 @@ def _token_penalty(settings: AlgorithmSettings, rows: RowBatch) -> Tensor:
 
 def _of_policies(rows: RowBatch) -> tuple[Tensor, Tensor]:
     """Return the log-probabilities at the start of the update and under the reference, zero outside the mask."""
-    old = torch.where(rows.mask, _required(rows.old_logprobs, "old_logprobs"), 0.0)
-    reference = torch.where(rows.mask, _required(rows.reference_logprobs, "reference_logprobs"), 0.0)
+    old = torch.where(rows.mask, required(rows.old_logprobs, "old_logprobs"), 0.0)
+    reference = torch.where(rows.mask, required(rows.reference_logprobs, "reference_logprobs"), 0.0)
     return old.double(), reference.double()
 
 
@@ -309,12 +309,6 @@ def _penalised(rewards: TurnValues, stream: TokenStream, penalty: Tensor) -> Tur
     costs = costs.index_add(0, _flat_turns(rewards, stream), penalty[stream.row, stream.column])
     left = iter(costs.tolist())
     return [[reward - next(left) for reward in turns] for turns in rewards]
-
-
-def _required(tensor: Tensor | None, name: str) -> Tensor:
-    if tensor is None:
-        raise ValueError(f"the algorithm reads '{name}', which is missing")
-    return tensor
 
 
 def _batch_metrics(batch: TrajectoryBatch, scores: Tensor, advantages: Tensor) -> dict[str, float]:

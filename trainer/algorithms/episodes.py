@@ -110,33 +110,35 @@ def shortest(
 def _members(batch: TrajectoryBatch) -> list[list[int]]:
     """Return the places of the episodes of each group."""
     members: dict[int, list[int]] = {}
-    for place, group in enumerate(batch.groups):
-        members.setdefault(group, []).append(place)
+    for index, group in enumerate(batch.groups):
+        members.setdefault(group, []).append(index)
     return list(members.values())
 
 
 def _shortest(settings: ShortestEpisodes, batch: TrajectoryBatch, returns: Sequence[float]) -> list[bool]:
     kept = [False] * len(batch)
-    for places in _members(batch):
-        lengths = [sum(batch.tokens[place]) for place in places]
+    for indices in _members(batch):
+        lengths = [sum(batch.tokens[index]) for index in indices]
         per_token = settings.by == "return_per_token"
-        for at in shortest(lengths, [returns[place] for place in places], settings.size, per_token=per_token):
-            kept[places[at]] = True
+        for at in shortest(
+            lengths, [returns[index] for index in indices], settings.size, per_token=per_token
+        ):
+            kept[indices[at]] = True
     return kept
 
 
 def _resampled(settings: ResampledEpisodes, batch: TrajectoryBatch, returns: Sequence[float]) -> list[bool]:
     kept = [False] * len(batch)
-    for places in _members(batch):
+    for indices in _members(batch):
         chosen = resampled_on_correct(
-            [returns[place] for place in places],
-            [_unreadable(batch.valid[place]) for place in places],
+            [returns[index] for index in indices],
+            [_unreadable(batch.valid[index]) for index in indices],
             settings.size,
             score_threshold=settings.score_threshold,
             at_least=settings.at_least,
         )
         for at in chosen:
-            kept[places[at]] = True
+            kept[indices[at]] = True
     return kept
 
 

@@ -4,9 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
-from trainer.core.strict import Amount, Count, Settings
-
-Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
+from trainer.core.strict import Amount, Count, Fraction, Settings
 
 
 class NoFilter(Settings):

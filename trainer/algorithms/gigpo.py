@@ -2,37 +2,22 @@
 
 import difflib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from trainer.algorithms.advantages import group_advantages
-from trainer.algorithms.modes import Scale
+from trainer.algorithms.modes import Scale, Singleton
 from trainer.algorithms.rewards import TurnValues, discounted_turn_returns
-
-Singleton = Literal["zero", "raw"]
-
-
-@dataclass(frozen=True, slots=True)
-class AnchorGroups:
-    """Which steps began in the same state.
-
-    Attributes:
-        cluster: Anchor group of each step, in the order of trajectories and of turns in them.
-        singletons: How many steps are alone in their anchor group.
-    """
-
-    cluster: Tensor
-    singletons: int
 
 
 def anchor_groups(
     anchors: Sequence[Sequence[str | None]], groups: Sequence[int], similarity: float | None = None
-) -> AnchorGroups:
-    """Group the steps of each prompt group by the state in which they began.
+) -> Tensor:
+    """Return the anchor group of each step: which steps of a prompt group began in the same state.
+
+    They stand in the order of trajectories and of turns in them.
 
     Args:
         anchors: Key of each turn of each trajectory; a step whose key is None is in a group of its own.
@@ -42,32 +27,30 @@ def anchor_groups(
             first member), in this order as in the authors' code: the ratio is not symmetric.
     """
     cluster: list[int] = []
-    sizes: list[int] = []
+    count = 0
     exact: dict[tuple[int, str], int] = {}
     representatives: dict[int, list[tuple[str, int]]] = {}
     for group, keys in zip(groups, anchors, strict=True):
         known = representatives.setdefault(group, [])
         for key in keys:
-            place = None
+            index = None
             if key is not None:
-                place = exact.get((group, key))
+                index = exact.get((group, key))
                 if similarity is not None:
-                    place = _similar(key, known, similarity)
-            if place is None:
-                place = len(sizes)
-                sizes.append(0)
+                    index = _similar(key, known, similarity)
+            if index is None:
+                index, count = count, count + 1
                 if key is not None:
-                    exact[group, key] = place
-                    known.append((key, place))
-            cluster.append(place)
-            sizes[place] += 1
-    return AnchorGroups(torch.tensor(cluster, dtype=torch.int64), sizes.count(1))
+                    exact[group, key] = index
+                    known.append((key, index))
+            cluster.append(index)
+    return torch.tensor(cluster, dtype=torch.int64)
 
 
 def gigpo_advantages(
     rewards: Sequence[Sequence[float]],
     groups: Sequence[int],
-    anchors: AnchorGroups,
+    anchors: Tensor,
     *,
     charges: Sequence[Sequence[float]] | None = None,
     normalise_std: bool = False,
@@ -82,7 +65,7 @@ def gigpo_advantages(
     Args:
         rewards: Reward of each turn of each trajectory.
         groups: Prompt group of each trajectory.
-        anchors: Which steps began in the same state.
+        anchors: Anchor group of each step, from `anchor_groups`.
         charges: Added to each turn's own return after discounting, and to the episode's return as that turn sees it
             (over trajectories: their sum); nothing if None.
         normalise_std: Divide by the deviation (mean_std_norm), on both levels.
@@ -107,7 +90,7 @@ def gigpo_advantages(
     returns = _flat([discounted_turn_returns(turns, turn_discount) for turns in rewards])
     if charges is not None:
         returns = returns + _flat(charges)
-    step = group_advantages(returns, anchors.cluster, scale=scale, epsilon=epsilon)
+    step = group_advantages(returns, anchors, scale=scale, epsilon=epsilon)
     total = iter((episode + step_weight * step).tolist())
     return [[next(total) for _ in turns] for turns in rewards]
 
@@ -140,9 +123,9 @@ def _flat(turns: Sequence[Sequence[float]]) -> Tensor:
 
 
 def _similar(key: str, known: Sequence[tuple[str, int]], threshold: float) -> int | None:
-    for representative, place in known:
+    for representative, index in known:
         if key == representative or _reaches(difflib.SequenceMatcher(None, key, representative), threshold):
-            return place
+            return index
     return None
 
 

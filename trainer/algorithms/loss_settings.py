@@ -5,9 +5,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
 from trainer.algorithms.modes import AggregationMode, KLEstimator, RatioLevel
-from trainer.core.strict import Amount, Settings
-
-Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
+from trainer.core.strict import Amount, Fraction, Settings
 
 
 class RatioSettings(Settings):

@@ -14,6 +14,7 @@ GaeMask = Literal["skip", "none"]
 ReturnMask = Literal["skip", "none", "reset"]
 Baseline = Literal["mean", "leave_one_out", "length_weighted", "greedy", "second_best", "batch_mean", "none"]
 Scale = Literal["group_std", "batch_std", "rest_std", "centred_std", "group_mean", "none"]
+Singleton = Literal["zero", "raw"]
 WhitenForm = Literal["variance", "deviation", "floor", "mean"]
 Divergence = Literal["forward_kl", "reverse_kl", "jsd", "skewed_forward_kl", "skewed_reverse_kl"]
 """How far a student's distribution is from the teacher's."""

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from trainer.algorithms.aggregation import Denominators, Metrics, aggregate, collect, share
-from trainer.algorithms.batch import LossInputs, SurrogateInputs
+from trainer.algorithms.batch import LossInputs, SurrogateInputs, required
 from trainer.algorithms.corrections import (
     banded,
     importance_weights,
@@ -80,7 +80,7 @@ def policy_loss(
     parts["loss/surrogate"] = (loss, part)
 
     if settings.needs_reference:
-        reference = torch.where(mask, _required(inputs.reference_logprobs, "reference_logprobs"), 0.0)
+        reference = torch.where(mask, required(inputs.reference_logprobs, "reference_logprobs"), 0.0)
         divergence = kl_estimate(
             logprobs,
             reference,
@@ -105,7 +105,7 @@ def policy_loss(
         entropy = torch.where(mask, inputs.entropy, 0.0)
         parts["policy/entropy"] = (entropy.sum(), tokens)
     if settings.needs_entropy:
-        bonus = _aggregate(settings, _required(inputs.entropy, "entropy"), mask, denominators, inputs.lengths)
+        bonus = _aggregate(settings, required(inputs.entropy, "entropy"), mask, denominators, inputs.lengths)
         loss = loss - settings.entropy_coefficient * bonus
 
     parts["loss/policy"] = (loss, part)
@@ -181,11 +181,11 @@ def _proximal(settings: AlgorithmSettings, inputs: LossInputs, logprobs: Tensor,
     if settings.proximal == "behaviour":
         return behaviour
     if settings.proximal == "interpolated":
-        shares = torch.where(inputs.mask, _required(inputs.shares, "shares"), 0.0)
+        shares = torch.where(inputs.mask, required(inputs.shares, "shares"), 0.0)
         return interpolated_logprobs(logprobs, behaviour, shares)
     if inputs.old_logprobs is None and settings.updates == 1:
         return logprobs.detach()
-    return torch.where(inputs.mask, _required(inputs.old_logprobs, "old_logprobs"), 0.0).detach()
+    return torch.where(inputs.mask, required(inputs.old_logprobs, "old_logprobs"), 0.0).detach()
 
 
 def _surrogate(
@@ -211,7 +211,7 @@ def _surrogate(
         case "weighted":
             applies = None
             if surrogate.applies_to == "negative_scores":
-                scores = _required(inputs.scores, "scores")
+                scores = required(inputs.scores, "scores")
                 applies = (scores <= surrogate.score_threshold)[:, None]
             return weighted_surrogate(
                 logprobs,
@@ -295,7 +295,7 @@ def _weights(
 ) -> Tensor | None:
     """Return the weights of tokens: those that were prepared, or else the correction's of each token or turn."""
     if settings.prepares:
-        return torch.where(inputs.mask, _required(inputs.weights, "weights"), 1.0)
+        return torch.where(inputs.mask, required(inputs.weights, "weights"), 1.0)
     correction = settings.correction
     if correction.kind not in ("truncate", "band"):
         return None
@@ -318,7 +318,7 @@ def _positive_nll(
 ) -> Tensor:
     """Return this part's share of the mean over the tokens of the episodes that did well."""
     losses = positive_nll(
-        logprobs, _required(inputs.scores, "scores"), score_threshold=settings.positive_nll.score_threshold
+        logprobs, required(inputs.scores, "scores"), score_threshold=settings.positive_nll.score_threshold
     )
     return torch.where(inputs.mask, losses, 0.0).sum() / max(denominators.positive_tokens, 1)
 
@@ -332,9 +332,3 @@ def _aggregate(
 ) -> Tensor:
     aggregation = settings.aggregation
     return aggregate(values, mask, aggregation.mode, denominators, aggregation.horizon, lengths)
-
-
-def _required(tensor: Tensor | None, name: str) -> Tensor:
-    if tensor is None:
-        raise ValueError(f"the algorithm reads '{name}', which is missing")
-    return tensor

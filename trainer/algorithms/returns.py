@@ -26,10 +26,10 @@ def token_returns(
     rewards = torch.where(mask, rewards.double(), 0.0)
     returns = torch.zeros_like(rewards)
     running = rewards.new_zeros(len(rewards))
-    for place in reversed(range(rewards.shape[1])):
-        here = mask[:, place]
-        ahead = rewards[:, place] + discount * running
-        returns[:, place] = torch.where(here, ahead, 0.0)
+    for index in reversed(range(rewards.shape[1])):
+        here = mask[:, index]
+        ahead = rewards[:, index] + discount * running
+        returns[:, index] = torch.where(here, ahead, 0.0)
         match return_mask:
             case "skip":
                 running = torch.where(here, ahead, running)
@@ -56,10 +56,10 @@ def turn_returns(rewards: Tensor, mask: Tensor, turn_end: Tensor, *, discount: f
     turn_end = turn_end & mask
     returns = torch.zeros(rewards.shape, dtype=torch.float64, device=rewards.device)
     running = returns.new_zeros(len(returns))
-    for place in reversed(range(rewards.shape[1])):
-        ahead = rewards[:, place].double() + discount * running
-        running = torch.where(turn_end[:, place], ahead, running)
-        returns[:, place] = torch.where(mask[:, place], running, 0.0)
+    for index in reversed(range(rewards.shape[1])):
+        ahead = rewards[:, index].double() + discount * running
+        running = torch.where(turn_end[:, index], ahead, running)
+        returns[:, index] = torch.where(mask[:, index], running, 0.0)
     return returns
 
 

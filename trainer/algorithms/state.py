@@ -10,7 +10,6 @@ from typing import Any, Self
 
 from trainer.algorithms.advantage_settings import MovingBaselineAdvantage, SpoAdvantage
 from trainer.algorithms.loss_settings import KLSettings
-from trainer.algorithms.moving_baseline import moving_baseline_advantages
 
 LARGEST_CHANGE = 0.2
 """By which part of itself an adaptive coefficient moves at most, once `horizon` episodes are played."""
@@ -196,3 +195,26 @@ def with_outcomes(
     while len(worths) > settings.tracked:
         del worths[next(iter(worths))]
     return replace(state, worths=worths)
+
+
+def moving_baseline_advantages(
+    returns: Sequence[float], keys: Sequence[str], baselines: Mapping[str, float], decay: float = 0.95
+) -> tuple[list[float], dict[str, float]]:
+    """Return each episode's return less its key's average, and the averages after all of them.
+
+    Role-conditioned advantage estimation (SPIRAL, arXiv:2506.24119, section 3.3): an episode is compared with the
+    average before it takes part in it; averages begin at 0.
+
+    Args:
+        returns: Return of each episode, in the order in which averages take them in.
+        keys: What each is averaged with: its domain, role, or task.
+        baselines: The averages before.
+        decay: What an average keeps at each episode.
+    """
+    averages = dict(baselines)
+    advantages = []
+    for value, key in zip(returns, keys, strict=True):
+        before = averages.pop(key, 0.0)
+        advantages.append(value - before)
+        averages[key] = decay * before + (1 - decay) * value
+    return advantages, averages

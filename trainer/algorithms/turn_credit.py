@@ -19,7 +19,6 @@ from trainer.algorithms.batch import TrajectoryBatch
 from trainer.algorithms.gdpo import gdpo_advantages
 from trainer.algorithms.gigpo import anchor_groups, gigpo_advantages
 from trainer.algorithms.hgpo import hgpo_advantages
-from trainer.algorithms.moving_baseline import moving_baseline_advantages
 from trainer.algorithms.rewards import (
     TurnValues,
     charged_turn_returns,
@@ -28,7 +27,7 @@ from trainer.algorithms.rewards import (
     turn_rewards,
 )
 from trainer.algorithms.settings import AlgorithmSettings
-from trainer.algorithms.state import AlgorithmState, worth_of
+from trainer.algorithms.state import AlgorithmState, moving_baseline_advantages, worth_of
 from trainer.core.numbers import finite_number
 from trainer.core.plugins import Plugin, load_plugin
 

@@ -85,9 +85,9 @@ def _cuts(whole: Sequence[int], behind: Sequence[int], limit: int) -> list[int]:
     """
     cuts: list[int] = []
     spent = 0
-    for place, (alone, more) in enumerate(zip(whole, behind, strict=True)):
+    for index, (alone, more) in enumerate(zip(whole, behind, strict=True)):
         if not cuts or spent + more > limit:
-            cuts.append(place)
+            cuts.append(index)
             spent = alone
         else:
             spent += more

@@ -20,15 +20,15 @@ def length_buckets(lengths: Sequence[int], budget: int) -> list[list[int]]:
         lengths: Tokens of each row.
         budget: Tokens of a micro-batch.
     """
-    order = sorted(range(len(lengths)), key=lambda place: -lengths[place])
+    order = sorted(range(len(lengths)), key=lambda index: -lengths[index])
     buckets: list[list[int]] = []
     width = 0
-    for place in order:
+    for index in order:
         if buckets and (len(buckets[-1]) + 1) * width <= budget:
-            buckets[-1].append(place)
+            buckets[-1].append(index)
         else:
-            buckets.append([place])
-            width = lengths[place]
+            buckets.append([index])
+            width = lengths[index]
     return buckets
 
 

@@ -106,13 +106,13 @@ class ForwardPass:
 
     def _buckets_beside_pictures(self, rows: Sequence[TrainRow], *, apart: bool) -> list[Bucket]:
         """Cut rows of which some hold pictures: equal ids may hide other pictures, so that those share nothing."""
-        shown = [place for place, row in enumerate(rows) if row.images]
-        plain = [place for place, row in enumerate(rows) if not row.images]
-        parts = length_buckets([len(rows[place].ids) for place in shown], self._tokens)
-        buckets = [Bucket([shown[place] for place in part]) for part in parts]
+        shown = [index for index, row in enumerate(rows) if row.images]
+        plain = [index for index, row in enumerate(rows) if not row.images]
+        parts = length_buckets([len(rows[index].ids) for index in shown], self._tokens)
+        buckets = [Bucket([shown[index] for index in part]) for part in parts]
         if plain:
             buckets += [
-                each.of(plain) for each in self.buckets([rows[place] for place in plain], apart=apart)
+                each.of(plain) for each in self.buckets([rows[index] for index in plain], apart=apart)
             ]
         return buckets
 
@@ -120,7 +120,7 @@ class ForwardPass:
         """Count the tokens of rows, and those of them that go through the model."""
         total = sum(len(row.ids) for row in rows)
         saved = sum(
-            bucket.saved([len(rows[place].ids) for place in bucket.rows]) for bucket in buckets if bucket
+            bucket.saved([len(rows[index].ids) for index in bucket.rows]) for bucket in buckets if bucket
         )
         return TokenCounts(total, total - saved)
 
@@ -135,7 +135,7 @@ class ForwardPass:
             entropy: Whether entropies are wanted.
             calls: Calls of the model to make at least, where several ranks have to make as many.
         """
-        chosen = [rows[place] for place in bucket.rows]
+        chosen = [rows[index] for index in bucket.rows]
         mask = pad_rows([row.mask for row in chosen])
         row, column = mask.nonzero(as_tuple=True)
         if bool((column == 0).any()):
@@ -172,15 +172,15 @@ class ForwardPass:
         )
 
     def _shared(self, rows: Sequence[TrainRow], bucket: Bucket, calls: int) -> SharedTokens | None:
-        shared, places = bucket.shared, bucket.rows
+        shared, indices = bucket.shared, bucket.rows
         if shared is None and calls == 1:
             return None
         if shared is None:
-            shared = rows_apart([len(rows[place].ids) for place in places])
+            shared = rows_apart([len(rows[index].ids) for index in indices])
         else:
-            places = shared.paths
-        paths = [rows[place].ids.numpy() for place in places]
-        wanted = [rows[place].mask.numpy().nonzero()[0] for place in bucket.rows]
+            indices = shared.paths
+        paths = [rows[index].ids.numpy() for index in indices]
+        wanted = [rows[index].mask.numpy().nonzero()[0] for index in bucket.rows]
         return SharedTokens.of(shared, paths, wanted, self.device, calls)
 
 
@@ -225,16 +225,16 @@ class KeptExperts:
         self._head = head
         self._parts: list[tuple[Sequence[int], Tensor]] = []
 
-    def add(self, places: Sequence[int], experts: Tensor) -> None:
+    def add(self, indices: Sequence[int], experts: Tensor) -> None:
         """Take in what a micro-batch's rows took, `[rows, tokens, layers * taken]`."""
-        self._parts.append((places, experts))
+        self._parts.append((indices, experts))
 
     def by_row(self) -> list[Tensor]:
         """Return the experts of each row, int16 `[tokens, layers * taken]` on the processor."""
         results: list[Tensor] = [torch.empty(0)] * len(self.rows)
         for places, experts in self._parts:
-            for place, line in zip(places, self._head.whole_experts(experts).cpu(), strict=True):
-                results[place] = line[: len(self.rows[place].ids)].clone()
+            for index, line in zip(places, self._head.whole_experts(experts).cpu(), strict=True):
+                results[index] = line[: len(self.rows[index].ids)].clone()
         return results
 
 

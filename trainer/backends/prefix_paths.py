@@ -37,10 +37,10 @@ def paths_of(ids: Sequence[Ids]) -> Paths:
     shared: list[int] = []
     of_row = [0] * len(ids)
     common = 0
-    for place, number in enumerate(order):
+    for index, number in enumerate(order):
         of_row[number] = len(row)
-        if place + 1 < len(order):
-            following = ids[order[place + 1]]
+        if index + 1 < len(order):
+            following = ids[order[index + 1]]
             ahead = _common(ids[number], following)
             if ahead == len(ids[number]):
                 # It is how the next one begins, so that one has as much in common with the path before as this.
@@ -48,7 +48,7 @@ def paths_of(ids: Sequence[Ids]) -> Paths:
                 continue
         row.append(number)
         shared.append(common)
-        common = ahead if place + 1 < len(order) else 0
+        common = ahead if index + 1 < len(order) else 0
     return Paths(row, shared, of_row)
 
 

@@ -34,16 +34,16 @@ class Bucket:
         """Calls of the model that it takes."""
         return 1 if self.shared is None else len(self.shared.tree.calls)
 
-    def of(self, places: Sequence[int]) -> "Bucket":
+    def of(self, indices: Sequence[int]) -> "Bucket":
         """Return the same micro-batch where its rows are some of a larger batch.
 
         Args:
-            places: Where each row is in that batch.
+            indices: Where each row is in that batch.
         """
         shared = self.shared
         if shared is not None:
-            shared = replace(shared, paths=[places[path] for path in shared.paths])
-        return Bucket([places[row] for row in self.rows], shared)
+            shared = replace(shared, paths=[indices[path] for path in shared.paths])
+        return Bucket([indices[row] for row in self.rows], shared)
 
     def saved(self, lengths: Sequence[int]) -> int:
         """Return how many tokens of its rows, of `lengths`, do not go through the model."""

@@ -386,7 +386,7 @@ class _Pieces:
 
 
 def _chosen(rows: Sequence[TrainRow], part: Sequence[int]) -> list[TrainRow]:
-    return [rows[place] for place in part]
+    return [rows[index] for index in part]
 
 
 def _in_order(
@@ -395,6 +395,6 @@ def _in_order(
     """Put each part's results back where its rows were."""
     ordered: list[Tensor] = [torch.empty(0)] * rows
     for part, results in zip(places, answers, strict=True):
-        for place, result in zip(part, results, strict=True):
-            ordered[place] = result
+        for index, result in zip(part, results, strict=True):
+            ordered[index] = result
     return ordered

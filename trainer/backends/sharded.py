@@ -76,7 +76,7 @@ class ShardedBackend(ShardedModel):
     def step(
         self,
         rows: Sequence[TrainRow],
-        places: Sequence[int],
+        indices: Sequence[int],
         loss: LossFunction,
         entropy: EntropyMode,
         keep_outputs: bool,
@@ -85,12 +85,12 @@ class ShardedBackend(ShardedModel):
 
         Args:
             rows: This rank's rows.
-            places: Their indices in the batch.
+            indices: Their indices in the batch.
             loss: The loss, in shares; it reads rows by their indices in the batch.
             entropy: Whether it reads entropies.
             keep_outputs: Whether the report brings what was computed of this rank's rows.
         """
-        numbers = torch.tensor(places, dtype=torch.int64, device=self._group.device)
+        numbers = torch.tensor(indices, dtype=torch.int64, device=self._group.device)
         kept = KeptOutputs(rows) if keep_outputs else None
         parts: list[Metrics] = []
         finite = torch.ones((), dtype=torch.bool, device=self._group.device)

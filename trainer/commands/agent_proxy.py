@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NoReturn, get_args
 
 from clients.process.installed import add_version
+from trainer.commands.arguments import port
 from trainer.config.inference import DialectName
 from trainer.core.errors import ConfigError, TrainerError
 
@@ -109,7 +110,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     serving = parser.add_argument_group("serving")
     serving.add_argument("--host", default="127.0.0.1")
-    serving.add_argument("--port", type=_port, default=8040, help="default 8040; 0 takes a free one")
+    serving.add_argument("--port", type=port, default=8040, help="default 8040; 0 takes a free one")
     serving.add_argument(
         "--output", type=Path, default=Path("agent_episodes.jsonl"), help="where records are added"
     )
@@ -121,13 +122,6 @@ def _parser() -> argparse.ArgumentParser:
 def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"'{text}' is no whole number above 0")
-    return int(text)
-
-
-def _port(text: str) -> int:
-    # Some systems take the rest of a larger number, and others would look for it in vain.
-    if not text.isdecimal() or int(text) > 65_535:
-        raise argparse.ArgumentTypeError(f"'{text}' is no port: give a number up to 65535")
     return int(text)
 
 

@@ -160,7 +160,7 @@ def _report_parser() -> Parser:
     parser.add_argument(
         "--serve", action="store_true", help="serve it on loopback instead, following the run"
     )
-    parser.add_argument("--port", type=_port, default=0, help="port for --serve; default: any that is free")
+    parser.add_argument("--port", type=port, default=0, help="port for --serve; default: any that is free")
     return parser
 
 
@@ -201,7 +201,9 @@ def _command_list() -> str:
     return "\n".join(["commands (roll-train COMMAND --help says more):", *lines])
 
 
-def _port(text: str) -> int:
+def port(text: str) -> int:
+    """Read a port, of a command line."""
+    # Some systems take the rest of a larger number, and others would look for it in vain.
     if not text.isdecimal() or int(text) > 65535:
         raise argparse.ArgumentTypeError(f"'{text}' is no port: give a number up to 65535")
     return int(text)

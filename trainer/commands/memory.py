@@ -94,8 +94,8 @@ def _advice(found: Sequence[Remedy]) -> list[str]:
     if not found:
         return ["nothing that is a setting makes it smaller: take a smaller model or larger devices"]
     lines = ["what makes it smaller, one after the other:"]
-    for place, remedy in enumerate(found):
-        sign = "+ " if place else "  "
+    for index, remedy in enumerate(found):
+        sign = "+ " if index else "  "
         end = "fits" if remedy.fits else ""
         lines.append(f"{sign}{remedy.setting:<52}{remedy.peak / GIB:>9.1f} GiB  {end}".rstrip())
     if not found[-1].fits:

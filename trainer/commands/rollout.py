@@ -154,9 +154,9 @@ class _Cast:
 def _print_episode(console: RunConsole, number: int, trajectory: Trajectory) -> None:
     task = trajectory.task
     console.say(f"\nepisode {number}: {task.env_id}, seed {task.seed}")
-    for place, turn in enumerate(trajectory.turns):
+    for index, turn in enumerate(trajectory.turns):
         said = "  summary" if turn.is_summary else f"  reward {turn.reward:g}"
-        console.say(f"{turn.observation}\n  turn {place}: {turn.reply!r}{said}")
+        console.say(f"{turn.observation}\n  turn {index}: {turn.reply!r}{said}")
     console.say(f"  {trajectory.outcome.value} {trajectory.detail}  reward {trajectory.total_reward:g}")
     sys.stdout.flush()
 

@@ -24,6 +24,8 @@ Seconds = Annotated[float, Field(gt=0.0, le=31_536_000.0)]
 """A time to wait, at most a year."""
 Weight = Annotated[float, Field(gt=0.0, le=1e9)]
 """A share relative to others."""
+Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
+"""A part of something: none of it and all of it, too."""
 LearningRate = Annotated[float, Field(gt=0.0, le=100.0)]
 """A step of AdamW moves each weight by about as much: what is far larger is a slip of the keyboard."""
 

@@ -50,14 +50,14 @@ async def build_panel(name: str, settings: PanelSettings, pool: EnvironmentPool)
     limit = settings.episodes * _SEARCH_FACTOR
     async with pool.sessions(template, min(_BATCH, settings.episodes)) as sessions:
         for start in range(0, limit, len(sessions)):
-            requests = [(session, start + place, settings.options) for place, session in enumerate(sessions)]
-            for place, result in enumerate(await client.reset_many(requests)):
+            requests = [(session, start + index, settings.options) for index, session in enumerate(sessions)]
+            for index, result in enumerate(await client.reset_many(requests)):
                 if isinstance(result, ProblemError):
                     raise result
                 key = content_key(result.observation, result.info, stateless=stateless)
                 if key not in seen:
                     seen.add(key)
-                    tasks.append(_task(template, len(tasks), start + place))
+                    tasks.append(_task(template, len(tasks), start + index))
                     if len(tasks) == settings.episodes:
                         return Panel(name, tuple(tasks), settings)
     raise ConfigError(

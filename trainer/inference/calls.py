@@ -150,9 +150,9 @@ def token_ids_of(values: Sequence[Any], where: str) -> list[int]:
     Raises:
         MalformedReplyError: If one is no integer, or negative, or more than a vocabulary can have.
     """
-    for place, value in enumerate(values):
+    for index, value in enumerate(values):
         if type(value) is not int or not 0 <= value <= _LARGEST_ID:
-            raise MalformedReplyError(f"{where}: token id {place} is {_shown(value)}")
+            raise MalformedReplyError(f"{where}: token id {index} is {_shown(value)}")
     return list(values)
 
 
@@ -163,17 +163,17 @@ _ROUNDING = 1e-3
 """Log-probabilities pass zero by rounding alone."""
 
 
-def logprob_of(value: Any, place: int, where: str) -> float:
+def logprob_of(value: Any, index: int, where: str) -> float:
     """Check the log-probability of a sampled token.
 
     Raises:
         MalformedReplyError: If it is no number, not finite, above zero, or says that the token had no probability.
     """
     if type(value) not in (float, int) or not math.isfinite(value) or value > _ROUNDING:
-        raise MalformedReplyError(f"{where}: the log-probability of token {place} is {_shown(value)}")
+        raise MalformedReplyError(f"{where}: the log-probability of token {index} is {_shown(value)}")
     if value <= LOWEST_LOGPROB:
         raise MalformedReplyError(
-            f"{where}: token {place} was sampled, and its log-probability {value} says that it could not be"
+            f"{where}: token {index} was sampled, and its log-probability {value} says that it could not be"
         )
     return float(value)
 

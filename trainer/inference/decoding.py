@@ -105,19 +105,19 @@ class ActiveBatch:
         )
         self.drawn = tokens
         finished = []
-        for place, row in enumerate(self._rows):
-            result = row.take(tokens[place], logprobs[place], version)
+        for index, row in enumerate(self._rows):
+            result = row.take(tokens[index], logprobs[index], version)
             if result is not None:
-                finished.append((place, result))
-        self.remove([place for place, _ in finished])
+                finished.append((index, result))
+        self.remove([index for index, _ in finished])
         return finished
 
     @torch.inference_mode()
-    def remove(self, places: Sequence[int]) -> None:
+    def remove(self, indices: Sequence[int]) -> None:
         """Let rows leave."""
-        if not places:
+        if not indices:
             return
-        gone = set(places)
+        gone = set(indices)
         kept = [place for place in range(len(self._rows)) if place not in gone]
         self._rows = [self._rows[place] for place in kept]
         self._lengths = [self._lengths[place] for place in kept]
@@ -128,10 +128,10 @@ class ActiveBatch:
         index = torch.tensor(kept, device=self._device)
         self._layers = [(keys[index, :, -width:], values[index, :, -width:]) for keys, values in self._layers]
 
-    def take(self, places: Sequence[int]) -> list[GenerationResult]:
+    def take(self, indices: Sequence[int]) -> list[GenerationResult]:
         """Let rows leave with what they have."""
-        rows = [self._rows[place] for place in places]
-        self.remove(places)
+        rows = [self._rows[index] for index in indices]
+        self.remove(indices)
         return [GenerationResult(row.ids, row.logprobs, row.versions, "abort") for row in rows]
 
     @torch.inference_mode()
@@ -146,14 +146,14 @@ class ActiveBatch:
         """Run whole prompts (and what was drawn so far), add them to the cache, return the last logits."""
         sequences = [(row.request.prompt_ids + row.ids)[:upto] for row in rows]
         whole = [(tuple(ids), row.request.images) for ids, row in zip(sequences, rows, strict=True)]
-        places = {each: place for place, each in enumerate(dict.fromkeys(whole))}
+        places = {each: index for index, each in enumerate(dict.fromkeys(whole))}
         # Members of a group often read the same prompt: it is computed once.
         where = torch.tensor([places[each] for each in whole], device=self._device)
         lengths = [len(sequence) for sequence, _ in places]
         width = max(lengths)
         ids = torch.zeros(len(places), width, dtype=torch.long)
-        for place, (sequence, _) in enumerate(places):
-            ids[place, width - len(sequence) :] = torch.tensor(sequence)
+        for index, (sequence, _) in enumerate(places):
+            ids[index, width - len(sequence) :] = torch.tensor(sequence)
         shown = image_tensors(
             self._model, ids, [images for _, images in places], [width - length for length in lengths]
         )
@@ -295,8 +295,8 @@ def draw_tokens(
     ids = [0] * len(samplings)
     logprobs = [0.0] * len(samplings)
     places: dict[SamplingParams, list[int]] = {}
-    for place, sampling in enumerate(samplings):
-        places.setdefault(sampling, []).append(place)
+    for index, sampling in enumerate(samplings):
+        places.setdefault(sampling, []).append(index)
     for sampling, rows in places.items():
         distribution = sampled_distribution(logits[rows] if len(places) > 1 else logits, sampling)
         if sampling.temperature == 0:

@@ -136,7 +136,7 @@ def _tokens(
         raise MalformedReplyError(
             f"{_REPLY}: {len(token_ids)} log-probabilities, of other tokens than the {len(output)} of the output"
         )
-    return token_ids, [logprob_of(triple[0], place, _REPLY) for place, triple in enumerate(triples)]
+    return token_ids, [logprob_of(triple[0], index, _REPLY) for index, triple in enumerate(triples)]
 
 
 def _of_prompt(triple: Any, token: int, place: int) -> Any:

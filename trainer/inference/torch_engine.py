@@ -313,15 +313,15 @@ class TorchEngine:
 
     def _run_alone(self, requests: list[GenerationRequest], version: int) -> list[GenerationResult]:
         batch = ActiveBatch(self._model)
-        places = list(range(len(requests)))
+        indices = list(range(len(requests)))
         results: list[GenerationResult | None] = [None] * len(requests)
         admitted = requests
-        while places:
+        while indices:
             finished = batch.advance(admitted, version)
             admitted = []
             gone = set()
             for row, result in finished:
-                results[places[row]] = result
+                results[indices[row]] = result
                 gone.add(row)
-            places = [place for row, place in enumerate(places) if row not in gone]
+            indices = [index for row, index in enumerate(indices) if row not in gone]
         return [result for result in results if result is not None]

@@ -126,13 +126,13 @@ def _logprobs(choice: Mapping[str, Any], token_ids: Sequence[int]) -> list[float
     if len(entries) != len(token_ids):
         raise MalformedReplyError(f"{_REPLY}: {len(entries)} log-probabilities for {len(token_ids)} tokens")
     values = []
-    for place, (entry, token) in enumerate(zip(entries, token_ids, strict=True)):
+    for index, (entry, token) in enumerate(zip(entries, token_ids, strict=True)):
         if isinstance(entry, dict):
             # Releases before 0.32 say it in words.
             if entry.get("token_id", entry.get("token")) not in (token, f"token_id:{token}"):
-                raise MalformedReplyError(f"{_REPLY}: log-probability {place} is of another token")
+                raise MalformedReplyError(f"{_REPLY}: log-probability {index} is of another token")
             entry = entry.get("logprob")
-        values.append(logprob_of(entry, place, _REPLY))
+        values.append(logprob_of(entry, index, _REPLY))
     return values
 
 

@@ -45,25 +45,25 @@ class EpisodeBatch:
 
     def only(self, kept: Sequence[bool]) -> Self:
         """Return the batch of some of its episodes, by a flag for each, as if the others had not been played."""
-        places = [place for place, flag in enumerate(kept) if flag]
-        number = {place: at for at, place in enumerate(places)}
+        indices = [index for index, flag in enumerate(kept) if flag]
+        number = {index: at for at, index in enumerate(indices)}
         rows = [at for at, row in enumerate(self.rows) if kept[row.trajectory]]
         longest = max((len(self.rows[at].ids) for at in rows), default=0)
         return replace(
             self,
-            trajectories=[self.trajectories[place] for place in places],
-            episodes=self.episodes.select(places),
+            trajectories=[self.trajectories[index] for index in indices],
+            episodes=self.episodes.select(indices),
             rows=[_renumbered(self.rows[at], number[self.rows[at].trajectory]) for at in rows],
             mask=self.mask[rows, :longest],
         )
 
-    def rows_at(self, places: Sequence[int]) -> Self:
+    def rows_at(self, indices: Sequence[int]) -> Self:
         """Return the batch with some of its rows alone; the episodes stay."""
-        return replace(self, rows=[self.rows[place] for place in places], mask=self.mask[list(places)])
+        return replace(self, rows=[self.rows[index] for index in indices], mask=self.mask[list(indices)])
 
-    def groups_of(self, places: Iterable[int]) -> set[int]:
+    def groups_of(self, indices: Iterable[int]) -> set[int]:
         """Return the indices of the groups that some of the rows are of."""
-        return {self.episodes.groups[self.rows[place].trajectory] for place in places}
+        return {self.episodes.groups[self.rows[index].trajectory] for index in indices}
 
     def note_advantages(self, advantages: Tensor) -> None:
         """Write into the records with which advantages they are trained.

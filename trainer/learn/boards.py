@@ -329,7 +329,7 @@ def flat(config: object, prefix: str = "") -> Iterator[tuple[str, str]]:
         for key, value in config.items():
             yield from flat(value, f"{prefix}.{key}" if prefix else str(key))
     elif isinstance(config, list) and any(isinstance(value, Mapping | list) for value in config):
-        for place, value in enumerate(config):
-            yield from flat(value, f"{prefix}.{place}")
+        for index, value in enumerate(config):
+            yield from flat(value, f"{prefix}.{index}")
     else:
         yield prefix, config if isinstance(config, str) else json.dumps(config)

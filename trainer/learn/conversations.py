@@ -74,7 +74,7 @@ def _texts(renderer: ChatRenderer, conversation: Conversation, roles: Collection
     template, messages = renderer.template, conversation.messages
     spoken = 0
     if "system" not in roles:  # some templates refuse a conversation before the user has said something
-        spoken = next((place for place, each in enumerate(messages) if each["role"] == "user"), 0)
+        spoken = next((index for index, each in enumerate(messages) if each["role"] == "user"), 0)
     return [""] * (spoken + 1) + [
         template.text(messages[:end], generation_prompt=False, tools=conversation.tools)
         for end in range(spoken + 1, len(messages) + 1)

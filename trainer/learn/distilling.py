@@ -69,12 +69,12 @@ class ScoredRows:
         which = [self._teacher_of(domain) for domain in batch.domains]
         taught: list[Tensor] = [torch.empty(0)] * len(rows)
         for number, teacher in enumerate(self._teachers):
-            places = [place for place, each in enumerate(which) if each == number]
-            if places:
-                for place, scores in zip(
-                    places, await teacher.logprobs([rows[place] for place in places]), strict=True
+            indices = [index for index, each in enumerate(which) if each == number]
+            if indices:
+                for index, scores in zip(
+                    indices, await teacher.logprobs([rows[index] for index in indices]), strict=True
                 ):
-                    taught[place] = scores
+                    taught[index] = scores
         return [row.with_fields({"taught": scores.float()}) for row, scores in zip(rows, taught, strict=True)]
 
 
@@ -135,11 +135,11 @@ class DistillationLearner:
             RunError: If too many steps in a row were left out.
         """
         made = await self._source.rows(batch)
-        places = [place for place, row in enumerate(made) if bool(row.mask.any())]
-        if not places:
+        indices = [index for index, row in enumerate(made) if bool(row.mask.any())]
+        if not indices:
             return {"batch/rows": 0.0}
-        batch.chosen.update(batch.groups_of(places))
-        rows = [made[place] for place in places]
+        batch.chosen.update(batch.groups_of(indices))
+        rows = [made[index] for index in indices]
         counts = Denominators.from_lengths(int(row.mask.sum()) for row in rows)
         loss = partial(mean_loss, counts=counts)
         if self._sampled:
@@ -147,7 +147,7 @@ class DistillationLearner:
         taken = await asyncio.to_thread(self._student.step, rows, loss, entropy="metric")
         self._skipped.note(applied=taken.applied)
         if taken.applied:
-            batch.trained.update(batch.groups_of(places))
+            batch.trained.update(batch.groups_of(indices))
         metrics = _report(taken) | {"batch/rows": float(len(rows)), "distill/tokens": float(counts.tokens)}
         return metrics | {"policy/learning_rate": self._student.learning_rate}
 

@@ -88,10 +88,10 @@ class ExampleBatches:
             return
         part: list[int] = []
         filled = 0
-        for place in order:
-            if part and filled + self._lengths[place] > self._tokens:
+        for index in order:
+            if part and filled + self._lengths[index] > self._tokens:
                 yield tuple(part)
                 part, filled = [], 0
-            part.append(place)
-            filled += self._lengths[place]
+            part.append(index)
+            filled += self._lengths[index]
         yield tuple(part)

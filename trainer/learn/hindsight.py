@@ -58,23 +58,23 @@ class Hindsight:
         made = []
         for number, row in enumerate(batch.rows):
             trajectory = batch.trajectories[row.trajectory]
-            for place, turn in enumerate(trajectory.steps):  # no environment answered a summary
+            for index, turn in enumerate(trajectory.steps):  # no environment answered a summary
                 if turn.segment != row.segment or turn.end <= turn.start or not row.has_reply(turn.start):
                     continue
-                hint = self._hint(trajectory, place, solutions.get(batch.episodes.groups[row.trajectory]))
+                hint = self._hint(trajectory, index, solutions.get(batch.episodes.groups[row.trajectory]))
                 if hint and (told := self._row(row, turn, hint)) is not None:
                     made.append(HindsightRow(told, number, turn.start))
         return made
 
-    def _hint(self, trajectory: Trajectory, place: int, solution: Trajectory | None) -> str:
+    def _hint(self, trajectory: Trajectory, index: int, solution: Trajectory | None) -> str:
         """Return what is told about a reply; nothing where nothing is known."""
         longest = self._settings.longest
         steps = trajectory.steps
-        after = steps[place + 1].observation if place + 1 < len(steps) else ""
+        after = steps[index + 1].observation if index + 1 < len(steps) else ""
         feedback = after or trajectory.detail or f"the episode ended: {trajectory.outcome.value}"
         shown = ""
-        if self._settings.solution and solution is not None and place < len(solution.steps):
-            reply = solution.steps[place].reply
+        if self._settings.solution and solution is not None and index < len(solution.steps):
+            reply = solution.steps[index].reply
             if solution is not trajectory and reply:
                 shown = self._settings.solution.replace("{reply}", reply[:longest])
         return self._settings.text.replace("{feedback}", feedback[:longest]).replace("{solution}", shown)

@@ -151,10 +151,10 @@ class Learner:
         left_out = (
             {"batch/episodes_left_out": float(choice.kept.count(False))} if False in choice.kept else {}
         )
-        places = [place for place, row in enumerate(batch.rows) if kept[row.trajectory]]
-        if not places:
+        indices = [index for index, row in enumerate(batch.rows) if kept[row.trajectory]]
+        if not indices:
             return {"batch/rows": 0.0} | left_out
-        batch.chosen.update(batch.groups_of(places))
+        batch.chosen.update(batch.groups_of(indices))
         settings = self._effective()
         memory = self._models.memory
         memory.state = with_returns(settings, memory.state, batch.episodes)
@@ -192,13 +192,13 @@ class Learner:
             "share": self._shares(batch, version),
         }
         complete = [
-            row.with_fields({name: part[place] for name, part in extra.items() if part is not None})
-            for place, row in enumerate(rows)
+            row.with_fields({name: part[index] for name, part in extra.items() if part is not None})
+            for index, row in enumerate(rows)
         ]
-        trained = batch.rows_at(places)
-        trained.note_advantages(result.advantages[places])
-        chosen = [complete[place] for place in places]
-        metrics = self._optimize(settings, chosen, trained, result.scores[places], step, version)
+        trained = batch.rows_at(indices)
+        trained.note_advantages(result.advantages[indices])
+        chosen = [complete[index] for index in indices]
+        metrics = self._optimize(settings, chosen, trained, result.scores[indices], step, version)
         self._remember(settings, batch, chosen, metrics)
         return metrics | result.metrics | left_out | {"batch/rows": float(len(chosen))}
 
@@ -288,9 +288,9 @@ class Learner:
         told: dict[str, float] = {}
         prepared: list[dict[str, float]] = []
         for epoch in range(settings.epochs):
-            for places in self._minibatches(units, step, epoch):
-                chosen = [rows[place] for place in places]
-                of_episodes = [episodes[place] for place in places]
+            for indices in self._minibatches(units, step, epoch):
+                chosen = [rows[index] for index in indices]
+                of_episodes = [episodes[index] for index in indices]
                 # Only before the first step is the policy still the one that the update began with.
                 updates = sum(taken.applied for taken in policy_steps)
                 broken: str | None = None
@@ -304,13 +304,13 @@ class Learner:
                     except InvalidNumberError as error:
                         broken = str(error)  # of a selection of the user's
                 counts = Denominators.from_lengths(
-                    lengths[each] for each in {sequences[place] for place in places}
+                    lengths[each] for each in {sequences[index] for index in indices}
                 )
                 if settings.positive_nll.coefficient:
                     counts = replace(
-                        counts, positive_tokens=positive_tokens(settings, chosen, scores[places])
+                        counts, positive_tokens=positive_tokens(settings, chosen, scores[indices])
                     )
-                totals = torch.tensor([lengths[sequences[place]] for place in places])
+                totals = torch.tensor([lengths[sequences[index]] for index in indices])
                 if broken is not None:
                     taken = StepReport({}, math.nan, applied=False, broken=broken)
                 else:
@@ -320,7 +320,7 @@ class Learner:
                         partial(
                             policy_share,
                             settings=settings,
-                            scores=scores[places],
+                            scores=scores[indices],
                             lengths=totals,
                             rest=rest,
                             counts=counts,
@@ -329,10 +329,10 @@ class Learner:
                         keep_outputs=not (updates or told or self._truncated),
                     )
                 if taken.outputs is not None:
-                    told = mismatch(chosen, taken.outputs, places, batch, version)
+                    told = mismatch(chosen, taken.outputs, indices, batch, version)
                 self._policy_steps.note(applied=taken.applied, why=taken.broken)
                 if taken.applied:
-                    batch.trained.update(batch.groups_of(places))
+                    batch.trained.update(batch.groups_of(indices))
                 policy_steps.append(taken)
                 if self._models.critic is not None:
                     taken = self._models.critic.step(
@@ -348,15 +348,15 @@ class Learner:
     def _minibatches(self, units: Sequence[Hashable], step: int, epoch: int) -> list[list[int]]:
         """Cut the rows at random into as many parts as the algorithm takes optimizer steps, units left whole."""
         places: dict[Hashable, list[int]] = {}
-        for place, unit in enumerate(units):
-            places.setdefault(unit, []).append(place)
+        for index, unit in enumerate(units):
+            places.setdefault(unit, []).append(index)
         whole = list(places.values())
         count = min(self._settings.minibatches, len(whole))
         if count == 1:
             return [list(range(len(units)))]
         order = generator(self._seed, "minibatches", step, epoch).permutation(len(whole)).tolist()
         return [
-            sorted(place for number in order[part::count] for place in whole[number]) for part in range(count)
+            sorted(index for number in order[part::count] for index in whole[number]) for part in range(count)
         ]
 
     def _forward(self, backend: Scorer | None, rows: list[TrainRow]) -> list[Tensor]:

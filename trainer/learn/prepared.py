@@ -63,7 +63,7 @@ def prepared_rows(
         own["charge"] = made.charges
     lines = {name: unpadded(table, rows) for name, table in own.items()}
     complete = [
-        row.with_fields({name: line[place] for name, line in lines.items()}) for place, row in enumerate(rows)
+        row.with_fields({name: line[index] for name, line in lines.items()}) for index, row in enumerate(rows)
     ]
     return complete, made.metrics
 
@@ -89,18 +89,18 @@ def elsewhere_of(
         updates: Optimizer steps of the batch before this one.
     """
     number = Counter(episodes)
-    cut = [place for place, episode in enumerate(episodes) if number[episode] > 1]
+    cut = [index for index, episode in enumerate(episodes) if number[episode] > 1]
     if settings.ratio.level not in ("sequence", "sequence_sum") or not cut:
         return None
     difference = torch.zeros(len(rows), dtype=torch.float64)
     # With recomputed ones the policy is at first the one that ratios start from: all are 1.
     if settings.proximal != "recomputed" or updates:
-        outputs = policy.forward([rows[place] for place in cut])
-        for place, logprobs in zip(cut, outputs, strict=True):
-            row = rows[place]
+        outputs = policy.forward([rows[index] for index in cut])
+        for index, logprobs in zip(cut, outputs, strict=True):
+            row = rows[index]
             start = _start(settings, row, logprobs)
             moved = bounded_difference(settings, logprobs, start, row.fields["advantages"])
-            difference[place] = moved[row.mask].double().sum()
+            difference[index] = moved[row.mask].double().sum()
     tokens = torch.tensor([float(row.mask.sum()) for row in rows], dtype=torch.float64)
     episode = torch.tensor(episodes)
     return torch.stack([elsewhere(difference, episode), elsewhere(tokens, episode)]).float()
@@ -118,7 +118,7 @@ def _start(settings: AlgorithmSettings, row: TrainRow, logprobs: Tensor) -> Tens
 
 def unpadded(table: Tensor, rows: Sequence[TrainRow]) -> list[Tensor]:
     """Return the lines of a padded table, each as long as its row."""
-    return [table[place, : len(row.ids)] for place, row in enumerate(rows)]
+    return [table[index, : len(row.ids)] for index, row in enumerate(rows)]
 
 
 def sequence_lengths(
@@ -147,6 +147,6 @@ def sequences_of(settings: AlgorithmSettings, batch: EpisodeBatch) -> list[tuple
         case "group":
             return [(batch.episodes.groups[row.trajectory], 0) for row in batch.rows]
         case "row":
-            return [(row.trajectory, place) for place, row in enumerate(batch.rows)]
+            return [(row.trajectory, index) for index, row in enumerate(batch.rows)]
         case _:
             assert_never(settings.aggregation.unit)

@@ -189,10 +189,10 @@ def divided(since: float, until: float, timelines: Sequence[Timeline]) -> dict[P
     row = np.array([phases.index(phase) for _, _, phase in spans]) * len(moments)
     begun, over = (
         np.bincount(
-            row + np.searchsorted(moments, [span[place] for span in spans]),
+            row + np.searchsorted(moments, [span[index] for span in spans]),
             minlength=len(phases) * len(moments),
         ).reshape(len(phases), len(moments))
-        for place in (0, 1)
+        for index in (0, 1)
     )
     playing = (begun - over).cumsum(axis=1)[:, :-1].astype(np.float64)
     total = playing.sum(axis=0)
@@ -249,9 +249,9 @@ def _by_domain(
     groups: Sequence[Group], dropped: Sequence[Group]
 ) -> Mapping[str, tuple[list[Group], list[Group]]]:
     domains: dict[str, tuple[list[Group], list[Group]]] = {}
-    for place, part in enumerate((groups, dropped)):
+    for index, part in enumerate((groups, dropped)):
         for group in part:
-            domains.setdefault(group.task.domain, ([], []))[place].append(group)
+            domains.setdefault(group.task.domain, ([], []))[index].append(group)
     return domains
 
 

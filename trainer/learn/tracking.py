@@ -110,8 +110,8 @@ class Tracker:
     def episodes(self, step: int, groups: Iterable[Group]) -> None:
         """Record the episodes of the groups that a step trained on or dropped, in the order of its batch."""
         if self._episodes is not None:
-            for place, group in enumerate(groups):
-                about = group.as_record(place)
+            for index, group in enumerate(groups):
+                about = group.as_record(index)
                 # It is none of the episodes that are trained on, and belongs to them all: it is said once.
                 beside: dict[str, Any] = {} if group.greedy is None else {"greedy": group.greedy.as_record()}
                 for number, trajectory in enumerate(group.trajectories):

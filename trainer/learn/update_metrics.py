@@ -32,7 +32,7 @@ def step_metrics(name: str, steps: Sequence[StepReport]) -> dict[str, float]:
 def mismatch(
     rows: Sequence[TrainRow],
     outputs: Sequence[Tensor],
-    places: Sequence[int],
+    indices: Sequence[int],
     batch: EpisodeBatch,
     version: int,
 ) -> dict[str, float]:
@@ -43,7 +43,7 @@ def mismatch(
     Args:
         rows: Rows of the update's first optimizer step.
         outputs: The log-probabilities of each.
-        places: Their places in the batch.
+        indices: Their places in the batch.
         batch: The batch.
         version: The policy version that is trained.
     """
@@ -54,12 +54,12 @@ def mismatch(
     metrics = mismatch_metrics(old, behaviour, torch.ones_like(old, dtype=torch.bool))
     tokens = torch.tensor([int(row.mask.sum()) for row in rows])
     of_rows = batch.domains
-    domains = [of_rows[place] for place in places]
+    domains = [of_rows[index] for index in indices]
     names = sorted(set(domains))
     domain = torch.tensor([names.index(each) for each in domains]).repeat_interleave(tokens)
-    parts = {f"domain/{name}": domain == place for place, name in enumerate(names)}
+    parts = {f"domain/{name}": domain == index for index, name in enumerate(names)}
     sampled_by = [
-        torch.tensor(batch.rows[place].versions)[row.mask] for row, place in zip(rows, places, strict=True)
+        torch.tensor(batch.rows[index].versions)[row.mask] for row, index in zip(rows, indices, strict=True)
     ]
     behind = (version - torch.cat(sampled_by)).clamp(0, len(_LAGS) - 1)
     if bool(behind.any()):

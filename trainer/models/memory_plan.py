@@ -16,8 +16,8 @@ attention, which keeps no scores. `tests/trainer/models/test_memory_plan.py` che
 """
 
 from dataclasses import dataclass, replace
-from typing import Literal
 
+from trainer.config.backend import BackendKind
 from trainer.models.shape import ModelShape
 
 GIB = 2**30
@@ -25,8 +25,6 @@ LOGITS_AT_ONCE = 2**26
 """Numbers of logits that a policy holds at one time; more are computed in parts."""
 RUNTIME_BYTES = 1 * GIB
 """What an accelerator's runtime, its kernels and the allocator's gaps take beside tensors."""
-
-BackendKind = Literal["torch", "fsdp2", "deepspeed", "megatron"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -153,8 +153,8 @@ class Segment:
             parent=parent,
             fork=None if data.fork is None else member_of(Fork, data.fork, f"{name}.fork"),
             images=[
-                read_image(each.start, each.end, each.png, len(data.ids), f"{name}.images.{place}")
-                for place, each in enumerate(data.images)
+                read_image(each.start, each.end, each.png, len(data.ids), f"{name}.images.{index}")
+                for index, each in enumerate(data.images)
             ],
             experts=_experts(data, name),
         )

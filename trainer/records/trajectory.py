@@ -218,11 +218,11 @@ class Trajectory:
             member=data.member,
             attempt=data.attempt,
             segments=[
-                Segment.from_schema(each, f"segments.{place}", lengths)
-                for place, each in enumerate(data.segments)
+                Segment.from_schema(each, f"segments.{index}", lengths)
+                for index, each in enumerate(data.segments)
             ],
             turns=[
-                Turn.from_schema(each, f"turns.{place}", lengths) for place, each in enumerate(data.turns)
+                Turn.from_schema(each, f"turns.{index}", lengths) for index, each in enumerate(data.turns)
             ],
             outcome=member_of(Outcome, data.outcome, "outcome"),
             detail=data.detail,

@@ -160,10 +160,10 @@ def _message(role: str, content: str) -> Message:
 
 
 def _merged_into_user(system: Message, messages: Sequence[Message]) -> list[Message]:
-    for place, message in enumerate(messages):
+    for index, message in enumerate(messages):
         if message["role"] == "user":
             content = _together(system["content"], message["content"])
-            return [*messages[:place], dict(message) | {"content": content}, *messages[place + 1 :]]
+            return [*messages[:index], dict(message) | {"content": content}, *messages[index + 1 :]]
         if message["role"] == "assistant":
             break
     return [_message("user", system["content"]), *messages]

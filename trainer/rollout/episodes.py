@@ -251,13 +251,13 @@ def group_reward(reward: Plugin) -> Callable[[Group], Awaitable[None]]:
 
 def _record_fault(trajectory: Trajectory) -> str | None:
     """What of a record that other code than ours wrote does not fit together."""
-    for place, segment in enumerate(trajectory.segments):
+    for index, segment in enumerate(trajectory.segments):
         lengths = {len(part) for part in _lists(segment)}
         if lengths != {len(segment.ids)}:
-            return f"the lists of segment {place} differ in length"
-    for place, turn in enumerate(trajectory.turns):
+            return f"the lists of segment {index} differ in length"
+    for index, turn in enumerate(trajectory.turns):
         if turn.start != turn.end and not _is_span(turn, trajectory):
-            return f"turn {place} is not within its segment"
+            return f"turn {index} is not within its segment"
     return None
 
 

@@ -48,10 +48,10 @@ class LoggedClient(ForwardingClient):
         if all(result is not None for result in recalled):
             return [result for result in recalled if result is not None]
         results = await self._client.generate_together(requests)
-        for place, (tape, known) in enumerate(zip(tapes, recalled, strict=True)):
+        for index, (tape, known) in enumerate(zip(tapes, recalled, strict=True)):
             if known is not None:
-                results[place] = known
+                results[index] = known
             elif tape is not None:
-                tape.replied(requests[place], results[place])
+                tape.replied(requests[index], results[index])
         await self._recall.log.commit()
         return results

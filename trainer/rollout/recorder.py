@@ -38,9 +38,9 @@ class Recorder:
         self.trajectory = trajectory
         self._tree = _PrefixTree(trajectory.segments)
         self._placed: dict[int, _Placed] = {}
-        for place, segment in enumerate(trajectory.segments):
+        for index, segment in enumerate(trajectory.segments):
             if segment.ids:
-                self._tree.add(place)
+                self._tree.add(index)
 
     def place(
         self, prompt_ids: Sequence[int], images: Sequence[PlacedImage] = (), fork: Fork | None = None

@@ -161,4 +161,4 @@ class CurriculumTaskSource:
     def _draw_order(self, block: int, counts: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
         places = [(choice, rank) for choice, count in enumerate(counts) for rank in range(count)]
         order = generator(self._seed, "task", "block", block).permutation(len(places))
-        return tuple(places[int(place)] for place in order)
+        return tuple(places[int(index)] for index in order)

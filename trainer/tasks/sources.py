@@ -107,7 +107,7 @@ class InterleavedTaskSource:
         if len(self.streams) == 1:
             return tuple(places)
         order = generator(self._seed, "task", "block", block).permutation(len(places))
-        return tuple(places[int(place)] for place in order)
+        return tuple(places[int(index)] for index in order)
 
 
 def counts_in_block(weights: Sequence[float], block: int) -> tuple[int, ...]:
@@ -115,8 +115,8 @@ def counts_in_block(weights: Sequence[float], block: int) -> tuple[int, ...]:
     shares = np.array(weights, dtype=np.float64) * block / sum(weights)
     counts = np.floor(shares + 1e-9).astype(int)
     missing = block - int(counts.sum())
-    for place in np.argsort(counts - shares, kind="stable")[:missing]:
-        counts[place] += 1
+    for index in np.argsort(counts - shares, kind="stable")[:missing]:
+        counts[index] += 1
     return tuple(int(count) for count in counts)
 
 

@@ -131,12 +131,12 @@ def _draw_room(generator: np.random.Generator, difficulty: Difficulty) -> Room |
     ways = generator.integers(4, size=length + 1).tolist()
     stamps = generator.integers(len(_STAMPS), size=length).tolist()
     way = ways[-1]
-    for place in range(length):
-        if turns[place]:
-            way = ways[place]
+    for index in range(length):
+        if turns[index]:
+            way = ways[index]
         row = min(max(row + (-1, 1, 0, 0)[way], 1), height - 2)
         column = min(max(column + (0, 0, -1, 1)[way], 1), width - 2)
-        for down, right in _STAMPS[stamps[place]]:
+        for down, right in _STAMPS[stamps[index]]:
             if 1 <= row + down <= height - 2 and 1 <= column + right <= width - 2:
                 floor.add((row + down) * width + column + right)
     if len(floor) <= 2 * difficulty.boxes + 1:
@@ -144,7 +144,7 @@ def _draw_room(generator: np.random.Generator, difficulty: Difficulty) -> Room |
     cells = sorted(floor)
     targets = generator.choice(len(cells), difficulty.boxes, replace=False).tolist()
     walls = frozenset(range(height * width)) - floor
-    return Room(height, width, walls, frozenset(cells[place] for place in targets))
+    return Room(height, width, walls, frozenset(cells[index] for index in targets))
 
 
 _PLAYER_BITS = 9

@@ -5,7 +5,6 @@ heading before a board is its title, and so is a `Title:` below it.
 """
 
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -102,27 +101,6 @@ def parse_levels(text: str, source: str = "the text") -> list[FileLevel]:
             f"{source} holds no level: a board is lines of '#@+$*. ', with walls (#) in each"
         )
     return levels
-
-
-def format_levels(levels: Iterable[FileLevel], *, run_length: bool = False) -> str:
-    """Write levels as a file that `parse_levels` reads.
-
-    Args:
-        levels: The levels; their numbers are given anew by their order.
-        run_length: Write each as one line of runs, such as `5#|#@$.#|5#`.
-    """
-    parts = []
-    for level in levels:
-        heading = "" if level.title is None else f"; {level.title}\n"
-        parts.append(f"{heading}{run_lengths(level.text) if run_length else level.text}\n")
-    return "\n".join(parts)
-
-
-def run_lengths(text: str) -> str:
-    """Return XSB text as runs: `4#2-` is four walls and two cells of floor, `|` ends a row."""
-    joined = text.replace(" ", "-").replace("\n", "|")
-    runs = re.finditer(r"(.)\1*", joined)
-    return "".join(f"{len(run[0]) if len(run[0]) > 1 else ''}{run[1]}" for run in runs)
 
 
 def _blocks(text: str, source: str) -> list[_Block]:

@@ -34,7 +34,8 @@ def _write(calls: Sequence[ToolCall]) -> str:
     return "\n".join(f"<tool_call>\n{text}\n</tool_call>" for text in written)
 
 
-def _show_result(name: str, content: str) -> str:
+def show_result(name: str, content: str) -> str:
+    """Write what a call gave, as the templates of Qwen and Hermes have it."""
     return f"<tool_response>\n{content}\n</tool_response>"
 
 
@@ -45,4 +46,4 @@ def _explain(schemas: Schemas) -> str:
     )
 
 
-HERMES = CallFormat("hermes", _read, _write, _explain, _show_result)
+HERMES = CallFormat("hermes", _read, _write, _explain, show_result)

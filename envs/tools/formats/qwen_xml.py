@@ -18,6 +18,7 @@ from envs.tools.calls import (
     parse_name,
     shown,
 )
+from envs.tools.formats.hermes import show_result
 from envs.tools.literals import ExpressionParser, literal_of
 
 
@@ -85,10 +86,6 @@ def _written(call: ToolCall) -> str:
     return "\n".join([*lines, "</function>", "</tool_call>"])
 
 
-def _show_result(name: str, content: str) -> str:
-    return f"<tool_response>\n{content}\n</tool_response>"
-
-
 def _explain(schemas: Schemas) -> str:
     return (
         "To call a tool, write its name and parameters as tags inside tool_call tags, for example:\n"
@@ -96,4 +93,4 @@ def _explain(schemas: Schemas) -> str:
     )
 
 
-QWEN_XML = CallFormat("qwen-xml", _read, _write, _explain, _show_result)
+QWEN_XML = CallFormat("qwen-xml", _read, _write, _explain, show_result)

@@ -78,11 +78,11 @@ def draw_database(generator: np.random.Generator) -> Database:
             },
             "orders": [],
         }
-        for place in generator.permutation(len(ORDER_STATUSES)):
+        for index in generator.permutation(len(ORDER_STATUSES)):
             order_id = f"#W{next(numbers)}"
             users[user_id]["orders"].append(order_id)
             orders[order_id] = _draw_order(
-                generator, products, user_id, users[user_id], ORDER_STATUSES[int(place)]
+                generator, products, user_id, users[user_id], ORDER_STATUSES[int(index)]
             )
     return {"products": products, "users": users, "orders": orders}
 

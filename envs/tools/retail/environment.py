@@ -156,9 +156,9 @@ class RetailEnv(ToolEnv):
         """Draw requests about different orders of a customer; none where the orders are not enough."""
         orders = list(database["users"][user_id]["orders"])
         found: list[Request] = []
-        for place in self.np_random.permutation(len(orders)):
+        for index in self.np_random.permutation(len(orders)):
             kind = self._kinds[int(self.np_random.integers(len(self._kinds)))]
-            request = draw_request(self.np_random, database, orders[int(place)], kind)
+            request = draw_request(self.np_random, database, orders[int(index)], kind)
             if request is not None:
                 found.append(request)
             if len(found) == self._count:

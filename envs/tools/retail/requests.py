@@ -143,8 +143,8 @@ def _other_variant(
 ) -> Request | None:
     user = database["users"][order["user_id"]]
     card = next(key for key, method in user["payment_methods"].items() if method["kind"] == "card")
-    for place in generator.permutation(len(order["items"])):
-        item = order["items"][int(place)]
+    for index in generator.permutation(len(order["items"])):
+        item = order["items"][int(index)]
         variants = database["products"][item["product_id"]]["variants"]
         # One option differs, so that the customer's wish means one variant.
         fitting = [

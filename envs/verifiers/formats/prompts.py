@@ -114,7 +114,7 @@ def _foreign(draw: Generator) -> Drawn:
 
 
 def _sample(draw: Generator, choices: Sequence[str], count: int) -> list[str]:
-    return [choices[int(place)] for place in draw.choice(len(choices), size=count, replace=False)]
+    return [choices[int(index)] for index in draw.choice(len(choices), size=count, replace=False)]
 
 
 FAMILIES: dict[str, Callable[[Generator], Drawn]] = {

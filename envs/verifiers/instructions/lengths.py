@@ -47,7 +47,7 @@ def first_word_of_paragraph(text: Text, num_paragraphs: int, nth_paragraph: int,
     if not begin:
         return False
     letters = begin[0].lstrip("'").lstrip('"')
-    end = next((place for place, letter in enumerate(letters) if letter in _ENDS_A_WORD), len(letters))
+    end = next((index for index, letter in enumerate(letters) if letter in _ENDS_A_WORD), len(letters))
     return letters[:end].lower() == first_word.strip().lower()
 
 

@@ -99,7 +99,7 @@ def one_of(draw: Generator, choices: Sequence[str]) -> str:
 
 
 def _some(draw: Generator, choices: Sequence[str], count: int) -> list[str]:
-    return [choices[int(place)] for place in draw.choice(len(choices), size=count, replace=False)]
+    return [choices[int(index)] for index in draw.choice(len(choices), size=count, replace=False)]
 
 
 def _listing(words: Sequence[str]) -> str:

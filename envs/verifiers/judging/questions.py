@@ -34,10 +34,10 @@ def _weekday(draw: Generator) -> tuple[str, str]:
 
 
 def _order(draw: Generator) -> tuple[str, str]:
-    names = [_NAMES[int(place)] for place in draw.choice(len(_NAMES), size=4, replace=False)]
+    names = [_NAMES[int(index)] for index in draw.choice(len(_NAMES), size=4, replace=False)]
     more, least, most = _MEASURES[int(draw.integers(len(_MEASURES)))]
     said = [f"{left} is {more} than {right}." for left, right in pairwise(names)]
-    said = [said[int(place)] for place in draw.permutation(len(said))]
+    said = [said[int(index)] for index in draw.permutation(len(said))]
     wanted, answer = ((least, names[-1]), (most, names[0]))[int(draw.integers(2))]
     return f"{' '.join(said)} Who is the {wanted}?", answer
 

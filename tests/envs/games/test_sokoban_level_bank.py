@@ -19,10 +19,10 @@ from envs.games.sokoban.generator import Difficulty, generate, split_of
 from envs.games.sokoban.levels import (
     FileLevel,
     LevelFileError,
-    format_levels,
     read_levels,
 )
 from envs.games.sokoban.solver import solve
+from tests.support.level_files import format_levels
 from tests.support.wire import Server
 
 FIRST = "#####\n#@$.#\n#####"

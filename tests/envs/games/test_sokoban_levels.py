@@ -11,12 +11,11 @@ from envs.games.sokoban.generator import Difficulty, generate
 from envs.games.sokoban.levels import (
     FileLevel,
     LevelFileError,
-    format_levels,
     parse_levels,
     read_levels,
-    run_lengths,
 )
 from envs.games.sokoban.solver import solve
+from tests.support.level_files import format_levels, run_lengths
 
 FIRST = "#####\n#@$.#\n#####"
 SECOND = "######\n#. $@#\n#   ##\n######"

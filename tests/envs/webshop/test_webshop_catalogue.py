@@ -66,14 +66,14 @@ def test_every_goal_has_a_purchase_of_the_full_reward(catalogue: Catalogue, kind
             chosen = goal.options
         else:
             names = {value: name for name, values in product.options.items() for value in values}
-            chosen = {names[value]: value for value in goal.option_values}
+            chosen = {names[value]: value for value in goal.options}
         score = score_purchase(product, goal, catalogue.price(number), chosen, heuristic_nouns)
         assert score.total == 1.0, goal
 
 
 def test_what_is_held_out_is_asked_for_nowhere_else(catalogue: Catalogue) -> None:
     goals = catalogue.goals("human")
-    wishes = [(goal.asin, frozenset(goal.attributes), frozenset(goal.option_values)) for goal in goals]
+    wishes = [(goal.asin, frozenset(goal.attributes), frozenset(goal.options)) for goal in goals]
     assert len(set(wishes)) == len(wishes)
 
 

@@ -23,12 +23,11 @@ from trainer.algorithms.filter_settings import ShortestEpisodes
 from trainer.algorithms.gdpo import gdpo_advantages
 from trainer.algorithms.kl import centred_kl_advantages, kl_estimate
 from trainer.algorithms.losses import dppo_surrogate, positive_nll
-from trainer.algorithms.moving_baseline import moving_baseline_advantages
 from trainer.algorithms.objective import policy_loss
 from trainer.algorithms.presets import resolve_preset
 from trainer.algorithms.returns import sample_weights, token_returns, turn_returns
 from trainer.algorithms.rewards import turn_rewards
-from trainer.algorithms.state import AlgorithmState
+from trainer.algorithms.state import AlgorithmState, moving_baseline_advantages
 
 SCORES = torch.tensor([1.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0])
 ONE_GROUP = torch.zeros(8, dtype=torch.int64)

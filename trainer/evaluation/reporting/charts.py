@@ -109,7 +109,7 @@ def stacked_chart(
     series = [thinned(list(zip(steps, values, strict=True))) for values in parts]
     places = [step for step, _ in series[0]]
     tops = [0.0] * len(places)
-    total = max(sum(values[place][1] for values in series) for place in range(len(places)))
+    total = max(sum(values[index][1] for values in series) for index in range(len(places)))
     scale = Scale(places[0], places[-1], 0.0, total or 1.0, _WIDE, _TALL)
     colours = range(len(names)) if colours is None else colours
     shapes = [_grid(scale)]
@@ -126,7 +126,7 @@ def ticks(low: float, high: float) -> list[tuple[float, str]]:
     size = math.pow(10.0, math.floor(math.log10(rough)))
     step = next(size * factor for factor in (1, 2, 5, 10) if size * factor >= rough * 0.999)
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
-    values = [place * step for place in range(first, last + 1)]
+    values = [index * step for index in range(first, last + 1)]
     largest = max((abs(value) for value in values), default=0.0)
     decimals = max(0, -math.floor(math.log10(step) + 1e-9))
     if largest >= 10_000 or decimals > 4:

@@ -168,11 +168,11 @@ def _view(played: PlayedEpisode, budget: _Budget) -> EpisodeView:
         outcome=trajectory.outcome.value,
         facts=tuple(facts),
         phases=_phases(trajectory),
-        turns=tuple(_turn(place, turn, budget) for place, turn in enumerate(shown)),
+        turns=tuple(_turn(index, turn, budget) for index, turn in enumerate(shown)),
         turns_left_out=len(trajectory.turns) - len(shown),
         segments=tuple(
-            _segment(place, segment, trajectory, budget)
-            for place, segment in enumerate(trajectory.segments)
+            _segment(index, segment, trajectory, budget)
+            for index, segment in enumerate(trajectory.segments)
             if segment.ids
         ),
     )
@@ -205,12 +205,12 @@ def _turn(number: int, turn: Turn, budget: _Budget) -> TurnView:
     )
 
 
-def _segment(place: int, segment: Segment, trajectory: Trajectory, budget: _Budget) -> SegmentView:
-    title = f"segment {place}: {len(segment.ids):,} tokens, {sum(segment.action_mask):,} of them sampled"
+def _segment(index: int, segment: Segment, trajectory: Trajectory, budget: _Budget) -> SegmentView:
+    title = f"segment {index}: {len(segment.ids):,} tokens, {sum(segment.action_mask):,} of them sampled"
     if segment.parent is not None:
         title += f"; goes on from token {segment.parent[1]} of segment {segment.parent[0]}"
         title += f" ({segment.fork.value})" if segment.fork is not None else ""
-    advantages = _advantages(place, trajectory.turns)
+    advantages = _advantages(index, trajectory.turns)
     pieces: list[Piece] = []
     room = min(_MOST_TOKENS, budget.tokens)
     end = 0
@@ -243,12 +243,12 @@ def _text(ids: Sequence[int], span: Iterable[int], budget: _Budget) -> str:
     return "".join(budget.text(ids[at]) for at in span)
 
 
-def _advantages(place: int, turns: Sequence[Turn]) -> dict[int, float]:
+def _advantages(index: int, turns: Sequence[Turn]) -> dict[int, float]:
     """Return the advantage of each trained token of a segment."""
     return {
         turn.start + offset: value
         for turn in turns
-        if turn.segment == place
+        if turn.segment == index
         for offset, value in enumerate(turn.advantages)
     }
 

@@ -342,7 +342,7 @@ def _domain_figure(rows: Sequence[Row]) -> Markup:
     if len(names) < 2:
         return Markup("")
     lines = [
-        Line(name, points(rows, f"domain/{name}/success"), colour=place % 8)
-        for place, name in enumerate(names[:8])
+        Line(name, points(rows, f"domain/{name}/success"), colour=index % 8)
+        for index, name in enumerate(names[:8])
     ]
     return line_chart(lines, low=0.0, high=1.0, wide=True)

@@ -239,8 +239,8 @@ def _sampled_lines(path: Path, notes: list[str]) -> Iterator[tuple[int, bytes]]:
         size = path.stat().st_size
         with path.open("rb") as file:
             done = 0
-            for place in range(_PLACES):
-                file.seek(max(done, size * place // _PLACES))
+            for index in range(_PLACES):
+                file.seek(max(done, size * index // _PLACES))
                 if file.tell() > done:
                     _skip_line(file)  # the rest of the line that the place fell into
                 for _ in range(_NEIGHBOURS):

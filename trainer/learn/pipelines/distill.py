@@ -33,13 +33,13 @@ class Distillation:
         self._held_out = held_out
         self._skipped = SkippedSteps("student", max_skipped_steps)
 
-    def update(self, places: Sequence[int]) -> dict[str, float]:
+    def update(self, indices: Sequence[int]) -> dict[str, float]:
         """Take an optimizer step on the rows at some places, and return its metrics.
 
         Raises:
             RunError: If too many steps in a row were left out.
         """
-        chosen = [self._rows[place] for place in places]
+        chosen = [self._rows[index] for index in indices]
         counts = Denominators.from_lengths(int(row.mask.sum()) for row in chosen)
         taken = self._student.step(chosen, partial(mean_loss, counts=counts), entropy="metric")
         self._skipped.note(applied=taken.applied)

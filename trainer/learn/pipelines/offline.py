@@ -24,7 +24,7 @@ HELD_OUT = f"{EVALUATION_PREFIX}held_out/"
 class Objective(Protocol):
     """What examples are learnt for."""
 
-    def update(self, places: Sequence[int]) -> dict[str, float]:
+    def update(self, indices: Sequence[int]) -> dict[str, float]:
         """Take an optimizer step on the examples at some places, and return its metrics.
 
         Raises:
@@ -135,7 +135,7 @@ def weights_digest(models: Models) -> str:
     return digest.hexdigest()
 
 
-def in_parts(places: range, size: int) -> Iterator[range]:
+def in_parts(indices: range, size: int) -> Iterator[range]:
     """Yield places in runs of at most `size`."""
-    for start in range(places.start, places.stop, size):
-        yield range(start, min(start + size, places.stop))
+    for start in range(indices.start, indices.stop, size):
+        yield range(start, min(start + size, indices.stop))

@@ -62,9 +62,9 @@ class PreferenceRows:
         """Tokens of each example."""
         return [len(first.ids) + len(second.ids) for first, second in self.rows]
 
-    def flat(self, places: Sequence[int]) -> list[TrainRow]:
+    def flat(self, indices: Sequence[int]) -> list[TrainRow]:
         """Return the rows of some examples: the first ones of all, then the second ones."""
-        return [self.rows[place][0] for place in places] + [self.rows[place][1] for place in places]
+        return [self.rows[index][0] for index in indices] + [self.rows[index][1] for index in indices]
 
 
 def reference_sums(
@@ -113,15 +113,15 @@ class Preference:
         self._held_out, self._held_out_reference = held_out, held_out_reference
         self._skipped = SkippedSteps("policy", max_skipped_steps)
 
-    def update(self, places: Sequence[int]) -> dict[str, float]:
+    def update(self, indices: Sequence[int]) -> dict[str, float]:
         """Take an optimizer step on the examples at some places, and return its metrics.
 
         Raises:
             RunError: If too many steps in a row were left out.
         """
-        rows = self._examples.flat(places)
+        rows = self._examples.flat(indices)
         taken, metrics = coupled_step(
-            self._backend, rows, self._coupled(self._examples, self._reference, places)
+            self._backend, rows, self._coupled(self._examples, self._reference, indices)
         )
         self._skipped.note(applied=taken.applied)
         return step_metrics(taken) | {f"preference/{name}": value for name, value in metrics.items()}
@@ -130,15 +130,15 @@ class Preference:
         """Return loss and accuracy of the held-out examples; nothing where there are none."""
         if not self._held_out.rows:
             return {}
-        places = range(len(self._held_out.rows))
+        indices = range(len(self._held_out.rows))
         sums = reference_sums(self._backend, self._held_out).T.reshape(-1)
-        loss = self._coupled(self._held_out, self._held_out_reference, places)
-        value, metrics = loss(Sums(sums, token_counts(self._held_out.flat(places))))
+        loss = self._coupled(self._held_out, self._held_out_reference, indices)
+        value, metrics = loss(Sums(sums, token_counts(self._held_out.flat(indices))))
         return {"loss": float(value)} | metrics
 
-    def _coupled(self, examples: PreferenceRows, reference: Tensor, places: Sequence[int]) -> CoupledLoss:
-        good = torch.tensor([examples.good[place] for place in places]) if examples.good else None
-        return partial(_loss, settings=self._loss, reference=reference[list(places)], good=good)
+    def _coupled(self, examples: PreferenceRows, reference: Tensor, indices: Sequence[int]) -> CoupledLoss:
+        good = torch.tensor([examples.good[index] for index in indices]) if examples.good else None
+        return partial(_loss, settings=self._loss, reference=reference[list(indices)], good=good)
 
 
 class Ranking:
@@ -165,15 +165,15 @@ class Ranking:
         self._examples, self._held_out = examples, held_out
         self._skipped = SkippedSteps("reward model", max_skipped_steps)
 
-    def update(self, places: Sequence[int]) -> dict[str, float]:
+    def update(self, indices: Sequence[int]) -> dict[str, float]:
         """Take an optimizer step on the pairs at some places, and return its metrics.
 
         Raises:
             RunError: If too many steps in a row were left out.
         """
-        margins = torch.tensor([self._examples.margins[place] for place in places], dtype=torch.float64)
+        margins = torch.tensor([self._examples.margins[index] for index in indices], dtype=torch.float64)
         loss = partial(_ranking_loss, margins=margins, centre=self._centre)
-        taken, metrics = coupled_step(self._backend, self._examples.flat(places), loss)
+        taken, metrics = coupled_step(self._backend, self._examples.flat(indices), loss)
         self._skipped.note(applied=taken.applied)
         return step_metrics(taken) | {f"reward/{name}": value for name, value in metrics.items()}
 

@@ -75,13 +75,13 @@ class Imitation:
         self._held_out = held_out
         self._skipped = SkippedSteps(what, max_skipped_steps)
 
-    def update(self, places: Sequence[int]) -> dict[str, float]:
+    def update(self, indices: Sequence[int]) -> dict[str, float]:
         """Take an optimizer step on the rows at some places, and return its metrics.
 
         Raises:
             RunError: If too many steps in a row were left out.
         """
-        chosen = [self._rows[place] for place in places]
+        chosen = [self._rows[index] for index in indices]
         counts = Denominators.from_lengths(int(row.mask.sum()) for row in chosen)
         taken = self._backend.step(chosen, partial(_negative_log_likelihood, counts=counts))
         self._skipped.note(applied=taken.applied)
@@ -98,7 +98,7 @@ def mean_output(scorer: Scorer, rows: Sequence[TrainRow]) -> float:
     """Return the mean of what a model gives of the marked tokens of rows, such as their log-probabilities."""
     total, tokens = 0.0, 0
     for part in in_parts(range(len(rows)), _MEASURED_AT_ONCE):
-        chosen = [rows[place] for place in part]
+        chosen = [rows[index] for index in part]
         for row, line in zip(chosen, scorer.forward(chosen), strict=True):
             total += float(line[row.mask].double().sum())
             tokens += int(row.mask.sum())

@@ -177,7 +177,6 @@ class TensorBroadcast:
         self._address: GroupAddress | None = None
         self._group: Group | None = None
         self._held: list[tuple[str, Tensor]] = []
-        self.bytes_sent = 0
 
     def address(self, world_size: int) -> GroupAddress:
         """Say where to meet: a new place each time, because a group that broke off may still wait at the old one."""
@@ -238,9 +237,7 @@ class TensorBroadcast:
     def _broadcast(self, tensors: list[tuple[str, Tensor]]) -> None:
         assert self._group is not None
         for _, tensor in tensors:
-            sent = tensor.detach().to(self._device).contiguous()
-            self._group.broadcast(sent)
-            self.bytes_sent += sent.numel() * sent.element_size()
+            self._group.broadcast(tensor.detach().to(self._device).contiguous())
 
     async def _in_thread(self, what: str, call: Callable[..., Any], *arguments: object) -> Any:
         try:

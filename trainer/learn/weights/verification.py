@@ -45,7 +45,7 @@ def probe_prompts(conversation: Sequence[int], vocabulary: int, max_length: int)
     """
     room = max(1, max_length - _TOKENS)
     count = min(_SPREAD_TOKENS, room, vocabulary)
-    spread = [place * vocabulary // count for place in range(count)]
+    spread = [index * vocabulary // count for index in range(count)]
     return [list(conversation)[-room:], spread]
 
 

@@ -187,7 +187,7 @@ def chat_messages(value: object) -> list[Message]:
     """Return the messages of a chat completion as chat templates take them."""
     if not isinstance(value, list) or not value:
         raise invalid("messages must be a list with at least one message", "messages")
-    return [_message(each, f"messages[{place}]") for place, each in enumerate(value)]
+    return [_message(each, f"messages[{index}]") for index, each in enumerate(value)]
 
 
 def _message(value: object, param: str) -> Message:
@@ -296,7 +296,7 @@ def declared_tools(value: object) -> list[Mapping[str, Any]]:
         return []
     if not isinstance(value, list):
         raise invalid("tools must be a list", "tools")
-    return [_tool(each, f"tools[{place}]") for place, each in enumerate(value)]
+    return [_tool(each, f"tools[{index}]") for index, each in enumerate(value)]
 
 
 def _tool(value: object, param: str) -> Mapping[str, Any]:

@@ -116,8 +116,8 @@ def _messages(value: object) -> list[Message]:
     if not isinstance(value, list):
         raise invalid("input must be text, or a list of items", "input")
     reader = _ItemReader()
-    for place, item in enumerate(value):
-        reader.read(item, f"input[{place}]")
+    for index, item in enumerate(value):
+        reader.read(item, f"input[{index}]")
     return reader.messages
 
 

@@ -37,7 +37,6 @@ class SessionCounts:
         calls: Requests that were answered.
         refused: Requests that were refused.
         abandoned: Replies that nobody waited for in the end.
-        wishes_ignored: Requests some of whose wishes were passed over.
         overflows: Requests whose prompt left no room for a reply.
         rewritten: Requests that went on with a conversation whose earlier turns the chat template wrote otherwise.
     """
@@ -45,7 +44,6 @@ class SessionCounts:
     calls: int = 0
     refused: int = 0
     abandoned: int = 0
-    wishes_ignored: int = 0
     overflows: int = 0
     rewritten: int = 0
 
@@ -165,7 +163,6 @@ class AgentSession:
             self._give_up(places, error)
             raise
         self.counts.calls += 1
-        self.counts.wishes_ignored += bool(ignored)
         for stream, choice in zip(streams, choices, strict=False):
             stream.end(choice.sampled.reply)
         return replace(answer, choices=choices)

@@ -145,18 +145,18 @@ class ReplyBook:
         if not self._by_history:
             return NOTHING
         found, latest = {}, None
-        for place, (message, history) in enumerate(
+        for index, (message, history) in enumerate(
             zip(conversation.messages, conversation.histories, strict=True)
         ):
             if message["role"] != "assistant":
                 continue
             sampled = _meant(message, self._by_history.get(history, ()))
             if sampled is not None:
-                latest = place
+                latest = index
             else:
                 sampled = _meant(message, self._by_message.get(_digest(message), ()))
             if sampled is not None:
-                found[place] = sampled
+                found[index] = sampled
         return Found(found, latest)
 
 
@@ -326,8 +326,8 @@ class SplicingRenderer:
         self, messages: Sequence[Message], tools: Sequence[Tool], sampled: Mapping[int, SampledReply]
     ) -> str:
         written = [
-            self._marked(place, sampled[place]) if place in sampled else message
-            for place, message in enumerate(messages)
+            self._marked(index, sampled[index]) if index in sampled else message
+            for index, message in enumerate(messages)
         ]
         try:
             return self.renderer.template.text(written, generation_prompt=True, tools=tools)

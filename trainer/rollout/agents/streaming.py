@@ -91,7 +91,7 @@ class ReplyStream:
         """Take further tokens, and return what can be handed over now."""
         if self._held:
             return []
-        plain = next((place for place, each in enumerate(ids) if each in self._special), len(ids))
+        plain = next((index for index, each in enumerate(ids) if each in self._special), len(ids))
         self._held = plain < len(ids)
         text = self._stops.passed(self._text.add(ids[:plain]))
         thought, said = self._thinking.parted(text)
