@@ -109,8 +109,8 @@ def load_model(
     kinds = (AutoModelForCausalLM, AutoModelForImageTextToText)
     kind = next((each for each in kinds if type(config) in each._model_mapping), AutoModelForCausalLM)
     try:
-        model: PreTrainedModel
-        model, read = kind.from_pretrained(
+        # The library's annotations do not know that it gives two things here.
+        loaded: Any = kind.from_pretrained(
             directory,
             dtype=dtype,
             attn_implementation=attention,
@@ -122,6 +122,8 @@ def load_model(
             raise ConfigError(f"model.attention {attention}: {error}") from error
         raise _no_model(directory, error) from error
     # A model that scores has no head for words, and learns on without one. All else would be drawn at random.
+    model: PreTrainedModel
+    model, read = loaded
     missing = sorted(name for name in read["missing_keys"] if not name.startswith("lm_head."))
     if missing:
         others = f" and {len(missing) - 1} more" if len(missing) > 1 else ""

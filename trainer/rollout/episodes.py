@@ -1,10 +1,10 @@
 """Training episodes: a session is lent, an agent plays in it, rewards may be given anew; every end has an outcome."""
 
+import operator
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import isawaitable
-from operator import index
 from typing import Any, Protocol, cast
 
 from clients.client.session import EnvSession
@@ -276,7 +276,7 @@ def _check_numbers(trajectory: Trajectory) -> None:
         turn.reward = finite_number(turn.reward, "a turn's reward")
         turn.format_penalty = finite_number(turn.format_penalty, "a turn's format penalty")
     for segment in trajectory.segments:
-        segment.ids = [index(each) for each in segment.ids]
+        segment.ids = [operator.index(each) for each in segment.ids]
         segment.logprobs = [
             finite_number(each, "a log-probability of the record") for each in segment.logprobs
         ]
