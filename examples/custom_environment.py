@@ -23,4 +23,4 @@ class Countdown(gymnasium.Env):
         self.number, self.steps = self.number - right, self.steps + 1
         done = self.number == 0
         info = {"success": done, "action_is_valid": right}
-        return str(self.number), float(done), done, self.steps == 20 and not done, info
+        return str(self.number), float(right), done, self.steps == 20 and not done, info

@@ -21,6 +21,15 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
 
 
+def custom_environment():
+    spec = importlib.util.spec_from_file_location(
+        "custom_environment", ROOT / "examples/custom_environment.py"
+    )
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.Countdown()
+
+
 def test_the_custom_environment_is_the_one_that_is_run():
     (block,) = [block for block in blocks("python") if "class Countdown" in block]
     code = EXAMPLE.split('"""\n', 1)[1].lstrip("\n")
@@ -39,6 +48,32 @@ def test_the_custom_environment_passes_the_check():
         check=False,
     )
     assert result.returncode == 0, result.stdout + result.stderr
+
+
+@pytest.mark.slow
+def test_the_custom_environment_passes_the_audit_without_a_warning():
+    result = subprocess.run(
+        [
+            *(sys.executable, "-m", "clients.cli.main", "audit", "examples.custom_environment:Countdown"),
+            *("--fail-on", "warning"),
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_who_says_one_number_to_the_custom_environment_is_paid_for_it_at_times():
+    """Where nobody but who solves it is paid, its own report card warns that there is nothing to learn from."""
+    env = custom_environment()
+    returns = set()
+    for seed in range(100):
+        env.reset(seed=seed)
+        returns.add(sum(env.step("1")[1] for _ in range(env.metadata["max_episode_steps"])))
+    assert returns == {0.0, 1.0}
 
 
 def test_the_custom_environment_is_served_from_the_working_directory():
@@ -109,12 +144,7 @@ def test_the_commands_are_those_of_the_makefile():
 
 def test_the_custom_environment_ends_at_its_limit():
     """Its own report card warns of one that does not."""
-    spec = importlib.util.spec_from_file_location(
-        "custom_environment", ROOT / "examples/custom_environment.py"
-    )
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    env = module.Countdown()
+    env = custom_environment()
     env.reset(seed=0)
     ends = [env.step("never")[2:4] for _ in range(env.metadata["max_episode_steps"])]
     assert ends == [(False, False)] * 19 + [(False, True)]
