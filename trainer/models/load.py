@@ -109,8 +109,7 @@ def load_model(
     kinds = (AutoModelForCausalLM, AutoModelForImageTextToText)
     kind = next((each for each in kinds if type(config) in each._model_mapping), AutoModelForCausalLM)
     try:
-        model: PreTrainedModel
-        model, read = kind.from_pretrained(
+        loaded: Any = kind.from_pretrained(
             directory,
             dtype=dtype,
             attn_implementation=attention,
@@ -121,6 +120,7 @@ def load_model(
         if attention is not None and isinstance(error, ImportError | ValueError):
             raise ConfigError(f"model.attention {attention}: {error}") from error
         raise _no_model(directory, error) from error
+    model, read = loaded
     # A model that scores has no head for words, and learns on without one. All else would be drawn at random.
     missing = sorted(name for name in read["missing_keys"] if not name.startswith("lm_head."))
     if missing:
