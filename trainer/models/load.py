@@ -109,7 +109,6 @@ def load_model(
     kinds = (AutoModelForCausalLM, AutoModelForImageTextToText)
     kind = next((each for each in kinds if type(config) in each._model_mapping), AutoModelForCausalLM)
     try:
-        # The library's annotations do not know that it gives two things here.
         loaded: Any = kind.from_pretrained(
             directory,
             dtype=dtype,
@@ -121,9 +120,8 @@ def load_model(
         if attention is not None and isinstance(error, ImportError | ValueError):
             raise ConfigError(f"model.attention {attention}: {error}") from error
         raise _no_model(directory, error) from error
-    # A model that scores has no head for words, and learns on without one. All else would be drawn at random.
-    model: PreTrainedModel
     model, read = loaded
+    # A model that scores has no head for words, and learns on without one. All else would be drawn at random.
     missing = sorted(name for name in read["missing_keys"] if not name.startswith("lm_head."))
     if missing:
         others = f" and {len(missing) - 1} more" if len(missing) > 1 else ""

@@ -5,6 +5,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import isawaitable
+from itertools import compress
 from typing import Any, Protocol, cast
 
 from clients.client.session import EnvSession
@@ -251,10 +252,20 @@ def group_reward(reward: Plugin) -> Callable[[Group], Awaitable[None]]:
 
 def _record_fault(trajectory: Trajectory) -> str | None:
     """What of a record that other code than ours wrote does not fit together."""
+    outcome: object = trajectory.outcome
+    if not isinstance(outcome, Outcome):
+        return f"its outcome {outcome!r:.40} is no Outcome"
     for index, segment in enumerate(trajectory.segments):
         lengths = {len(part) for part in _lists(segment)}
         if lengths != {len(segment.ids)}:
             return f"the lists of segment {index} differ in length"
+        if any(each < 0 for each in segment.ids):
+            return f"segment {index} has a negative id"
+        if any(each not in (False, True) for each in segment.action_mask):
+            return f"the mask of segment {index} holds more than truth values"
+        sampled = compress(segment.turn_index, segment.action_mask)
+        if outcome.is_result and any(not 0 <= turn < len(trajectory.turns) for turn in sampled):
+            return f"a sampled token of segment {index} is of a turn that there is not"
     for index, turn in enumerate(trajectory.turns):
         if turn.start != turn.end and not _is_span(turn, trajectory):
             return f"turn {index} is not within its segment"
@@ -275,8 +286,10 @@ def _check_numbers(trajectory: Trajectory) -> None:
     for turn in trajectory.turns:
         turn.reward = finite_number(turn.reward, "a turn's reward")
         turn.format_penalty = finite_number(turn.format_penalty, "a turn's format penalty")
+    trajectory.metrics = {name: float(value) for name, value in trajectory.metrics.items()}
     for segment in trajectory.segments:
         segment.ids = [operator.index(each) for each in segment.ids]
+        segment.versions = [operator.index(each) for each in segment.versions]
         segment.logprobs = [
             finite_number(each, "a log-probability of the record") for each in segment.logprobs
         ]

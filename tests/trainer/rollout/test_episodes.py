@@ -307,12 +307,36 @@ def _segment(**lists):
     return Segment(**(whole | lists))
 
 
+def _turns():
+    return [Turn(0, 0, 1, "", "")]
+
+
 async def agent_without_a_log_probability(session, task, member, actor, max_turns, attempt):
-    return Trajectory(task, member, attempt, segments=[_segment(logprobs=[None])])
+    return Trajectory(task, member, attempt, segments=[_segment(logprobs=[None])], turns=_turns())
 
 
 async def agent_with_ids_that_are_words(session, task, member, actor, max_turns, attempt):
-    return Trajectory(task, member, attempt, segments=[_segment(ids=["a"])])
+    return Trajectory(task, member, attempt, segments=[_segment(ids=["a"])], turns=_turns())
+
+
+async def agent_with_a_negative_id(session, task, member, actor, max_turns, attempt):
+    return Trajectory(task, member, attempt, segments=[_segment(ids=[-1])], turns=_turns())
+
+
+async def agent_without_an_outcome(session, task, member, actor, max_turns, attempt):
+    return Trajectory(task, member, attempt, outcome="solved")
+
+
+async def agent_with_an_odd_mask(session, task, member, actor, max_turns, attempt):
+    return Trajectory(task, member, attempt, segments=[_segment(action_mask=["x"])])
+
+
+async def agent_with_a_turn_that_there_is_not(session, task, member, actor, max_turns, attempt):
+    return Trajectory(task, member, attempt, segments=[_segment()])
+
+
+async def agent_with_a_metric_in_words(session, task, member, actor, max_turns, attempt):
+    return Trajectory(task, member, attempt, metrics={"speed": "high"})
 
 
 async def agent_without_lists(session, task, member, actor, max_turns, attempt):
@@ -321,7 +345,7 @@ async def agent_without_lists(session, task, member, actor, max_turns, attempt):
 
 async def agent_with_numbers_of_numpy(session, task, member, actor, max_turns, attempt):
     numbers = _segment(ids=[np.int64(1)], logprobs=[np.float32(-1.0)])
-    return Trajectory(task, member, attempt, segments=[numbers])
+    return Trajectory(task, member, attempt, segments=[numbers], turns=_turns())
 
 
 async def agent_with_a_torn_record(session, task, member, actor, max_turns, attempt):
@@ -360,7 +384,15 @@ async def test_a_prompt_without_room_in_an_agent_of_the_users_is_an_outcome():
         ("agent_that_returns_nothing", "must return a Trajectory, not NoneType"),
         ("agent_with_a_torn_record", "the lists of segment 0 differ in length"),
         ("agent_with_ids_that_are_words", "raised TypeError"),
+        ("agent_with_a_negative_id", "segment 0 has a negative id"),
         ("agent_without_lists", "raised TypeError"),
+        ("agent_without_an_outcome", "its outcome 'solved' is no Outcome"),
+        ("agent_with_an_odd_mask", "the mask of segment 0 holds more than truth values"),
+        (
+            "agent_with_a_turn_that_there_is_not",
+            "a sampled token of segment 0 is of a turn that there is not",
+        ),
+        ("agent_with_a_metric_in_words", "raised ValueError: could not convert"),
     ],
 )
 async def test_a_bug_in_an_agent_names_it(function, message):
