@@ -78,6 +78,8 @@ class Grader:
                 found = _by_calls(job, wanted)
         except ItemError as error:
             raise GraderFaultError(str(error)) from None
+        if item.before and any(each.unloadable for each in found.values()):
+            self._see_that_it_loads(item.before, limits)
         return [found.get(number, Checked(False, NOT_RUN)) for number in range(item.tests)]
 
     def _by_suite(self, job: "_Job", suite: Suite, wanted: frozenset[int]) -> dict[int, Checked]:
@@ -119,6 +121,21 @@ class Grader:
             test: next((each for each in checked if not each.passed), Checked(True))
             for test, checked in parts.items()
         }
+
+    def _see_that_it_loads(self, before: str, limits: GradingLimits) -> None:
+        """Tell a program that does not load from an item whose own source, before the program, does not.
+
+        Raises:
+            GraderFaultError: That source fails by itself.
+        """
+
+        def loaded() -> Mapping[int, Any]:
+            calls: Calls = {0: ("nothing", [], {})}
+            return Runs(self._sandbox, limits).calls([("before", before)], calls)
+
+        result = self._known.get(json.dumps(["before", before]).encode(), loaded)[0]
+        if result.unloadable:
+            raise GraderFaultError(f"what the item runs before the program fails: {result.failure}")
 
     def _values_of(self, suite: Suite) -> dict[int, tuple[Any, ...]]:
         """Return the arguments and the expected value of the pairs, as far as they can be known."""

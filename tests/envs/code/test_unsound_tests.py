@@ -203,3 +203,16 @@ def test_a_program_that_brings_about_that_a_test_is_skipped_has_not_passed_it():
         for value in ("n", "None")
     ]
     assert [verdict.detail[:6] for verdict in verdicts] == ["2 of 2", "0 of 2"], verdicts
+
+
+@pytest.mark.parametrize("setup", ["raise Exception", "import no_such_library", "raise SystemExit"])
+def test_a_setup_that_fails_by_itself_is_the_items_error(setup):
+    item = {"question": "x", "test_list": ["assert f(1) == 1"], "test_setup_code": setup}
+    verdict = CodeTestsEnv(seconds=2).score("```python\ndef f(n): return n\n```", item)
+    assert (verdict.score, verdict.outcome) == (0.0, "error")
+
+
+def test_a_program_that_does_not_load_is_wrong_behind_a_sound_setup():
+    item = {"question": "x", "test_list": ["assert f(1) == 1"], "test_setup_code": "import math"}
+    verdict = CodeTestsEnv(seconds=2).score("```python\ndef f(n): return n\nraise Exception\n```", item)
+    assert (verdict.score, verdict.outcome) == (0.0, "wrong")
