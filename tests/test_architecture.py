@@ -1,5 +1,6 @@
 """The page that says where things are, held against where they are."""
 
+import ast
 import graphlib
 import re
 import runpy
@@ -62,3 +63,16 @@ def test_every_room_says_what_it_is_for() -> None:
 
 def test_the_tests_that_come_first_are_there() -> None:
     assert [path for path in LONGEST if not (ROOT / path).exists()] == []
+
+
+def test_no_pattern_repeats_a_group_possessively() -> None:
+    # Python before 3.11.5 goes on behind the place where such a repetition has failed, instead of where it began.
+    repeated = re.compile(r"\)(?:[*+?]|\{[\d,]+\})\+|\(\?>")
+    patterns = [
+        f"{path.relative_to(ROOT)}:{node.lineno}: {node.value}"
+        for floor in ("clients", "env_server", "envs", "rollgym", "sandbox", "trainer")
+        for path in sorted((ROOT / floor).rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and repeated.search(node.value)
+    ]
+    assert patterns == []

@@ -41,7 +41,7 @@ _BRACES = re.compile(
     r"|\\(?:[{}]|\\(?!boxed|fbox|framebox))|[{}]"
 )
 _PLAIN = r"\boxed{"
-_BARE_CONTENT = re.compile(r"[^\s$.,]++(?:[.,]\d++)*+")
+_BARE_CONTENT = re.compile(r"[^\s$.,]++(?:[.,]\d++)*")
 
 
 # -- thinking ------------------------------------------------------------------------------------------------------

@@ -16,12 +16,12 @@ _DEEPEST = 50
 # Python writes no whole number that is longer, neither as text nor as JSON; `0xff...` is read at any length.
 _MOST_DIGITS = 4_300
 _BEYOND = 10**_MOST_DIGITS
-# A text that is never closed goes on to where Python gives up: so no place is looked at twice.
+# A text that is never closed goes on to where Python gives up. Nothing can fail behind it, so no place is looked at twice.
 _TEXT = (
-    r"'''(?:[^'\\]|\\.|'(?!''))*+(?:''')?"
-    r'|"""(?:[^"\\]|\\.|"(?!""))*+(?:""")?'
-    r"|'(?:[^'\\\n]|\\.)*+'?"
-    r'|"(?:[^"\\\n]|\\.)*+"?'
+    r"'''(?:[^'\\]++|\\.|'(?!''))*(?:''')?"
+    r'|"""(?:[^"\\]++|\\.|"(?!""))*(?:""")?'
+    r"|'(?:[^'\\\n]++|\\.)*'?"
+    r'|"(?:[^"\\\n]++|\\.)*"?'
 )
 # Python's parser takes its time over many brackets that never close, and over long runs of signs.
 _MARKS = re.compile(

@@ -17,7 +17,7 @@ _LONGEST_EXPONENT = 6
 
 _COMMAND = re.compile(r"\\[a-zA-Z]+|[-+*/^_=<>]")
 _NUMBER = re.compile(r"\d+")
-_EXPONENT = re.compile(r"(?:\^|\*\*)[\s{(]*+[-+]?+\s*+(?:\\[dt]?frac[\s{]*+)?+(\d+)")
+_EXPONENT = re.compile(r"(?:\^|\*\*)[\s{(]*+[-+]?+\s*+(?:\\[dt]?frac[\s{]*+)?(\d++)")
 # A power that stands in an exponent.
 _TOWER = re.compile(r"(?:\^|\*\*)\s*[{(]*\s*(\d+)\s*[})]?\s*(?:\^|\*\*)\s*[{(]*\s*(\d+)")
 _FACTORIAL = re.compile(r"(\d+)\s*[)}]*\s*!(?!=)")

@@ -16,7 +16,7 @@ _LARGEST_POWER_OF_CONSTANTS = 2_100
 
 _TOKEN = re.compile(r"\\[a-zA-Z]+|\\.|\*\*|(\d+)(?:\.\d+)?|\S", re.DOTALL)
 _EXPONENT = re.compile(
-    r"[\s{(]*+[-+]?+\s*+(?P<above>\\[dt]?frac[\s{]*+)?+(?P<whole>\d++)(?P<below>\s*+/)?+", re.DOTALL
+    r"[\s{(]*+[-+]?+\s*+(?P<above>\\[dt]?frac[\s{]*+)?(?P<whole>\d++)(?P<below>\s*+/)?", re.DOTALL
 )
 _OPENING, _CLOSING = "([{", ")]}"
 _CHOICES = frozenset({r"\binom", r"\dbinom", r"\tbinom"})

@@ -151,6 +151,6 @@ class PaysAnyFence(Functions):
 def _holds(function: str, program: str) -> bool:
     try:
         defined = ast.parse(program).body
-    except SyntaxError:
+    except (SyntaxError, ValueError):
         return False
     return any(ast.unparse(each).strip() == function.strip() for each in defined)
