@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from types import FrameType
 
+_AGAIN_S = 0.05
 _SANDBOX_HELP = "show which sandboxes work here; `sandbox run` runs a program in one"
 
 
@@ -15,7 +16,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Look at, play, replay, check and measure environments."""
     if argv is None:
         # This process is the command's own, and a server that the command has started must not outlive it.
-        signal.signal(signal.SIGTERM, _end_in_order)
+        _end_in_order_when_terminated()
     arguments = sys.argv[1:] if argv is None else list(argv)
     if arguments[:1] == ["sandbox"] and arguments[1:2] != ["--version"]:
         # One program a call: it must not wait for the client and all that it imports. And `doctor` has to work where
@@ -70,8 +71,26 @@ def client_parser() -> argparse.ArgumentParser:
     return parser
 
 
+class _Terminated(SystemExit):
+    """SIGTERM has come."""
+
+
+def _end_in_order_when_terminated() -> None:
+    for number in (signal.SIGTERM, signal.SIGALRM):
+        signal.signal(number, _end_in_order)
+    sys.unraisablehook = _raise_again
+
+
 def _end_in_order(number: int, frame: FrameType | None) -> None:
-    raise SystemExit(128 + number)
+    raise _Terminated(128 + signal.SIGTERM)
+
+
+def _raise_again(lost: sys.UnraisableHookArgs) -> None:
+    """Where Python lets no exception out, such as a finaliser, the one that ends the command is not lost."""
+    if isinstance(lost.exc_value, _Terminated):
+        signal.setitimer(signal.ITIMER_REAL, _AGAIN_S)
+    else:
+        sys.__unraisablehook__(lost)
 
 
 if __name__ == "__main__":

@@ -320,3 +320,26 @@ def test_a_command_that_is_terminated_ends_the_server_that_it_started() -> None:
         command.terminate()
         assert command.wait(60) == 128 + signal.SIGTERM
         assert not Path(f"/proc/{server}").exists()
+
+
+def test_a_termination_within_a_finaliser_is_not_lost() -> None:
+    program = """
+import os, signal, sys
+from clients.cli import main, play
+
+class Finalised:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGTERM)
+        sum(range(10))
+
+def run(options):
+    finalised = Finalised()
+    del finalised
+    signal.pause()
+
+play.run = run
+sys.argv[1:] = ["play", "FrozenLake-v0"]
+main.main()
+"""
+    command = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert (command.returncode, command.stderr) == (128 + signal.SIGTERM, "")
