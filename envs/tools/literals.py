@@ -16,7 +16,8 @@ _DEEPEST = 50
 # Python writes no whole number that is longer, neither as text nor as JSON; `0xff...` is read at any length.
 _MOST_DIGITS = 4_300
 _BEYOND = 10**_MOST_DIGITS
-# A text that is never closed goes on to where Python gives up. Nothing can fail behind it, so no place is looked at twice.
+# A text that is never closed goes on to where Python gives up. Nothing can fail behind it, so no place is looked at
+# twice.
 _TEXT = (
     r"'''(?:[^'\\]++|\\.|'(?!''))*(?:''')?"
     r'|"""(?:[^"\\]++|\\.|"(?!""))*(?:""")?'
