@@ -1,11 +1,13 @@
 """What the server says about itself: OpenAPI, info, metrics."""
 
 import re
+from collections.abc import Iterator
 from typing import Any
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.support.wire import Server
+from tests.support.wire import ENVS, INLINE, Server
 
 PATHS = {
     *(
@@ -40,6 +42,15 @@ METHODS = {
     **{f"/apis/v1/envs/gem/{name}": {"post"} for name in ("make", "reset", "step", "close", "list")},
 }
 """Of the paths that are not for GET alone."""
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    """One of its own: here sessions are counted, and those that other tests have dropped end when they like."""
+    with Server(
+        *ENVS, *INLINE, *("--gymnasium", "CartPole-v1", "--isolation", "CartPole-v1=inline")
+    ) as running:
+        yield running
 
 
 def references(value: Any) -> set[str]:
