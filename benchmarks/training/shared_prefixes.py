@@ -96,24 +96,32 @@ def episodes(
     def tokens(count: int) -> list[int]:
         return draws.integers(2, VOCABULARY, count).tolist()
 
+    def episode(task: Task, member: int, prompt: list[int]) -> Trajectory:
+        trajectory, segment = Trajectory(task, member, outcome=Outcome.FAILED), Segment()
+        for turn in range(turns):
+            segment.append_context(prompt if turn == 0 else tokens(20))
+            start = len(segment.ids)
+            segment.append_action(tokens(20), (-6.0 - draws.random(20)).tolist(), [0] * 20, turn)
+            # No two members score alike: a tie leaves some presets nothing to train.
+            reward = float(draws.integers(2)) + 0.1 * member
+            # Some presets read several rewards a turn.
+            parts = {"first": member / group_size, "second": reward - member / group_size}
+            anchor = str(draws.integers(2))
+            trajectory.turns.append(
+                Turn(0, start, len(segment.ids), "", "", reward=reward, reward_parts=parts, anchor=anchor)
+            )
+        trajectory.segments.append(segment)
+        return trajectory
+
     groups = []
     common = tokens(instruction)
     for index, length in enumerate(prompts):
         task = Task(index, "Any-v0", seed=index)
-        group, prompt = Group(index, task, 0), [*common, *tokens(length)]
-        for member in range(group_size):
-            trajectory, segment = Trajectory(task, member, outcome=Outcome.FAILED), Segment()
-            for turn in range(turns):
-                segment.append_context(prompt if turn == 0 else tokens(20))
-                start = len(segment.ids)
-                segment.append_action(tokens(20), (-6.0 - draws.random(20)).tolist(), [0] * 20, turn)
-                reward = float(draws.integers(2))
-                trajectory.turns.append(
-                    Turn(0, start, len(segment.ids), "", "", reward=reward, anchor=str(draws.integers(2)))
-                )
-            trajectory.segments.append(segment)
-            group.trajectories.append(trajectory)
-        groups.append(group)
+        prompt = [*common, *tokens(length)]
+        members = [episode(task, member, prompt) for member in range(group_size)]
+        # Some presets read what the most likely tokens would have scored; it is not trained.
+        greedy = episode(task, group_size, prompt)
+        groups.append(Group(index, task, 0, members, greedy=greedy))
     return groups
 
 
@@ -171,6 +179,8 @@ def gradients(backends: list[TorchBackend], run: Callable[[], object]) -> list[t
 
 
 def error(one: torch.Tensor, two: torch.Tensor) -> float:
+    if not two.norm():
+        raise ValueError("these gradients are zero: comparing them shows nothing")
     return float((one - two).norm() / two.norm())
 
 
