@@ -2,8 +2,9 @@
 
     ROLLGYM_VLLM=/opt/vllm/bin/vllm python -m pytest tests/trainer/learn/weights/test_real_vllm.py
 
-Without the variable nothing is run. vLLM's build for CPUs has no NCCL: there broadcasts come by gloo, through a
-transfer engine of the tests behind vLLM's own routes. Its sleep is refused by vLLM itself where it has no accelerator.
+Without the variable nothing is run; `keep` and `recompute` need 0.33. vLLM's build for CPUs has no NCCL: there broadcasts
+come by gloo, through a transfer engine of the tests behind vLLM's own routes. Its sleep is refused by vLLM itself where
+it has no accelerator.
 """
 
 import asyncio
@@ -30,6 +31,7 @@ from trainer.learn.weights.broadcast import TensorBroadcast
 from trainer.learn.weights.folders import ModelLayout, WeightFolders
 from trainer.learn.weights.publisher import WeightPublisher
 from trainer.learn.weights.verification import WeightCheck, probe_prompts
+from trainer.models.language_head import cache_argument
 from trainer.models.lora import add_lora, is_adapter
 from trainer.models.tiny import TinyPolicySettings, build_tiny_model
 from trainer.models.tokenizer import build_tiny_tokenizer
@@ -169,6 +171,44 @@ async def test_whole_weights_arrive_and_are_verified(url, tmp_path, way):
             assert metrics["sync/probe_difference"] < 1e-3
             assert set((await pool.generate(request())).policy_versions) == {version}
         await publisher.publish(backend_of(policy(0)), 3)  # what adapters are beside
+
+
+@pytest.mark.parametrize("mode", ["keep", "recompute"])
+async def test_a_reply_goes_on_with_other_weights(url, tmp_path, mode):
+    async with opened(url, "disk", tmp_path) as (pool, _):
+        client = next(iter(pool._attendance)).client
+        if not client.capabilities.spans:
+            pytest.skip(f"{client.capabilities.server} does not say which version drew which token")
+    async with opened(url, "disk", tmp_path, pause_mode=mode) as (pool, publisher):
+        await publisher.publish(backend_of(policy(0)), 1)
+        under_way = asyncio.create_task(pool.generate(request("long", 100)))
+        await asyncio.sleep(0.2)
+        metrics = await publisher.publish(backend_of(policy(1)), 2)
+        reply = await under_way
+        await publisher.publish(backend_of(policy(0)), 3)
+    assert metrics["sync/probe_difference"] < 1e-3
+    drawn_before = reply.policy_versions.count(1)
+    assert reply.policy_versions == [1] * drawn_before + [2] * (100 - drawn_before)
+    assert 0 < drawn_before < 100, "the update fell into the reply"
+    ids = [3, 4, 5, *reply.token_ids]
+    # The last token that the old weights drew is the first that the new ones read.
+    read_before = 3 + drawn_before - 1
+    with torch.no_grad():
+        old = policy(0)(torch.tensor([ids[:read_before]]), use_cache=True)
+        cache = {cache_argument(policy(1)): old.past_key_values}
+        kept = policy(1)(torch.tensor([ids[read_before:-1]]), **cache)
+        first = torch.cat([old.logits[0, 2:], kept.logits[0]])
+        whole = policy(1)(torch.tensor([ids[:-1]])).logits[0, 2:]
+    stale, fresh = (log_probabilities(logits, reply.token_ids) for logits in (first, whole))
+    given = torch.tensor(reply.logprobs)
+    assert given[:drawn_before] == pytest.approx(stale[:drawn_before], abs=1e-3)
+    after = {"keep": stale, "recompute": fresh}[mode][drawn_before:]
+    assert given[drawn_before:] == pytest.approx(after, abs=1e-3)
+    assert (stale - fresh)[drawn_before:].abs().max() > 1e-2, "the two ways part"
+
+
+def log_probabilities(logits, tokens):
+    return logits.log_softmax(-1).gather(-1, torch.tensor(tokens)[:, None])[:, 0]
 
 
 async def test_two_runs_do_not_take_each_other_s_weights_for_their_own(url, tmp_path):
