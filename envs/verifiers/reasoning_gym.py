@@ -10,7 +10,7 @@ from envs.core.kwargs import RenderMode
 from envs.core.splits import TaskSplit, checked_split, split_of_text
 from envs.verifiers.base import Verdict, VerifierEnv
 from envs.verifiers.extraction import last_box, last_tag, strip_thinking
-from envs.verifiers.pool import CallFailed, CallTimeout, PoolShare
+from envs.verifiers.pool import CallFailed, CallTimeout, NoProcess, PoolShare
 
 _CALL = "envs.verifiers.reasoning_gym_call:call"
 _TRIES = 200
@@ -129,6 +129,8 @@ class ReasoningGymEnv(VerifierEnv):
 
         That is the task's own answer, or where there is none, an empty one.
         """
+        if isinstance(failed.__cause__, NoProcess):
+            return Verdict(0.0, "error", f"scoring_failed: {failed}")
         own = task.get("answer")
         try:
             other = self._call({**named, "answer": own if isinstance(own, str) else ""})
