@@ -126,11 +126,15 @@ class QuestionAnsweringEnv(VerifierEnv):
         score, metric = max(
             (_compare(reference, said, rule, asked) for reference in references), key=lambda each: each[0]
         )
-        shown = said if len(said) <= _SHOWN else f"{said[: _SHOWN - 3]}..."
+        shown = _short(said)
         if score >= _FULL:
             return Verdict(1.0, "correct", f"{metric}: {shown}")
-        expected = f"{metric}: {shown}, expected {references[0]}"
+        expected = f"{metric}: {shown}, expected {_short(references[0])}"
         return Verdict(score, "partial", expected) if score > 0 else Verdict(0.0, "wrong", expected)
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
 
 
 def normal(text: str) -> str:
