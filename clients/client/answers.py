@@ -1,7 +1,7 @@
 """Answers of servers that are not what they should be: the one way to read what may have any form."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from types import TracebackType
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
@@ -12,8 +12,27 @@ _T = TypeVar("_T")
 _UNREADABLE = (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError)
 
 
-@contextmanager
-def reading(op: str) -> Iterator[None]:
+class _Reading:
+    """Turns what comes of an answer of another form into `DecodeError`; no generator, since each step is read so."""
+
+    __slots__ = ("_op",)
+
+    def __init__(self, op: str) -> None:
+        self._op = op
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None and isinstance(error, _UNREADABLE):
+            raise DecodeError(
+                f"the server's answer to {self._op!r} cannot be read: {_reason(error)}"
+            ) from error
+
+
+def reading(op: str) -> _Reading:
     """Read an answer that may have any form while the context is open.
 
     Args:
@@ -22,16 +41,14 @@ def reading(op: str) -> Iterator[None]:
     Raises:
         DecodeError: In place of what comes of an answer of another form.
     """
-    try:
-        yield
-    except ValidationError as error:
+    return _Reading(op)
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, ValidationError):
         first = error.errors(include_url=False, include_input=False)[0]
-        place = ".".join(map(str, first["loc"]))
-        raise DecodeError(f"the server's answer to {op!r} cannot be read: {place}: {first['msg']}") from error
-    except DecodeError as error:
-        raise DecodeError(f"the server's answer to {op!r} cannot be read: {error}") from error
-    except _UNREADABLE as error:
-        raise DecodeError(f"the server's answer to {op!r} cannot be read: {error!r:.200}") from error
+        return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+    return str(error) if isinstance(error, DecodeError) else f"{error!r:.200}"
 
 
 def member(answer: Any, name: str, kind: type[_T]) -> _T:
