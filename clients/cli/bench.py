@@ -163,7 +163,8 @@ class Player:
 
     def note(self, info: dict[str, Any]) -> None:
         """Remember what can be done now."""
-        self._actions = info.get("available_actions")
+        actions = info.get("available_actions")
+        self._actions = actions if isinstance(actions, list) else None
 
     def choose(self) -> Any:
         """Return an action."""

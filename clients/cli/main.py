@@ -31,6 +31,7 @@ def _environments(arguments: Sequence[str]) -> int:
     """Carry out the commands that talk to servers."""
     from clients.cli.arguments import UsageError
     from clients.client.client import TOKEN_VARIABLE
+    from clients.protocol.arrays import DecodeError, EncodeError
     from clients.protocol.errors import ProblemError
 
     options = client_parser().parse_args(arguments)
@@ -39,7 +40,7 @@ def _environments(arguments: Sequence[str]) -> int:
     except UsageError as error:
         print(f"roll-env {options.command}: {error}", file=sys.stderr)
         return 2
-    except (ProblemError, ConnectionError, TimeoutError) as error:
+    except (ProblemError, DecodeError, EncodeError, ConnectionError, TimeoutError) as error:
         remedy = ""
         if isinstance(error, ProblemError) and error.code == "unauthorized":
             remedy = (

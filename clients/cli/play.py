@@ -121,7 +121,7 @@ class Game:
         self._ended = False
         instruction = self._info.get("instruction")
         if instruction:
-            print(f"{wrapped(instruction)}\n")
+            print(f"{wrapped(str(instruction))}\n")
         self._show(observation)
 
     def _save(self, name: str) -> None:

@@ -13,15 +13,19 @@ import httpx
 
 from clients.checks.report import Finding, Status, print_report
 from clients.cli.arguments import UsageError, add_token_argument, read_number
+from clients.client.answers import member, reading
 from clients.net.caller import bearer_headers
 from clients.process.local_server import LocalServer
 from clients.protocol.addresses import server_parts
+from clients.protocol.arrays import DecodeError
 from clients.protocol.errors import RETRY_LATER, ProblemError
+from clients.protocol.frames import loads
 from clients.protocol.messages import HeartbeatReply, RegisterReply, UpstreamProtocol
 
 _TIMEOUT_S = 120.0
 # A registration that is kept outlives a gateway or a server that is away for a while.
 _AGAIN_S = 2.0
+_LONGEST_PAUSE_S = 3600.0
 _MAY_PASS = RETRY_LATER | {"probe_failed"}
 # Where the server started for a probe may connect to: whoever types the command knows what the URL leads to.
 _ANYWHERE = ("--gateway", "--allow-network", "loopback", "--allow-network", "private")
@@ -84,15 +88,20 @@ def run_probe(options: argparse.Namespace) -> int:
     """Register with a gateway that is started for this, and show what it saw."""
     with LocalServer(_ANYWHERE) as server, _client(server.url, None) as client:
         try:
-            report: list[dict[str, Any]] = _register(client, options, {}).report
+            report: Any = _register(client, options, {}).report
         except ProblemError as problem:
             if problem.code != "probe_failed":
                 raise
-            report = problem.extra["report"]
-    findings = [
-        Finding(check["check"], Status.PASS if check["ok"] else Status.FAIL, check["detail"])
-        for check in report
-    ]
+            report = problem.extra.get("report")
+    with reading("register"):
+        findings = [
+            Finding(
+                member(check, "check", str),
+                Status.PASS if check["ok"] else Status.FAIL,
+                member(check, "detail", str),
+            )
+            for check in report
+        ]
     return print_report(f"{options.env_id} at {options.server}", findings, as_json=options.json)
 
 
@@ -104,10 +113,10 @@ def _keep(client: httpx.Client, reply: RegisterReply, register: Callable[[], Reg
         print(reply.registration_id, flush=True)
         while True:
             pause_s = _AGAIN_S if trouble else (reply.expires_at - time.time()) / 3
-            time.sleep(max(1.0, pause_s))
+            time.sleep(min(max(1.0, pause_s), _LONGEST_PAUSE_S))
             try:
                 reply = _beat(client, reply, register)
-            except (ConnectionError, ProblemError) as error:
+            except (ConnectionError, DecodeError, ProblemError) as error:
                 if isinstance(error, ProblemError) and error.code not in _MAY_PASS:
                     raise
                 if str(error) != trouble:
@@ -134,7 +143,8 @@ def _beat(client: httpx.Client, reply: RegisterReply, register: Callable[[], Reg
         again = register()
         print(again.registration_id, flush=True)
         return again
-    return reply.model_copy(update={"expires_at": HeartbeatReply.model_validate(beat).expires_at})
+    with reading("heartbeat"):
+        return reply.model_copy(update={"expires_at": HeartbeatReply.model_validate(beat).expires_at})
 
 
 def _add_server(parser: argparse.ArgumentParser) -> None:
@@ -178,7 +188,9 @@ def _register(client: httpx.Client, options: argparse.Namespace, more: Mapping[s
         "observation_field": options.observation_field,
         **more,
     }
-    return RegisterReply.model_validate(_call(client, "POST", "/v1/envs", body))
+    answer = _call(client, "POST", "/v1/envs", body)
+    with reading("register"):
+        return RegisterReply.model_validate(answer)
 
 
 def _call(client: httpx.Client, method: str, path: str, body: Any = None) -> Any:
@@ -195,8 +207,8 @@ def _call(client: httpx.Client, method: str, path: str, body: Any = None) -> Any
     if answer.status_code == 204:
         return None
     try:
-        reply = answer.json()
-    except ValueError as error:
+        reply = loads(answer.content, binary=False)
+    except DecodeError as error:
         raise ConnectionError(f"{client.base_url} is no environment server") from error
     if answer.is_success:
         return reply

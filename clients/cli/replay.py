@@ -143,12 +143,16 @@ async def replay(client: EnvClient, episode: PortableEpisode) -> AsyncIterator[R
                 # No call seeds a session anew in the middle; restoring the episode up to here does, and compares.
                 await session.close()
                 session = await client.restore(first_steps(episode, step))
-            observation, reward, terminated, truncated, _ = await session.step(
-                decode_value(session.action_space, action)
-            )
+            taken = _recorded(session, step, action)
+            observation, reward, terminated, truncated, _ = await session.step(taken)
             yield _compare(session, step, action, (observation, reward, terminated, truncated), recorded)
-    except ProblemError as problem:
-        raise ReplayFailed(step, str(problem)) from problem
+    except (ProblemError, DecodeError) as error:
+        raise ReplayFailed(step, str(error)) from error
+
+
+def _recorded(session: EnvSession, step: int, action: Any) -> Any:
+    try:
+        return decode_value(session.action_space, action)
     except DecodeError as error:
         raise ReplayFailed(step, f"the recorded action does not fit the action space: {error}") from error
 

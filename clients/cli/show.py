@@ -13,6 +13,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from clients.cli.arguments import CONNECT_TIMEOUT_S, add_server_arguments, server_url
+from clients.client.answers import reading
 from clients.client.client import EnvClient
 from clients.protocol.messages import EnvInfo
 from clients.protocol.schema_words import wanted
@@ -36,7 +37,8 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print(orjson.dumps(env.model_dump(), option=orjson.OPT_INDENT_2).decode())
     else:
-        _print(env, Console(markup=False, emoji=False, highlight=False))
+        with reading("envs"):
+            _print(env, Console(markup=False, emoji=False, highlight=False))
     return 0
 
 

@@ -1,15 +1,38 @@
-"""Answers of servers that are not what they should be."""
+"""Answers of servers that are not what they should be: the one way to read what may have any form."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from clients.protocol.arrays import DecodeError, EncodeError
+from clients.protocol.arrays import DecodeError
+
+_T = TypeVar("_T")
+_UNREADABLE = (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError)
 
 
-@contextmanager
-def reading(op: str) -> Iterator[None]:
+class _Reading:
+    """Turns what comes of an answer of another form into `DecodeError`; no generator, since each step is read so."""
+
+    __slots__ = ("_op",)
+
+    def __init__(self, op: str) -> None:
+        self._op = op
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None and isinstance(error, _UNREADABLE):
+            raise DecodeError(
+                f"the server's answer to {self._op!r} cannot be read: {_reason(error)}"
+            ) from error
+
+
+def reading(op: str) -> _Reading:
     """Read an answer that may have any form while the context is open.
 
     Args:
@@ -18,13 +41,44 @@ def reading(op: str) -> Iterator[None]:
     Raises:
         DecodeError: In place of what comes of an answer of another form.
     """
-    try:
-        yield
-    except (DecodeError, EncodeError):
-        raise
-    except ValidationError as error:
+    return _Reading(op)
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, ValidationError):
         first = error.errors(include_url=False, include_input=False)[0]
-        place = ".".join(map(str, first["loc"]))
-        raise DecodeError(f"the server's answer to {op!r} cannot be read: {place}: {first['msg']}") from error
-    except (LookupError, TypeError, ValueError, OverflowError) as error:
-        raise DecodeError(f"the server's answer to {op!r} cannot be read: {error!r:.200}") from error
+        return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+    return str(error) if isinstance(error, DecodeError) else f"{error!r:.200}"
+
+
+def member(answer: Any, name: str, kind: type[_T]) -> _T:
+    """Return a member of an answer, which is of one type; called where an answer is read.
+
+    Raises:
+        DecodeError: It is of another type.
+    """
+    value = answer[name]
+    if type(value) is not kind:
+        raise DecodeError(f"{name!r} is {type(value).__name__}, not {kind.__name__}")
+    return value
+
+
+def reward_of(answer: Any) -> float:
+    """Return the reward of a step.
+
+    Raises:
+        DecodeError: It is no number.
+    """
+    wire = answer["reward"]
+    if wire in ("NaN", "Infinity", "-Infinity"):
+        # How JSON has them. What is made of a reward that is not finite is the caller's affair.
+        return float(wire)
+    if isinstance(wire, bool) or not isinstance(wire, int | float):
+        raise DecodeError(f"the reward of a step is a number, not {type(wire).__name__}")
+    return float(wire)
+
+
+def render_modes(metadata: Mapping[str, Any]) -> list[Any]:
+    """Return what an environment says that it renders as; nothing where it says what is no list."""
+    modes = metadata.get("render_modes")
+    return modes if isinstance(modes, list) else []

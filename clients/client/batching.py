@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from clients.client.answers import reading
 from clients.client.operation import Operation
 from clients.client.waiting import wait_for_all
 from clients.net.caller import Caller
+from clients.protocol.arrays import DecodeError
 from clients.protocol.errors import RETRY_LATER, ProblemError
-
-_UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError)
-"""What reading an answer raises where the server sends something else than the protocol says."""
 
 
 class Batch:
@@ -102,7 +101,9 @@ class Batch:
 
     def _note(self, position: int, payload: Any, plain: bool) -> None:
         """Note what the server gave; what cannot be read is one operation's problem, and not the others'."""
+        operation = self._operations[position]
         try:
-            self._results[position] = self._operations[position].take(payload, plain)
-        except _UNREADABLE as error:
-            self._results[position] = ProblemError("internal", f"the answer cannot be read: {error!r}")
+            with reading(operation.fields["op"]):
+                self._results[position] = operation.take(payload, plain)
+        except DecodeError as error:
+            self._results[position] = ProblemError("internal", str(error))

@@ -9,7 +9,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Literal, Self
 
-from clients.client.answers import reading
+from clients.client.answers import member, reading
 from clients.client.batching import Batch
 from clients.client.keeper import SessionKeeper
 from clients.client.opener import SessionOpener
@@ -108,7 +108,7 @@ class EnvClient:
         """Return the catalog."""
         reply = await self._caller.call({"op": "envs"}, None, self._caller.deadline())
         with reading("envs"):
-            return [EnvInfo.model_validate(each) for each in reply.payload["envs"]]
+            return [EnvInfo.model_validate(each) for each in member(reply.payload, "envs", list)]
 
     async def env(self, env_id: str) -> EnvInfo:
         """Return one environment of the catalog.
@@ -180,7 +180,8 @@ class EnvClient:
         """
         env = self._envs.get(episode.env_id) or await self.env(episode.env_id)
         payload, process, theirs = await self.opener.restore(episode, self._caller.deadline())
-        session = EnvSession(self, self._caller, env, episode.kwargs, payload, process)
+        with reading("restore"):
+            session = EnvSession(self, self._caller, env, episode.kwargs, payload, process)
         session.adopt(theirs)
         self.track(session)
         return session
@@ -199,13 +200,13 @@ class EnvClient:
             for process, session_ids in groups.items()
         )
         with reading("close"):
-            return sum(int(reply.payload["closed"]) for reply in replies)
+            return sum(member(reply.payload, "closed", int) for reply in replies)
 
     async def close(self) -> None:
         """Close all sessions of this client, then the sockets."""
         if self._pool.processes:
             # A server that is gone, or goes, drops the sessions of a closed socket by itself.
-            with suppress(ConnectionError, TimeoutError, ProblemError):
+            with suppress(ConnectionError, TimeoutError, ProblemError, DecodeError):
                 async with asyncio.timeout(_CLOSE_TIMEOUT_S):
                     await self.close_sessions(self._sessions)
         self.opener.close()
@@ -294,7 +295,8 @@ class EnvClient:
         payloads, process = await self.opener.make(
             env.env_id, kwargs, 1, None, await self._pool.next_process(), deadline
         )
-        return payloads[0]["session_id"], process
+        with reading("make"):
+            return member(payloads[0], "session_id", str), process
 
     def track(self, session: EnvSession) -> None:
         """Close this session with the client."""
@@ -341,7 +343,7 @@ class EnvClient:
                 *await self._verify(env_id, items[half:], timeout_s, deadline),
             ]
         with reading("verify"):
-            verdicts = [Verdict.model_validate(each) for each in reply.payload["results"]]
+            verdicts = [Verdict.model_validate(each) for each in member(reply.payload, "results", list)]
         if len(verdicts) != len(items):
             raise DecodeError(f"the server gave {len(verdicts)} verdicts on {len(items)} items")
         return verdicts

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import gymnasium
 
+from clients.client.answers import render_modes
 from clients.client.client import CONNECT_TIMEOUT_S, Encoding, EnvClient
 from clients.client.session import EnvSession
 from clients.process.background import BackgroundLoop
@@ -65,7 +66,7 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
         self._background = BackgroundLoop()
         try:
             self.metadata = self._background.run(self._client.env(env_id)).metadata  # type: ignore[misc]
-            modes = self.metadata.setdefault("render_modes", [])
+            modes = self.metadata["render_modes"] = render_modes(self.metadata)
             if render_mode is not None and render_mode not in modes:
                 raise ValueError(f"{env_id} renders as one of {modes}, not as {render_mode!r}")
             self._session: EnvSession = self._background.run(self._client.make(env_id, env_kwargs))

@@ -8,9 +8,10 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from clients.client.answers import reading
+from clients.client.answers import member, reading
 from clients.net.caller import Caller
 from clients.net.connection import Reply
+from clients.protocol.arrays import DecodeError
 from clients.protocol.episode import PortableEpisode
 from clients.protocol.errors import ProblemError
 from clients.protocol.values import encode_value
@@ -58,7 +59,10 @@ class SessionOpener:
             fields["idle_timeout_s"] = idle_timeout_s
         reply = await self._open(fields, process, deadline)
         with reading("make"):
-            return reply.payload["sessions"] if count > 1 else [reply.payload], reply.process
+            made = member(reply.payload, "sessions", list) if count > 1 else [reply.payload]
+        if len(made) != count:
+            raise DecodeError(f"the server made {len(made)} sessions, and not {count}")
+        return made, reply.process
 
     async def restore(
         self, episode: PortableEpisode, deadline: float
@@ -69,11 +73,13 @@ class SessionOpener:
         process = await self._caller.pool.next_process()
         reply = await self._open(fields, process, deadline)
         try:
-            session_id = reply.payload["session_id"]
+            with reading("restore"):
+                session_id = member(reply.payload, "session_id", str)
             record = await self._caller.call(
                 {"op": "episode", "session_id": session_id}, reply.process, deadline
             )
-            return reply.payload, reply.process, PortableEpisode.model_validate(record.payload)
+            with reading("episode"):
+                return reply.payload, reply.process, PortableEpisode.model_validate(record.payload)
         except BaseException:
             self.take_back(fields, process)
             raise
@@ -110,12 +116,10 @@ class SessionOpener:
                 return False
             raise
         there = reply.payload
-        ahead = there["step"] - len(episode.actions) if type(there["step"]) is int else -1
-        same = (there["env_id"], there["episode"], there["seed"]) == (
-            env_id,
-            episode.episode,
-            episode.seed,
-        )
+        with reading("session"):
+            ahead = there["step"] - len(episode.actions) if type(there["step"]) is int else -1
+            place = there["env_id"], there["episode"], there["seed"]
+        same = place == (env_id, episode.episode, episode.seed)
         return same and ahead in (0, 1)
 
     async def close_replaced(self, session_id: str, deadline: float) -> None:
@@ -136,7 +140,7 @@ class SessionOpener:
 
         async def close() -> None:
             # What cannot be closed ends by its idle time-out, or with the socket.
-            with suppress(ConnectionError, TimeoutError, ProblemError):
+            with suppress(ConnectionError, TimeoutError, ProblemError, DecodeError):
                 await closing()
 
         task = asyncio.ensure_future(close())
@@ -159,6 +163,7 @@ class SessionOpener:
     async def _take_back(self, fields: dict[str, Any], process: int) -> None:
         deadline = asyncio.get_running_loop().time() + _TAKE_BACK_S
         reply = await self._caller.call(fields, process, deadline)
-        opened = reply.payload.get("sessions", [reply.payload])
-        session_ids = reply.payload.get("session_ids") or [each["session_id"] for each in opened]
+        with reading(fields["op"]):
+            opened = reply.payload.get("sessions", [reply.payload])
+            session_ids = reply.payload.get("session_ids") or [each["session_id"] for each in opened]
         await self._caller.call({"op": "close", "session_ids": session_ids}, reply.process, deadline)

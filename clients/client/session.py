@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from clients.client.answers import member, reading, reward_of
 from clients.client.opener import GONE, UNANSWERED
 from clients.client.operation import Operation, ResetResult, StepResult
 from clients.client.record import EpisodeRecord
@@ -70,7 +71,7 @@ class EnvSession:
         self.step_index = 0
         self.seed: int | None = None
         self._record = EpisodeRecord(env.env_id, env.version, encode_value(None, self.kwargs, binary=False))
-        self.session_id: str = payload["session_id"]
+        self.session_id = member(payload, "session_id", str)
         self.process = process
 
     def __repr__(self) -> str:
@@ -97,7 +98,8 @@ class EnvSession:
         """
         operation = self.plan_reset(seed, options)
         reply = await self.call(operation.fields)
-        result: ResetResult = operation.take(reply.payload, reply.plain)
+        with reading("reset"):
+            result: ResetResult = operation.take(reply.payload, reply.plain)
         return result
 
     async def step(
@@ -119,19 +121,22 @@ class EnvSession:
         """
         operation = self.plan_step(action, autoreset=autoreset, timeout_s=timeout_s)
         reply = await self.call(operation.fields)
-        result: StepResult = operation.take(reply.payload, reply.plain)
+        with reading("step"):
+            result: StepResult = operation.take(reply.payload, reply.plain)
         return result
 
     async def render(self, mode: str | None = None) -> Any:
         """Draw the state: text, or an array of pixels, depending on the mode."""
         reply = await self.call({"op": "render"} if mode is None else {"op": "render", "mode": mode})
-        frame = reply.payload["frame"]
-        return frame if reply.plain else decode_value(None, frame)
+        with reading("render"):
+            frame = reply.payload["frame"]
+            return frame if reply.plain else decode_value(None, frame)
 
     async def episode_record(self) -> PortableEpisode:
         """Return the portable episode, which `EnvClient.restore` takes on any server."""
         reply = await self.call({"op": "episode"})
-        return PortableEpisode.model_validate(reply.payload)
+        with reading("episode"):
+            return PortableEpisode.model_validate(reply.payload)
 
     async def fork(self, count: int = 1, reseed: int | None = None) -> list[EnvSession]:
         """Make independent copies at this point, random state included.
@@ -152,9 +157,9 @@ class EnvSession:
             self._opener.take_back(fields, self.process)
             raise
         try:
-            copies = await wait_for_all(
-                self._copy(each, reply.process) for each in reply.payload["session_ids"]
-            )
+            with reading("fork"):
+                session_ids = member(reply.payload, "session_ids", list)
+            copies = await wait_for_all(self._copy(each, reply.process) for each in session_ids)
         except BaseException:
             self._opener.take_back(fields, self.process)
             raise
@@ -189,7 +194,7 @@ class EnvSession:
                     "its environment is not deterministic, and the session is gone",
                     reason="lost",
                 )
-        except ProblemError:
+        except (ProblemError, DecodeError):
             self._record.seed = None
             self.session_id, self.process = await self._client.remake(self.env.env_id, self.kwargs, deadline)
             self.episode, self.step_index, self.seed = -1, 0, None
@@ -299,23 +304,27 @@ class EnvSession:
 
     def _take_reset(self, options: Any, payload: Mapping[str, Any], plain: bool) -> ResetResult:
         observation, neutral = self._read_observation(payload["observation"])
-        self.episode, self.step_index, self.seed = payload["episode"], 0, payload["seed"]
+        episode, seed, info = (
+            member(payload, "episode", int),
+            member(payload, "seed", int),
+            member(payload, "info", dict),
+        )
+        self.episode, self.step_index, self.seed = episode, 0, seed
         if self.env.deterministic:
-            self._record.begin(self.episode, payload["seed"], options, neutral)
-        info = payload["info"]
+            self._record.begin(episode, seed, options, neutral)
         return ResetResult(observation, info if plain else decode_value(None, info))
 
     def _take_step(self, action: Any, payload: Mapping[str, Any], plain: bool) -> StepResult:
         observation, neutral = self._read_observation(payload["observation"])
         reward, terminated, truncated = (
-            _reward(payload["reward"]),
-            payload["terminated"],
-            payload["truncated"],
+            reward_of(payload),
+            member(payload, "terminated", bool),
+            member(payload, "truncated", bool),
         )
-        self.step_index = payload["step"]
+        info = member(payload, "info", dict)
+        self.step_index = member(payload, "step", int)
         if self.env.deterministic:
             self._record.add(action, neutral, reward, terminated, truncated)
-        info = payload["info"]
         if not plain:
             info = decode_value(None, info)
         reset = payload.get("reset")
@@ -374,12 +383,3 @@ class EnvSession:
         self._record.take(episode)
         self.episode = episode.episode if episode.seed is not None else -1
         self.step_index, self.seed = len(episode.actions), episode.seed
-
-
-def _reward(wire: Any) -> float:
-    if wire in ("NaN", "Infinity", "-Infinity"):
-        # How JSON has them. What is made of a reward that is not finite is the caller's affair.
-        return float(wire)
-    if isinstance(wire, bool) or not isinstance(wire, int | float):
-        raise DecodeError(f"the reward of a step is a number, not {type(wire).__name__}")
-    return float(wire)

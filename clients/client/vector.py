@@ -11,6 +11,7 @@ from gymnasium.utils import seeding
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
 
+from clients.client.answers import render_modes
 from clients.client.client import CONNECT_TIMEOUT_S, Encoding, EnvClient
 from clients.client.env import MAX_SEED
 from clients.client.operation import Operation
@@ -100,7 +101,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
         self._background = BackgroundLoop()
         try:
             info = self._background.run(self._client.env(env_id))
-            modes = info.metadata.get("render_modes", [])
+            modes = render_modes(info.metadata)
             if render_mode is not None and render_mode not in modes:
                 raise ValueError(f"{env_id} renders as one of {modes}, not as {render_mode!r}")
             self._sessions = self._background.run(self._client.make_many(env_id, num_envs, env_kwargs))

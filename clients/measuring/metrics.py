@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import http.client
+import math
 import re
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,14 +31,18 @@ def sums_of_metrics(url: str, token: str | None, *names: str) -> list[float | No
     try:
         with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as reply:
             text = reply.read().decode()
-    except (urllib.error.URLError, TimeoutError):
+    except (OSError, http.client.HTTPException, UnicodeDecodeError):
         return [None for _ in names]
     return [_sum(text, name) for name in names]
 
 
 def _sum(text: str, name: str) -> float | None:
     values = re.findall(rf"^{re.escape(name)}(?:\{{[^}}]*\}})? (\S+)$", text, re.MULTILINE)
-    return sum(map(float, values)) if values else None
+    try:
+        found = sum(map(float, values))
+    except ValueError:
+        return None
+    return found if values and math.isfinite(found) else None
 
 
 def queued_seconds(process_id: int | None = None) -> float | None:

@@ -191,7 +191,7 @@ class RegisterReply(Reply):
 
     registration_id: str
     env_id: str
-    expires_at: float
+    expires_at: float = Field(allow_inf_nan=False)
     report: list[dict[str, Any]] = Field(default=[], description="The checks: `{check, ok, detail}`.")
 
 
@@ -214,7 +214,7 @@ class AnnounceReply(Reply):
 class HeartbeatReply(Reply):
     """Until when a registration lives now: seconds since 1970."""
 
-    expires_at: float
+    expires_at: float = Field(allow_inf_nan=False)
 
 
 class ResetReply(Reply):

@@ -1,6 +1,9 @@
 """Where sessions went on that their ids say to be elsewhere, on disk: a gateway that is started anew knows it again."""
 
+import errno
 import logging
+import os
+import time
 from pathlib import Path
 from typing import BinaryIO
 
@@ -10,6 +13,8 @@ from pydantic import TypeAdapter, ValidationError
 from env_server.common.settings import ConfigurationError
 
 _MOVE = TypeAdapter(tuple[str, tuple[str, str] | None])
+# To write all moves anew takes the event loop's time, and a disk that was full a moment ago is likely to be so still.
+_RETRY_S = 10.0
 _log = logging.getLogger(__name__)
 
 
@@ -17,35 +22,34 @@ class Moves:
     """The moves of the sessions of one gateway.
 
     A move is a line that is handed to the kernel before a step is answered at the new place, so that it outlives the
-    process. A line that was being written when the process died is not whole, and its move had not counted yet.
+    process. Where one cannot be written, as on a full disk, the file gets another name, which takes no room: it lacks
+    moves, and the next gateway does not take what it knows for all there is. Once there is room, all moves are written
+    anew and the file has its own name again.
 
     Args:
-        path: The file; None where nothing is kept.
+        path: The file; None where nothing is kept. One that lacks moves is beside it (`.incomplete`).
+
+    Attributes:
+        are_known: Whether all moves of the gateways before this one are known.
 
     Raises:
         ConfigurationError: The file cannot be used.
     """
 
     def __init__(self, path: Path | None) -> None:
+        self.are_known = False
         self._places: dict[str, tuple[str, str]] = {}
         self._file: BinaryIO | None = None
+        self._path = path
+        self._lacks_earlier = False
+        self._retry_at = 0.0
         if path is None:
             return
         try:
-            if path.exists():
-                self._read(path.read_bytes())
-            fresh = path.with_suffix(".new")
-            fresh.touch(mode=0o600)
-            fresh.write_bytes(b"".join(_line(each, place) for each, place in self._places.items()))
-            fresh.replace(path)
-            self._file = path.open("ab", buffering=0)
+            self._take_over(path)
+            self._write_anew(path)
         except OSError as error:
             raise ConfigurationError(f"cannot use {path}: {error}") from error
-
-    @property
-    def are_kept(self) -> bool:
-        """Whether moves outlive this process."""
-        return self._file is not None
 
     def place(self, session_id: str) -> tuple[str, str] | None:
         """The key of the node that a session moved to, and its id there; None if it is where its id says."""
@@ -62,32 +66,94 @@ class Moves:
             self._write(_line(session_id, None))
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Let go of the file, after a last try to write down what it lacks."""
+        if self._path is not None and self._file is None:
+            self._try_anew(self._path)
         if self._file is not None:
             self._file.close()
+            self._file = None
+            self._path = None
+
+    # -- writing -------------------------------------------------------------------------------------------------
 
     def _write(self, line: bytes) -> None:
+        if self._path is None:
+            return
         if self._file is None:
+            if time.monotonic() >= self._retry_at:
+                self._try_anew(self._path)
             return
         try:
-            self._file.write(line)
+            if self._file.write(line) < len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
-            # What is in the file grows old from here on; sessions that are found again have to prove where they are.
-            _log.error("moves of sessions are not kept any more: %s", error)
+            _log.error("moves of sessions cannot be written down: %s", error)
             self._file.close()
             self._file = None
+            self._retry_at = time.monotonic() + _RETRY_S
+            _say_incomplete(self._path)
 
-    def _read(self, content: bytes) -> None:
-        for line in content.split(b"\n")[:-1]:
+    def _try_anew(self, path: Path) -> None:
+        try:
+            self._write_anew(path)
+        except OSError:
+            self._retry_at = time.monotonic() + _RETRY_S
+        else:
+            _log.warning("moves of sessions are written down again")
+
+    def _write_anew(self, path: Path) -> None:
+        """Write all moves that are known to a new file, in the place of the old one."""
+        fresh, incomplete = path.with_suffix(".new"), path.with_suffix(".incomplete")
+        fresh.touch(mode=0o600)
+        fresh.write_bytes(b"".join(_line(each, place) for each, place in self._places.items()))
+        home, other = (incomplete, path) if self._lacks_earlier else (path, incomplete)
+        fresh.replace(home)
+        other.unlink(missing_ok=True)
+        self._file = home.open("ab", buffering=0)
+
+    # -- reading -------------------------------------------------------------------------------------------------
+
+    def _take_over(self, path: Path) -> None:
+        """Take in what the gateway before this one wrote down."""
+        incomplete = path.with_suffix(".incomplete")
+        if path.exists():
+            self._lacks_earlier = not self._read(path.read_bytes())
+            self.are_known = not self._lacks_earlier
+        elif incomplete.exists():
+            self._read(incomplete.read_bytes())
+            self._lacks_earlier = True
+        if self._lacks_earlier:
+            _log.warning(
+                "%s lacks moves of sessions: a step of a session from before this start has to name its episode and "
+                "step; remove the file once no such session is left",
+                incomplete,
+            )
+
+    def _read(self, content: bytes) -> bool:
+        """Take in the moves of a file; whether it is whole."""
+        *lines, rest = content.split(b"\n")
+        is_whole = not rest
+        for line in lines:
             try:
                 session_id, place = _MOVE.validate_json(line)
             except ValidationError:
                 _log.error("a move of a session cannot be read: %s", line[:100])
+                is_whole = False
                 continue
             if place is None:
                 self._places.pop(session_id, None)
             else:
                 self._places[session_id] = place
+        return is_whole
+
+
+def _say_incomplete(path: Path) -> None:
+    """Give a file that lacks moves another name, so that nobody takes it for all that there is to know."""
+    try:
+        if path.exists():
+            path.replace(path.with_suffix(".incomplete"))
+    except OSError as error:
+        _log.error("remove %s before the next start: it lacks moves of sessions: %s", path, error)
 
 
 def _line(session_id: str, place: tuple[str, str] | None) -> bytes:

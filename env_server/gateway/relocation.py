@@ -256,7 +256,7 @@ class Relocation:
         session.lingers = name.lingers
         # Where it has other gateways, no session of the node's goes on elsewhere. A gateway that is alone moves them,
         # and unless it keeps a list does not know any more which ones when it was started anew.
-        session.is_proven = home.has_other_gateways or self._moves.are_kept
+        session.is_proven = home.has_other_gateways or self._moves.are_known
         self._sessions.reserve(owner, 1)
         self._registry.took(home)
         self._sessions.add(session)

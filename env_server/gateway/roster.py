@@ -22,6 +22,7 @@ _READY_WITHIN_S = 30.0
 _RESTART_S = 60.0
 _RETRY_S = 1
 _SAVE_AFTER_S = 0.1
+_SAVE_AGAIN_S = 10.0
 _MOST_EXPIRED = 1024
 _log = logging.getLogger(__name__)
 
@@ -140,6 +141,9 @@ class Roster:
         """Write down what is there now; it is expected after the next start."""
         if self._saving is not None:
             self._save()
+        if self._saving is not None:
+            # It could not be written, and nobody is left who tries again.
+            self._saving.cancel()
 
     def _save_soon(self) -> None:
         """Servers register much at a time: that is one write."""
@@ -158,6 +162,7 @@ class Roster:
             fresh.replace(self._path)
         except OSError as error:
             _log.error("the registrations cannot be written to %s: %s", self._path, error)
+            self._saving = self._loop.call_later(_SAVE_AGAIN_S, self._save)
 
     def _still_expected(self) -> Iterator[Enrolled]:
         """Those of the gateway before this one that have not come back; another start expects them, too."""

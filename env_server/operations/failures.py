@@ -6,7 +6,7 @@ from clients.protocol.errors import ProblemError
 from clients.protocol.values import DecodeError, EncodeError
 from env_server.messages.validation import invalid
 from env_server.sessions.session import Running, Session
-from env_server.workers.base import EnvironmentRaised, OptionsRefused
+from env_server.workers.base import EnvironmentRaised, NoWorker, OperationTimeout, OptionsRefused
 
 # A name in a path may hold blanks where the path is in quotes, or where another name follows; elsewhere it ends there,
 # or the words after a path would be taken for a part of it.
@@ -43,6 +43,11 @@ def worker_died(env_id: str) -> ProblemError:
         error_class="WorkerLost",
         message="the worker died",
     )
+
+
+def not_in_time(detail: str, error: OperationTimeout) -> ProblemError:
+    """The problem that something took too long; where there was no worker to do it, it says so."""
+    return ProblemError("step_timeout", f"{detail}: {error}" if isinstance(error, NoWorker) else detail)
 
 
 def busy(running: Running) -> ProblemError:

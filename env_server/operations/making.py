@@ -24,7 +24,7 @@ from env_server.journal.journal_file import JournaledSession, JournalFile, Openi
 from env_server.journal.replay import ReplayDiverged
 from env_server.messages.validation import episode_in_json, invalid, kwargs_in_json, requested
 from env_server.operations.episodes import Resetting
-from env_server.operations.failures import busy, environment_error, not_reset, worker_died
+from env_server.operations.failures import busy, environment_error, not_in_time, not_reset, worker_died
 from env_server.operations.idempotency import IdempotencyCache, OpenedSession, open_again
 from env_server.operations.runner import Runner
 from env_server.sessions.replies import Reply
@@ -332,7 +332,7 @@ class Making:
         except EnvironmentRaised as error:
             raise environment_error(error) from error
         except OperationTimeout as error:
-            raise ProblemError("step_timeout", f"{session.entry.env_id} was not ready in time") from error
+            raise not_in_time(f"{session.entry.env_id} was not ready in time", error) from error
         except (ServerFailed, ServerLost) as error:
             raise ProblemError("upstream_error", str(error)) from error
         except WorkerLost as error:

@@ -13,12 +13,13 @@ from env_server.common.event_loop import Slices
 from env_server.common.setting_sections import TimeoutSettings
 from env_server.journal.journal import EndedStep, Journal
 from env_server.journal.replay import ReplayDiverged, rebuild
-from env_server.operations.failures import environment_error, not_reset, worker_died
+from env_server.operations.failures import environment_error, not_in_time, not_reset, worker_died
 from env_server.sessions.session import NO_REQUEST, ResetRecord, Running, Session, StepRecord
 from env_server.sessions.sessions import Sessions, session_gone
 from env_server.telemetry.metrics import Metrics, RebuildOutcome
 from env_server.workers.base import (
     EnvironmentRaised,
+    NoWorker,
     OperationTimeout,
     ServerFailed,
     ServerLost,
@@ -143,7 +144,7 @@ class Runner:
 
         Raises:
             WorkerLost: The operation took its worker down, or the session has ended.
-            OperationTimeout: No worker lived for long enough in time.
+            NoWorker: No worker lived for long enough in time.
         """
         faults = 0
         time = asyncio.get_running_loop().time
@@ -157,7 +158,7 @@ class Runner:
                     raise
                 give_up_at = min(give_up_at, time() + self._settings.make_timeout_s)
                 if time() >= give_up_at:
-                    raise OperationTimeout(f"workers end before they answer: {lost}") from lost
+                    raise NoWorker(f"workers end before they answer: {lost}") from lost
                 if isinstance(lost, ServerLost):
                     self._metrics.failovers[session.entry.label] += 1
                 session.attached = False
@@ -249,7 +250,7 @@ class Runner:
         if isinstance(error, OperationTimeout):
             about = {"session_id": session.session_id, "env_id": session.entry.env_id}
             _log.warning("%s of %s: %s", kind, session.entry.env_id, error, extra=about)
-            return ProblemError("step_timeout", f"the {kind} did not finish in time; reset the session")
+            return not_in_time(f"the {kind} did not finish in time; reset the session", error)
         return ProblemError("step_timeout", f"the {kind} was cancelled; reset the session", cancelled=True)
 
 

@@ -114,6 +114,10 @@ class OperationTimeout(Exception):  # noqa: N818 - the name says what happened
     """The operation did not finish in time; its environment is gone."""
 
 
+class NoWorker(OperationTimeout):
+    """Nothing could be had in time to run the operation in; that says nothing about its environment."""
+
+
 class Worker(ABC):
     """Holds environments, each under a key.
 

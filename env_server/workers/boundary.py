@@ -10,7 +10,7 @@ from gymnasium.utils import seeding
 
 from clients.protocol.frames import dumps
 from clients.protocol.spaces import check_size, describe_space
-from env_server.workers.base import EnvironmentRaised, EnvSource, Spaces, StepOutcome, Verdict
+from env_server.workers.base import EnvironmentRaised, EnvSource, NoWorker, Spaces, StepOutcome, Verdict
 
 Environment = gymnasium.Env[Any, Any]
 _T = TypeVar("_T")
@@ -168,8 +168,8 @@ def _score(environment: Environment, item: Mapping[str, Any]) -> Verdict:
     }
 
 
-def error_verdict(error: EnvironmentRaised) -> Verdict:
-    """The verdict on a response that the verifier failed on."""
+def error_verdict(error: EnvironmentRaised | NoWorker) -> Verdict:
+    """The verdict on a response that the verifier failed on, or that there was nothing to score with."""
     return {"score": 0.0, "outcome": "error", "detail": str(error)}
 
 

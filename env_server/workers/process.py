@@ -15,7 +15,7 @@ from env_server.telemetry.logs import LogFormat
 from env_server.workers.base import (
     EnvironmentRaised,
     EnvSource,
-    OperationTimeout,
+    NoWorker,
     Spaces,
     StepOutcome,
     Verdict,
@@ -107,7 +107,7 @@ class ProcessWorker(Worker):
                     self._room.clear()
                     await self._room.wait()
         except TimeoutError:
-            raise OperationTimeout("no worker process could be started in time") from None
+            raise NoWorker("no worker process could be started in time") from None
 
     def _start_child(self) -> ChildProcess | None:
         """A new child, unless children cannot be started at the moment."""

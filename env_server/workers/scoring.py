@@ -12,7 +12,14 @@ from functools import partial
 from typing import Any
 
 from env_server.workers import boundary
-from env_server.workers.base import EnvironmentRaised, EnvSource, OperationTimeout, Verdict, WorkerLost
+from env_server.workers.base import (
+    EnvironmentRaised,
+    EnvSource,
+    NoWorker,
+    OperationTimeout,
+    Verdict,
+    WorkerLost,
+)
 from env_server.workers.child_process import ChildProcess
 from env_server.workers.wire import dump_request
 
@@ -180,8 +187,12 @@ class Scoring:
         return {"score": 0.0, "outcome": "error", "detail": "the process of the verifier died"}
 
     async def _ask(self, source: bytes, items: _Items, timeout: float | None) -> list[Verdict]:
-        """Have one child score responses; a verifier that cannot be built fails on all of them."""
-        child = await self._pick()
+        """Have one child score responses; all of them fail where there is none, or the verifier cannot be built."""
+        try:
+            child = await self._pick()
+        except NoWorker as error:
+            _log.error("responses are not scored: %s", error)
+            return [boundary.error_verdict(error)] * len(items)
         if source not in child.prepared:
             child.prepared.add(source)
             child.tell("prepare", (source,), timeout=_PREPARE_TIMEOUT_S)

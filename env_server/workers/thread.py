@@ -12,6 +12,7 @@ from env_server.workers import boundary
 from env_server.workers.base import (
     EnvironmentRaised,
     EnvSource,
+    NoWorker,
     OperationTimeout,
     Spaces,
     StepOutcome,
@@ -199,6 +200,9 @@ class ThreadWorker(Worker):
             return verdict
         except EnvironmentRaised as error:
             boundary.report(error, env_id=source.env_id)
+            return boundary.error_verdict(error)
+        except NoWorker as error:
+            _log.error("verify of %s: %s", source.env_id, error, extra={"env_id": source.env_id})
             return boundary.error_verdict(error)
         except OperationTimeout as error:
             _log.warning("verify of %s: %s", source.env_id, error, extra={"env_id": source.env_id})

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from env_server.workers.base import EnvironmentRaised, OperationTimeout
+from env_server.workers.base import EnvironmentRaised, NoWorker, OperationTimeout
 
 _log = logging.getLogger(__name__)
 
@@ -164,8 +164,8 @@ class ThreadPool:
 
         Returns:
             The outcome. To cancel it is to give the call up; where that is not possible any more, because the outcome
-            is there, `given_up` is not called. It raises `OperationTimeout` where the call took too long, or all
-            threads were stuck for so long.
+            is there, `given_up` is not called. It raises `OperationTimeout` where the call took too long, and
+            `NoWorker` where all threads were stuck for so long, or none can be started.
         """
         call = _Call(function, arguments, timeout, given_up, timed, self._made)
         call.future.add_done_callback(partial(self._cancelled, call))
@@ -243,7 +243,7 @@ class ThreadPool:
         _give_up(call)
 
     def _refuse(self, call: _Call, why: str) -> None:
-        call.future.set_exception(OperationTimeout(why))
+        call.future.set_exception(NoWorker(why))
         _give_up(call)
 
     def _leave(self, call: _Call) -> None:

@@ -22,6 +22,7 @@ _OPERATIONS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
 }
 _LONGEST_NUMBER = 400
 _TRIES = 10_000
+_SHOWN = 80
 
 
 class ArithmeticEnv(VerifierEnv):
@@ -76,8 +77,7 @@ class ArithmeticEnv(VerifierEnv):
         question = fields.get("question")
         if not isinstance(question, str):
             raise ValueError("a task needs the field 'question', such as '12 + 7'")
-        answer = fields.get("answer")
-        return {"question": question, "answer": str(evaluate(question) if answer is None else answer)}
+        return {"question": question, "answer": str(_expected(fields))}
 
     def prompt(self, task: Mapping[str, Any]) -> str:
         """Return the question."""
@@ -89,19 +89,31 @@ class ArithmeticEnv(VerifierEnv):
 
     def score(self, response: str, task: Mapping[str, Any]) -> Verdict:
         """Compare the number that a response names with the task's answer, exactly."""
-        if "answer" not in task and "question" not in task:
-            return Verdict(0.0, "error", "the item has neither a question nor an answer")
-        expected = _whole_number(
-            str(task["answer"]) if "answer" in task else str(evaluate(str(task["question"])))
-        )
-        if expected is None:
-            return Verdict(0.0, "error", f"the task's answer {task.get('answer')!r} is no whole number")
+        try:
+            expected = _expected(task)
+        except ValueError as error:
+            return Verdict(0.0, "error", str(error))
         read = read_number(response)
         if read is None:
             return Verdict(0.0, "unparsable", "no whole number was found in the response")
         if read == expected:
             return Verdict(1.0, "correct", f"{read}")
         return Verdict(0.0, "wrong", f"{read}, expected {expected}")
+
+
+def _expected(task: Mapping[str, Any]) -> int:
+    """Return the answer of a task, which is computed if it is not given.
+
+    Raises:
+        ValueError: It is no whole number, or there is nothing to compute it from.
+    """
+    answer, question = task.get("answer"), task.get("question")
+    if answer is None and question is None:
+        raise ValueError("the item has neither a question nor an answer")
+    expected = evaluate(str(question)) if answer is None else _whole_number(str(answer))
+    if expected is None:
+        raise ValueError(f"the task's answer {str(answer)[:_SHOWN]!r} is no whole number")
+    return expected
 
 
 def read_number(response: str) -> int | None:
@@ -124,7 +136,7 @@ def evaluate(question: str) -> int:
     """
     if not _QUESTION.fullmatch(question):
         raise ValueError(
-            f"'{question}' is no question such as '12 + 7': 2 to 16 numbers with +, - or * between"
+            f"'{question[:_SHOWN]}' is no question such as '12 + 7': 2 to 16 numbers with +, - or * between"
         )
     # Leading zeros are no Python, and nothing but numbers and operators is left to parse.
     plain = re.sub(r"\b0+(?=\d)", "", question)

@@ -241,7 +241,7 @@ class JudgeEnv(VerifierEnv):
                 continue
             if name == "rubric":
                 fields[name], weights = _rubric(value)
-            elif not isinstance(value, str):
+            elif not isinstance(value, str) or (name in template.fields and not value.strip()):
                 raise ValueError(f"a task needs the field {name!r}, as text")
             else:
                 fields[name] = value.encode(errors="replace").decode()

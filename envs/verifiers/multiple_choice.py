@@ -15,6 +15,7 @@ from envs.verifiers.latex import unwrapped
 
 LETTERS = "ABCDEFGHIJ"
 _TRIES = 10_000
+_SHOWN = 80
 
 # A letter that opens what was said, with what sets it off from a word: "B", "(B)", "B) Paris", "Option B: Paris".
 _LEADING = re.compile(
@@ -212,7 +213,7 @@ def _gold(task: Mapping[str, Any], options: Mapping[str, str]) -> str:
         same = _by_text(answer, options)
         if len(same) == 1:
             return next(iter(same))
-    return f"'answer' must be a letter of the options, an index or the text of one option, not {answer!r}"
+    return f"'answer' must be a letter of the options, an index or the text of one option, not {str(answer)[:_SHOWN]!r}"
 
 
 def _draw(generator: Generator, count: int) -> tuple[str, list[str], int]:

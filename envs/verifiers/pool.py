@@ -43,6 +43,10 @@ class CallFailed(Exception):  # noqa: N818 - the name says what happened
     """The function raised, or its process died."""
 
 
+class NoProcess(CallFailed):
+    """There was no process that could make the call, which says nothing about the argument."""
+
+
 class ProcessPool:
     """Calls one function in child processes, each call under a clock.
 
@@ -77,7 +81,8 @@ class ProcessPool:
 
         Raises:
             CallTimeout: It took longer; the process was ended and is replaced.
-            CallFailed: It raised, its process died, or none could be started.
+            CallFailed: It raised, or its process died.
+            NoProcess: No process could be started, or the one that waited has died before the call.
         """
         process = self._take()
         healthy = False
@@ -114,7 +119,7 @@ class ProcessPool:
             while not self._free and not self._closed:
                 self._changed.wait()
             if self._closed:
-                raise CallFailed("the pool is closed")
+                raise NoProcess("the pool is closed")
             # One that is loaded already, if there is any.
             index = next((index for index, each in enumerate(self._free) if each is not None), 0)
             process = self._free.pop(index)
@@ -123,7 +128,7 @@ class ProcessPool:
             except OSError as error:
                 self._free.append(None)
                 self._changed.notify()
-                raise CallFailed(f"no process could be started: {error}") from error
+                raise NoProcess(f"no process could be started: {error}") from error
             self._busy.add(process)
             return process
 
@@ -181,12 +186,15 @@ class _Process:
 
     def call(self, argument: Any, timeout_s: float) -> Any:
         if not self._ready:
-            self._answer(_START_TIMEOUT_S, lambda: CallFailed("the process did not start in time"))
+            try:
+                self._answer(_START_TIMEOUT_S, lambda: CallFailed("it was not ready in time"))
+            except CallFailed as failed:
+                raise NoProcess(f"no process could be started: {failed}") from failed
             self._ready = True
         try:
             self._connection.send_bytes(json.dumps(argument).encode())
         except OSError as error:
-            raise CallFailed("the process died before the call") from error
+            raise NoProcess("the process died before the call") from error
         return self._answer(timeout_s, lambda: CallTimeout(f"no result within {timeout_s:g} s"))
 
     def _answer(self, timeout_s: float, late: Callable[[], Exception]) -> Any:

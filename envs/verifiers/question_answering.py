@@ -102,9 +102,9 @@ class QuestionAnsweringEnv(VerifierEnv):
         """Return a task: a `question`, and an `answer` or a list of `answers` of which any will do."""
         if not isinstance(fields.get("question"), str):
             raise ValueError("a task needs the field 'question', as text")
-        for wrong in (_references(fields), _rule(fields, self._rule)):
-            if isinstance(wrong, str):
-                raise ValueError(wrong)
+        read = _read(fields, self._rule)
+        if isinstance(read, str):
+            raise ValueError(read)
         return dict(fields)
 
     def instruction(self) -> str:
@@ -113,12 +113,10 @@ class QuestionAnsweringEnv(VerifierEnv):
 
     def score(self, response: str, task: Mapping[str, Any]) -> Verdict:
         """Compare what a response gives as its answer; the detail begins with the metric that decided."""
-        references = _references(task)
-        if isinstance(references, str):
-            return Verdict(0.0, "error", f"bad_task: {references}")
-        rule = _rule(task, self._rule)
-        if isinstance(rule, str):
-            return Verdict(0.0, "error", f"bad_task: {rule}")
+        read = _read(task, self._rule)
+        if isinstance(read, str):
+            return Verdict(0.0, "error", f"bad_task: {read}")
+        references, rule = read
         text = strip_thinking(response)
         found = marked_answer(text)
         said = text.strip() if found is None else found.text
@@ -128,11 +126,15 @@ class QuestionAnsweringEnv(VerifierEnv):
         score, metric = max(
             (_compare(reference, said, rule, asked) for reference in references), key=lambda each: each[0]
         )
-        shown = said if len(said) <= _SHOWN else f"{said[: _SHOWN - 3]}..."
+        shown = _short(said)
         if score >= _FULL:
             return Verdict(1.0, "correct", f"{metric}: {shown}")
-        expected = f"{metric}: {shown}, expected {references[0]}"
+        expected = f"{metric}: {shown}, expected {_short(references[0])}"
         return Verdict(score, "partial", expected) if score > 0 else Verdict(0.0, "wrong", expected)
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
 
 
 def normal(text: str) -> str:
@@ -181,9 +183,7 @@ def _compare(reference: str, said: str, rule: _Rule, asked: Asked) -> tuple[floa
         metric = _kind_of(reference)
     if metric == "date":
         wanted_day, day = read_date(reference), read_date(said)
-        if wanted_day is None or day is None:
-            return _exact(reference, said), metric
-        return float(wanted_day == day), metric
+        return (_exact(reference, said) if day is None else float(wanted_day == day)), metric
     if metric == "number":
         # Where millions are asked for, or nobody knows, "5" answers as "5 million" does.
         ways = (True,) if asked.scale is False else (True, False)
@@ -193,8 +193,6 @@ def _compare(reference: str, said: str, rule: _Rule, asked: Asked) -> tuple[floa
         return float(any(_is_near(wanted, number, rule) for wanted, number in pairs)), metric
     if metric == "boolean":
         wanted_truth, truth = read_boolean(reference), read_boolean(said)
-        if wanted_truth is None:
-            return _exact(reference, said), metric
         return float(wanted_truth == truth), metric
     if metric == "f1":
         wanted_words = normal(reference)
@@ -247,6 +245,29 @@ def _kind_of(reference: str) -> Metric:
     except NotExact:
         return "exact"
     return "number"
+
+
+def _read(task: Mapping[str, Any], default: _Rule) -> tuple[list[str], _Rule] | str:
+    """Return the references of a task and how it wants them to be compared, or what is wrong with them."""
+    references, rule = _references(task), _rule(task, default)
+    if isinstance(references, str):
+        return references
+    if isinstance(rule, str):
+        return rule
+    wrong = next((each for each in references if not _is_one(rule.metric, each)), None)
+    if wrong is None:
+        return references, rule
+    return f"with the metric {rule.metric} an answer must be a {rule.metric}, which {wrong[:_SHOWN]!r} is not"
+
+
+def _is_one(metric: Metric, reference: str) -> bool:
+    """Whether a reference is what a metric compares; words are compared by all but three."""
+    if metric == "date":
+        return read_date(reference) is not None
+    if metric == "number":
+        number = read_number(reference)
+        return isinstance(number, Fraction) or (number is not None and math.isfinite(number))
+    return metric != "boolean" or read_boolean(reference) is not None
 
 
 def _references(task: Mapping[str, Any]) -> list[str] | str:

@@ -1,5 +1,6 @@
 """ReasoningGym-v0: the procedural data sets of reasoning-gym, each with its own scorer."""
 
+import re
 from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import Annotated, Any
@@ -10,9 +11,10 @@ from envs.core.kwargs import RenderMode
 from envs.core.splits import TaskSplit, checked_split, split_of_text
 from envs.verifiers.base import Verdict, VerifierEnv
 from envs.verifiers.extraction import last_box, last_tag, strip_thinking
-from envs.verifiers.pool import CallFailed, CallTimeout, PoolShare
+from envs.verifiers.pool import CallFailed, CallTimeout, NoProcess, PoolShare
 
 _CALL = "envs.verifiers.reasoning_gym_call:call"
+_NAME = re.compile("[a-z0-9_]{1,64}")
 _TRIES = 200
 _LARGEST_SEED = 2**31
 _FULL = 1.0 - 1e-9
@@ -45,7 +47,7 @@ class ReasoningGymEnv(VerifierEnv):
         dataset: Annotated[
             str,
             Field(
-                pattern="^[a-z0-9_]{1,64}$",
+                pattern=f"^{_NAME.pattern}$",
                 description="The data set's name, such as `chain_sum` or `countdown`.",
             ),
         ] = "chain_sum",
@@ -129,6 +131,8 @@ class ReasoningGymEnv(VerifierEnv):
 
         That is the task's own answer, or where there is none, an empty one.
         """
+        if isinstance(failed.__cause__, NoProcess):
+            return Verdict(0.0, "error", f"scoring_failed: {failed}")
         own = task.get("answer")
         try:
             other = self._call({**named, "answer": own if isinstance(own, str) else ""})
@@ -144,7 +148,7 @@ class ReasoningGymEnv(VerifierEnv):
         """Return what names a task, or what is wrong with it."""
         dataset = fields.get("dataset", self._dataset)
         config, seed = fields.get("config", self._config), fields.get("seed")
-        if not isinstance(dataset, str):
+        if not isinstance(dataset, str) or not _NAME.fullmatch(dataset):
             return "the field 'dataset' must name a data set of reasoning-gym"
         if not isinstance(config, Mapping) or {"seed", "size"} & set(config):
             return "the field 'config' must hold settings of the data set, without 'seed' and 'size'"

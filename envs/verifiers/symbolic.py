@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 from envs.verifiers.affordable import too_much
-from envs.verifiers.pool import CallFailed, CallTimeout, PoolShare
+from envs.verifiers.pool import CallFailed, CallTimeout, NoProcess, PoolShare
 
 _CALL = "envs.verifiers.math_verify_call:compare"
 _PLAIN_ANSWER = "$1$"
@@ -54,14 +54,10 @@ class SymbolicComparison:
                 may have made too large.
             options: Math-Verify's.
         """
-        refused = ""
-        for text, sent in answers.items():
-            reason = too_much(text, gold)
-            if reason is None:
-                return self._asked(gold, sent, options)
-            refused = reason
-        alone = self._reference_alone(gold, options)
-        return Symbolic("unreadable_answer", refused) if alone.judgement == "equal" else alone
+        try:
+            return self._compared(gold, answers, options)
+        except NoProcess as missing:
+            return Symbolic("comparison_failed", str(missing))
 
     def pids(self) -> list[int]:
         """Return the processes that are there."""
@@ -71,9 +67,21 @@ class SymbolicComparison:
         """Give the processes back."""
         self._share.close()
 
+    def _compared(self, gold: str, answers: Mapping[str, str], options: Mapping[str, Any]) -> Symbolic:
+        refused = ""
+        for text, sent in answers.items():
+            reason = too_much(text, gold)
+            if reason is None:
+                return self._asked(gold, sent, options)
+            refused = reason
+        alone = self._reference_alone(gold, options)
+        return Symbolic("unreadable_answer", refused) if alone.judgement == "equal" else alone
+
     def _asked(self, gold: str, answer: str, options: Mapping[str, Any]) -> Symbolic:
         try:
             found = self._share.pool.call({"gold": gold, "answer": answer, **options}, self._timeout_s)
+        except NoProcess:
+            raise
         except (CallTimeout, CallFailed) as failure:
             alone = self._reference_alone(gold, options)
             if alone.judgement != "equal":
@@ -109,6 +117,9 @@ class SymbolicComparison:
                 found = self._share.pool.call(request, 2 * self._timeout_s)
         except CallTimeout as late:
             return Symbolic("comparison_timeout", f"Math-Verify gave {late} for the reference by itself")
+        except NoProcess:
+            # It is no reason to think so of the reference the next time.
+            raise
         except CallFailed as failed:
             return Symbolic("comparison_failed", str(failed))
         if found["gold"] != "expression":

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from env_server.workers.base import OperationTimeout
+from env_server.workers.base import NoWorker
 from env_server.workers.ray.actor import Beginning, RayActor
 from env_server.workers.ray.cluster import RayCluster
 from env_server.workers.ray.scaling import Average, ScalingPolicy
@@ -85,7 +85,7 @@ class RayPool:
             here: Where it is, if it is anywhere; there is better than elsewhere.
 
         Raises:
-            OperationTimeout: No actor was ready in time.
+            NoWorker: No actor was ready in time.
         """
         self._making += here is None
         self._wait(1)
@@ -129,7 +129,7 @@ class RayPool:
         """The ready actor that scores fewest responses, as soon as one scores few enough.
 
         Raises:
-            OperationTimeout: None was ready in time.
+            NoWorker: None was ready in time.
         """
         self._wait(1)
         try:
@@ -149,8 +149,8 @@ class RayPool:
         finally:
             self._wait(-1)
 
-    def _none_ready(self) -> OperationTimeout:
-        return OperationTimeout(
+    def _none_ready(self) -> NoWorker:
+        return NoWorker(
             f"no Ray actor was ready in {self._policy.start_timeout_s:g} s: each asks for {self._num_cpus:g} CPUs "
             "(ray_num_cpus)"
         )

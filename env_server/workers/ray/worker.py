@@ -15,6 +15,7 @@ from env_server.workers import boundary
 from env_server.workers.base import (
     EnvironmentRaised,
     EnvSource,
+    NoWorker,
     OperationTimeout,
     Spaces,
     StepOutcome,
@@ -195,7 +196,10 @@ class RayWorker(Worker):
 
     async def _score(self, source: EnvSource, item: Mapping[str, Any], timeout: float | None) -> Verdict:
         for _ in range(_SCORE_TRIES):
-            actor = await self._pool.pick_scorer(_SCORES_PER_PROCESS)
+            try:
+                actor = await self._pool.pick_scorer(_SCORES_PER_PROCESS)
+            except NoWorker as error:
+                return boundary.error_verdict(error)
             actor.scoring += 1
             operation = actor.ask("verify", (source, [item]), timeout=timeout)
             try:

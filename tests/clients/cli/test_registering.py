@@ -5,7 +5,7 @@ import contextlib
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
@@ -129,40 +129,45 @@ async def test_a_registration_is_kept_until_the_command_is_stopped(stop: signal.
     assert "Traceback" not in error
 
 
+Kept = Callable[[str, Callable[[str], None]], list[str]]
+
+
+@pytest.fixture
+def kept(gateway: ServerProcess, foreign: ForeignServer, monkeypatch: pytest.MonkeyPatch) -> Kept:
+    """Keeps a registration, does something as soon as its id is said, and gives what is said behind that."""
+
+    def keep(env_id: str, then: Callable[[str], None]) -> list[str]:
+        said: list[str] = []
+
+        def say(text: str, **_: Any) -> None:
+            said.append(text)
+            if len(said) == 1:
+                then(text)
+
+        monkeypatch.setattr(registering, "print", say, raising=False)
+        keeping = ("register", env_id, foreign.url, "--protocol", "http", "--gateway", gateway.url, "--keep")
+        with handlers_kept():
+            assert main(keeping) == 0
+        return said[1:]
+
+    return keep
+
+
 def test_who_stops_it_as_soon_as_it_has_said_the_id_leaves_no_registration(
-    gateway: ServerProcess, foreign: ForeignServer, monkeypatch: pytest.MonkeyPatch
+    gateway: ServerProcess, kept: Kept
 ) -> None:
-    said: list[str] = []
-
-    def say(text: str, **_: Any) -> None:
-        said.append(text)
-        if len(said) == 1:
-            signal.raise_signal(signal.SIGTERM)
-
-    monkeypatch.setattr(registering, "print", say, raising=False)
-    keeping = ("register", "Brief", foreign.url, "--protocol", "http", "--gateway", gateway.url, "--keep")
-    with handlers_kept():
-        assert main(keeping) == 0
-    assert said[1:] == ["Brief takes no new sessions any more"]
+    assert kept("Brief", lambda _: signal.raise_signal(signal.SIGTERM)) == [
+        "Brief takes no new sessions any more"
+    ]
     assert not offered(gateway, "Brief")
 
 
-def test_a_registration_that_another_has_ended_is_left_in_order(
-    gateway: ServerProcess, foreign: ForeignServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    said: list[str] = []
+def test_a_registration_that_another_has_ended_is_left_in_order(gateway: ServerProcess, kept: Kept) -> None:
+    def end(registration_id: str) -> None:
+        httpx.delete(f"{gateway.url}/v1/registrations/{registration_id}").raise_for_status()
+        signal.raise_signal(signal.SIGTERM)
 
-    def say(text: str, **_: Any) -> None:
-        said.append(text)
-        if len(said) == 1:
-            httpx.delete(f"{gateway.url}/v1/registrations/{text}").raise_for_status()
-            signal.raise_signal(signal.SIGTERM)
-
-    monkeypatch.setattr(registering, "print", say, raising=False)
-    keeping = ("register", "Ended", foreign.url, "--protocol", "http", "--gateway", gateway.url, "--keep")
-    with handlers_kept():
-        assert main(keeping) == 0
-    assert said[1:] == ["Ended takes no new sessions any more"]
+    assert kept("Ended", end) == ["Ended takes no new sessions any more"]
 
 
 def test_a_probe_needs_no_gateway(foreign: ForeignServer) -> None:

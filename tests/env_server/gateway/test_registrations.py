@@ -146,10 +146,14 @@ def test_a_file_that_cannot_be_read_costs_no_start(tmp_path: Path, content: byte
 
 def test_a_disk_that_takes_nothing_costs_no_registration(tmp_path: Path) -> None:
     async def start() -> None:
-        fleet = Fleet(tmp_path / "nowhere" / "registrations.json")
+        path = tmp_path / "later" / "registrations.json"
+        fleet = Fleet(path)
         fleet.registry.add(registration("New"))
         await clock().forward(1.0)
         assert fleet.offered == {"New"}
+        path.parent.mkdir()
+        await clock().forward(10.0)
+        assert json.loads(path.read_text())[0]["env_id"] == "New", "it is written once the disk takes it"
 
     on_a_clock(start())
 

@@ -1,6 +1,7 @@
 """Gateways that share no journal: what one of them cannot know it does not make up, and the client restores it."""
 
 import asyncio
+import resource
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -103,7 +104,7 @@ class Alone(NamedTuple):
 
 @pytest.fixture
 async def alone(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Alone]:
-    kept = ("--state-dir", str(tmp_path / "gateway")) if request.param else ()
+    kept = ("--state-dir", str(tmp_path / "gateway")) if request.param != "keeps nothing" else ()
     with (
         ServerProcess((*GATEWAY, *kept)) as gateway,
         ServerProcess((*WALKS, *QUIET, "--state-dir", str(tmp_path / "node"))) as first,
@@ -115,6 +116,8 @@ async def alone(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
         for number in range(2):
             await player.step(str(number))
         first.kill()
+        if request.param == "has a full disk":
+            resource.prlimit(gateway.pid, resource.RLIMIT_FSIZE, (0, 0))
         for number in range(2, 5):
             await player.step(str(number))
         gateway.kill()
@@ -126,7 +129,7 @@ async def alone(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
         await player.http.aclose()
 
 
-@pytest.mark.parametrize("alone", [False], indirect=True)
+@pytest.mark.parametrize("alone", ["keeps nothing", "has a full disk"], indirect=True)
 async def test_a_gateway_alone_does_not_take_a_copy_of_the_past_for_the_session(alone: Alone) -> None:
     player = alone.player
     path = f"/v1/sessions/{player.session_id}/step"
@@ -137,7 +140,7 @@ async def test_a_gateway_alone_does_not_take_a_copy_of_the_past_for_the_session(
     assert (behind.value.extra["episode"], behind.value.extra["step"]) == (0, 2)
 
 
-@pytest.mark.parametrize("alone", [True], indirect=True)
+@pytest.mark.parametrize("alone", ["keeps its state"], indirect=True)
 async def test_a_gateway_alone_that_keeps_its_state_knows_where_sessions_went_on(alone: Alone) -> None:
     player = alone.player
     path = f"/v1/sessions/{player.session_id}"

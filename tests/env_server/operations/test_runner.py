@@ -8,7 +8,7 @@ import pytest
 
 from env_server.common.settings import Settings
 from env_server.operations.runner import Runner
-from env_server.workers.base import OperationTimeout, WorkerLost
+from env_server.workers.base import NoWorker, WorkerLost
 from tests.support.virtual_time import run_virtually
 
 
@@ -27,7 +27,7 @@ def test_an_operation_whose_workers_die_one_after_another_ends_in_time() -> None
     async def begin() -> float:
         metrics: Any = None
         runner = Runner(settings, metrics, sessions)
-        with pytest.raises(OperationTimeout, match="the worker process died"):
+        with pytest.raises(NoWorker, match="the worker process died"):
             await runner.persist(session, lost)
         return asyncio.get_running_loop().time()
 

@@ -5,6 +5,7 @@ import os
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ray.cluster_utils import Cluster
 
-from env_server.workers.base import EnvironmentRaised, OperationTimeout, WorkerLost
+from env_server.workers.base import EnvironmentRaised, EnvSource, NoWorker, OperationTimeout, WorkerLost
 from env_server.workers.ray.cluster import RayCluster
 from env_server.workers.ray.scaling import Average, ScalingPolicy
 from env_server.workers.ray.wire import (
@@ -24,6 +25,7 @@ from env_server.workers.ray.wire import (
     load_answers,
     load_requests,
 )
+from env_server.workers.ray.worker import RayWorker
 from tests.support.fragile_envs import Beacon, ended, kill
 from tests.support.metrics import scrape, value
 from tests.support.players import Player
@@ -341,3 +343,15 @@ def test_requests_and_answers_are_read_as_they_were_written() -> None:
     lost = others[2].failure
     assert isinstance(lost, WorkerLost)
     assert lost.at_fault
+
+
+async def test_a_response_that_no_actor_was_ready_for_is_an_error() -> None:
+    class NoActors:
+        async def pick_scorer(self, scores_per_process: int) -> None:
+            raise NoWorker("no Ray actor was ready in 60 s")
+
+    pool: Any = NoActors()
+    source = EnvSource("class", f"{MODULE}:Scores")
+    assert await RayWorker(pool).verify(source, [{"response": ""}], timeout=1.0) == [
+        {"score": 0.0, "outcome": "error", "detail": "no Ray actor was ready in 60 s"}
+    ]

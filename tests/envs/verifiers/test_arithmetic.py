@@ -57,6 +57,25 @@ def test_answers_are_exact(numbers, operators):
     assert evaluate(question) == eval(question)
 
 
+@pytest.mark.parametrize(
+    "task",
+    [
+        {"question": "2 + 2", "answer": "four"},
+        {"question": "2 + 2", "answer": 4.5},
+        {"question": "2 + 2", "answer": True},
+        {"question": "two and two"},
+    ],
+)
+def test_an_answer_that_is_no_whole_number_is_a_fault_of_the_task(task):
+    assert ENVIRONMENT.score("4", task).outcome == "error"
+    with pytest.raises(ValueError, match=r"is no whole number|is no question"):
+        ENVIRONMENT.reset(options=task)
+
+
+def test_an_answer_that_is_not_given_is_computed():
+    assert ENVIRONMENT.score("4", {"question": "2 + 2", "answer": None}).outcome == "correct"
+
+
 def test_an_item_without_a_task_is_told_so():
     verdict = ENVIRONMENT.score("4", {})
     assert (verdict.score, verdict.outcome) == (0.0, "error")

@@ -305,6 +305,7 @@ def test_only_so_many_are_asked_at_a_time(double, tmp_path):
     [
         ({}, "needs the field 'question'"),
         ({"question": "?", "reference": 4}, "needs the field 'reference', as text"),
+        ({"question": "?", "reference": " \n"}, "needs the field 'reference', as text"),
         (TASK | {"template": "shout"}, "template must be one of match, equivalence, score, rubric"),
         (TASK | {"template": "rubric"}, "needs the field 'rubric'"),
         (

@@ -35,8 +35,8 @@ ENVIRONMENT = QuestionAnsweringEnv()
         ("no", "False", "boolean", 1),
         ("True", "True or False", "boolean", 0),
         ("Yes", "not true", "boolean", 0),
-        ("maybe", "<answer>Maybe.</answer>", "boolean", 1),
-        ("maybe", "<answer>yes</answer>", "boolean", 0),
+        ("maybe", "<answer>Maybe.</answer>", "auto", 1),
+        ("maybe", "<answer>yes</answer>", "auto", 0),
         ("2024-03-05", "The answer is March 5, 2024.", "auto", 1),
         ("42", "The answer is 42.0.", "auto", 1),
         ("false", r"\boxed{\text{False}}", "auto", 1),
@@ -85,6 +85,11 @@ def test_any_of_several_answers_will_do():
         {"answers": ["5", float("inf")]},
         {"answer": "5", "metric": "vibes"},
         {"answer": "5", "tolerance": -1},
+        {"answer": "five or six", "metric": "number"},
+        {"answers": ["5", "several"], "metric": "number"},
+        {"answer": "03/04/2024", "metric": "date"},
+        {"answer": "next week", "metric": "date"},
+        {"answer": "maybe", "metric": "boolean"},
     ],
 )
 def test_a_task_that_makes_no_sense_is_refused(task):

@@ -8,7 +8,7 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 
 from envs.core.splits import split_of_text
-from envs.verifiers.pool import CallFailed, CallTimeout, PoolShare
+from envs.verifiers.pool import CallFailed, CallTimeout, NoProcess, PoolShare
 from envs.verifiers.reasoning_gym import ReasoningGymEnv
 
 pytest.importorskip("reasoning_gym")
@@ -59,6 +59,7 @@ def test_a_scorer_that_raises_on_junk_says_that_it_is_no_answer(environment):
         (CallTimeout("no result within 10 s"), CallTimeout("no result within 10 s"), "timeout"),
         (CallFailed("the process died"), CallFailed("the process died"), "error"),
         (CallFailed("the process died"), {"raised": "KeyError"}, "error"),
+        (NoProcess("the process did not start"), {"score": 1.0}, "error"),
     ],
 )
 def test_a_response_that_ends_the_scorer_is_no_answer_where_the_scorer_works(

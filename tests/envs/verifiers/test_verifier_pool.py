@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from envs.verifiers.pool import CallFailed, CallTimeout, PoolShare, ProcessPool
+from envs.verifiers.pool import CallFailed, CallTimeout, NoProcess, PoolShare, ProcessPool
+from envs.verifiers.symbolic import SymbolicComparison
 
 TARGET = "tests.support.pooled:act"
 
@@ -125,3 +126,36 @@ def test_a_process_ends_with_its_parent_even_while_it_hangs():
         if not alive(pid):
             break
     assert not alive(pid)
+
+
+def test_a_process_that_cannot_be_started_is_no_fault_of_the_call(monkeypatch):
+    died = pytest.raises(NoProcess, match="no process could be started: the process died")
+    with closing(ProcessPool("tests.support.pooled:missing")) as pool, died:
+        pool.call({"do": "say"}, 30)
+    monkeypatch.setattr(sys, "executable", "/nowhere")
+    with closing(ProcessPool(TARGET)) as pool, pytest.raises(NoProcess, match="No such file"):
+        pool.call({"do": "say"}, 30)
+
+
+def test_an_answer_is_not_blamed_where_there_is_no_process_to_compare_it(monkeypatch):
+    class Pool:
+        away = False
+
+        def call(self, request, timeout_s):
+            if self.away:
+                raise NoProcess("no process could be started")
+            if request["answer"] == "deadly":
+                raise CallFailed("the process died")
+            return {"equal": False, "gold": "expression", "answer": "expression"}
+
+    monkeypatch.setattr(PoolShare, "pool", pool := Pool())
+    comparison = SymbolicComparison(1, 1.0)
+
+    def judge(gold, answer):
+        return comparison.compare(gold, {answer: answer}, {}).judgement
+
+    assert judge("x", "deadly") == "unreadable_answer"
+    pool.away = True
+    assert [judge("x", "deadly"), judge("y", "deadly")] == ["comparison_failed"] * 2
+    pool.away = False
+    assert judge("y", "deadly") == "unreadable_answer", "it was no fault of the reference's either"
