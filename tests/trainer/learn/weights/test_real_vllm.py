@@ -2,9 +2,9 @@
 
     ROLLGYM_VLLM=/opt/vllm/bin/vllm python -m pytest tests/trainer/learn/weights/test_real_vllm.py
 
-Without the variable nothing is run; `keep` and `recompute` need 0.33. vLLM's build for CPUs has no NCCL: there broadcasts
-come by gloo, through a transfer engine of the tests behind vLLM's own routes. Its sleep is refused by vLLM itself where
-it has no accelerator.
+Without the variable nothing is run; `keep` and `recompute` need 0.33. vLLM's build for CPUs has no NCCL: there
+broadcasts come by gloo, through a transfer engine of the tests behind vLLM's own routes. Its sleep is refused by vLLM
+itself where it has no accelerator.
 """
 
 import asyncio
