@@ -16,6 +16,7 @@ from clients.process.installed import add_version
 from trainer.commands.arguments import port
 from trainer.config.inference import DialectName
 from trainer.core.errors import ConfigError, TrainerError
+from trainer.core.run_lock import output_lock
 
 if TYPE_CHECKING:
     from trainer.inference.base import InferenceClient
@@ -152,16 +153,21 @@ async def _run(options: argparse.Namespace) -> int:
 
 
 async def _serve(options: argparse.Namespace) -> None:
+    token = os.environ.get(_TOKEN)
+    if options.host not in _LOOPBACK and token is None:
+        raise ConfigError(f"--host {options.host} is open to others: set {_TOKEN}, or serve loopback only")
+    _require_sampling(options)
+    with output_lock(options.output):
+        await _serve_alone(options, token)
+
+
+async def _serve_alone(options: argparse.Namespace, token: str | None) -> None:
     # Imported late: torch and transformers take seconds, and --help needs neither.
     from trainer.core.run_files import LineFile
     from trainer.rollout.agents.endpoint import agents_app
     from trainer.rollout.agents.proxy import ProxySessions
     from trainer.rollout.agents.serving import serve_app
 
-    token = os.environ.get(_TOKEN)
-    if options.host not in _LOOPBACK and token is None:
-        raise ConfigError(f"--host {options.host} is open to others: set {_TOKEN}, or serve loopback only")
-    _require_sampling(options)
     file = LineFile(options.output)
 
     def write(record: Mapping[str, Any]) -> None:
