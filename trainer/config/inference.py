@@ -149,6 +149,11 @@ class InferenceSettings(Settings):
     lost_after_s: Seconds = Field(
         15.0, description="A server that does not answer for so long is lost: its requests go to others."
     )
+    stalled_after_s: Seconds = Field(
+        120.0,
+        description="An answer that has begun to come and has not ended so long after (of a stream: without another "
+        "token for so long) is given up, though its server lives: the request goes to another one.",
+    )
     look_every_s: Seconds = Field(
         5.0, description="How often servers are asked how they are, and those that are gone are looked for."
     )
