@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -209,7 +209,6 @@ async def opened_policy(options: argparse.Namespace) -> AsyncIterator["PolicySer
     from trainer.config.checks import check_model_path
     from trainer.inference.base import SamplingParams
     from trainer.models.load import load_config, load_model, load_tokenizer, model_folder
-    from trainer.models.tokenizer import stop_ids
 
     check_model_path(options.model)
     folder = model_folder(options.model)
@@ -218,7 +217,7 @@ async def opened_policy(options: argparse.Namespace) -> AsyncIterator["PolicySer
         model = load_model(folder)
         longest = options.max_length or _longest(model.config)
         async with open_engine(model, longest) as engine:
-            yield _service(options, engine, tokenizer, stop_ids(model), longest)
+            yield _service(options, engine, tokenizer, model, longest)
         return
     config = load_config(folder)
     named: Any = SimpleNamespace(generation_config=_generation_config(folder), config=config)
@@ -230,7 +229,7 @@ async def opened_policy(options: argparse.Namespace) -> AsyncIterator["PolicySer
                 f"--max-length {options.max_length}: {options.upstream} takes rows of up to {served} tokens"
             )
         longest = options.max_length or min(served, _longest(config))
-        service = _service(options, client, tokenizer, stop_ids(named), longest)
+        service = _service(options, client, tokenizer, named, longest)
         client.check_sampling(service.sampling)
         if options.sampling == "agent" and client.capabilities.inexact(SamplingParams(1, 0.5, 0.5)):
             _say(_INEXACT[options.dialect])
@@ -253,16 +252,19 @@ def _service(
     options: argparse.Namespace,
     client: "InferenceClient",
     tokenizer: Any,
-    stops: Iterable[int],
+    model: Any,
     max_length: int,
 ) -> "PolicyService":
     from trainer.inference.base import SamplingParams
+    from trainer.models.tokenizer import stop_ids, vocabulary_of
     from trainer.rollout.agents.policy_service import PolicyService
     from trainer.rollout.agents.replies import format_of_template
     from trainer.rollout.agents.splicing import SplicingRenderer
     from trainer.rollout.rendering import ChatRenderer
 
-    renderer = ChatRenderer(tokenizer, options.template_kwargs, stops)
+    renderer = ChatRenderer(
+        tokenizer, options.template_kwargs, stop_ids(model), vocabulary=vocabulary_of(model)
+    )
     sampling = SamplingParams(
         max_new_tokens=options.max_new_tokens,
         temperature=options.temperature,

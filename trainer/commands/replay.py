@@ -217,8 +217,13 @@ def _add(groups: dict[int, Group], line: dict[str, Any]) -> None:
 
 
 async def _take(opened: _Opened, groups: list[Group], step: int, version: int) -> None:
-    pictures = opened.policy.renderer.pictures
+    pictures, known = opened.policy.renderer.pictures, opened.policy.vocabulary
     for segment in (each for group in groups for one in group.trajectories for each in one.segments):
         if segment.images and isinstance(pictures, PictureProcessor):
             segment.images = pictures.filled(segment.images)
+        if (largest := max(segment.ids, default=0)) >= known:
+            raise ConfigError(
+                f"{EPISODES_FILE}: an episode of step {step} has the token id {largest}, and the model knows ids below "
+                f"{known}: replay the records of a run with the model that it was made with"
+            )
     await opened.learner.update(episode_batch(groups, opened.build_rows), step, version)
