@@ -18,6 +18,7 @@ from trainer.config import checks
 from trainer.config.load import load_settings
 from trainer.core.errors import ConfigError
 from trainer.core.run_files import WriteError, write_errors
+from trainer.core.run_lock import output_lock
 from trainer.models.load import save_weights
 from trainer.models.lora import adapter_tensors, save_adapter
 from trainer.models.weights import parameters_of
@@ -127,6 +128,14 @@ def test_what_cannot_be_exported_is_refused_in_a_line(directory, tmp_path, capsy
     assert exported(directory, *again) == 2
     assert "has no adapters beside its weights" in capsys.readouterr().err
     assert (tmp_path / "full" / "file").read_text() == "mine"
+
+
+def test_a_folder_that_another_export_fills_is_left_alone(directory, tmp_path, capsys):
+    (tmp_path / "model").mkdir()
+    with output_lock(tmp_path / "model"):
+        assert exported(directory, "--output", str(tmp_path / "model")) == 2
+    assert f"--output {tmp_path / 'model'} is in use by another process" in capsys.readouterr().err
+    assert not list((tmp_path / "model").iterdir())
 
 
 def test_adapters_without_the_package_are_refused_before_anything_begins(monkeypatch):

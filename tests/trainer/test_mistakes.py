@@ -11,6 +11,7 @@ import torch
 
 from trainer.backends.transport import RankFailedError
 from trainer.cli import main
+from trainer.core.run_lock import output_lock
 
 LAKE = [
     "tasks=[{env_id: FrozenLake-v0, kwargs: {size: 4}}]",
@@ -83,6 +84,14 @@ def test_an_output_that_cannot_be_written_is_found_before_playing(capfd):
         "roll-train: cannot write --output missing/played.jsonl: No such file or directory; name a file in a "
         "directory that exists\n"
     )
+
+
+def test_an_output_that_another_command_writes_is_left_alone(capfd, tmp_path):
+    (tmp_path / "played.jsonl").write_text("theirs")
+    with output_lock(tmp_path / "played.jsonl"):
+        said = complaint(capfd, *RANDOM, "--output", "played.jsonl")
+    assert "--output played.jsonl is in use by another process: wait for it or end it" in said
+    assert (tmp_path / "played.jsonl").read_text() == "theirs"
 
 
 def test_episodes_before_a_mistake_are_kept(capfd, tmp_path, monkeypatch):

@@ -8,6 +8,7 @@ import pytest
 
 from tests.support.processes import env_server, read_lines
 from trainer.cli import main
+from trainer.core.run_lock import run_lock
 
 STEPS = 2
 
@@ -52,3 +53,25 @@ def test_a_replay_compares_with_the_recorded_greedy_episodes(played, tmp_path, c
             line["group"]["greedy"]["turns"][0]["reward"] += 3.0
     (copy / "episodes.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert main(["replay", str(copy), *everything, "--from-start"]) == 1, "they made no difference"
+
+
+def test_a_record_of_ids_that_the_model_does_not_know_is_named(played, tmp_path, capsys):
+    copy = tmp_path / "run"
+    shutil.copytree(played, copy)
+    lines = read_lines(copy / "episodes.jsonl")
+    lines[0]["segments"][0]["ids"][0] = 10**9
+    (copy / "episodes.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert main(["replay", str(copy), "--step", "0", "--from-start"]) == 2
+    said = capsys.readouterr().err
+    assert (
+        "roll-train: episodes.jsonl: an episode of step 0 has the token id 1000000000, and the model knows"
+        in said
+    )
+
+
+def test_a_replay_does_not_write_where_another_process_does(played, tmp_path, capsys):
+    words = ["replay", str(played), "--step", "0", "--from-start", "--output", str(tmp_path)]
+    with run_lock(tmp_path):
+        assert main(words) == 2
+        assert f"roll-train: --output {tmp_path} is in use by process" in capsys.readouterr().err
+        assert [each.name for each in tmp_path.iterdir()] == ["run.lock"]

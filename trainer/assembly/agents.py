@@ -70,7 +70,8 @@ class PolicyPlayer:
             actor = model_actor(self.settings, self.policy, self.players, purpose, greedy=greedy)
             if self.coroutine is None:
                 return await play_episode(session, task, 0, actor, max_turns)
-            return await play_coroutine(self.coroutine, session, task, 0, actor, max_turns)
+            known = self.policy.vocabulary
+            return await play_coroutine(self.coroutine, session, task, 0, actor, max_turns, vocabulary=known)
 
         return play
 

@@ -45,6 +45,7 @@ from trainer.learn.weights.folders import ModelLayout, WeightFolders
 from trainer.learn.weights.source import ModelWeights
 from trainer.learn.weights.verification import WeightCheck, probe_prompts, tolerance_for
 from trainer.models.load import model_folder
+from trainer.models.tokenizer import vocabulary_of
 from trainer.models.weights import base_tensors
 
 _MEGABYTE = 2**20
@@ -57,9 +58,16 @@ class RunServerClient(ServerClient):
         url: The server's root.
         settings: The run.
         carrier: Carries tensors, where weights are broadcast.
+        vocabulary: How many token ids the policy's model knows; None where that is not known.
     """
 
-    def __init__(self, url: str, settings: RunSettings, carrier: TensorCarrier | None) -> None:
+    def __init__(
+        self,
+        url: str,
+        settings: RunSettings,
+        carrier: TensorCarrier | None,
+        vocabulary: int | None = None,
+    ) -> None:
         inference, weights = settings.inference, settings.weights
         way = weights.chosen(inference)
         assert inference.kind != "embedded"
@@ -74,6 +82,8 @@ class RunServerClient(ServerClient):
             admin_api_key=os.environ.get(inference.admin_key_variable),
             patience_s=inference.lost_after_s,
             watch_every_s=inference.look_every_s,
+            stalled_after_s=inference.stalled_after_s,
+            vocabulary=vocabulary,
         )
         rollout = settings.rollout
         self._inference = inference
@@ -206,7 +216,8 @@ async def open_inference(
         if settings.inference.launch is not None:
             urls = await _launch(settings, settings.inference.launch, model, folders, console, stack, cluster)
         here = "127.0.0.1" if cluster is None else cluster.here
-        meet = partial(_server_client, settings, device=device, layout=layout, here=here)
+        known = vocabulary_of(model)
+        meet = partial(_server_client, settings, vocabulary=known, device=device, layout=layout, here=here)
         pool = ServerPool(
             {url: meet(url) for url in urls},
             roster=None if roster is None else Roster(roster.names, meet),
@@ -304,7 +315,7 @@ def _start_folder(settings: RunSettings, model: PreTrainedModel, folders: Weight
 
 
 def _server_client(
-    settings: RunSettings, url: str, device: torch.device, layout: ModelLayout, here: str
+    settings: RunSettings, url: str, vocabulary: int, device: torch.device, layout: ModelLayout, here: str
 ) -> RunServerClient:
     """Return the client of one server."""
     inference, weights = settings.inference, settings.weights
@@ -319,7 +330,7 @@ def _server_client(
             device=device,
             arrange=layout.arrange,
         )
-    return RunServerClient(url, settings, carrier)
+    return RunServerClient(url, settings, carrier, vocabulary)
 
 
 def check_inference(settings: RunSettings) -> None:

@@ -12,12 +12,13 @@ from trainer.config.checks import why_blind
 from trainer.config.run import RunSettings
 from trainer.core.device import DTYPES, torch_device
 from trainer.core.errors import ConfigError
+from trainer.core.numbers import MOST_IDS
 from trainer.core.seeding import derive_seed
 from trainer.models.load import load_model, load_tokenizer, model_folder
 from trainer.models.lora import ADAPTER_CONFIG, add_lora, load_adapter
 from trainer.models.pictures import BLIND, PictureProcessor, load_pictures, sees
 from trainer.models.tiny import TinyPolicySettings, build_tiny_model, tiny_pictures
-from trainer.models.tokenizer import IMAGE, build_tiny_tokenizer, stop_ids
+from trainer.models.tokenizer import IMAGE, build_tiny_tokenizer, stop_ids, vocabulary_of
 from trainer.models.weights import place
 from trainer.rollout.rendering import ChatRenderer
 
@@ -29,6 +30,11 @@ class Policy:
     model: PreTrainedModel
     tokenizer: Any
     renderer: ChatRenderer
+
+    @property
+    def vocabulary(self) -> int:
+        """How many token ids the model knows: some of them may stand for no token."""
+        return vocabulary_of(self.model)
 
     @property
     def processor(self) -> Any:
@@ -75,7 +81,8 @@ def build_policy(
         add_lora(model, settings.model.lora, derive_seed(settings.seed, "adapters"))
     if adapter is not None:
         load_adapter(model, adapter)
-    return Policy(model, tokenizer, chat_renderer(settings, tokenizer, stop_ids(model), pictures))
+    renderer = chat_renderer(settings, tokenizer, stop_ids(model), pictures, vocabulary_of(model))
+    return Policy(model, tokenizer, renderer)
 
 
 def _tiny_model(settings: RunSettings, tokenizer: Any) -> PreTrainedModel:
@@ -98,6 +105,7 @@ def chat_renderer(
     tokenizer: Any,
     stops: Iterable[int] = (),
     pictures: PictureProcessor | str = BLIND,
+    vocabulary: int = MOST_IDS,
 ) -> ChatRenderer:
     """Return the renderer of a run's conversations; the tokenizer takes up the run's chat template.
 
@@ -106,6 +114,7 @@ def chat_renderer(
         tokenizer: The model's.
         stops: Ids that end a reply, beside those that tokenizer and template name.
         pictures: What reads pictures for the model, or why it sees none.
+        vocabulary: How many token ids the model knows.
 
     Raises:
         ConfigError: If the template cannot be read or used.
@@ -115,4 +124,4 @@ def chat_renderer(
             tokenizer.chat_template = Path(settings.prompt.chat_template).read_text(encoding="utf-8")
         except (OSError, ValueError) as error:
             raise ConfigError(f"prompt.chat_template: {error}") from error
-    return ChatRenderer(tokenizer, settings.prompt.template_kwargs, stops, pictures)
+    return ChatRenderer(tokenizer, settings.prompt.template_kwargs, stops, pictures, vocabulary)

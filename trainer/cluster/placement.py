@@ -228,6 +228,10 @@ def _inference(settings: RunSettings, trains: Sequence[int]) -> Iterator[Role]:
         return
     launch = inference.launch
     if launch is None:
+        if devices and "kind" not in settings.cluster.model_fields_set:
+            raise _unread(
+                ACTOR_INFERENCE, "cluster.kind is left out, and the engine is in the run's own process"
+            )
         # With kind 'local' the engine is in the driver's process, whatever the same settings say for a cluster.
         on_cluster = devices if settings.cluster.kind == "ray" else []
         yield Role(ACTOR_INFERENCE, _engines(settings, on_cluster or trains[:1]), "engine")

@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +16,7 @@ from clients.process.installed import add_version
 from trainer.commands.arguments import port
 from trainer.config.inference import DialectName
 from trainer.core.errors import ConfigError, TrainerError
+from trainer.core.run_lock import output_lock
 
 if TYPE_CHECKING:
     from trainer.inference.base import InferenceClient
@@ -152,16 +153,21 @@ async def _run(options: argparse.Namespace) -> int:
 
 
 async def _serve(options: argparse.Namespace) -> None:
+    token = os.environ.get(_TOKEN)
+    if options.host not in _LOOPBACK and token is None:
+        raise ConfigError(f"--host {options.host} is open to others: set {_TOKEN}, or serve loopback only")
+    _require_sampling(options)
+    with output_lock(options.output):
+        await _serve_alone(options, token)
+
+
+async def _serve_alone(options: argparse.Namespace, token: str | None) -> None:
     # Imported late: torch and transformers take seconds, and --help needs neither.
     from trainer.core.run_files import LineFile
     from trainer.rollout.agents.endpoint import agents_app
     from trainer.rollout.agents.proxy import ProxySessions
     from trainer.rollout.agents.serving import serve_app
 
-    token = os.environ.get(_TOKEN)
-    if options.host not in _LOOPBACK and token is None:
-        raise ConfigError(f"--host {options.host} is open to others: set {_TOKEN}, or serve loopback only")
-    _require_sampling(options)
     file = LineFile(options.output)
 
     def write(record: Mapping[str, Any]) -> None:
@@ -203,7 +209,6 @@ async def opened_policy(options: argparse.Namespace) -> AsyncIterator["PolicySer
     from trainer.config.checks import check_model_path
     from trainer.inference.base import SamplingParams
     from trainer.models.load import load_config, load_model, load_tokenizer, model_folder
-    from trainer.models.tokenizer import stop_ids
 
     check_model_path(options.model)
     folder = model_folder(options.model)
@@ -212,7 +217,7 @@ async def opened_policy(options: argparse.Namespace) -> AsyncIterator["PolicySer
         model = load_model(folder)
         longest = options.max_length or _longest(model.config)
         async with open_engine(model, longest) as engine:
-            yield _service(options, engine, tokenizer, stop_ids(model), longest)
+            yield _service(options, engine, tokenizer, model, longest)
         return
     config = load_config(folder)
     named: Any = SimpleNamespace(generation_config=_generation_config(folder), config=config)
@@ -224,7 +229,7 @@ async def opened_policy(options: argparse.Namespace) -> AsyncIterator["PolicySer
                 f"--max-length {options.max_length}: {options.upstream} takes rows of up to {served} tokens"
             )
         longest = options.max_length or min(served, _longest(config))
-        service = _service(options, client, tokenizer, stop_ids(named), longest)
+        service = _service(options, client, tokenizer, named, longest)
         client.check_sampling(service.sampling)
         if options.sampling == "agent" and client.capabilities.inexact(SamplingParams(1, 0.5, 0.5)):
             _say(_INEXACT[options.dialect])
@@ -247,16 +252,19 @@ def _service(
     options: argparse.Namespace,
     client: "InferenceClient",
     tokenizer: Any,
-    stops: Iterable[int],
+    model: Any,
     max_length: int,
 ) -> "PolicyService":
     from trainer.inference.base import SamplingParams
+    from trainer.models.tokenizer import stop_ids, vocabulary_of
     from trainer.rollout.agents.policy_service import PolicyService
     from trainer.rollout.agents.replies import format_of_template
     from trainer.rollout.agents.splicing import SplicingRenderer
     from trainer.rollout.rendering import ChatRenderer
 
-    renderer = ChatRenderer(tokenizer, options.template_kwargs, stops)
+    renderer = ChatRenderer(
+        tokenizer, options.template_kwargs, stop_ids(model), vocabulary=vocabulary_of(model)
+    )
     sampling = SamplingParams(
         max_new_tokens=options.max_new_tokens,
         temperature=options.temperature,

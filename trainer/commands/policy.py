@@ -18,6 +18,7 @@ from trainer.config.run import RunSettings
 from trainer.core.console import RunConsole
 from trainer.core.errors import ConfigError, RunError
 from trainer.core.run_files import write_errors, write_whole
+from trainer.core.run_lock import output_lock
 from trainer.evaluation.evaluator import Evaluator, build_panels
 from trainer.models.load import save_model
 from trainer.models.lora import ADAPTER_CONFIG, has_adapters, save_adapter
@@ -171,15 +172,17 @@ def export(settings: RunSettings, checkpoint: Path | None, output: Path, *, adap
         adapter: Whether to write the adapters alone, in peft's layout, in place of adding them to the model's weights.
 
     Raises:
-        ConfigError: If there is something in `output`, or no adapter to keep.
+        ConfigError: If there is something in `output`, another process writes there, or there is no adapter to keep.
         CheckpointError: If there is no such policy.
     """
-    if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise ConfigError(f"--output {output} holds something already: name another folder")
+    _require_empty(output)
     policy = trained_policy(settings, checkpoint)
     if adapter and not has_adapters(policy.model):
         raise ConfigError("--adapter: this policy has no adapters beside its weights; leave --adapter out")
     with write_errors(output):
+        output.mkdir(parents=True, exist_ok=True)
+    with output_lock(output), write_errors(output):
+        _require_empty(output)  # now that nobody else writes there
         if adapter:
             save_adapter(policy.model, output)
             policy.processor.save_pretrained(output)
@@ -187,3 +190,8 @@ def export(settings: RunSettings, checkpoint: Path | None, output: Path, *, adap
             save_model(policy.model, policy.processor, output)
     RunConsole(settings.steps, live=False).say(f"{'adapters' if adapter else 'model'}: {output}")
     return 0
+
+
+def _require_empty(output: Path) -> None:
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise ConfigError(f"--output {output} holds something already: name another folder")

@@ -1,6 +1,7 @@
 """Episodes on disk, one a line: read to be played again, written as they are played."""
 
 import json
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -9,6 +10,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from trainer.core.errors import ConfigError
 from trainer.core.run_files import write_errors
+from trainer.core.run_lock import output_lock
 from trainer.records.schema import EpisodeFormatError
 from trainer.records.trajectory import Trajectory
 from trainer.tasks.task import Task
@@ -72,24 +74,27 @@ def _reason(error: Exception) -> str:
 
 
 class EpisodeWriter:
-    """Writes episodes to a file, each at once, so that those before a mistake are kept.
+    """Writes episodes to a file of its own, each at once, so that those before a mistake are kept.
 
     Args:
         path: The file; what it held is replaced.
 
     Raises:
-        ConfigError: If it cannot be written.
+        ConfigError: If it cannot be written, or another process writes it.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        try:
-            # Half a surrogate pair has no UTF-8, but this way of writing it is JSON's own.
-            self._file = path.open("w", encoding="utf-8", errors="backslashreplace")
-        except OSError as error:
-            raise ConfigError(
-                f"cannot write --output {path}: {error.strerror}; name a file in a directory that exists"
-            ) from error
+        with ExitStack() as held:
+            held.enter_context(output_lock(path))  # before it is opened, which empties it
+            try:
+                # Half a surrogate pair has no UTF-8, but this way of writing it is JSON's own.
+                self._file = path.open("w", encoding="utf-8", errors="backslashreplace")
+            except OSError as error:
+                raise ConfigError(
+                    f"cannot write --output {path}: {error.strerror}; name a file in a directory that exists"
+                ) from error
+            self._held = held.pop_all()
 
     def __enter__(self) -> Self:
         return self
@@ -97,7 +102,7 @@ class EpisodeWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with write_errors(self._path):
+        with self._held, write_errors(self._path):
             self._file.close()
 
     def write(self, trajectory: Trajectory) -> None:

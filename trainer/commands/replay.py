@@ -21,6 +21,7 @@ from trainer.config.run import RunSettings
 from trainer.core.console import RunConsole
 from trainer.core.errors import ConfigError, RunError
 from trainer.core.run_files import CONFIG_FILE, lines_and_sizes, read_lines, write_errors
+from trainer.core.run_lock import run_lock
 from trainer.learn.batches import episode_batch
 from trainer.learn.learner import Models
 from trainer.learn.pipelines.offline import weights_digest
@@ -61,7 +62,8 @@ async def replay(run: Path, steps: Sequence[int], *, from_start: bool, output: P
         The exit code: 1 if weights differ.
 
     Raises:
-        ConfigError: If the directory holds no run that can be replayed; the message says what its run lacked.
+        ConfigError: If the directory holds no run that can be replayed; the message says what its run lacked. Or if
+            another process writes to `output`.
         CheckpointError: If there is nothing to begin at.
     """
     settings = _settings_of(run)
@@ -70,7 +72,7 @@ async def replay(run: Path, steps: Sequence[int], *, from_start: bool, output: P
     console = RunConsole(wanted[-1] + 1, live=True)
     differing: list[int] = []
     try:
-        async with _opened(settings, run, console) as opened:
+        async with _opened(settings, run, console, output) as opened:
             state = await asyncio.to_thread(
                 _begin, settings, run, opened.models, wanted[0], from_start, console
             )
@@ -129,9 +131,13 @@ def _recorded_digests(run: Path, wanted: Sequence[int]) -> dict[int, str]:
 
 
 @asynccontextmanager
-async def _opened(settings: RunSettings, run: Path, console: RunConsole) -> AsyncIterator[_Opened]:
+async def _opened(
+    settings: RunSettings, run: Path, console: RunConsole, output: Path | None
+) -> AsyncIterator[_Opened]:
     torch.set_num_threads(settings.threads)
     async with AsyncExitStack() as stack:
+        if output is not None:
+            stack.enter_context(run_lock(output, "--output"))
         trains_here = settings.backend.kind == "torch"
         policy = await asyncio.to_thread(build_policy, settings, trained=trains_here, computes=trains_here)
         cluster = await stack.enter_async_context(
@@ -211,8 +217,13 @@ def _add(groups: dict[int, Group], line: dict[str, Any]) -> None:
 
 
 async def _take(opened: _Opened, groups: list[Group], step: int, version: int) -> None:
-    pictures = opened.policy.renderer.pictures
+    pictures, known = opened.policy.renderer.pictures, opened.policy.vocabulary
     for segment in (each for group in groups for one in group.trajectories for each in one.segments):
         if segment.images and isinstance(pictures, PictureProcessor):
             segment.images = pictures.filled(segment.images)
+        if (largest := max(segment.ids, default=0)) >= known:
+            raise ConfigError(
+                f"{EPISODES_FILE}: an episode of step {step} has the token id {largest}, and the model knows ids below "
+                f"{known}: replay the records of a run with the model that it was made with"
+            )
     await opened.learner.update(episode_batch(groups, opened.build_rows), step, version)

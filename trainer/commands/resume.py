@@ -44,6 +44,8 @@ _FREE_TO_CHANGE = (
     "inference.launch",
     "inference.patience_s",
     "inference.lost_after_s",
+    "inference.stalled_after_s",
+    "inference.update_timeout_s",
     "inference.look_every_s",
     "inference.max_concurrent_requests",
     "inference.api_key_variable",

@@ -74,6 +74,7 @@ def make_scheduler(
         differs=differs,
         make_greedy=lambda: model_actor(settings, policy, players, "train", greedy=True),
         greedy_member=plan.sampled if plan.greedy else None,
+        vocabulary=policy.vocabulary,
     )
 
     judge = _plugin(rollout_settings.group_reward, "rollout.group_reward")

@@ -82,7 +82,7 @@ class BackendSettings(Settings):
     @model_validator(mode="after")
     def _ranks_are_the_mesh(self) -> Self:
         if self.kind == "torch":
-            if odd := self._set(*set(type(self).model_fields) - {"kind"}):
+            if odd := self.changed(*sorted(set(type(self).model_fields) - {"kind"})):
                 raise ValueError(
                     f"{', '.join(odd)}: kind 'torch' computes in the run's own process and reads none of it: set kind "
                     "to fsdp2 or deepspeed, or leave it out"
@@ -112,14 +112,8 @@ class BackendSettings(Settings):
                 f"mesh.expert {self.mesh.expert} does not divide the {self.data} ranks of mesh.data"
             )
         for name, kind in _READ_BY.items():
-            if self.kind != kind and self._set(name):
+            if self.kind != kind and self.changed(name):
                 raise ValueError(f"{name} is read by kind '{kind}' only, not by '{self.kind}': leave it out")
-        if self.kind == "megatron" and self._set("cpu_offload"):
+        if self.kind == "megatron" and self.changed("cpu_offload"):
             raise ValueError("cpu_offload is read by kinds 'fsdp2' and 'deepspeed' only: leave it out")
         return self
-
-    def _set(self, *names: str) -> list[str]:
-        """Return those that are not what they are by default."""
-        return [
-            name for name in sorted(names) if getattr(self, name) != type(self).model_fields[name].default
-        ]

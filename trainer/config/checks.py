@@ -52,6 +52,7 @@ def check_settings(settings: RunSettings) -> None:
         read_servers(Path(settings.inference.urls_file))
     _check_plugins(settings)
     _check_agent(settings)
+    _check_launch(settings)
     if settings.model.vision is not None and (why := why_blind(settings)) is not None:
         raise ConfigError(f"model.vision: {why}")
     if settings.env_url is None:
@@ -110,11 +111,43 @@ def _check_agent(settings: RunSettings) -> None:
             "agents.sandbox confines programs, and rollout.agent is a service: start that in a sandbox yourself, or "
             "name its command line"
         )
+    elif settings.rollout.black_box and (unread := agents.changed("environment", "grace_s")):
+        raise ConfigError(
+            f"agents.{unread[0]} is read where rollout.agent is a command line: a service is started by somebody else. "
+            "Leave it out"
+        )
+    unread = agents.changed("sandbox_read_only", "sandbox_memory_mb", "sandbox_disk_mb")
+    if unread and settings.rollout.black_box and not agents.sandboxed:
+        raise ConfigError(
+            f"agents.{unread[0]} is read with agents.sandbox only: set that to namespaces, bubblewrap or docker, or "
+            f"leave {unread[0]} out"
+        )
     if not settings.rollout.black_box and settings.agents != AgentsSettings():
         raise ConfigError(
             "agents: is read where rollout.agent is a command line or an http address only: set that, or leave agents "
             "out"
         )
+
+
+def _check_launch(settings: RunSettings) -> None:
+    """Refuse settings of servers that are started which nobody would read.
+
+    Raises:
+        ConfigError: If there is one.
+    """
+    launch = settings.inference.launch
+    if launch is None:
+        return
+    on_ray = settings.cluster.kind == "ray"
+    if on_ray and launch.changed("host"):
+        raise ConfigError(
+            "inference.launch.host is not read with cluster.kind 'ray': servers listen at the address of their node. "
+            "Leave it out"
+        )
+    devices = launch.devices or settings.cluster.roles.actor_inference.devices
+    if launch.changed("devices_variable") and (on_ray or not devices):
+        why = "each server sees its own alone" if on_ray else "no devices are named"
+        raise ConfigError(f"inference.launch.devices_variable is not read, since {why}: leave it out")
 
 
 def check_resume(resume: str) -> None:

@@ -175,6 +175,18 @@ class ClusterSettings(Settings):
         return value
 
     @model_validator(mode="after")
+    def _cluster_is_meant(self) -> Self:
+        unread = self.changed("address", "working_dir")
+        if self.roles.environment is not None:
+            unread.append("roles.environment")
+        # Who writes `kind: local` brings the settings of a cluster to one machine, and knows that these stay behind.
+        if unread and self.kind == "local" and "kind" not in self.model_fields_set:
+            raise ValueError(
+                f"{', '.join(unread)}: read by kind 'ray' only, and kind is left out: set it to ray, or leave it out"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _local_is_one_machine(self) -> Self:
         if self.kind == "local" and self.nodes > 1:
             raise ValueError(

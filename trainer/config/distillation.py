@@ -31,15 +31,10 @@ class TeacherSettings(Settings):
     def _is_somewhere(self) -> Self:
         if (self.path is None) == (self.url is None):
             raise ValueError("a teacher is either at a 'path' or at a 'url'")
-        unread = sorted({"dialect", "api_key_variable", "timeout_s"} & self._changed())
+        unread = self.changed("api_key_variable", "dialect", "timeout_s")
         if self.url is None and unread:
             raise ValueError(f"{', '.join(unread)}: read where the teacher is at a 'url' only: leave it out")
         return self
-
-    def _changed(self) -> set[str]:
-        return {
-            name for name, field in type(self).model_fields.items() if getattr(self, name) != field.default
-        }
 
 
 class FeedbackSettings(Settings):

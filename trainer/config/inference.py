@@ -149,6 +149,11 @@ class InferenceSettings(Settings):
     lost_after_s: Seconds = Field(
         15.0, description="A server that does not answer for so long is lost: its requests go to others."
     )
+    stalled_after_s: Seconds = Field(
+        120.0,
+        description="An answer that has begun to come and has not ended so long after (of a stream: without another "
+        "token for so long) is given up, though its server lives: the request goes to another one.",
+    )
     look_every_s: Seconds = Field(
         5.0, description="How often servers are asked how they are, and those that are gone are looked for."
     )
@@ -208,6 +213,11 @@ class InferenceSettings(Settings):
             raise ValueError(
                 "sleep_level is for servers that the run starts: set launch, or leave sleep_level at 0"
             )
+        if self.embedded and (unread := self.changed()):
+            raise ValueError(
+                f"{', '.join(unread)}: read where servers sample only, and kind 'embedded' samples in this process: "
+                "set kind to vllm or sglang, or leave it out"
+            )
         return self
 
 
@@ -265,6 +275,15 @@ class WeightSettings(Settings):
         return self.transport or ("in_process" if inference.embedded else "disk")
 
     @model_validator(mode="after")
+    def _broadcast_is_meant(self) -> Self:
+        unread = self.changed("collective", "address")
+        if unread and self.transport != "broadcast":
+            raise ValueError(
+                f"{', '.join(unread)}: read by transport 'broadcast' only: set that, or leave it out"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _folder_is_written(self) -> Self:
         if self.directory_on_servers is not None and self.directory is None:
             raise ValueError("directory_on_servers is another name of directory: set that, too")
@@ -311,6 +330,11 @@ def disagreement(inference: InferenceSettings, weights: WeightSettings) -> str |
         return (
             f"weights.transport '{transport}' is for servers, and inference.kind is 'embedded': leave the transport "
             "out, or set inference.kind to vllm or sglang"
+        )
+    if inference.embedded and (unread := [name for name in weights.changed() if name != "transport"]):
+        return (
+            f"weights.{unread[0]} is read where servers sample only, and inference.kind is 'embedded': leave it out, "
+            "or set inference.kind to vllm or sglang"
         )
     if not inference.embedded and transport == "in_process":
         return (

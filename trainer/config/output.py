@@ -92,4 +92,6 @@ class CheckpointSettings(Settings):
             raise ValueError(
                 "best_metric is read by keep_best only: set keep_best to 1 or more, or leave it out"
             )
+        if self.changed("best_is") and not self.keep_best:
+            raise ValueError("best_is is read by keep_best only: set keep_best to 1 or more, or leave it out")
         return self

@@ -1,7 +1,8 @@
 """Numbers from outside, looked at where they enter: a user's code, an environment, an inference engine."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+import operator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,8 @@ from trainer.core.errors import InvalidNumberError
 
 LARGEST = 1e9
 """Magnitude beyond which a number is refused: sums and squares of it must stay far within float32."""
+MOST_IDS = 2**31
+"""More ids than any vocabulary has; arrays of them hold no larger ones."""
 _LONGEST_SHOWN = 4096
 """Bits of an integer that is written out in a message."""
 
@@ -26,7 +29,7 @@ def finite_number(value: object, name: str) -> float:
         InvalidNumberError: If it is not a number, not finite, or larger than `LARGEST`.
     """
     try:
-        plain = value.item() if isinstance(value, np.generic | np.ndarray | Tensor) else value
+        plain = _plain(value)
         if isinstance(plain, bool | str | bytes) or not hasattr(plain, "__float__"):
             raise InvalidNumberError(f"{name} is {_shown(value)}, which is no number")
         number = float(plain)
@@ -35,6 +38,28 @@ def finite_number(value: object, name: str) -> float:
     if not math.isfinite(number) or abs(number) > LARGEST:
         raise InvalidNumberError(f"{name} is {number:g}; numbers are finite and at most {LARGEST:g}")
     return number
+
+
+def integers_within(values: Sequence[Any], span: range, name: str, remedy: str = "") -> list[int]:
+    """Return integers of Python's, numpy's or torch's as integers of Python's.
+
+    Args:
+        values: The integers. A boolean is none.
+        span: Those that there may be.
+        name: What each of them is, for the message.
+        remedy: What to do where it is none of them.
+
+    Raises:
+        InvalidNumberError: If one is a boolean, or none that there may be.
+        TypeError: If one is no integer at all.
+    """
+    plain = [value if type(value) is int else _plain(value) for value in values]
+    for value in plain:
+        if isinstance(value, bool) or operator.index(value) not in span:
+            raise InvalidNumberError(
+                f"{name} is {_shown(value)}, and no integer from {span.start} to {span.stop - 1}{remedy}"
+            )
+    return plain
 
 
 def are_finite(values: Iterable[float]) -> bool:
@@ -54,6 +79,10 @@ def not_finite(state: Any, name: str = "") -> Iterator[str]:
         parts = state.items() if isinstance(state, Mapping) else enumerate(state)
         for key, part in parts:
             yield from not_finite(part, f"{name}.{key}" if name else str(key))
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if isinstance(value, np.generic | np.ndarray | Tensor) else value
 
 
 def _shown(value: object) -> str:

@@ -1,4 +1,4 @@
-"""One process at a time writes into a run's directory."""
+"""One process at a time writes into a run's directory, or into what a command was told to write."""
 
 import errno
 import fcntl
@@ -45,17 +45,47 @@ def run_lock(directory: Path, setting: str = "output_dir") -> Iterator[None]:
         os.close(descriptor)
 
 
-def _lock(descriptor: int, directory: Path, setting: str) -> None:
+@contextmanager
+def output_lock(path: Path, option: str = "--output") -> Iterator[None]:
+    """Hold what a command writes for this process while the context is open, and leave no file beside it.
+
+    What is no file and no folder, such as a terminal or `/dev/null`, is nobody's.
+
+    Args:
+        path: A file, which is made if need be, or a folder that is there.
+        option: What named it; for people.
+
+    Raises:
+        ConfigError: If another process holds it, or it cannot be written.
+    """
+    if path.exists() and not path.is_file() and not path.is_dir():
+        yield
+        return
+    try:
+        # A lock on the thing itself: whoever reads the records, or loads the model, finds nothing else there.
+        descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_WRONLY | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot write {option} {path}: {error.strerror}; name a file in a directory that exists"
+        ) from error
+    try:
+        _lock(descriptor, path, option)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int, path: Path, setting: str) -> None:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
             raise ConfigError(
-                f"{setting} {directory} is in use by {_holder(descriptor)}: wait for it or end it, or name another "
+                f"{setting} {path} is in use by {_holder(descriptor)}: wait for it or end it, or name another "
                 f"{setting}"
             ) from error
         raise ConfigError(
-            f"cannot lock {setting} {directory}: {error.strerror}; name one on a file system that knows locks"
+            f"cannot lock {setting} {path}: {error.strerror}; name one on a file system that knows locks"
         ) from error
 
 

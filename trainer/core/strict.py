@@ -63,6 +63,14 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
 
+    def changed(self, *names: str) -> list[str]:
+        """Return those of some settings, or of all of the group, that are not what they are by default.
+
+        What was written as it is by default anyway cannot be told from what a run wrote down of itself.
+        """
+        fields = type(self).model_fields
+        return [name for name in names or fields if getattr(self, name) != fields[name].default]
+
     @model_validator(mode="before")
     @classmethod
     def _suggest_near_keys(cls, values: Any) -> Any:

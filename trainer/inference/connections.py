@@ -13,6 +13,7 @@ from urllib.parse import unquote, urlencode, urlsplit
 import httptools
 import httpx
 
+from trainer.inference.arrivals import Arrival
 from trainer.inference.calls import HttpAnswer, HttpCall
 from trainer.inference.errors import MalformedReplyError
 
@@ -59,6 +60,7 @@ class Connections:
         headers: Mapping[str, str],
         content: bytes | None,
         on_body: Callable[[bytes], None] | None = None,
+        arrival: Arrival | None = None,
     ) -> HttpAnswer:
         """Make a call; who gives it up closes its connection, which tells the server.
 
@@ -67,6 +69,7 @@ class Connections:
             headers: Beyond those of every call.
             content: The body.
             on_body: Told of the answer's body as it comes, for statuses that say yes.
+            arrival: Told of what comes.
 
         Raises:
             NotConnectedError: If the server cannot be reached.
@@ -76,7 +79,7 @@ class Connections:
         sent = self._written(call, headers, content)
         connection = self._kept() or await self._connected()
         try:
-            answer = await connection.exchange(sent, on_body)
+            answer = await connection.exchange(sent, on_body, arrival)
         except BaseException:
             connection.close()
             raise
@@ -148,12 +151,15 @@ class _Connection(asyncio.Protocol):
         self._answer: asyncio.Future[HttpAnswer] | None = None
         self._parser: httptools.HttpResponseParser | None = None
         self._on_body: Callable[[bytes], None] | None = None
+        self._arrival: Arrival | None = None
         self._body = bytearray()
         self._length_is_told = self._has_head = False
 
-    async def exchange(self, sent: bytes, on_body: Callable[[bytes], None] | None) -> HttpAnswer:
+    async def exchange(
+        self, sent: bytes, on_body: Callable[[bytes], None] | None, arrival: Arrival | None
+    ) -> HttpAnswer:
         """Send a request and return the answer."""
-        self._on_body = on_body
+        self._on_body, self._arrival = on_body, arrival
         if self._transport is None or self._transport.is_closing():
             raise LostCallError("the server closed the connection")
         self.reusable = False
@@ -186,6 +192,8 @@ class _Connection(asyncio.Protocol):
         if self._parser is None or self._answer is None or self._answer.done():
             self.close()
             return
+        if self._arrival is not None and not self._has_head:
+            self._arrival.begin()
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
@@ -214,11 +222,15 @@ class _Connection(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         """All headers are read."""
         self._has_head = True
+        if self._arrival is not None and self._is_told():
+            self._arrival.wait()
 
     def on_body(self, body: bytes) -> None:
         """A part of the body is read."""
         self._body += body
-        if self._on_body is not None and self._parser is not None and self._parser.get_status_code() < 300:
+        if self._arrival is not None:
+            self._arrival.begin()
+        if self._on_body is not None and self._is_told():
             self._on_body(body)
 
     def on_message_complete(self) -> None:
@@ -233,6 +245,10 @@ class _Connection(asyncio.Protocol):
             return
         self.reusable = self._parser.should_keep_alive()
         self._end()
+
+    def _is_told(self) -> bool:
+        """Whether somebody reads the body as it comes, and the status says yes."""
+        return self._on_body is not None and self._parser is not None and self._parser.get_status_code() < 300
 
     def _end(self) -> None:
         if self._answer is not None and not self._answer.done() and self._parser is not None:

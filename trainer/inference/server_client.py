@@ -47,6 +47,8 @@ class ServerClient:
         admin_api_key: SGLang's key for the routes that steer, where it is another.
         patience_s: How long the server may be away, or busy, before a request fails.
         watch_every_s: How often it is asked whether it lives while requests are under way.
+        stalled_after_s: How long an answer that has begun to come may take to its end; of a stream, to its next token.
+        vocabulary: How many token ids the policy's model knows; None where that is not known.
         version: Version of the weights that it started with.
 
     Raises:
@@ -65,6 +67,8 @@ class ServerClient:
         admin_api_key: str | None = None,
         patience_s: float = 60.0,
         watch_every_s: float = 5.0,
+        stalled_after_s: float = 120.0,
+        vocabulary: int | None = None,
         version: int = 0,
     ) -> None:
         if way == "adapter" and pause_mode in ("keep", "recompute"):
@@ -80,6 +84,7 @@ class ServerClient:
             watch_every_s=watch_every_s,
             sign_of_life=SIGNS_OF_LIFE[dialect],
             engine_sign=ENGINE_SIGNS[dialect],
+            stalled_after_s=stalled_after_s,
         )
         self._link = ServerLink(http, dialect, Need(way, pause_mode))
         under_way = UnderWay()
@@ -89,7 +94,7 @@ class ServerClient:
         self._updates = WeightUpdates(
             self._link, under_way, self._weights, self._adapters, self._pauses, carrier
         )
-        self._replies = ServerReplies(self._link, under_way, self._weights, self._adapters)
+        self._replies = ServerReplies(self._link, under_way, self._weights, self._adapters, vocabulary)
 
     async def __aenter__(self) -> Self:
         try:

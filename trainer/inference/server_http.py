@@ -2,17 +2,20 @@
 
 A call that is lost is made again where that is safe. Nobody polls for himself: one look-out asks a server that is gone
 whether it is back, and all who wait for it hear of it at once. Another watches while calls are under way, because a
-server that stands still keeps its connections, and a front whose engine stands still answers on.
+server that stands still keeps its connections, a front whose engine stands still answers on, and one that lives may
+never end an answer that it has begun.
 """
 
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import orjson
 
 from trainer.core.errors import ConfigError
+from trainer.inference.arrivals import Arrival
 from trainer.inference.calls import HttpAnswer, HttpCall, message_of
 from trainer.inference.connections import Connections, LostCallError, NotConnectedError
 from trainer.inference.dialect import Conversation
@@ -21,6 +24,7 @@ from trainer.inference.errors import InferenceError, MalformedReplyError, Server
 
 Result = TypeVar("Result")
 OnBody = Callable[[bytes], None]
+OnNews = Callable[[], None]
 
 _LARGEST_ANSWER = 2**26
 """Bytes; a reply of 100,000 tokens has a fifth of it."""
@@ -50,6 +54,7 @@ class ServerHttp:
         watch_every_s: How often it is asked whether it lives while calls are under way.
         sign_of_life: Route that it answers at once for as long as it lives, also in a pause.
         engine_sign: Route that its engine answers, also in a pause, and not while it is steered.
+        stalled_after_s: How long an answer that has begun to come may take to its end; of a stream, to its next token.
 
     Raises:
         ConfigError: If `url` is none.
@@ -65,6 +70,7 @@ class ServerHttp:
         watch_every_s: float,
         sign_of_life: str = "/health",
         engine_sign: str = "/health",
+        stalled_after_s: float = 120.0,
     ) -> None:
         if not url.startswith(("http://", "https://")):
             raise ConfigError(f"{url!r} is no URL of a server: it starts with http:// or https://")
@@ -75,13 +81,14 @@ class ServerHttp:
         self._watch_every_s = watch_every_s
         self._sign_of_life = sign_of_life
         self._engine_sign = engine_sign
+        self._stalled_after_s = stalled_after_s
         self._engine_s = max(patience_s, _ENGINE_S)
         self._engine = EngineWatch(self._ask_engine, self._engine_s)
         self._steering = 0
         self._connections = Connections(
             self.url, connect_s=_CONNECT_S, keep_s=_KEEPALIVE_S, largest=_LARGEST_ANSWER
         )
-        self._under_way: dict[asyncio.Timeout, Exception | None] = {}
+        self._under_way: set[_WatchedCall] = set()
         self._watch: asyncio.Task[None] | None = None
         self._outage: asyncio.Task[None] | None = None
         self.troubles = 0
@@ -98,11 +105,8 @@ class ServerHttp:
 
     def interrupt(self, error: Exception) -> None:
         """Let all calls that are under way fail with `error`."""
-        now = asyncio.get_running_loop().time()
-        for limit in self._under_way:
-            if not limit.expired():
-                self._under_way[limit] = error
-                limit.reschedule(now)
+        for each in self._under_way:
+            each.end(error)
 
     async def converse(self, conversation: Conversation[Result], *, takes_pages: bool = False) -> Result:
         """Make the calls of a conversation and return what came of it; see `call`."""
@@ -121,7 +125,7 @@ class ServerHttp:
         *,
         held: Callable[[], bool] = lambda: False,
         takes_pages: bool = False,
-        reading: Callable[[], OnBody] | None = None,
+        reading: Callable[[OnNews], OnBody] | None = None,
     ) -> HttpAnswer:
         """Make one call, again and again where it is lost or the server is busy.
 
@@ -130,7 +134,8 @@ class ServerHttp:
             held: Says whether the caller has paused the server; then it hears at once that it is busy.
             takes_pages: Whether a web page is an answer: where nobody knows yet if this is a server's address. Later
                 it comes from what stands before a server that is away.
-            reading: Gives, for each time that it is made, who is told of the answer's body as it comes.
+            reading: Gives, for each time that it is made, who is told of the answer's body as it comes, and says in
+                turn when that brings something new.
 
         Raises:
             ServerGoneError: If patience ended.
@@ -141,7 +146,7 @@ class ServerHttp:
         failures = 0
         while True:
             try:
-                answer = await self._watched(call, reading)
+                answer = await self._watched(call, held, reading)
             except LostCallError as error:
                 self.troubles += 1
                 if not call.repeatable and not isinstance(error, NotConnectedError):
@@ -167,31 +172,36 @@ class ServerHttp:
                 continue
             return answer
 
-    async def _watched(self, call: HttpCall, reading: Callable[[], OnBody] | None) -> HttpAnswer:
+    async def _watched(
+        self, call: HttpCall, held: Callable[[], bool], reading: Callable[[OnNews], OnBody] | None
+    ) -> HttpAnswer:
         limit = asyncio.timeout(None)
+        arrival = Arrival(held, asyncio.get_running_loop().time)
+        watched = _WatchedCall(limit, arrival)
         self._steering += call.admin
         try:
             async with limit:
-                self._under_way[limit] = None
+                self._under_way.add(watched)
                 self._start_watch()
-                return await self._once(call, None if reading is None else reading())
+                return await self._once(call, None if reading is None else reading(arrival.news), arrival)
         except TimeoutError:
-            error = self._under_way[limit]
-            if error is None:
+            if watched.error is None:
                 raise
-            raise error from None
+            raise watched.error from None
         finally:
-            self._under_way.pop(limit, None)
+            self._under_way.discard(watched)
             self._steering -= call.admin
 
-    async def _once(self, call: HttpCall, on_body: OnBody | None = None) -> HttpAnswer:
+    async def _once(
+        self, call: HttpCall, on_body: OnBody | None = None, arrival: Arrival | None = None
+    ) -> HttpAnswer:
         headers = dict(call.headers)
         if key := self._admin_key if call.admin else self._key:
             headers["Authorization"] = f"Bearer {key}"
         if call.body is None:
-            return await self._connections.call(call, headers, None, on_body)
+            return await self._connections.call(call, headers, None, on_body, arrival)
         headers["Content-Type"] = "application/json"
-        return await self._connections.call(call, headers, orjson.dumps(call.body), on_body)
+        return await self._connections.call(call, headers, orjson.dumps(call.body), on_body, arrival)
 
     # Watching
 
@@ -237,6 +247,7 @@ class ServerHttp:
                 silent_since = None
                 if self._engine.look(steered=self._steering > 0):
                     self._lose_engine()
+                self._give_up_stalled()
                 continue
             silent_since = asked if silent_since is None else silent_since
             if loop.time() - silent_since >= self._patience_s:
@@ -244,6 +255,16 @@ class ServerHttp:
                 self.interrupt(ServerGoneError(f"{self.url} has not answered for {self._patience_s:g} s"))
                 silent_since = None
         self._engine.rest()
+
+    def _give_up_stalled(self) -> None:
+        for each in self._under_way:
+            if each.arrival.stalled(self._stalled_after_s, steered=self._steering > 0):
+                each.end(
+                    ServerGoneError(
+                        f"{self.url} has begun an answer, and brought nothing new of it for {self._stalled_after_s:g} "
+                        "s (inference.stalled_after_s)"
+                    )
+                )
 
     def _lose_engine(self) -> None:
         self.troubles += 1
@@ -253,6 +274,27 @@ class ServerHttp:
                 f"the engine behind {self.url} has not answered {self._engine_sign} for {self._engine_s:g} s"
             )
         )
+
+
+@dataclass(eq=False, slots=True)
+class _WatchedCall:
+    """A call that somebody waits for.
+
+    Attributes:
+        limit: Ends it.
+        arrival: What has come of its answer.
+        error: What it is ended with.
+    """
+
+    limit: asyncio.Timeout
+    arrival: Arrival
+    error: Exception | None = None
+
+    def end(self, error: Exception) -> None:
+        """Let it fail."""
+        if not self.limit.expired():
+            self.error = error
+            self.limit.reschedule(asyncio.get_running_loop().time())
 
 
 class _Pace:

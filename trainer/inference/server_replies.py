@@ -14,7 +14,7 @@ import orjson
 from trainer.core.errors import ConfigError
 from trainer.inference.base import FinishReason, InferenceCounters, SamplingParams, check_length
 from trainer.inference.calls import HttpAnswer, streamed
-from trainer.inference.errors import RepeatedAbortError, RequestRefusedError
+from trainer.inference.errors import MalformedReplyError, RepeatedAbortError, RequestRefusedError
 from trainer.inference.partial_reply import PartialReply
 from trainer.inference.server_link import ServerLink
 from trainer.inference.server_weights import ServedAdapters, ServedWeights
@@ -36,15 +36,22 @@ class ServerReplies:
         under_way: Replies that it draws.
         weights: Those that it has.
         adapters: Its adapters.
+        vocabulary: How many token ids the policy's model knows; None where that is not known.
     """
 
     def __init__(
-        self, link: ServerLink, under_way: UnderWay, weights: ServedWeights, adapters: ServedAdapters
+        self,
+        link: ServerLink,
+        under_way: UnderWay,
+        weights: ServedWeights,
+        adapters: ServedAdapters,
+        vocabulary: int | None,
     ) -> None:
         self._link = link
         self._under_way = under_way
         self._weights = weights
         self._adapters = adapters
+        self._vocabulary = vocabulary
         self._requests = self._prompt_tokens = self._tokens_generated = self._resubmitted = 0
 
     @property
@@ -206,7 +213,7 @@ class ServerReplies:
 
     async def _read(self, answer: HttpAnswer, call: GenerationCall) -> Stretch:
         try:
-            return self._link.dialect.read_generation(answer, call)
+            stretch = self._link.dialect.read_generation(answer, call)
         except RequestRefusedError as error:
             if (
                 call.adapter is not None
@@ -217,6 +224,13 @@ class ServerReplies:
                     f"{self._link.url} does not know the adapter of version {self._weights.version} any more"
                 ) from error
             raise
+        largest = max(stretch.token_ids, default=0)
+        if self._vocabulary is not None and largest >= self._vocabulary:
+            raise MalformedReplyError(
+                f"{self._link.url} drew the token id {largest}, and the policy's model knows ids below "
+                f"{self._vocabulary}: does it serve another model?"
+            )
+        return stretch
 
     async def score(self, prompt_ids: Sequence[int]) -> list[float]:
         """Return the log-probabilities of a prompt's tokens after the first, at temperature 1, from nothing cached."""
@@ -277,6 +291,7 @@ class ReplyEvents:
         self._dialect = dialect
         self._on_tokens = on_tokens
         self._told = 0
+        self._on_news: Callable[[], None] = lambda: None
         self._begin()
 
     def _begin(self) -> None:
@@ -284,8 +299,13 @@ class ReplyEvents:
         self._events: list[Mapping[str, Any]] = []
         self._seen = 0
 
-    def reading(self) -> Callable[[bytes], None]:
-        """Begin; what was told of an earlier stream is not told again."""
+    def reading(self, on_news: Callable[[], None] = lambda: None) -> Callable[[bytes], None]:
+        """Begin; what was told of an earlier stream is not told again.
+
+        Args:
+            on_news: Told whenever a token has come.
+        """
+        self._on_news = on_news
         self._begin()
         return self._take
 
@@ -321,6 +341,8 @@ class ReplyEvents:
         self._events.append(event)
         ids = self._dialect.drawn(event, self._seen)
         self._seen += len(ids)
+        if ids:
+            self._on_news()
         if self._seen > self._told:
             new, self._told = ids[self._told - self._seen :], self._seen
             self._on_tokens(new)

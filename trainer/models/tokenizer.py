@@ -100,6 +100,14 @@ def stop_ids(model: PreTrainedModel) -> frozenset[int]:
     return frozenset(each for config in configs for each in _listed(getattr(config, "eos_token_id", None)))
 
 
+def vocabulary_of(model: PreTrainedModel) -> int:
+    """Return how many token ids a model knows.
+
+    That is the height of its embedding. Tokenizers may have fewer tokens, and some have more.
+    """
+    return int(model.config.get_text_config().vocab_size)
+
+
 def _listed(value: int | Iterable[int] | None) -> Iterable[int]:
     if value is None:
         return ()

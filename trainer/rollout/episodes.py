@@ -1,6 +1,5 @@
 """Training episodes: a session is lent, an agent plays in it, rewards may be given anew; every end has an outcome."""
 
-import operator
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from clients.client.session import EnvSession
 from clients.protocol.arrays import DecodeError
 from clients.protocol.errors import ProblemError
 from trainer.core.errors import InvalidNumberError, PluginError, UnplayableTaskError
-from trainer.core.numbers import finite_number
+from trainer.core.numbers import MOST_IDS, finite_number, integers_within
 from trainer.core.plugins import Plugin
 from trainer.records.group import Group
 from trainer.records.rollout_log import EpisodeKey
@@ -26,6 +25,8 @@ from trainer.rollout.logged_session import EpisodeLostError, LoggedSession
 from trainer.rollout.mixtures import mix_reward
 from trainer.rollout.recall import EpisodeTape, Recall
 from trainer.tasks.task import Task
+
+_OWN_IDS = ": record the ids that the policy's own tokenizer or `actor.act` gave"
 
 
 class BlackBox(Protocol):
@@ -80,6 +81,7 @@ class EpisodePlayer:
         black_box: Plays with an agent that is a program or a service, in place of ours.
         make_greedy: Makes the player of an episode that takes the most likely tokens.
         greedy_member: The member of each group that is played so; None: none is.
+        vocabulary: How many token ids the model knows.
     """
 
     pool: EnvironmentPool
@@ -93,6 +95,7 @@ class EpisodePlayer:
     differs: Callable[[int, str], None] = lambda task, how: None
     make_greedy: Callable[[], Actor] | None = None
     greedy_member: int | None = None
+    vocabulary: int = MOST_IDS
 
     async def play(self, task: Task, member: int, attempt: int) -> Trajectory:
         """Play one episode.
@@ -165,7 +168,9 @@ class EpisodePlayer:
         actor = self.make_actor() if greedy is None else greedy()
         if self.agent is None:
             return await play_episode(session, task, member, actor, self.max_turns, attempt)
-        return await play_coroutine(self.agent, session, task, member, actor, self.max_turns, attempt)
+        return await play_coroutine(
+            self.agent, session, task, member, actor, self.max_turns, attempt, vocabulary=self.vocabulary
+        )
 
 
 async def play_coroutine(
@@ -176,6 +181,8 @@ async def play_coroutine(
     actor: Actor,
     max_turns: int,
     attempt: int = 0,
+    *,
+    vocabulary: int = MOST_IDS,
 ) -> Trajectory:
     """Let a coroutine of the user's play an episode, and check its record.
 
@@ -184,7 +191,7 @@ async def play_coroutine(
 
     Raises:
         PluginError: If it raises, or returns what is no record that fits together.
-        InvalidNumberError: If a number of the record is none that can be computed with.
+        InvalidNumberError: If a number of the record is none that can be computed with, or an id is not of the model's.
     """
     with agent.running():
         playing = agent.function(session, task, member, actor, max_turns, attempt)
@@ -203,7 +210,7 @@ async def play_coroutine(
     with agent.running():  # its lists may hold anything
         if fault := _record_fault(trajectory):
             raise agent.broken(f"returned a record that does not fit together: {fault}")
-        _check_numbers(trajectory)
+        _check_numbers(trajectory, vocabulary)
     return trajectory
 
 
@@ -259,8 +266,6 @@ def _record_fault(trajectory: Trajectory) -> str | None:
         lengths = {len(part) for part in _lists(segment)}
         if lengths != {len(segment.ids)}:
             return f"the lists of segment {index} differ in length"
-        if any(each < 0 for each in segment.ids):
-            return f"segment {index} has a negative id"
         if any(each not in (False, True) for each in segment.action_mask):
             return f"the mask of segment {index} holds more than truth values"
         sampled = compress(segment.turn_index, segment.action_mask)
@@ -282,14 +287,15 @@ def _is_span(turn: Turn, trajectory: Trajectory) -> bool:
     return 0 <= turn.start < turn.end <= len(trajectory.segments[turn.segment].ids)
 
 
-def _check_numbers(trajectory: Trajectory) -> None:
+def _check_numbers(trajectory: Trajectory, vocabulary: int) -> None:
     for turn in trajectory.turns:
         turn.reward = finite_number(turn.reward, "a turn's reward")
         turn.format_penalty = finite_number(turn.format_penalty, "a turn's format penalty")
     trajectory.metrics = {name: float(value) for name, value in trajectory.metrics.items()}
-    for segment in trajectory.segments:
-        segment.ids = [operator.index(each) for each in segment.ids]
-        segment.versions = [operator.index(each) for each in segment.versions]
+    for index, segment in enumerate(trajectory.segments):
+        where = f"of segment {index} of the record"
+        segment.ids = integers_within(segment.ids, range(vocabulary), f"a token id {where}", _OWN_IDS)
+        segment.versions = integers_within(segment.versions, range(-1, MOST_IDS), f"a policy version {where}")
         segment.logprobs = [
             finite_number(each, "a log-probability of the record") for each in segment.logprobs
         ]

@@ -9,7 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from trainer.core.errors import ConfigError
+from trainer.core.errors import ConfigError, UnplayableTaskError
+from trainer.core.numbers import MOST_IDS
 from trainer.models.pictures import BLIND, PictureProcessor
 from trainer.records.images import PlacedImage
 from trainer.rollout.chat_template import ChatTemplate, Tool
@@ -49,6 +50,7 @@ class ChatRenderer:
         stop_ids: Ids that end a reply beside the closing of a turn and the tokenizer's end of text: those of the
             model's generation_config.
         pictures: What reads pictures for the model; or why it sees none.
+        vocabulary: How many token ids the model knows.
 
     Attributes:
         end_of_turn_id: The first id behind a reply, as the template closes it.
@@ -57,7 +59,8 @@ class ChatRenderer:
         append_only: Whether a longer conversation always begins with the rendering of a shorter one.
 
     Raises:
-        ConfigError: If the tokenizer has no chat template, or its turns have no closing token.
+        ConfigError: If the tokenizer has no chat template, or its turns have no closing token, or it writes tokens
+            that the model does not know.
     """
 
     def __init__(
@@ -66,10 +69,12 @@ class ChatRenderer:
         options: Mapping[str, Any] | None = None,
         stop_ids: Iterable[int] = (),
         pictures: PictureProcessor | str = BLIND,
+        vocabulary: int = MOST_IDS,
     ) -> None:
         self.template = ChatTemplate(tokenizer, options or {})
         self.pictures = pictures
         self._tokenizer = tokenizer
+        self._vocabulary = vocabulary
         self._ids_of_text = lru_cache(maxsize=_CACHE_SIZE)(self._tokenize)
         closing_ids = self._tokenize(self._tail_text((), generation_prompt=False))
         if not closing_ids:
@@ -203,7 +208,14 @@ class ChatRenderer:
         return Prompt(expanded, tuple(placed))
 
     def _tokenize(self, text: str) -> list[int]:
-        return list(self._tokenizer.encode(text, add_special_tokens=False))
+        ids = list(self._tokenizer.encode(text, add_special_tokens=False))
+        if (largest := max(ids, default=0)) >= self._vocabulary:
+            # Some tokenizers have more tokens than their model has rows for, and any text may spell one of these.
+            raise UnplayableTaskError(
+                f"a text holds {self.token_text(largest)}, id {largest} of the tokenizer, and the model knows ids "
+                f"below {self._vocabulary}: keep it out of texts, or take the tokenizer that belongs to the model"
+            )
+        return ids
 
     def _tail_text(self, messages: Sequence[Message], *, generation_prompt: bool = True) -> str:
         opening: list[Message] = [{"role": "user", "content": "x"}, {"role": "assistant", "content": _REPLY}]

@@ -16,7 +16,8 @@ class Fault:
 
     Attributes:
         kind: "answer" gives `status` and `body` instead; "cut" drops the connection before any answer; "cut_body"
-            drops it after half of the answer; "late" answers after `seconds`; "edit" applies `edit` to a reply.
+            drops it after half of the answer; "late" answers after `seconds`; "drip" begins an answer and goes on with
+            it for ever, a space every `seconds`; "edit" applies `edit` to a reply.
         path: Requests whose path starts so.
         count: How many requests; -1 for all.
         skip: Requests that pass first.
@@ -69,6 +70,8 @@ class Faults:
         elif fault.kind == "late":
             await asyncio.sleep(fault.seconds)
             await self._app(scope, receive, send)
+        elif fault.kind == "drip":
+            await _drip(receive, send, fault.seconds)
         else:
             status, body = await _collected(self._app, scope, receive)
             if fault.kind == "cut_body":
@@ -88,6 +91,19 @@ async def _cut(send: Send, body: bytes) -> None:
     headers = [(b"content-type", b"application/json"), (b"content-length", b"1000000")]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     await send({"type": "http.response.body", "body": body, "more_body": True})
+
+
+async def _drip(receive: Receive, send: Send, seconds: float) -> None:
+    async def left() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    leaving = asyncio.ensure_future(left())
+    headers = [(b"content-type", b"application/json")]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    while not leaving.done():
+        await send({"type": "http.response.body", "body": b" ", "more_body": True})
+        await asyncio.wait({leaving}, timeout=seconds)
 
 
 async def _collected(app: ASGIApp, scope: Scope, receive: Receive) -> tuple[int, bytes]:

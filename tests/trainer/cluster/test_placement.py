@@ -93,6 +93,7 @@ def test_a_device_of_a_role_is_named_once():
             "the algorithm has no critic, so nothing would be there: leave it out",
         ),
         (["cluster.roles.reference.devices=3"], "the algorithm has no KL penalty"),
+        ([f"{SAMPLES}=1"], "cluster.kind is left out, and the engine is in the run's own process"),
         (
             [
                 RAY,

@@ -28,7 +28,6 @@ TASKS = "tasks=[{env_id: FrozenLake-v0}]"
         "tasks.0.url=http://127.0.0.1:9",
         "agents={host: 0.0.0.0, port: 9, public_url: 'http://127.0.0.1:9', grace_s: 3}",
         "agents={sandbox_memory_mb: 4096, sandbox_disk_mb: 1024, sandbox_read_only: [/opt/agent]}",
-        "inference.lost_after_s=3",
     ],
 )
 def test_patience_may_change_for_it_may_be_what_ended_the_run(tmp_path, change):
@@ -77,6 +76,7 @@ SERVED = [TASKS, "inference={kind: vllm, urls: ['http://127.0.0.1:9']}"]
         [TASKS, "inference={kind: vllm, launch: {count: 2, arguments: [--enforce-eager]}}"],
         [TASKS, "inference={kind: vllm, urls_file: servers}"],
         [*SERVED, "weights={transport: broadcast, attempts: 3}", "inference.patience_s=9"],
+        [*SERVED, "inference.lost_after_s=3", "inference.stalled_after_s=9", "inference.update_timeout_s=9"],
     ],
 )
 def test_a_run_goes_on_with_other_servers_than_it_began_with(tmp_path, words):

@@ -8,6 +8,7 @@ from pydantic import BaseModel
 
 from tests.support.attribute_reads import attribute_reads
 from trainer.cli import main
+from trainer.config.inference import InferenceSettings, WeightSettings
 from trainer.config.load import dump_settings, load_settings
 from trainer.config.reference import reference
 from trainer.config.run import RunSettings
@@ -160,11 +161,72 @@ def test_overrides_are_laid_over_the_file(tmp_path):
             "model.lora.rank 513 is more than vLLM takes: lower it to 512",
         ),
         (["optimizer={kind: sgd, epsilon: 1.0e-5}"], "epsilon: read by kind 'adamw' only"),
+        ([*SERVER, "weights.collective=gloo"], "collective: read by transport 'broadcast' only"),
+        (
+            [*SERVER, "weights={transport: disk, address: 10.0.0.1}"],
+            "address: read by transport 'broadcast' only: set that, or leave it out",
+        ),
+        (["cluster.address=auto"], "address: read by kind 'ray' only, and kind is left out: set it to ray"),
+        (
+            ["cluster={working_dir: here, roles: {environment: {actors: 2}}}"],
+            "working_dir, roles.environment: read",
+        ),
+        (["checkpoint.best_is=lowest"], "best_is is read by keep_best only"),
     ],
 )
 def test_mistakes_are_named_with_their_remedy(words, message):
     with pytest.raises(ConfigError, match=message):
         load_settings(None, [*MINIMAL, *words])
+
+
+OF_SERVERS = {
+    "inference.urls": "[http://a:1]",
+    "inference.urls_file": "servers",
+    "inference.launch": "{}",
+    "inference.dtype": "bfloat16",
+    "inference.quantization": "fp8",
+    "inference.api_key_variable": "KEY",
+    "inference.admin_key_variable": "KEY",
+    "inference.routed_experts": "true",
+    "inference.lost_after_s": "3",
+    "inference.stalled_after_s": "3",
+    "inference.look_every_s": "3",
+    "inference.patience_s": "3",
+    "inference.update_timeout_s": "3",
+    "inference.max_concurrent_requests": "3",
+    "inference.sleep_level": "1",
+    "weights.transport": "disk",
+    "weights.directory": "folder",
+    "weights.directory_on_servers": "folder",
+    "weights.separate_head": "true",
+    "weights.bucket_mb": "3",
+    "weights.collective": "gloo",
+    "weights.address": "10.0.0.1",
+    "weights.pause": "wait",
+    "weights.tolerance": "0.5",
+    "weights.attempts": "3",
+}
+"""Settings that the engine in the run's own process has no use for, each with a value that is not its default."""
+
+
+@pytest.mark.parametrize("key", OF_SERVERS)
+def test_what_only_servers_need_is_refused_where_there_are_none(key):
+    # A correction, without which quantised weights would be refused for another reason.
+    words = [*MINIMAL, "algorithm.correction={kind: truncate}", f"{key}={OF_SERVERS[key]}"]
+    with pytest.raises(ConfigError, match=key.rpartition(".")[2]):
+        load_settings(None, words)
+
+
+def test_each_setting_of_servers_is_among_them():
+    sections = {"inference": InferenceSettings, "weights": WeightSettings}
+    there = {f"{name}.{key}" for name, model in sections.items() for key in model.model_fields}
+    assert set(OF_SERVERS) == there - {"inference.kind"}
+
+
+def test_settings_that_are_written_as_they_are_by_default_are_not_refused():
+    load_settings(
+        None, [*MINIMAL, "inference={kind: embedded, lost_after_s: 15}", "weights.transport=in_process"]
+    )
 
 
 def test_the_resolved_settings_read_back_equal(tmp_path):

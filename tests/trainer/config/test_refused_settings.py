@@ -322,6 +322,18 @@ def test_a_value_of_another_type_is_refused(path, annotation, kind):
             "algorithm.kl.horizon 12 is that of a few episodes, and a step has 64",
         ),
         (
+            ["inference={kind: vllm, launch: {devices_variable: SEEN}}"],
+            "inference.launch.devices_variable is not read, since no devices are named: leave it out",
+        ),
+        (
+            [
+                "inference={kind: vllm, launch: {host: 0.0.0.0}}",
+                "cluster={kind: ray, roles: {actor_inference: {devices: 1}}}",
+                "backend.kind=fsdp2",
+            ],
+            "inference.launch.host is not read with cluster.kind 'ray'",
+        ),
+        (
             ["rollout.max_concurrent_by_environment={FrozenLike-v0: 4}"],
             "max_concurrent_by_environment names 'FrozenLike-v0', which this run does not play",
         ),

@@ -995,3 +995,18 @@ async def test_without_dev_mode_fixed_weights_are_sampled():
                 await client.sync(Weights(1), 1)
     with pytest.raises(ConfigError, match="adapter"):
         ServerClient("http://localhost", "vllm", way="adapter", pause_mode="keep")
+
+
+@BOTH
+async def test_a_token_that_the_policys_model_does_not_know_is_refused(dialect):
+    with InferenceServer(dialect) as server:
+        async with (
+            asyncio.timeout(30),
+            ServerClient(server.url, dialect, way=None, vocabulary=END_ID) as client,
+        ):
+            assert len((await client.generate(request())).token_ids) == 6
+            server.script([7])  # and the end
+            with pytest.raises(
+                MalformedReplyError, match="drew the token id 256, and the policy's model knows ids"
+            ):
+                await client.generate(request())

@@ -7,15 +7,18 @@ import math
 import sys
 import time
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 from clients.protocol.arrays import DecodeError
 from clients.protocol.errors import ProblemError
 from trainer.config.rollout import PromptSettings
 from trainer.core.errors import PluginError
+from trainer.core.numbers import MOST_IDS
 from trainer.core.plugins import load_plugin
 from trainer.inference.base import GenerationResult, SamplingParams
 from trainer.records.segment import Segment
@@ -59,11 +62,11 @@ class Pool:
         yield self._session
 
 
-async def played(pool, *, actor=None, **plugins) -> Trajectory:
+async def played(pool, *, actor=None, vocabulary=MOST_IDS, **plugins) -> Trajectory:
     settings = {
         name: load_plugin(f"{__name__}:{function}", f"rollout.{name}") for name, function in plugins.items()
     }
-    player = EpisodePlayer(pool, lambda: actor or ScriptedActor(["Up"]), 3, **settings)
+    player = EpisodePlayer(pool, lambda: actor or ScriptedActor(["Up"]), 3, vocabulary=vocabulary, **settings)
     return await player.play(TASK, 1, 2)
 
 
@@ -298,6 +301,9 @@ async def agent_that_returns_nothing(session, task, member, actor, max_turns, at
     return None
 
 
+_STRANGE = ContextVar("what an agent records")
+
+
 async def agent_with_a_nan(session, task, member, actor, max_turns, attempt):
     return Trajectory(task, member, attempt, turns=[Turn(-1, 0, 0, "", "", reward=math.nan)])
 
@@ -319,8 +325,13 @@ async def agent_with_ids_that_are_words(session, task, member, actor, max_turns,
     return Trajectory(task, member, attempt, segments=[_segment(ids=["a"])], turns=_turns())
 
 
-async def agent_with_a_negative_id(session, task, member, actor, max_turns, attempt):
-    return Trajectory(task, member, attempt, segments=[_segment(ids=[-1])], turns=_turns())
+async def agent_with_a_strange_id(session, task, member, actor, max_turns, attempt):
+    return Trajectory(task, member, attempt, segments=[_segment(ids=[_STRANGE.get()])], turns=_turns())
+
+
+async def agent_with_a_strange_version(session, task, member, actor, max_turns, attempt):
+    segments = [_segment(versions=[_STRANGE.get()])]
+    return Trajectory(task, member, attempt, segments=segments, turns=_turns())
 
 
 async def agent_without_an_outcome(session, task, member, actor, max_turns, attempt):
@@ -384,7 +395,6 @@ async def test_a_prompt_without_room_in_an_agent_of_the_users_is_an_outcome():
         ("agent_that_returns_nothing", "must return a Trajectory, not NoneType"),
         ("agent_with_a_torn_record", "the lists of segment 0 differ in length"),
         ("agent_with_ids_that_are_words", "raised TypeError"),
-        ("agent_with_a_negative_id", "segment 0 has a negative id"),
         ("agent_without_lists", "raised TypeError"),
         ("agent_without_an_outcome", "its outcome 'solved' is no Outcome"),
         ("agent_with_an_odd_mask", "the mask of segment 0 holds more than truth values"),
@@ -408,6 +418,27 @@ async def test_numbers_of_an_agent_are_looked_at():
     assert trajectory.detail.startswith("a log-probability of the record is None")
     (segment,) = (await played(Pool(), agent="agent_with_numbers_of_numpy")).segments
     assert json.dumps([segment.ids, segment.logprobs]) == "[[1], [-1.0]]"
+
+
+@pytest.mark.parametrize("value", [-1, 260, 10**30, True, np.int64(-7), torch.tensor(True)], ids=str)
+async def test_an_id_that_the_model_does_not_know_is_an_outcome(value):
+    _STRANGE.set(value)
+    trajectory = await played(Pool(), vocabulary=260, agent="agent_with_a_strange_id")
+    assert trajectory.outcome is Outcome.INVALID_NUMBER
+    assert trajectory.detail.startswith("a token id of segment 0 of the record is ")
+    assert trajectory.detail.endswith(
+        "no integer from 0 to 259: record the ids that the policy's own tokenizer or `actor.act` gave"
+    )
+    _STRANGE.set(259)
+    assert (await played(Pool(), vocabulary=260, agent="agent_with_a_strange_id")).outcome.is_result
+
+
+@pytest.mark.parametrize("value", [-2, 10**30, True], ids=str)
+async def test_a_version_that_there_cannot_be_is_an_outcome(value):
+    _STRANGE.set(value)
+    trajectory = await played(Pool(), agent="agent_with_a_strange_version")
+    assert trajectory.outcome is Outcome.INVALID_NUMBER
+    assert trajectory.detail.startswith("a policy version of segment 0 of the record is ")
 
 
 class Engine:

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainer.config.rollout import PromptSettings
+from trainer.core.errors import ConfigError, UnplayableTaskError
 from trainer.inference.base import GenerationResult
 from trainer.models.tokenizer import CHAT_TEMPLATE, build_tiny_tokenizer
 from trainer.records.trajectory import Trajectory
@@ -147,3 +148,20 @@ def test_where_the_instruction_goes():
         {"role": "user", "content": "Play.\n\nboard"}
     ]
     assert with_instruction(messages, None, "system") == messages
+
+
+def test_a_text_that_spells_a_token_which_the_model_does_not_know_is_refused():
+    """Some tokenizers have more tokens than their model has rows for."""
+    tokenizer = build_tiny_tokenizer()
+    known = len(tokenizer)
+    tokenizer.add_tokens(["<|added|>"], special_tokens=True)
+    renderer = ChatRenderer(tokenizer, vocabulary=known)
+    renderer.prompt([{"role": "user", "content": "Which way?"}])
+    message = rf"a text holds <\|added\|>, id {known} of the tokenizer, and the model knows ids below {known}: keep it"
+    with pytest.raises(UnplayableTaskError, match=message):
+        renderer.prompt([{"role": "user", "content": "Which <|added|> way?"}])
+    with pytest.raises(UnplayableTaskError, match=message):
+        renderer.tail([{"role": "user", "content": "<|added|>"}], renderer.end_of_turn_id)
+    tokenizer.chat_template = tokenizer.chat_template.replace("<|end|>", "<|added|>")
+    with pytest.raises(ConfigError, match=message):
+        ChatRenderer(tokenizer, vocabulary=known)

@@ -20,6 +20,8 @@ from trainer.inference.base import SamplingParams
 from trainer.inference.torch_engine import TorchEngine
 from trainer.models.tiny import TinyPolicySettings, build_tiny_model
 from trainer.records.segment import Fork
+from trainer.rollout.agents.splicing import SplicingRenderer
+from trainer.rollout.rendering import ChatRenderer
 
 TOKENIZER = tool_tokenizer()
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>'
@@ -433,6 +435,22 @@ async def test_an_engine_that_fails_is_told_to_agent_and_run(talk):
         await one.say([user("Hi")])
     assert str(one.session.model_failure) == "out of memory"
     assert not one.trajectory.turns
+
+
+async def test_a_token_that_the_model_does_not_know_is_the_agents_fault():
+    tokenizer = tool_tokenizer()
+    policy = ScriptedPolicy(tokenizer, ["Hello", "Hello again"])
+    known = len(tokenizer)
+    tokenizer.add_tokens(["<|added|>"], special_tokens=True)
+    renderer = SplicingRenderer(ChatRenderer(tokenizer, vocabulary=known))
+    async with endpoint_of(service_of(policy, tokenizer, renderer=renderer)) as endpoint:
+        one = Talk(endpoint, policy)
+        with pytest.raises(openai.BadRequestError, match=r"a text holds <\|added\|>, id"):
+            await one.say([user("<|added|>")])
+        assert (await one.say([user("Hi")])).choices[0].message.content == "Hello", "the episode goes on"
+        await one.openai.close()
+    assert len(one.trajectory.turns) == 1
+    assert one.session.model_failure is None
 
 
 # -- rewards -----------------------------------------------------------------------------------------------------------

@@ -22,9 +22,10 @@ from tests.support.agent_policy import (
 )
 from tests.support.inference_server.running import InferenceServer
 from tests.support.processes import ROOT
-from trainer.commands.agent_proxy import opened_policy, parse
+from trainer.commands.agent_proxy import main, opened_policy, parse
 from trainer.core.errors import ConfigError
 from trainer.core.run_files import WriteError
+from trainer.core.run_lock import output_lock
 from trainer.models.load import save_model
 from trainer.models.tiny import TinyPolicySettings, build_tiny_model
 from trainer.records.trajectory import Outcome, Trajectory
@@ -172,6 +173,16 @@ async def test_a_disk_that_is_full_loses_no_record():
     assert [record["task"]["options"]["session"] for record in records] == ["a", "b"]
 
 
+def test_two_proxies_do_not_write_one_file(model, tmp_path, capfd):
+    output = tmp_path / "records.jsonl"
+    output.write_text('{"whole": 1}\n{"half')  # which another one is about to end
+    with output_lock(output):
+        assert main(["--model", str(model), "--port", "0", "--output", str(output)]) == 2
+    said = capfd.readouterr().err
+    assert said.startswith(f"roll-agent-proxy: --output {output} is in use by another process")
+    assert output.read_text().endswith("half"), "what another one writes is left alone"
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -185,8 +196,6 @@ async def test_a_disk_that_is_full_loses_no_record():
     ],
 )
 def test_mistakes_are_a_line(model, arguments, message, capfd):
-    from trainer.commands.agent_proxy import main
-
     try:
         code = main(["--model", str(model), "--port", "0", "--output", "/dev/null", *arguments])
     except SystemExit as end:

@@ -235,6 +235,14 @@ def test_paths_are_shown_once_and_none_of_the_systems(tmp_path):
             ["agents.sandbox=namespaces", "rollout.agent=http://127.0.0.1:9/x"],
             "agents.sandbox confines programs",
         ),
+        (
+            ["agents.sandbox_memory_mb=99"],
+            "agents.sandbox_memory_mb is read with agents.sandbox only: set that",
+        ),
+        (
+            ["agents.grace_s=99", "rollout.agent=http://127.0.0.1:9/x"],
+            "agents.grace_s is read where rollout.agent is a command line",
+        ),
         (["agents.sandbox=docker:img", "rollout.agent=only-in-the-image"], None),
     ],
 )

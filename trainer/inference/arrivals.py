@@ -1,0 +1,43 @@
+"""What has come of the answer to one call, and when: a server that lives may begin an answer that never ends."""
+
+from collections.abc import Callable
+
+
+class Arrival:
+    """Knows since when nothing new has come of an answer.
+
+    Args:
+        held: Says whether the server is paused: it need not go on then.
+        clock: The time, in seconds.
+    """
+
+    def __init__(self, held: Callable[[], bool], clock: Callable[[], float]) -> None:
+        self._held = held
+        self._clock = clock
+        self._since: float | None = None
+
+    def begin(self) -> None:
+        """The answer, or its body, begins to come; what comes of it later is no news by itself."""
+        if self._since is None:
+            self._since = self._clock()
+
+    def news(self) -> None:
+        """Something new has come, such as a token."""
+        self._since = self._clock()
+
+    def wait(self) -> None:
+        """What comes next may take its time: the first token of a stream waits for those of others."""
+        self._since = None
+
+    def stalled(self, after_s: float, *, steered: bool) -> bool:
+        """Return whether nothing new has come for so long.
+
+        Args:
+            after_s: How long that is.
+            steered: Whether the server is told to pause, to load and the like: it may do nothing else meanwhile.
+        """
+        if self._since is None:
+            return False
+        if steered or self._held():
+            self.news()
+        return self._clock() - self._since >= after_s
