@@ -319,7 +319,7 @@ def test_a_rank_killed_in_a_save_leaves_the_checkpoint_before(rank, when, tmp_pa
     ranks = started(tmp_path / "ranks", MeshShape(data=2 if rank else 1))
     try:
         store = CheckpointStore(tmp_path / "checkpoints", keep=2)
-        recipe = dying_in_a_save(settings_of(), rank, when)
+        recipe = dying_in_a_save(Recipe("fsdp2", "policy", settings_of(), 1e-3), rank, when)
         backend = RankedBackend(ranks, "policy", recipe, WIDTH, in_pieces=True)
         store.save(RunState(1, 1, 0, ()), {"policy": backend.state_dict()})
         whole = store.load_newest(print)
