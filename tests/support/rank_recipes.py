@@ -3,6 +3,7 @@
 import os
 import resource
 import signal
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -174,16 +175,17 @@ class DyingInASave:
     """A policy one rank of which ends itself in its second save.
 
     Attributes:
+        recipe: Makes the policy.
         rank: Which one.
         when: "its own", when its pieces are written and nothing says so yet, or "all written".
     """
 
-    optimizer: OptimizerSettings
+    recipe: Callable[..., Any]
     rank: int
     when: str
 
     def __call__(self, group, backends):
-        backend = Recipe("fsdp2", "policy", self.optimizer, 1e-3)(group, backends)
+        backend = self.recipe(group, backends)
         write, saves = backend.write_pieces, []
 
         def write_pieces(folder):
@@ -237,6 +239,6 @@ class OnAFullDisk:
         return backend
 
 
-def dying_in_a_save(optimizer, rank, when):
+def dying_in_a_save(recipe, rank, when):
     """Return the recipe."""
-    return DyingInASave(optimizer, rank, when)
+    return DyingInASave(recipe, rank, when)

@@ -37,9 +37,9 @@ class DTensorPieces:
         for name, parameter in self._named.items():
             yield name, parameter.detach()
 
-    def local(self, tensor: Tensor) -> Tensor:
-        """Return of a piece what this rank holds."""
-        return local_of(tensor)
+    def finite(self, tensor: Tensor) -> Tensor:
+        """Return whether all numbers of a piece that this rank holds are finite."""
+        return local_of(tensor).isfinite().all()
 
     def held(self) -> Iterator[tuple[str, Tensor]]:
         """Yield what this rank holds of each weight that the model computes with, by name."""

@@ -126,7 +126,7 @@ class Fsdp2Optimizer:
 
     def plain(self) -> dict[str, Any]:
         """Return what of the state is no tensor, by paths."""
-        return plain_state(self._optimizer.state_dict()["param_groups"])
+        return plain_state(self._optimizer.state_dict()["param_groups"], stateless=self._kind != "adamw")
 
     def begin_load(self, plain: Mapping[str, Any]) -> None:
         """Take up what of a state is no tensor.

@@ -167,11 +167,11 @@ class ShardedModel:
 
     def not_finite(self) -> list[str]:
         """Return the names of weights that hold anything but finite numbers in any rank; nothing is gathered."""
-        return self._broken(dict(self._pieces.held()))
+        return self._broken({name: held.isfinite().all() for name, held in self._pieces.held()})
 
-    def _broken(self, held: Mapping[str, Tensor]) -> list[str]:
-        finite = self._group.all_true_each([each.isfinite().all() for each in held.values()])
-        return [name for name, is_finite in zip(held, finite, strict=True) if not is_finite]
+    def _broken(self, finite: Mapping[str, Tensor]) -> list[str]:
+        everywhere = self._group.all_true_each(list(finite.values()))
+        return [name for name, is_finite in zip(finite, everywhere, strict=True) if not is_finite]
 
     def save(self, directory: Path, exact: bool = False) -> None:
         """Write the model in Hugging Face layout; the first rank does, all of them gather.
@@ -227,7 +227,7 @@ class ShardedModel:
             WriteError: If the disk does not take it, in whichever rank.
         """
         tensors = self._pieces_of_state()
-        if broken := self._broken({path: self.stored.local(tensor) for path, tensor in tensors.items()}):
+        if broken := self._broken({path: self.stored.finite(tensor) for path, tensor in tensors.items()}):
             raise RunError(
                 f"no checkpoint is written, because {broken[0].replace(chr(9), '.')} is not finite (of {len(broken)} "
                 "such tensors): lower optimizer.learning_rate"

@@ -111,9 +111,14 @@ def place_of(path: str) -> tuple[int, str]:
     return int(number.removeprefix("#")), key
 
 
-def plain_state(param_groups: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return what of the state is no tensor, by paths."""
-    return {_GROUPS: param_groups}
+def plain_state(param_groups: Sequence[Mapping[str, Any]], *, stateless: bool) -> dict[str, Any]:
+    """Return what of the state is no tensor, by paths.
+
+    Args:
+        param_groups: The optimizer's groups.
+        stateless: Whether there are no tensors.
+    """
+    return {_GROUPS: param_groups} | ({_STATE: {}} if stateless else {})
 
 
 def checked_groups(plain: Mapping[str, Any], parameters: int) -> list[dict[str, Any]]:

@@ -52,8 +52,8 @@ class StoredPieces(WeightPieces, Protocol):
         """Yield this rank's pieces of what a checkpoint holds, by name."""
         ...
 
-    def local(self, tensor: Tensor) -> Tensor:
-        """Return of a piece what this rank holds."""
+    def finite(self, tensor: Tensor) -> Tensor:
+        """Return whether all numbers of a piece that this rank holds are finite."""
         ...
 
     def move(self, device: torch.device) -> None:

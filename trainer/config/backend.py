@@ -15,10 +15,11 @@ _DIMENSIONS: dict[str, tuple[str, ...]] = {
     "megatron": ("data", "tensor", "pipeline", "context", "expert"),
 }
 """What each kind can divide."""
-_READ_BY: dict[str, BackendKind] = {
-    "zero_stage": "deepspeed",
-    "sharded_checkpoints": "fsdp2",
-    "sequence_parallel": "megatron",
+_READ_BY: dict[str, tuple[BackendKind, ...]] = {
+    "zero_stage": ("deepspeed",),
+    "sharded_checkpoints": ("fsdp2", "megatron"),
+    "sequence_parallel": ("megatron",),
+    "cpu_offload": ("fsdp2", "deepspeed"),
 }
 
 
@@ -66,8 +67,9 @@ class BackendSettings(Settings):
     )
     sharded_checkpoints: bool = Field(
         False,
-        description="fsdp2: each rank writes its own pieces of a checkpoint, into an output_dir that all machines "
-        "share, in place of gathering all of it in the run's process. Any number of ranks goes on with either kind.",
+        description="fsdp2, megatron: each rank writes its own pieces of a checkpoint, into an output_dir that all "
+        "machines share, in place of gathering all of it in the run's process. Any number of ranks goes on with either "
+        "kind.",
     )
     timeout_s: Seconds = Field(
         1800.0,
@@ -111,9 +113,9 @@ class BackendSettings(Settings):
             raise ValueError(
                 f"mesh.expert {self.mesh.expert} does not divide the {self.data} ranks of mesh.data"
             )
-        for name, kind in _READ_BY.items():
-            if self.kind != kind and self.changed(name):
-                raise ValueError(f"{name} is read by kind '{kind}' only, not by '{self.kind}': leave it out")
-        if self.kind == "megatron" and self.changed("cpu_offload"):
-            raise ValueError("cpu_offload is read by kinds 'fsdp2' and 'deepspeed' only: leave it out")
+        for name, kinds in _READ_BY.items():
+            if self.kind not in kinds and self.changed(name):
+                named = " and ".join(f"'{kind}'" for kind in kinds)
+                word = "kind" if len(kinds) == 1 else "kinds"
+                raise ValueError(f"{name} is read by {word} {named} only, not by '{self.kind}': leave it out")
         return self

@@ -246,6 +246,18 @@ async def test_a_run_goes_on_where_layers_are_divided_otherwise(ranks, in_pieces
         divided.close()
 
 
+def test_pieces_of_an_optimizer_without_a_state_are_read_in_one_process(alone, tmp_path):
+    made, single = (
+        Made(where, "fsdp2", settings_of(kind="sgd"), 1e-3, in_pieces=True) for where in (alone, None)
+    )
+    saver, resumed = made.backend("policy"), single.backend("policy")
+    saver.step(some_rows(), SUPERVISED)
+    resumed.load_state_dict(saved_and_read(Models(saver), tmp_path)["policy"].whole())
+    for backend in (saver, resumed):
+        backend.step(some_rows(), SUPERVISED)
+    assert relative([dict(resumed.export())], [dict(saver.export())]) < 1e-6
+
+
 def test_pieces_of_another_model_are_refused(tmp_path):
     # Ranks of its own: a call that fails ends them.
     ranks = started(tmp_path / "ranks", MeshShape())
@@ -307,7 +319,7 @@ def test_a_rank_killed_in_a_save_leaves_the_checkpoint_before(rank, when, tmp_pa
     ranks = started(tmp_path / "ranks", MeshShape(data=2 if rank else 1))
     try:
         store = CheckpointStore(tmp_path / "checkpoints", keep=2)
-        recipe = dying_in_a_save(settings_of(), rank, when)
+        recipe = dying_in_a_save(Recipe("fsdp2", "policy", settings_of(), 1e-3), rank, when)
         backend = RankedBackend(ranks, "policy", recipe, WIDTH, in_pieces=True)
         store.save(RunState(1, 1, 0, ()), {"policy": backend.state_dict()})
         whole = store.load_newest(print)

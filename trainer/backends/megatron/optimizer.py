@@ -17,7 +17,15 @@ from trainer.backends.megatron.heads import MegatronHead
 from trainer.backends.megatron.weights import MegatronPieces
 from trainer.backends.optimizer import make_optimizer
 from trainer.backends.rank_group import RankGroup
-from trainer.backends.sharded_optimizer import Applied, by_paths, checked_groups, place_of, what_broke
+from trainer.backends.sharded_optimizer import (
+    Applied,
+    by_paths,
+    checked_groups,
+    path_of,
+    place_of,
+    plain_state,
+    what_broke,
+)
 from trainer.config.optimizer import OptimizerSettings
 
 _AVERAGES = ("exp_avg", "exp_avg_sq")
@@ -27,6 +35,10 @@ class WholeState:
     """What an optimizer holds that is not divided: each weight itself, or its copy in float32."""
 
     divided = False
+
+    def stretch(self, parameter: Tensor, key: str) -> tuple[int, Tensor] | None:
+        """Return all of a weight as it is trained."""
+        return 0, _master(parameter).view(-1)
 
     def read(self, parameter: Tensor, key: str) -> Tensor:
         """Return the weight as it is trained; there is nothing else."""
@@ -61,7 +73,7 @@ class DistributedState:
     def read(self, parameter: Tensor, key: str) -> Tensor:
         """Return a tensor of the parameter's shape, zero where other ranks hold it."""
         content = torch.zeros(parameter.shape, dtype=torch.float32, device=parameter.device)
-        held = self._stretch(parameter, key)
+        held = self.stretch(parameter, key)
         if held is not None:
             start, tensor = held
             content.view(-1)[start : start + tensor.numel()].copy_(tensor.view(-1))
@@ -69,13 +81,13 @@ class DistributedState:
 
     def write(self, parameter: Tensor, key: str, content: Tensor) -> None:
         """Take of a tensor of the parameter's shape what this rank holds."""
-        held = self._stretch(parameter, key)
+        held = self.stretch(parameter, key)
         if held is not None:
             start, tensor = held
             tensor.view(-1).copy_(content.view(-1)[start : start + tensor.numel()])
 
-    def _stretch(self, parameter: Tensor, key: str) -> tuple[int, Tensor] | None:
-        """Where this rank's stretch of a weight begins, and what it holds of it."""
+    def stretch(self, parameter: Tensor, key: str) -> tuple[int, Tensor] | None:
+        """Return where this rank's stretch of a weight begins, and what it holds of it."""
         optimizer = self._of.get(parameter)
         if optimizer is None:
             return None
@@ -122,6 +134,7 @@ class MegatronSteps:
         own = make_optimizer(settings, [torch.empty(0) for _ in self._names], rate)
         self._param_groups = own.state_dict()["param_groups"]
         self._count = 0
+        self._saved_count = torch.zeros(())
 
     def backward(self, share: Tensor, *, last: bool) -> None:
         """Add the gradients of a share of the loss."""
@@ -137,7 +150,7 @@ class MegatronSteps:
         if taken:
             self._step(norm, rate)
         else:
-            gradients = self._pieces.finite(_gradient)
+            gradients = self._pieces.each_finite(_gradient)
             broken = what_broke(self._group, finite, gradients)
         self._wrapped.zero_grad_buffer()
         self._optimizer.zero_grad()
@@ -164,6 +177,39 @@ class MegatronSteps:
             for key in _AVERAGES:
                 yield number, key, self._pieces.state(name, key)
 
+    def pieces(self) -> dict[str, Tensor]:
+        """Return this rank's pieces of the state by paths, made if there were none yet."""
+        if not self._adam:
+            return {}
+        if not self._count:
+            self._make_room()
+            self.end_load()
+        self._saved_count = torch.tensor(float(self._count))
+        found: dict[str, Tensor] = {}
+        for number, name in enumerate(self._names):
+            found[path_of(number, "step")] = self._saved_count
+            for key in _AVERAGES:
+                found[path_of(number, key)] = self._pieces.piece(name, key)
+        return found
+
+    def plain(self) -> dict[str, Any]:
+        """Return what of the state is no tensor, by paths."""
+        return plain_state(self._param_groups, stateless=not self._adam)
+
+    @torch.no_grad()
+    def pieces_read(self) -> None:
+        """What `pieces` returned has other contents now: have the model compute with them."""
+        self._count = int(self._saved_count)
+        self.end_load()
+        if self._adam:
+            # As after a step: each rank has new numbers for its stretches, and the others get them from it.
+            for part in self._parts:
+                part._copy_main_params_to_model_params()
+            self._wrapped.start_param_sync()
+            return
+        for parameter in self._wrapped.parameters():
+            parameter.copy_(_master(parameter))
+
     def begin_load(self, plain: Mapping[str, Any]) -> None:
         """Take up what of a state is no tensor, and make room for what is.
 
@@ -172,13 +218,18 @@ class MegatronSteps:
         """
         checked_groups(plain, len(self._names))
         self._count = 0
-        if self._adam:
-            for part in self._parts:
-                for group in part.param_groups:
-                    for parameter in group["params"]:
-                        entries = part.optimizer.state[parameter]
-                        for key in _AVERAGES:
-                            entries[key] = torch.zeros_like(parameter.data, dtype=torch.float32)
+        self._make_room()
+
+    def _make_room(self) -> None:
+        """Have averages that are nothing, where there is an optimizer that has some."""
+        if not self._adam:
+            return
+        for part in self._parts:
+            for group in part.param_groups:
+                for parameter in group["params"]:
+                    entries = part.optimizer.state[parameter]
+                    for key in _AVERAGES:
+                        entries[key] = torch.zeros_like(parameter.data, dtype=torch.float32)
 
     def take(self, path: str, whole: Tensor) -> None:
         """Take up a tensor of a state that all ranks have whole."""

@@ -8,9 +8,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from trainer.backends.megatron.boxes import blocks, boxes
 from trainer.backends.megatron.conversion import Shape, Weight, places, weights_of
 from trainer.backends.megatron.layout import Place
 from trainer.backends.rank_group import RankGroup
+from trainer.records.boxes import BoxedTensor, HeldBox
 
 
 class States(Protocol):
@@ -21,6 +23,10 @@ class States(Protocol):
     """
 
     divided: bool
+
+    def stretch(self, parameter: Tensor, key: str) -> tuple[int, Tensor] | None:
+        """Return where this rank's stretch of a weight begins, and what is held of it; None where it has none."""
+        ...
 
     def read(self, parameter: Tensor, key: str) -> Tensor:
         """Return a tensor of the parameter's shape in float32, zero where other ranks hold it."""
@@ -56,6 +62,7 @@ class MegatronPieces:
         self.states: States | None = None
         self._group = group
         self._shape = shape
+        self._body = body
         self._sizes = dict(sizes)
         self._dtype = dtype
         self._place = Place.of(group.shape, group.rank)
@@ -85,6 +92,40 @@ class MegatronPieces:
                 largest = [tensor.abs().amax().float() for tensor in tensors]
                 tensors = [torch.stack(largest) if largest else torch.empty(0, device=self._group.device)]
             yield name, tensors[0]
+
+    def named(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield this rank's pieces of what a checkpoint holds, by name."""
+        for name in self._sizes:
+            yield name, self.piece(name, "param")
+
+    def piece(self, name: str, key: str) -> BoxedTensor:
+        """Return this rank's piece of an entry of the optimizer's state of a weight, or of the weight itself."""
+        held: list[HeldBox] = []
+        for weight, parameter in self._own[name]:
+            found = self._stretch(parameter, key)
+            if found is None:
+                continue
+            start, stretch = found
+            part, parts = self._place.tensor, self._group.shape.tensor
+            own, whole = tuple(parameter.shape), self._sizes[name]
+            for block in blocks(weight, self._shape, own, name, whole, part, parts):
+                for box in boxes(block, start, start + stretch.numel()):
+                    content = stretch[box.own.start - start : box.own.stop - start].view(box.sizes)
+                    held.append(HeldBox(box.offset, content, weight.copied))
+        return BoxedTensor(self._sizes[name], held)
+
+    def _stretch(self, parameter: Tensor, key: str) -> tuple[int, Tensor] | None:
+        if self.states is None:
+            return 0, parameter.detach().view(-1)
+        return self.states.stretch(parameter, key)
+
+    def finite(self, tensor: Tensor) -> Tensor:
+        """Return whether all numbers of a piece that this rank holds are finite."""
+        return tensor.finite() if isinstance(tensor, BoxedTensor) else tensor.isfinite().all()
+
+    def move(self, device: torch.device) -> None:
+        """Bring this rank's pieces to a device's memory."""
+        self._body.to(device)
 
     def parameters(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the whole weights by the names of the model's own modules, gathered one at a time."""
@@ -159,7 +200,7 @@ class MegatronPieces:
         dist.all_reduce(whole.view(-1).view(torch.uint8))
         return whole
 
-    def finite(self, of: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
+    def each_finite(self, of: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
         """Return by the names of weights whether what this rank has of each is finite.
 
         Args:

@@ -1,9 +1,12 @@
 """Weights taken apart for Megatron's modules and put together again are the same."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 
 from tests.support.megatron_ranks import family_head
+from trainer.backends.megatron.boxes import Block, Box, blocks, boxes
 from trainer.backends.megatron.conversion import Shape, Weight, places, weights_of
 from trainer.backends.megatron.layout import Place, length_multiple, pieces_of_row
 from trainer.backends.rank_group import MeshShape
@@ -59,11 +62,68 @@ def test_every_number_has_one_place_and_comes_back(family, role, mesh):
                 if not weight.copied:
                     for _, theirs in pairs(name, own, times):
                         theirs.add_(1)
+    assert_each_has_one_place(mesh, whole, again, times)
+
+
+def assert_each_has_one_place(mesh, whole, again, times):
     replicas = mesh.data * mesh.context
     for name, tensor in whole.items():
         assert torch.equal(again[name], tensor), name
         expected = replicas // mesh.expert if ".experts." in name else replicas
         assert bool((times[name] == expected).all()), name
+
+
+@pytest.mark.parametrize(
+    ("family", "role"), [("qwen2", "critic"), ("qwen3", "policy"), ("qwen3_moe", "policy")]
+)
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+def test_stretches_of_all_ranks_are_boxes_that_tile_the_whole(family, role, mesh):
+    head = family_head(family, role)
+    if mesh.expert > 1 and family != "qwen3_moe":
+        mesh = MeshShape(mesh.data, mesh.tensor, mesh.pipeline, mesh.context)
+    whole = {name: tensor.detach() for name, tensor in head.model.named_parameters()}
+    sizes = {name: tuple(tensor.shape) for name, tensor in whole.items()}
+    shape = Shape.of(head.body.config, critic=role == "critic")
+    again = {name: torch.full_like(tensor, torch.nan) for name, tensor in whole.items()}
+    times = {name: torch.zeros(size, dtype=torch.int64) for name, size in sizes.items()}
+    for rank in range(mesh.size):
+        place = Place.of(mesh, rank)
+        for weight in weights_of(shape, mesh, place):
+            if weight.copied:
+                continue
+            own = torch.zeros(own_size(weight, sizes, mesh.tensor))
+            for name in weight.sources:
+                for mine, theirs in places(weight, shape, own, name, whole[name], place.tensor, mesh.tensor):
+                    mine.copy_(theirs)
+            # Three stretches, which begin and end within rows.
+            ends = [own.numel() * third // 3 + third % 3 for third in range(4)]
+            for name in weight.sources:
+                parts = (tuple(own.shape), name, sizes[name], place.tensor, mesh.tensor)
+                for block in blocks(weight, shape, *parts):
+                    for start, stop in pairwise(ends):
+                        for box in boxes(block, start, stop):
+                            assert start <= box.own.start < box.own.stop <= stop
+                            there = tuple(
+                                slice(at, at + size) for at, size in zip(box.offset, box.sizes, strict=True)
+                            )
+                            numbers = own.view(-1)[box.own.start : box.own.stop]
+                            again[name][there] = numbers.view(box.sizes)
+                            times[name][there] += 1
+    assert_each_has_one_place(mesh, whole, again, times)
+
+
+def test_a_stretch_of_rows_is_a_box_with_the_rest_of_a_row_at_either_end():
+    block = Block(start=10, offset=(7, 100, 50), sizes=(1, 5, 4), axis=1)
+    assert list(boxes(block, 0, 13)) == [Box(range(10, 13), (7, 100, 50), (1, 1, 3))]
+    assert list(boxes(block, 12, 25)) == [
+        Box(range(12, 14), (7, 100, 52), (1, 1, 2)),
+        Box(range(14, 22), (7, 101, 50), (1, 2, 4)),
+        Box(range(22, 25), (7, 103, 50), (1, 1, 3)),
+    ]
+    assert list(boxes(block, 15, 16)) == [Box(range(15, 16), (7, 101, 51), (1, 1, 1))]
+    assert list(boxes(block, 30, 40)) == []
+    bias = Block(start=10, offset=(7,), sizes=(5,), axis=0)
+    assert list(boxes(bias, 12, 99)) == [Box(range(12, 15), (9,), (3,))]
 
 
 def test_heads_lie_group_by_group():

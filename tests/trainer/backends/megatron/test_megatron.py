@@ -7,14 +7,13 @@ import copy
 import hashlib
 from dataclasses import replace
 from functools import partial
-from importlib.util import find_spec
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from tests.support.forked_ranks import ForkedRanks
-from tests.support.megatron_ranks import MegatronRecipe, family_head, generated, vocabulary
+from tests.support.megatron_models import CONTEXT, DATA, MESHES, STAGES, TENSOR, Made, needs_megatron
+from tests.support.megatron_ranks import family_head, generated, vocabulary
 from tests.support.rank_recipes import (
     gradient_not_finite_at,
     not_finite_at,
@@ -24,7 +23,6 @@ from tests.support.rank_recipes import (
 from tests.support.sharded_models import (
     GRADIENT_RATE,
     SUPERVISED,
-    WIDTH,
     assert_equal_losses,
     relative,
     settings_of,
@@ -35,45 +33,9 @@ from trainer.algorithms.aggregation import collect, means
 from trainer.backends.megatron.layout import groups
 from trainer.backends.optimizer import Schedule
 from trainer.backends.rank_group import MeshShape
-from trainer.backends.ranked import RankedBackend, Ranks
-from trainer.backends.reference import FrozenModel
 from trainer.backends.torch_backend import TorchBackend
-from trainer.learn.learner import Models
 
 pytestmark = pytest.mark.slow
-
-needs_megatron = pytest.mark.skipif(
-    find_spec("megatron") is None, reason="the extra [megatron] is not installed"
-)
-
-ALONE = MeshShape()
-TENSOR = MeshShape(tensor=2)
-DATA = MeshShape(data=2)
-STAGES = MeshShape(pipeline=2)
-CONTEXT = MeshShape(context=2)
-EXPERTS = MeshShape(data=2, expert=2)
-MESHES = {"tensor": TENSOR, "data": DATA, "stages": STAGES, "context": CONTEXT, "experts": EXPERTS}
-DEVICE = "auto" if torch.cuda.device_count() >= 2 else "cpu"
-"""Where there are GPUs for two ranks, they compute, and are compared with the processor."""
-
-
-@pytest.fixture(scope="module")
-def launched():
-    """The ranks of all of this file: Megatron takes seconds to import."""
-    held: list[Ranks] = []
-    yield held
-    for each in held:
-        each.close()
-
-
-@pytest.fixture
-def ranks(launched, tmp_path_factory):
-    if not launched or launched[-1].failed:
-        started = Ranks(ForkedRanks(tmp_path_factory.mktemp("ranks")), TENSOR, DEVICE, 120.0)
-        started.start()
-        launched.append(started)
-    launched[-1].mesh = TENSOR
-    return launched[-1]
 
 
 def asked(ranks, make, method, *arguments):
@@ -137,32 +99,6 @@ def test_groups_are_those_that_megatron_makes(ranks):
 
 
 # One loss
-
-
-class Made:
-    """Models that learn the same, here and in ranks."""
-
-    def __init__(self, ranks, mesh, optimizer, rate, family="qwen3", **options):
-        self._ranks, self._mesh, self._family = ranks, mesh, family
-        self._optimizer, self._rate, self._options = optimizer, rate, options
-
-    def backend(self, role):
-        if self._ranks is not None:
-            self._ranks.mesh = self._mesh
-            recipe = MegatronRecipe(
-                self._mesh, self._family, role, self._optimizer, self._rate, self._options
-            )
-            return RankedBackend(self._ranks, role, recipe, WIDTH)
-        head = family_head(self._family, role)
-        if role == "reference":
-            return FrozenModel(head, self._optimizer.tokens_per_micro_batch)
-        options = {name: value for name, value in self._options.items() if name != "sequence_parallel"}
-        return TorchBackend(head, self._optimizer, Schedule(self._rate, 0, 1, "constant"), **options)
-
-    def models(self, settings):
-        critic = self.backend("critic") if settings.critic is not None else None
-        reference = self.backend("reference") if settings.needs_reference else None
-        return Models(self.backend("policy"), critic, reference)
 
 
 @needs_megatron
