@@ -12,6 +12,7 @@ from trainer.config.checks import check_settings
 from trainer.config.load import load_settings
 from trainer.core.ending import Ending
 from trainer.core.errors import ConfigError
+from trainer.rollout.agent import play_episode
 
 AGENT = Path(__file__).parents[3] / "support" / "black_box_agents.py"
 MAP = "{map: [SF, FG], max_episode_steps: 3}"
@@ -97,3 +98,16 @@ def test_agents_that_cannot_be_are_refused_before_the_run(tmp_path, words, messa
     with pytest.raises(ConfigError) as caught:
         check_settings(settings(tmp_path, *words))
     assert message in str(caught.value)
+
+
+async def stranger(session, task, member, actor, max_turns, attempt):
+    """Records at its first attempts an id that the model does not know."""
+    trajectory = await play_episode(session, task, member, actor, max_turns, attempt)
+    if attempt == 0:
+        trajectory.segments[0].ids[0] = 5_000
+    return trajectory
+
+
+async def test_an_id_that_the_model_does_not_know_costs_the_episode_and_not_the_run(tmp_path):
+    played = await _trained(tmp_path, f"rollout.agent={__name__}:stranger")
+    assert [(each["attempt"], each["outcome"] == "invalid_number") for each in played] == [(1, False)] * 2
