@@ -65,7 +65,8 @@ async def dripping(begins: bytes, drop: bytes):
                 writer.write(_ALIVE)
                 continue
             writer.write(begins)
-            while not reader.at_eof():
+            gone = asyncio.ensure_future(reader.read())
+            while not gone.done():
                 writer.write(drop)
                 await asyncio.sleep(0.02)
             break
