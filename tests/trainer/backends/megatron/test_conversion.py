@@ -1,6 +1,7 @@
 """Weights taken apart for Megatron's modules and put together again are the same."""
 
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from tests.support.megatron_ranks import family_head
 from trainer.backends.megatron.boxes import Block, Box, blocks, boxes
 from trainer.backends.megatron.conversion import Shape, Weight, places, weights_of
 from trainer.backends.megatron.layout import Place, length_multiple, pieces_of_row
+from trainer.backends.megatron.weights import MegatronPieces
 from trainer.backends.rank_group import MeshShape
 
 MESHES = [
@@ -124,6 +126,30 @@ def test_a_stretch_of_rows_is_a_box_with_the_rest_of_a_row_at_either_end():
     assert list(boxes(block, 30, 40)) == []
     bias = Block(start=10, offset=(7,), sizes=(5,), axis=0)
     assert list(boxes(bias, 12, 99)) == [Box(range(12, 15), (9,), (3,))]
+
+
+def test_what_several_ranks_hold_is_written_by_one_of_them():
+    head, mesh = family_head("qwen3", "policy"), MeshShape(pipeline=2, tensor=2)
+    sizes = {name: tuple(tensor.shape) for name, tensor in head.model.named_parameters()}
+    shape = Shape.of(head.body.config)
+    copied = {
+        "model.embed_tokens.weight": [],
+        "model.norm.weight": [],
+        "model.layers.0.self_attn.q_proj.weight": [],
+    }
+    for rank in range(mesh.size):
+        weights = weights_of(shape, mesh, Place.of(mesh, rank))
+        own = {each.name: torch.zeros(own_size(each, sizes, mesh.tensor)) for each in weights}
+        body = SimpleNamespace(named_parameters=own.items)
+        group = SimpleNamespace(shape=mesh, rank=rank)
+        pieces = dict(MegatronPieces(body, group, shape, sizes, torch.float32).named())
+        for name, found in copied.items():
+            found.append({box.copied for box in pieces[name].held})
+    assert list(copied.values()) == [
+        [{False}, {False}, {True}, {True}],  # tied: the last stage has it again
+        [set(), set(), {False}, {True}],
+        [{False}, {False}, set(), set()],
+    ]
 
 
 def test_heads_lie_group_by_group():

@@ -96,7 +96,8 @@ def test_pieces_of_four_ranks_go_on_whatever_divides_the_model(tmp_path):
     ranks = Ranks(ForkedRanks(tmp_path / "ranks"), first, DEVICE, 120.0)
     ranks.start()
     try:
-        goes_on(ranks, first, MeshShape(data=2, tensor=2), tmp_path, family="qwen3_moe")
+        goes_on(ranks, first, MeshShape(data=2, tensor=2), tmp_path / "experts", family="qwen3_moe")
+        goes_on(ranks, MeshShape(data=2, pipeline=2), MeshShape(data=4), tmp_path / "stages")
     finally:
         ranks.close()
 
