@@ -5,13 +5,14 @@ import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from transformers import PreTrainedModel
 
 from trainer.backends.transport import RankTransport
 from trainer.cluster.kept_process import Lost
 from trainer.cluster.local_roles import LocalRoles, logs_of
+from trainer.cluster.parting import Parting
 from trainer.cluster.placement import Placement
 from trainer.cluster.ray_roles import RayRoles
 from trainer.cluster.remote_engine import RemoteEngines
@@ -23,6 +24,8 @@ from trainer.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from trainer.cluster.ray_runtime import RayCluster
+
+_T = TypeVar("_T")
 
 
 class Cluster(Protocol):
@@ -142,11 +145,13 @@ async def _connected(
             yield ray
         finally:
             stop.set()
-            await to_its_end(_in(loop, thread, ray.disconnect))
+            parting = await to_its_end(_in(loop, thread, ray.disconnect))
+            if parting is Parting.UNANSWERED:
+                say(f"the Ray cluster at {ray.address} does not answer and is left as it is")
 
 
-async def _in(loop: asyncio.AbstractEventLoop, thread: ThreadPoolExecutor, work: Callable[[], None]) -> None:
-    await loop.run_in_executor(thread, work)
+async def _in(loop: asyncio.AbstractEventLoop, thread: ThreadPoolExecutor, work: Callable[[], _T]) -> _T:
+    return await loop.run_in_executor(thread, work)
 
 
 def _reserve(

@@ -48,6 +48,7 @@ class ActorRanks:
         role: Which role.
         start: Starts a rank: given its number and how many there are, it returns the process, with a server in it.
         tell: Told, in any thread, of the first one that dies.
+        end: Ends a process.
     """
 
     def __init__(
@@ -55,8 +56,10 @@ class ActorRanks:
         role: str,
         start: Callable[[int, int], RoleProcess],
         tell: Callable[[RoleDiedError], None] = lambda _: None,
+        end: Callable[[RoleProcess], None] = lambda process: process.end(),
     ) -> None:
         self._role = role
+        self._end = end
         self._start = start
         self._tell = tell
         self._ranks: list[RoleProcess] = []
@@ -110,7 +113,7 @@ class ActorRanks:
         with self._lock:
             self._closed = True
         for rank in self._ranks:
-            rank.end()
+            self._end(rank)
         self._fail_all(RuntimeError("the ranks are closed"))
         self._ranks = []
 

@@ -75,7 +75,10 @@ class RayRoles:
     def ranks(self, role: str) -> RankTransport:
         """Return what starts the ranks of a role as actors, each where its device is."""
         return ActorRanks(
-            role, lambda rank, world_size: self._started_rank(role, rank, world_size), self._tell
+            role,
+            lambda rank, world_size: self._started_rank(role, rank, world_size),
+            self._tell,
+            self._end,
         )
 
     async def engines(self, build: Callable[[], PreTrainedModel]) -> RemoteEngines | None:
@@ -133,8 +136,7 @@ class RayRoles:
             watch.cancel()
         await asyncio.gather(*self._watches, return_exceptions=True)
         await asyncio.gather(*(kept.leave() for kept in self._kept))
-        if not self._head_is_gone:  # then nobody can be asked to end them, and they end by themselves
-            await asyncio.gather(*(asyncio.to_thread(process.end) for process in self._processes))
+        await asyncio.gather(*(asyncio.to_thread(self._end, process) for process in self._processes))
 
     async def watch_head(self) -> None:
         """Notice that the head of the cluster is gone, before Ray does: a minute later it ends this process."""
@@ -224,6 +226,10 @@ class RayRoles:
         process = self._ray.start(role, number, named.processes[number], maker, arguments, environment)
         self._processes.append(process)
         return process
+
+    def _end(self, process: RoleProcess) -> None:
+        if not self._head_is_gone:  # then nobody can be asked to end them, and they end by themselves
+            process.end()
 
     def _tell(self, died: RoleDiedError) -> None:
         self._loop.call_soon_threadsafe(self._lost, died)

@@ -1,6 +1,7 @@
 """The connection to a Ray cluster, with room for the roles of a run."""
 
 import asyncio
+import atexit
 import contextlib
 import logging
 import os
@@ -18,6 +19,7 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from clients.process.ray_handlers import gist, own_breakpoints, take_back_signals
+from trainer.cluster.parting import Parting, part
 from trainer.cluster.placement import Placement
 from trainer.cluster.ray_process import Node, RayProcess, nodes
 from trainer.cluster.role_host import RoleHost
@@ -28,6 +30,8 @@ _LOCAL_OBJECT_STORE_BYTES = 512 * 1024 * 1024
 _TRY_TIMEOUT_S = 10.0
 _HEAD_TIMEOUT_S = 5.0
 _LOOK_EVERY_S = 0.5
+_LEAVE_TIMEOUT_S = 30.0
+_END_TIMEOUT_S = 15.0
 _CALLS_AT_ONCE = 100_000
 _NODES_SHOWN = 8
 # Ray would decide itself which devices an actor sees, which it knows nothing of: they belong to the whole group.
@@ -247,8 +251,27 @@ class RayCluster:
         assert self._placement is not None
         return self._nodes[self._placement.node_of(device)].name == self._own.name
 
-    def disconnect(self) -> None:
-        """Give the devices back and leave the cluster; what was started here is ended."""
+    def disconnect(self) -> Parting:
+        """Give the devices back and leave the cluster; what was started here is ended.
+
+        Ray itself asks a head that is gone for ever.
+        """
+        if self._head_listens() and part(self._leave, _LEAVE_TIMEOUT_S) is Parting.IN_ORDER:
+            return Parting.IN_ORDER
+        # At this process's end Ray would ask once more, and crash where its threads were not ended.
+        atexit.unregister(ray.shutdown)
+        if (worker := getattr(ray._private.worker.global_worker, "core_worker", None)) is not None:
+            part(worker.shutdown_driver, _END_TIMEOUT_S)
+        return Parting.UNANSWERED
+
+    def _head_listens(self) -> bool:
+        try:
+            _try(self._reached_at, _HEAD_TIMEOUT_S)
+        except OSError:
+            return False
+        return True
+
+    def _leave(self) -> None:
         if self._group is not None:
             with contextlib.suppress(RayError, ConnectionError):
                 remove_placement_group(self._group)
@@ -290,9 +313,9 @@ def _amounts(names: Iterable[str], resources: Mapping[str, Any]) -> str:
     return ", ".join(f"{resources.get(name, 0):g} {name}" for name in names)
 
 
-def _try(address: str) -> None:
+def _try(address: str, timeout_s: float = _TRY_TIMEOUT_S) -> None:
     """See whether anything is at an address; Ray would try for very long, and cannot be interrupted."""
     host, separator, port = address.rpartition("/")[2].rpartition(":")
     if separator:
-        with socket.create_connection((host.strip("[]"), int(port)), _TRY_TIMEOUT_S):
+        with socket.create_connection((host.strip("[]"), int(port)), timeout_s):
             pass

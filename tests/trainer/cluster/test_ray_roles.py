@@ -4,8 +4,10 @@ import asyncio
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
+import threading
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -137,6 +139,24 @@ async def test_servers_and_judges_answer_on_their_nodes_and_come_back_where_they
         assert [verdict.score for verdict in await clients[1].verify("Idle", [task])] == [1.0]
         assert all(process_of(run, name) != process for name, process in before.items())
         assert not opened.lost
+
+
+def test_a_cluster_whose_head_does_not_answer_is_left_as_it_is(tmp_path, monkeypatch):
+    from trainer.cluster import ray_runtime
+    from trainer.cluster.parting import Parting
+
+    answers = threading.Event()
+    monkeypatch.setattr(ray_runtime.ray, "shutdown", answers.wait)
+    monkeypatch.setattr(ray_runtime, "_LEAVE_TIMEOUT_S", 0.0)
+    cluster = ray_runtime.RayCluster(None, 1.0, None, tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as head:
+        cluster._reached_at = f"127.0.0.1:{head.getsockname()[1]}"
+        assert cluster.disconnect() is Parting.UNANSWERED, "it stands still"
+        answers.set()
+        monkeypatch.setattr(ray_runtime, "_LEAVE_TIMEOUT_S", 60.0)
+        assert cluster.disconnect() is Parting.IN_ORDER
+    monkeypatch.setattr(ray_runtime.ray, "shutdown", lambda: pytest.fail("nobody is there to be asked"))
+    assert cluster.disconnect() is Parting.UNANSWERED, "it is gone"
 
 
 async def test_devices_that_no_node_has_are_named_with_what_the_cluster_has(ray_cluster, tmp_path):

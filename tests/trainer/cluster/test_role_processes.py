@@ -441,6 +441,7 @@ async def test_a_cluster_whose_head_is_gone_ends_the_run_and_is_asked_to_end_not
         await asyncio.to_thread(ranks.start, 1)
         roles._processes[0].end = lambda: pytest.fail("Ray would be asked, and not answer")
         await roles.watch_head()
+        ranks.close()
         (error,) = lost
         assert "the head of the Ray cluster at 10.0.0.1:6379 is gone" in str(error)
         assert "ray start --head" in str(error)

@@ -1,0 +1,40 @@
+"""How a cluster is left that may answer no more."""
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, wait
+from enum import Enum
+
+
+class Parting(Enum):
+    """What became of leaving a cluster."""
+
+    IN_ORDER = "in order"
+    """It knows that this process is gone, and has its devices back."""
+    UNANSWERED = "unanswered"
+    """It did not answer in time, as one whose head is gone: it was left as it is."""
+
+
+def part(leave: Callable[[], None], timeout_s: float) -> Parting:
+    """Leave a cluster, and wait for that no longer than it may take.
+
+    Args:
+        leave: Leaves it; it may wait for ever, and cannot be interrupted.
+        timeout_s: How long it is waited for.
+    """
+    left: Future[None] = Future()
+
+    def leaving() -> None:
+        try:
+            leave()
+        except Exception as error:  # noqa: BLE001 - it is raised where it is waited for
+            left.set_exception(error)
+        else:
+            left.set_result(None)
+
+    # A thread that hangs must not keep this process from ending.
+    threading.Thread(target=leaving, name="leaving", daemon=True).start()
+    if not wait([left], timeout_s).done:
+        return Parting.UNANSWERED
+    left.result()
+    return Parting.IN_ORDER
