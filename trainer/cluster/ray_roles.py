@@ -122,6 +122,8 @@ class RayRoles:
             return []
         words = ["--workers", "ray", "--ray-address", self._ray.address]
         words += ["--ray-max-actors", str(workers.actors), "--ray-num-cpus", f"{workers.cpus:g}"]
+        if (directory := self._settings.cluster.working_dir) is not None:
+            words += ["--ray-working-dir", directory]
         judges = self._settings.cluster.roles.judges
         here = {
             task.env_id for task in self._settings.tasks if task.url is None and task.env_id not in judges

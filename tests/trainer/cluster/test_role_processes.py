@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from env_server.cli import server_parser
 from tests.support.tiny_models import sharp_model
 from trainer.backends.transport import pack, unpack
 from trainer.cluster.engine_server import EngineServer
@@ -415,6 +416,16 @@ async def test_a_directory_that_the_ranks_do_not_see_is_refused_before_anything_
                 ConfigError, match=r"is not the same folder on node 10\.0\.0\.7, where a rank of"
             ):
                 await asyncio.to_thread(ranks.start, 1)
+
+
+async def test_environments_in_actors_are_brought_the_modules_that_the_run_brings(tmp_path):
+    words = ["cluster.kind=ray", "backend.kind=fsdp2", "tasks=[{env_id: FrozenLake-v0}]"]
+    words += ["cluster.roles.environment={actors: 2}", f"cluster.working_dir={tmp_path}"]
+    settings, machine = load_settings(None, words), OtherMachine(sees=True)
+    machine.address = "10.0.0.1:6379"
+    roles = RayRoles(settings, place_roles(settings), machine, RoleRestarts(3, 1.0, lambda: 0), print, print)
+    arguments = server_parser().parse_args(roles.server_arguments())
+    assert arguments.ray_working_dir == str(tmp_path)
 
 
 async def test_a_cluster_whose_head_is_gone_ends_the_run_and_is_asked_to_end_nothing(tmp_path, monkeypatch):
