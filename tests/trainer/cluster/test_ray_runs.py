@@ -62,6 +62,15 @@ def processes_of(run: Path, name: str) -> list[int]:
     return [int(pid) for pid in _PROCESS.findall((run / "ranks" / f"{name}.log").read_text())]
 
 
+def raylet_of(process: int) -> str:
+    """The daemon of the node that has started an actor."""
+    return next(
+        line
+        for line in Path(f"/proc/{process}/environ").read_text().split("\0")
+        if line.startswith("RAY_RAYLET_PID=")
+    )
+
+
 def kill_environment_worker() -> None:
     """Kill the actor that environments run in: of those below this process the nearest, whose children end with it."""
     worker = next(pid for pid, command in descendants(os.getpid()) if command.startswith(b"ray::Host"))
@@ -88,10 +97,14 @@ def test_a_run_on_ray_outlives_each_of_its_actors_and_learns_what_one_process_le
     }
     say = RunConsole.say
     breakpoints: set[str | None] = set()
+    places: list[list[str]] = []
 
     def listening(console: RunConsole, text: str) -> None:
         say(console, text)
         breakpoints.add(os.environ.get("PYTHONBREAKPOINT"))
+        if "step 1:" in text:
+            roles = ("actor_train_0", "actor_train_1", "actor_inference_0")
+            places.append([raylet_of(processes_of(run, role)[-1]) for role in roles])
         for at in [at for at in kills if at in text]:
             kills.pop(at)()
 
@@ -104,6 +117,10 @@ def test_a_run_on_ray_outlives_each_of_its_actors_and_learns_what_one_process_le
     output = " ".join((printed.out + printed.err).split())
     assert code == 0, output
     assert not kills, "every kind was killed"
+    assert all(first != second == engine for first, second, engine in places), (
+        "ranks on two nodes, the second with the engine"
+    )
+    assert places
     assert breakpoints == {None}, (
         "an environment in this process stops at the terminal, not in Ray's debugger"
     )
