@@ -6,6 +6,10 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+_PREFIX = "rollgym-"
+# A group is empty for a moment before its first process comes, and after its last has gone.
+_LEFT_BEHIND_SECONDS = 3600.0
+
 
 @dataclass(frozen=True, slots=True)
 class Usage:
@@ -45,7 +49,7 @@ def find_parents() -> Parents | None:
     for parents in candidates(_read("/proc/self/cgroup"), _read("/proc/self/mountinfo")):
         if parents.version == 2 and not _enable_controllers(parents.memory):
             continue
-        group = ControlGroup(parents, f"rollgym-try-{os.getpid()}")
+        group = ControlGroup(parents, unique_name("try"))
         try:
             group.create()
             group.limit_memory(64)
@@ -53,8 +57,26 @@ def find_parents() -> Parents | None:
             continue
         finally:
             group.remove(patience_seconds=0)
+        _remove_left_behind(parents)
         return parents
     return None
+
+
+def unique_name(kind: str) -> str:
+    """Return a name for a group.
+
+    The number of a process alone is no name: another one had it before, or has it in another namespace.
+    """
+    return f"{_PREFIX}{kind}-{os.getpid()}-{os.urandom(4).hex()}"
+
+
+def _remove_left_behind(parents: Parents) -> None:
+    """Remove groups of processes that were killed before they could; the kernel keeps those that are not empty."""
+    for parent in {parents.memory, parents.pids}:
+        for group in Path(parent).glob(f"{_PREFIX}*"):
+            with contextlib.suppress(OSError):
+                if group.stat().st_mtime < time.time() - _LEFT_BEHIND_SECONDS:
+                    group.rmdir()
 
 
 def candidates(own_groups: str, mounts: str) -> list[Parents]:

@@ -11,7 +11,7 @@ from typing import assert_never
 
 from sandbox.kernel import calls
 from sandbox.supervisor import bwrap, rootfs
-from sandbox.supervisor.cgroups import ControlGroup, Parents
+from sandbox.supervisor.cgroups import ControlGroup, Parents, unique_name
 from sandbox.supervisor.init import run_init
 from sandbox.supervisor.jails import Jail, NamespaceJail, PlainJail
 from sandbox.supervisor.order import Order
@@ -82,7 +82,7 @@ def enter(order: Order, parents: Parents | None) -> FirstProcess:
 def _make_group(parents: Parents | None) -> ControlGroup | None:
     if parents is None:
         return None
-    group = ControlGroup(parents, f"rollgym-run-{os.getpid()}")
+    group = ControlGroup(parents, unique_name("run"))
     group.create()
     return group
 

@@ -1,10 +1,13 @@
 """Control groups of both versions: where they are looked for, and what is written and read."""
 
+import os
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from sandbox.supervisor.cgroups import ControlGroup, Parents, Usage, candidates
+from sandbox.supervisor.cgroups import ControlGroup, Parents, Usage, candidates, find_parents, unique_name
 
 _V1_MOUNTS = """\
 25 24 0:22 / /proc rw,relatime shared:1 - proc proc rw
@@ -73,3 +76,37 @@ def test_version_1_is_read_as_the_kernel_documents_it(tmp_path: Path) -> None:
     assert group.usage() == Usage(memory_exhausted=False, pids_refused=True, peak_bytes=4096)
     group.forget_peak()
     assert (memory / "memory.max_usage_in_bytes").read_text() == "0"
+
+
+@pytest.fixture
+def parents() -> Iterator[Parents]:
+    """Where this process really can make groups; those that the tests left behind are removed."""
+    found = find_parents()
+    if found is None:
+        pytest.skip("this process cannot make control groups")
+    yield found
+    for parent in {found.memory, found.pids}:
+        for group in Path(parent).glob(f"rollgym-*-{os.getpid()}*"):
+            group.rmdir()
+
+
+def test_groups_that_another_process_of_this_number_left_behind_are_in_nobodys_way(parents: Parents) -> None:
+    for parent in {parents.memory, parents.pids}:
+        for kind in ("try", "run"):
+            Path(parent, f"rollgym-{kind}-{os.getpid()}").mkdir()
+    assert find_parents() == parents
+    groups = [ControlGroup(parents, unique_name("run")) for _ in range(2)]
+    for group in groups:
+        group.create()
+    for group in groups:
+        group.remove(patience_seconds=1)
+
+
+def test_what_was_left_behind_long_ago_is_removed(parents: Parents) -> None:
+    old, new = Path(parents.pids, unique_name("run")), Path(parents.pids, unique_name("run"))
+    for group in (old, new):
+        group.mkdir()
+    yesterday = time.time() - 86_400
+    os.utime(old, (yesterday, yesterday))
+    assert find_parents() == parents
+    assert (old.exists(), new.exists()) == (False, True)
