@@ -22,7 +22,7 @@ from clients.cli.arguments import (
     server_url,
 )
 from clients.client.env import RemoteEnv
-from clients.process.terminal import is_picture, picture_text, wrapped
+from clients.process.terminal import ask, is_picture, picture_text, wrapped
 from clients.protocol.errors import ProblemError
 from clients.protocol.spaces import UnicodeText
 from clients.protocol.values import DecodeError, decode_value, encode_value
@@ -211,10 +211,9 @@ def read_action(space: Space[Any], line: str) -> Any:
 
 
 def _ask(prompt: str) -> str:
-    if sys.stdin.isatty():
-        return input(prompt)
-    line = input(prompt)
-    print(line)  # a terminal shows what is typed; a pipe does not
+    line = ask(prompt)
+    if not sys.stdin.isatty():
+        print(line)  # a terminal shows what is typed; a pipe does not
     return line
 
 

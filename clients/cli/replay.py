@@ -22,6 +22,7 @@ from clients.cli.arguments import (
 from clients.client.client import EnvClient
 from clients.client.session import EnvSession
 from clients.process.background import BackgroundLoop
+from clients.process.terminal import ask
 from clients.protocol.arrays import DecodeError
 from clients.protocol.episode import PortableEpisode, step_digest
 from clients.protocol.errors import ProblemError
@@ -309,7 +310,7 @@ async def _next(replayed: AsyncIterator[ReplayedStep]) -> ReplayedStep | None:
 def _goes_on() -> bool:
     """Wait for Enter; whether the reader wants the next step."""
     try:
-        return input("[Enter, or q] ").strip() != "q"
+        return ask("[Enter, or q] ").strip() != "q"
     except EOFError:
         print()
         return False

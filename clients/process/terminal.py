@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import sys
 import textwrap
 from typing import Any, TypeGuard
 
@@ -30,6 +31,24 @@ def wrapped(text: str, width: int | None = None) -> str:
     if width is None:
         width = min(_LONGEST_LINE, max(_SHORTEST_LINE, shutil.get_terminal_size().columns))
     return "\n".join(_wrap(line, width) for line in text.split("\n"))
+
+
+def ask(prompt: str) -> str:
+    """Write a prompt, and return the line that comes.
+
+    Raises:
+        EOFError: The input ended.
+    """
+    # `input` passes over errors of what it has to write, and with them over a termination that comes meanwhile.
+    if sys.stdin.isatty():
+        sys.stdout.flush()
+        return input(prompt)
+    sys.stdout.write(prompt)
+    sys.stdout.flush()
+    line = sys.stdin.readline()
+    if not line:
+        raise EOFError
+    return line.rstrip("\n")
 
 
 def is_picture(observation: Any) -> TypeGuard[NDArray[np.uint8]]:

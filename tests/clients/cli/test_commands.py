@@ -322,6 +322,36 @@ def test_a_command_that_is_terminated_ends_the_server_that_it_started() -> None:
         assert not Path(f"/proc/{server}").exists()
 
 
+def test_a_termination_while_a_prompt_is_written_is_not_lost() -> None:
+    program = """
+import io, os, signal, sys
+from clients.cli import main, play
+from clients.process.terminal import ask
+
+class Out(io.StringIO):
+    told = False
+
+    def flush(self):
+        if self.getvalue() and not self.told:
+            self.told = True
+            os.kill(os.getpid(), signal.SIGTERM)
+            sum(range(10))
+
+def run(options):
+    sys.stdout = Out()
+    print("Type an action.")
+    ask("> ")
+
+play.run = run
+sys.argv[1:] = ["play", "FrozenLake-v0"]
+main.main()
+"""
+    words = [sys.executable, "-c", program]
+    command = subprocess.Popen(words, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    with running(command):
+        assert command.wait(60) == 128 + signal.SIGTERM
+
+
 def test_a_termination_within_a_finaliser_is_not_lost() -> None:
     program = """
 import os, signal, sys
