@@ -591,7 +591,11 @@ TOO_PALE = """() => {
 def test_every_control_has_a_name_and_every_text_is_readable(
     browser: Browser, served: Server, scheme: Any
 ) -> None:
-    with browser.new_context(base_url=served.url, color_scheme=scheme) as context:
+    with browser.new_context(
+        base_url=served.url,
+        color_scheme=scheme,
+        reduced_motion="reduce",  # a colour on its way to another one is no colour to judge
+    ) as context:
         page = context.new_page()
         for address in PAGES:
             page.goto(f"/console{address}")
