@@ -70,16 +70,33 @@ NAMES = {
 """What dashboards and alerts of others are written against: changing a line here breaks them."""
 
 
+SERVER = (*ENVS, *INLINE, "--allow-expert", "--max-sessions-per-token", "3")
+GATEWAY = ("--gateway", "--allow-network", "loopback", "--max-env-labels", "2", "--log-level", "error")
+
+
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    with Server(*ENVS, *INLINE, "--allow-expert", "--max-sessions-per-token", "3") as running:
+    with Server(*SERVER) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
 def gateway() -> Iterator[ServerProcess]:
-    arguments = ("--gateway", "--allow-network", "loopback", "--max-env-labels", "2", "--log-level", "error")
-    with ServerProcess(arguments) as running:
+    with ServerProcess(GATEWAY) as running:
+        yield running
+
+
+@pytest.fixture
+def new_server() -> Iterator[Server]:
+    """A server that has counted nothing yet, whichever tests ran before."""
+    with Server(*SERVER) as running:
+        yield running
+
+
+@pytest.fixture
+def new_gateway() -> Iterator[ServerProcess]:
+    """A gateway that has counted nothing yet, whichever tests ran before."""
+    with ServerProcess(GATEWAY) as running:
         yield running
 
 
@@ -94,8 +111,8 @@ def families(text: str) -> dict[str, tuple[str, set[str]]]:
     return found
 
 
-async def test_names_types_and_labels_are_these(server: Server, gateway: ServerProcess) -> None:
-    async with server.http() as client, server.socket() as socket:
+async def test_names_types_and_labels_are_these(new_server: Server, new_gateway: ServerProcess) -> None:
+    async with new_server.http() as client, new_server.socket() as socket:
         made = await socket.make(kwargs={"length": 9})
         slow = await socket.make("SlowCount")
         await socket.call("step", session_id=slow, action="a")
@@ -106,8 +123,8 @@ async def test_names_types_and_labels_are_these(server: Server, gateway: ServerP
         await client.post("/v1/verify/Equal", json={"items": [{"response": "4", "answer": "4"}]})
         await socket.call("close", session_ids=[made, slow])
         text = (await client.get("/metrics")).text
-    async with httpx.AsyncClient(base_url=gateway.url) as client, asyncio.TaskGroup() as group:
-        body = {"env_id": "Far", "url": server.url, "protocol": "rollgym", "upstream_env_id": "Count"}
+    async with httpx.AsyncClient(base_url=new_gateway.url) as client, asyncio.TaskGroup() as group:
+        body = {"env_id": "Far", "url": new_server.url, "protocol": "rollgym", "upstream_env_id": "Count"}
         answer = await client.post("/v1/envs", json=body)
         assert answer.status_code == 201, answer.text
         made_there = (await client.post("/v1/sessions", json={"env_id": "Far"})).json()["session_id"]
