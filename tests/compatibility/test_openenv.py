@@ -148,4 +148,5 @@ async def test_our_client_plays_on_openenvs_server(gateway: Server, peer: PeerSe
             with pytest.raises(ProblemError) as caught:
                 await session.step("4")
             assert (caught.value.code, caught.value.extra["reason"]) == ("session_gone", "lost")
+            peer.start()  # Other tests may follow.
         await http.delete(f"/v1/registrations/{registered.json()['registration_id']}")

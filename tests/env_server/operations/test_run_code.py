@@ -4,7 +4,7 @@ import asyncio
 import base64
 import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import httpx
@@ -18,6 +18,7 @@ from tests.support.metrics import scrape, value
 from tests.support.wire import Server
 
 SLEEP = {"language": "python", "code": "import time; time.sleep(50)", "run_timeout": 55}
+FOREVER = {"language": "python", "code": "import time; time.sleep(300)", "run_timeout": 300}
 
 
 class Guarded:
@@ -47,6 +48,20 @@ class Guarded:
         url = f"ws://127.0.0.1:{self.server.port}/v1/sandbox/session"
         headers = {"Authorization": f"Bearer {self.tokens[name]}"}
         return websockets.connect(url, additional_headers=headers, compression=None)
+
+    @contextlib.asynccontextmanager
+    async def begun(self, **opening: Any) -> AsyncIterator[websockets.ClientConnection]:
+        """A socket whose program has begun; the place of the one before it may take a while to be free."""
+        async with asyncio.timeout(30):
+            while True:
+                socket = await self.program()
+                answer = await say(socket, opening)
+                if answer == {"ok": {}}:
+                    break
+                assert answer["error"]["code"] == "at_capacity"
+                await socket.close()
+        async with socket:
+            yield socket
 
 
 async def say(socket: websockets.ClientConnection, message: bytes | dict[str, Any]) -> Any:
@@ -180,6 +195,13 @@ async def one_refused(
     return problem, running
 
 
+async def until_ended(guarded: Guarded, cancelled: float) -> None:
+    """Wait until so many runs were ended because nobody waits for them."""
+    async with asyncio.timeout(30):
+        while await guarded.ended("cancelled") < cancelled:
+            await asyncio.sleep(0.01)
+
+
 async def test_a_full_server_says_so_and_who_leaves_makes_room(guarded: Guarded) -> None:
     cancelled = await guarded.ended("cancelled")
     async with guarded.client() as client:
@@ -188,26 +210,26 @@ async def test_a_full_server_says_so_and_who_leaves_makes_room(guarded: Guarded)
         for task in running:
             task.cancel()
         await asyncio.wait(running)
+    await until_ended(guarded, cancelled + 3)
     async with asyncio.timeout(30):
-        while await guarded.ended("cancelled") < cancelled + 3:
-            await asyncio.sleep(0.01)
         # Nobody waits for the sleepers, so neither does this.
         assert (await guarded.run(language="python", code="print(1)"))["run_result"]["stdout"] == "1\n"
 
 
 async def test_a_token_has_its_runs_and_no_more(guarded: Guarded) -> None:
+    cancelled = await guarded.ended("cancelled")
     async with guarded.client("one") as client:
         refused, running = await one_refused(client, 2)
         assert refused["limit"] == "max_runs_per_token"
         for task in running:
             task.cancel()
         await asyncio.wait(running)
+    await until_ended(guarded, cancelled + 1)
 
 
 async def test_a_program_is_spoken_to_until_it_is_closed(guarded: Guarded) -> None:
-    async with guarded.program() as socket:
-        code = "import sys\nfor line in sys.stdin: print(line.upper(), end='', flush=True)"
-        assert await say(socket, {"language": "python", "code": code, "run_timeout": 60}) == {"ok": {}}
+    code = "import sys\nfor line in sys.stdin: print(line.upper(), end='', flush=True)"
+    async with guarded.begun(language="python", code=code, run_timeout=60) as socket:
         assert await say(socket, b"one\n") == {"ok": {}}
         assert await say(socket, {"op": "read", "timeout_s": 20}) == b"ONE\n"
         assert await say(socket, {"op": "alive"}) == {"ok": {"alive": True}}
@@ -219,46 +241,34 @@ async def test_a_program_is_spoken_to_until_it_is_closed(guarded: Guarded) -> No
 
 
 async def test_a_program_ends_with_its_socket(guarded: Guarded) -> None:
-    forever = {"language": "python", "code": "import time; time.sleep(300)", "run_timeout": 300}
-    async with guarded.program() as socket, guarded.program("other") as second:
-        assert await say(socket, forever) == {"ok": {}}
-        refused = (await say(second, forever))["error"]
+    async with guarded.begun(**FOREVER), guarded.program("other") as second:
+        refused = (await say(second, FOREVER))["error"]
         assert (refused["code"], refused["limit"]) == ("at_capacity", "max_program_sessions")
-    async with asyncio.timeout(30):
-        while True:
-            async with guarded.program() as socket:
-                if "ok" in await say(socket, forever):
-                    return
+    async with guarded.begun(**FOREVER):
+        pass
 
 
-async def test_a_program_that_reads_nothing_ends_with_its_socket_too(guarded: Guarded) -> None:
-    asleep = {"language": "python", "code": "import time; time.sleep(300)", "run_timeout": 300}
-    for unanswered in (1, 4, 40, 0):
-        async with asyncio.timeout(30):
-            while True:
-                async with guarded.program() as socket:
-                    if "ok" not in await say(socket, asleep):
-                        continue  # The place of the one before is not free yet.
-                    # The server ends a socket with too many of them.
-                    with contextlib.suppress(websockets.ConnectionClosed):
-                        for _ in range(unanswered):
-                            await socket.send(b"x" * 200_000)
-                    break
+@pytest.mark.parametrize("unanswered", [1, 4, 40, 0])
+async def test_a_program_that_reads_nothing_ends_with_its_socket_too(
+    guarded: Guarded, unanswered: int
+) -> None:
+    async with guarded.begun(**FOREVER) as socket:
+        # The server ends a socket with too many of them.
+        with contextlib.suppress(websockets.ConnectionClosed):
+            for _ in range(unanswered):
+                await socket.send(b"x" * 200_000)
+    async with guarded.begun(**FOREVER):
+        pass
 
 
 async def test_an_ended_program_takes_nothing_more(guarded: Guarded) -> None:
-    async with asyncio.timeout(30):
-        while True:
-            async with guarded.program() as socket:
-                if "ok" not in await say(socket, {"language": "bash", "code": "echo bye"}):
-                    continue  # The place of the test before is not free yet.
-                assert await say(socket, {"op": "read", "timeout_s": 20}) == b"bye\n"
-                while (await say(socket, {"op": "alive"}))["ok"]["alive"]:
-                    pass
-                assert (await say(socket, b"more"))["error"]["code"] == "session_gone"
-                closed = (await say(socket, {"op": "close"}))["ok"]
-                assert (closed["status"], closed["run_result"]["return_code"]) == ("Success", 0)
-                return
+    async with guarded.begun(language="bash", code="echo bye") as socket:
+        assert await say(socket, {"op": "read", "timeout_s": 20}) == b"bye\n"
+        while (await say(socket, {"op": "alive"}))["ok"]["alive"]:
+            pass
+        assert (await say(socket, b"more"))["error"]["code"] == "session_gone"
+        closed = (await say(socket, {"op": "close"}))["ok"]
+        assert (closed["status"], closed["run_result"]["return_code"]) == ("Success", 0)
 
 
 async def test_strangers_open_no_interactive_session(guarded: Guarded, server: Server) -> None:
