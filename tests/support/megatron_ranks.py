@@ -74,6 +74,23 @@ def family_head(family: str, role: str, temperature: float = 1.0):
     return ValueHead(ValueModel(model)) if role == "critic" else PolicyHead(model, temperature)
 
 
+def leave_groups():
+    """Have Megatron forget its groups of ranks, and close them: each keeps threads and sockets of its own.
+
+    Groups that others made, such as those of a mesh, stay.
+    """
+    from megatron.core import parallel_state
+
+    if not parallel_state.model_parallel_is_initialized():
+        return
+    made = parallel_state._global_process_group_list
+    parallel_state.destroy_model_parallel()
+    # It has closed few of them; None among them stands for all ranks.
+    for group in made:
+        if group in torch.distributed.distributed_c10d._world.pg_map:
+            torch.distributed.destroy_process_group(group)
+
+
 @dataclass(frozen=True)
 class MegatronRecipe:
     """A small model's part in a rank.
@@ -96,13 +113,10 @@ class MegatronRecipe:
             from tests.support.cuda_on_cpu import install
 
             install()
-        from megatron.core import parallel_state
-
         from trainer.backends.megatron.backend import megatron_backend, megatron_model
 
         if group.shape != self.mesh:
-            if parallel_state.model_parallel_is_initialized():
-                parallel_state.destroy_model_parallel()
+            leave_groups()
             group.shape = self.mesh
         head = family_head(self.family, self.role) if group.rank == 0 else None
         if self.role == "reference":
@@ -182,9 +196,9 @@ class Generated:
     def joined(self, mesh):
         """Return the ranks of this rank's own groups, of which messages really go."""
         state = self._state
-        if state.model_parallel_is_initialized():
-            state.destroy_model_parallel()
         from trainer.backends.megatron.model import join_groups
+
+        leave_groups()
 
         self._group.shape = mesh
         join_groups(mesh)
