@@ -84,8 +84,7 @@ class Moves:
                 self._try_anew(self._path)
             return
         try:
-            if self._file.write(line) < len(line):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            _write_whole(self._file, line)
         except OSError as error:
             _log.error("moves of sessions cannot be written down: %s", error)
             self._file.close()
@@ -105,11 +104,17 @@ class Moves:
         """Write all moves that are known to a new file, in the place of the old one."""
         fresh, incomplete = path.with_suffix(".new"), path.with_suffix(".incomplete")
         fresh.touch(mode=0o600)
-        fresh.write_bytes(b"".join(_line(each, place) for each, place in self._places.items()))
         home, other = (incomplete, path) if self._lacks_earlier else (path, incomplete)
-        fresh.replace(home)
+        # Open before it has its name: a file of that name to which nothing more is added would pass for whole.
+        file = fresh.open("wb", buffering=0)
+        try:
+            _write_whole(file, b"".join(_line(each, place) for each, place in self._places.items()))
+            fresh.replace(home)
+        except OSError:
+            file.close()
+            raise
+        self._file = file
         other.unlink(missing_ok=True)
-        self._file = home.open("ab", buffering=0)
 
     # -- reading -------------------------------------------------------------------------------------------------
 
@@ -145,6 +150,12 @@ class Moves:
             else:
                 self._places[session_id] = place
         return is_whole
+
+
+def _write_whole(file: BinaryIO, content: bytes) -> None:
+    """Write all of it at once to a file without a buffer; a disk that is nearly full takes a part."""
+    if file.write(content) < len(content):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def _say_incomplete(path: Path) -> None:
