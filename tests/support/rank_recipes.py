@@ -171,6 +171,23 @@ def impatient(group, backends):
 
 
 @dataclass(frozen=True)
+class Moved:
+    """A policy whose engine moves what it holds as on an accelerator, though all of it is the processor's memory.
+
+    Attributes:
+        recipe: Makes the policy, which ZeRO divides.
+    """
+
+    recipe: Callable[..., Any]
+
+    def __call__(self, group, backends):
+        backend = self.recipe(group, backends)
+        masters = backend._optimizer.masters
+        backend.offload, backend.onload = masters.offload, masters.reload
+        return backend
+
+
+@dataclass(frozen=True)
 class DyingInASave:
     """A policy one rank of which ends itself in its second save.
 

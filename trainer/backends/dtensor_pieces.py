@@ -37,10 +37,6 @@ class DTensorPieces:
         for name, parameter in self._named.items():
             yield name, parameter.detach()
 
-    def finite(self, tensor: Tensor) -> Tensor:
-        """Return whether all numbers of a piece that this rank holds are finite."""
-        return local_of(tensor).isfinite().all()
-
     def held(self) -> Iterator[tuple[str, Tensor]]:
         """Yield what this rank holds of each weight that the model computes with, by name."""
         for name, parameter in self._head.model.named_parameters():

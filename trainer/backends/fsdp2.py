@@ -128,6 +128,9 @@ class Fsdp2Optimizer:
         """Return what of the state is no tensor, by paths."""
         return plain_state(self._optimizer.state_dict()["param_groups"], stateless=self._kind != "adamw")
 
+    def pieces_read(self) -> None:
+        """Nothing: they are what is stepped."""
+
     def begin_load(self, plain: Mapping[str, Any]) -> None:
         """Take up what of a state is no tensor.
 

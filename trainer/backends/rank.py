@@ -20,7 +20,7 @@ from trainer.backends.rank_group import MeshShape, RankGroup, listen
 from trainer.backends.transport import Failure, MakeBackend, RankFailedError, RankWaitedError, pack, unpack
 from trainer.core.errors import TrainerError
 
-_FIXED = ("has_adapter", "keeps_pieces", "shares", "why_not_shared")
+_FIXED = ("has_adapter", "shares", "why_not_shared")
 """What of a backend never changes, and is told once."""
 
 

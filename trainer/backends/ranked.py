@@ -31,7 +31,7 @@ from trainer.backends.transport import (
     RankWaitedError,
 )
 from trainer.core.errors import TrainerError
-from trainer.records.pieces import SavedPieces, flattened, nested, whole_state
+from trainer.records.pieces import SavedPieces, flattened, nested
 
 _BESIDE_S = 2.0
 """How long after a rank's failure the others' own are waited for: they waited for each other equally long."""
@@ -193,7 +193,6 @@ class RankedBackend:
         self._in_pieces = in_pieces
         built = ranks.everywhere("build", name, make)[0]
         self._has_adapter = bool(built["has_adapter"])
-        self._keeps_pieces = bool(built["keeps_pieces"])
         self._shares = bool(built["shares"])
         self._why_not_shared: str | None = built["why_not_shared"]
 
@@ -327,10 +326,9 @@ class RankedBackend:
         Raises:
             ValueError: If it is of another model.
         """
-        if isinstance(state, SavedPieces) and self._keeps_pieces:
+        if isinstance(state, SavedPieces):
             self._all("read_pieces", state.folder)
             return
-        state = whole_state(state)
         tensors: list[tuple[str, Tensor]] = []
         plain: dict[str, Any] = {}
         for path, content in flattened(state):

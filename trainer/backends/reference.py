@@ -107,11 +107,6 @@ class ShardedPolicyWithoutAdapters:
         self._start = policy.adapters() if warm else None
         self._loading: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
 
-    @property
-    def keeps_pieces(self) -> bool:
-        """Whether a checkpoint's pieces can be read as they are."""
-        return self._policy.keeps_pieces
-
     def forward(self, rows: Sequence[TrainRow]) -> list[Tensor]:
         """Return the outputs of this rank's rows."""
         model = self._policy.model

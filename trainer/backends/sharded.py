@@ -21,7 +21,7 @@ from trainer.backends.prefix_plan import Bucket
 from trainer.backends.prefix_tree import CallCosts
 from trainer.backends.rank_group import RankGroup
 from trainer.backends.sharded_model import ShardedModel
-from trainer.backends.sharded_optimizer import ShardedOptimizer, StoredOptimizer
+from trainer.backends.sharded_optimizer import ShardedOptimizer
 from trainer.backends.weight_pieces import WeightPieces
 
 
@@ -126,21 +126,18 @@ class ShardedBackend(ShardedModel):
         yield "steps", self._steps
 
     def _pieces_of_state(self) -> dict[str, Tensor]:
-        return {**super()._pieces_of_state(), **self._stored_optimizer.pieces()}
+        return {**super()._pieces_of_state(), **self._optimizer.pieces()}
 
     def _plain(self) -> dict[str, Any]:
-        return {**self._stored_optimizer.plain(), "steps": self._steps}
-
-    @property
-    def _stored_optimizer(self) -> StoredOptimizer:
-        if not isinstance(self._optimizer, StoredOptimizer):
-            raise ValueError("what divides this model keeps its optimizer's state to itself")
-        return self._optimizer
+        return {**self._optimizer.plain(), "steps": self._steps}
 
     def _begin_pieces(self, plain: Mapping[str, Any]) -> None:
         self._steps = plain["steps"]
         self._optimizer.begin_load(plain)
         self._optimizer.end_load()
+
+    def _pieces_read(self) -> None:
+        self._optimizer.pieces_read()
 
     def begin_load(self, plain: Mapping[str, Any], shapes: Mapping[str, tuple[tuple[int, ...], Any]]) -> None:
         """Look at what is going to be loaded, and take up what is no tensor.

@@ -11,17 +11,19 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from trainer.backends.base import EntropyMode, MicroBatch, RoutedOutputs, TrainRow
+from trainer.backends.dtensor_pieces import local_of
 from trainer.backends.forward_pass import ForwardPass, KeptOutputs
 from trainer.backends.heads import Head
 from trainer.backends.prefix_plan import Bucket
 from trainer.backends.prefix_tree import CallCosts
 from trainer.backends.rank_group import RankGroup
-from trainer.backends.weight_pieces import StoredPieces, WeightPieces
+from trainer.backends.weight_pieces import WeightPieces
 from trainer.core.errors import RunError
 from trainer.core.run_files import write_errors
 from trainer.models.load import write_model
 from trainer.models.lora import has_adapters, write_adapter
 from trainer.models.weights import hub_names
+from trainer.records.boxes import BoxedTensor
 from trainer.records.pieces import SavedPieces, read_pieces, write_pieces
 
 _NOTHING = TrainRow(torch.zeros(2, dtype=torch.int64), torch.zeros(2, dtype=torch.bool))
@@ -62,22 +64,6 @@ class ShardedModel:
     def model(self) -> torch.nn.Module:
         """The model."""
         return self._head.model
-
-    @property
-    def keeps_pieces(self) -> bool:
-        """Whether the pieces are tensors of this rank's own, which it can write and read as they are."""
-        return isinstance(self._pieces, StoredPieces)
-
-    @property
-    def stored(self) -> StoredPieces:
-        """Its weights, where their pieces are tensors of this rank's own.
-
-        Raises:
-            ValueError: If they are not.
-        """
-        if not isinstance(self._pieces, StoredPieces):
-            raise ValueError("what divides this model keeps its pieces to itself")
-        return self._pieces
 
     @property
     def shares(self) -> bool:
@@ -227,7 +213,7 @@ class ShardedModel:
             WriteError: If the disk does not take it, in whichever rank.
         """
         tensors = self._pieces_of_state()
-        if broken := self._broken({path: self.stored.finite(tensor) for path, tensor in tensors.items()}):
+        if broken := self._broken({path: _is_finite(tensor) for path, tensor in tensors.items()}):
             raise RunError(
                 f"no checkpoint is written, because {broken[0].replace(chr(9), '.')} is not finite (of {len(broken)} "
                 "such tensors): lower optimizer.learning_rate"
@@ -248,10 +234,11 @@ class ShardedModel:
             raise ValueError("it is of another model")
         with torch.no_grad():
             read_pieces(folder, tensors)
+            self._pieces_read()
 
     def _pieces_of_state(self) -> dict[str, Tensor]:
         """This rank's pieces of all that a checkpoint holds, by paths; they are the model's own."""
-        return {f"model\t{name}": tensor for name, tensor in self.stored.named()}
+        return {f"model\t{name}": tensor for name, tensor in self._pieces.named()}
 
     def _plain(self) -> dict[str, Any]:
         """What of a checkpoint is no tensor, by paths."""
@@ -259,6 +246,9 @@ class ShardedModel:
 
     def _begin_pieces(self, plain: Mapping[str, Any]) -> None:
         """Take up what is no tensor, and make room for what is."""
+
+    def _pieces_read(self) -> None:
+        """The pieces have other contents now."""
 
     def begin_load(self, plain: Mapping[str, Any], shapes: Mapping[str, tuple[tuple[int, ...], Any]]) -> None:
         """Look at what is going to be loaded, and take up what is no tensor.
@@ -307,7 +297,7 @@ class ShardedModel:
             self._pieces.take(name, whole)
 
     def _move(self, parts: Sequence[str], device: torch.device) -> None:
-        if "parameters" in parts and isinstance(self._pieces, StoredPieces):
+        if "parameters" in parts:
             self._pieces.move(device)
 
     def _each(
@@ -342,6 +332,11 @@ class ShardedModel:
         # Ranks gather weights together, call by call: all of them make as many.
         calls = self._group.largest(chosen[1].calls) if self._pass.shares else 1
         return self._pass.run(*chosen, entropy, calls)
+
+
+def _is_finite(piece: Tensor) -> Tensor:
+    """Whether all numbers of a piece that this rank holds are finite."""
+    return piece.finite() if isinstance(piece, BoxedTensor) else local_of(piece).isfinite().all()
 
 
 def _go_through(parts: Iterator[Any]) -> None:

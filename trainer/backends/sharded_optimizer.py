@@ -1,7 +1,7 @@
 """What steps the weights of a model that several ranks hold, and how its state is named in checkpoints."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -68,17 +68,16 @@ class ShardedOptimizer(Protocol):
         """Bring the state ("optimizer") and the gradients ("gradients") to a device's memory."""
         ...
 
-
-@runtime_checkable
-class StoredOptimizer(ShardedOptimizer, Protocol):
-    """An optimizer whose state is tensors of this rank's own."""
-
     def pieces(self) -> dict[str, Tensor]:
         """Return this rank's pieces of the state by paths, made if there were none yet: the optimizer's own."""
         ...
 
     def plain(self) -> dict[str, Any]:
         """Return what of the state is no tensor, by paths."""
+        ...
+
+    def pieces_read(self) -> None:
+        """The weights' pieces and those that `pieces` returned have other contents now: go on with them."""
         ...
 
 

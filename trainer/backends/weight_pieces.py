@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -39,21 +39,12 @@ class WeightPieces(Protocol):
         """Take a weight that all ranks have whole."""
         ...
 
+    def named(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield this rank's pieces of what a checkpoint holds, by name: the memory in which they are trained."""
+        ...
+
     def computing(self) -> AbstractContextManager[object]:
         """Entered while outputs are computed without gradient."""
-        ...
-
-
-@runtime_checkable
-class StoredPieces(WeightPieces, Protocol):
-    """Weights whose pieces are tensors of this rank's own, which can be written, read and moved as they are."""
-
-    def named(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield this rank's pieces of what a checkpoint holds, by name."""
-        ...
-
-    def finite(self, tensor: Tensor) -> Tensor:
-        """Return whether all numbers of a piece that this rank holds are finite."""
         ...
 
     def move(self, device: torch.device) -> None:

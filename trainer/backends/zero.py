@@ -16,9 +16,17 @@ from trainer.backends.optimizer import Schedule, make_optimizer
 from trainer.backends.prefix_costs import sharing_costs
 from trainer.backends.rank_group import RankGroup
 from trainer.backends.sharded import ShardedBackend
-from trainer.backends.sharded_optimizer import Applied, by_paths, checked_groups, place_of, what_broke
+from trainer.backends.sharded_optimizer import (
+    Applied,
+    by_paths,
+    checked_groups,
+    path_of,
+    place_of,
+    plain_state,
+    what_broke,
+)
 from trainer.backends.whole_model import WholeModel
-from trainer.backends.zero_pieces import ZeroPieces, put_exact
+from trainer.backends.zero_pieces import ZeroMasters, ZeroPieces
 from trainer.config.optimizer import OptimizerSettings
 
 _AVERAGES = ("exp_avg", "exp_avg_sq")
@@ -75,17 +83,22 @@ class ZeroOptimizer:
 
     Args:
         engine: The engine.
+        masters: What it holds in float32.
         group: The ranks.
         trained: What is trained, by name.
         settings: The optimizer's settings.
         param_groups: The groups of the optimizer that the engine was given, as torch writes them.
         nothing: Computes something of the model that has no gradient, for a step that changes nothing.
         on_host: Whether the engine holds its state in the processor's memory as it is.
+
+    Attributes:
+        masters: What the engine holds in float32.
     """
 
     def __init__(
         self,
         engine: Any,
+        masters: ZeroMasters,
         group: RankGroup,
         trained: Mapping[str, Tensor],
         settings: OptimizerSettings,
@@ -95,6 +108,7 @@ class ZeroOptimizer:
         on_host: bool,
     ) -> None:
         self._engine = engine
+        self.masters = masters
         self._group = group
         self._names = list(trained)
         self._trained = list(trained.values())
@@ -121,9 +135,7 @@ class ZeroOptimizer:
 
     def apply(self, finite: Tensor, rate: float) -> Applied:
         """Take the step if all is finite in all ranks."""
-        for group in self._engine.optimizer.param_groups:
-            group["lr"] = rate
-        for group in self._param_groups:
+        for group in [*self._engine.optimizer.param_groups, *self._param_groups]:
             group["lr"] = rate
         self._engine.step()
         taken = not self._engine.optimizer.overflow
@@ -138,16 +150,41 @@ class ZeroOptimizer:
         return by_paths(self._whole_state(), self._param_groups)
 
     def _whole_state(self) -> Iterator[tuple[int, str, Tensor]]:
-        from deepspeed.utils import safe_get_full_optimizer_state
-
         count = self._steps_taken()
         if count is None:
             return
         for number, parameter in enumerate(self._trained):
-            shape = getattr(parameter, "ds_shape", parameter.shape)
             yield number, "step", count.clone().cpu()
             for key in self._averages:
-                yield number, key, safe_get_full_optimizer_state(parameter, key).view(shape)
+                yield number, key, self.masters.whole(parameter, key)
+
+    def pieces(self) -> dict[str, Tensor]:
+        """Return this rank's pieces of the state by paths, made if there were none yet.
+
+        There are none where weights are not finite before the first step: the engine takes no step then.
+        """
+        if self._averages and self._steps_taken() is None:
+            self._make_room()
+            self.end_load()
+        count = self._steps_taken()
+        if count is None:
+            return {}
+        self._count = count.clone().cpu()
+        found: dict[str, Tensor] = {}
+        for number, parameter in enumerate(self._trained):
+            found[path_of(number, "step")] = self._count
+            for key in self._averages:
+                found[path_of(number, key)] = self.masters.piece(parameter, key)
+        return found
+
+    def plain(self) -> dict[str, Any]:
+        """Return what of the state is no tensor, by paths."""
+        return plain_state(self._param_groups, stateless=not self._averages)
+
+    def pieces_read(self) -> None:
+        """The pieces have other contents now: have the model compute with them."""
+        self.end_load()
+        self.masters.compute_with()
 
     def begin_load(self, plain: Mapping[str, Any]) -> None:
         """Take up what of a state is no tensor, and make room for what is.
@@ -156,11 +193,17 @@ class ZeroOptimizer:
             ValueError: If it is of another optimizer.
         """
         checked_groups(plain, len(self._trained))
+        self._make_room()
+
+    def _make_room(self) -> None:
+        """Have the engine make averages, if it has none yet: what they hold is not to be used."""
         self._count = None
         if self._averages and self._steps_taken() is None:
-            # The engine makes the averages in its first step. At a rate of 0 that changes no weight.
+            rate = self._param_groups[0]["lr"]
+            # It makes them in its first step. At a rate of 0 that changes no weight.
             self.backward(self._nothing(), last=True)
             self.apply(torch.ones((), dtype=torch.bool), 0.0)
+            self._param_groups[0]["lr"] = rate
 
     def take(self, path: str, whole: Tensor) -> None:
         """Take up a tensor of a state that all ranks have whole."""
@@ -168,11 +211,11 @@ class ZeroOptimizer:
         if key == "step":
             self._count = whole
         elif key in self._averages:
-            put_exact(self._trained[number], whole, self._group.rank, key)
+            self.masters.put(self._trained[number], whole, key)
 
     def end_load(self) -> None:
         """All of it was given."""
-        for entries in self._engine.optimizer.optimizer.state.values():
+        for entries in self.masters.averages:
             if "step" in entries:
                 entries["step"].fill_(0.0 if self._count is None else float(self._count))
             if self._count is None:
@@ -184,18 +227,13 @@ class ZeroOptimizer:
         if self._group.device.type == "cpu" or self._on_host:
             return
         if device.type == "cpu":
-            self._engine.offload_states(include=states_of(parts))
+            self.masters.offload(parts)
         else:
-            self._engine.reload_states()
+            self.masters.reload(parts)
 
     def _steps_taken(self) -> Tensor | None:
         """The optimizer's own count of its steps; None before the first."""
-        counts = [
-            entries["step"]
-            for entries in self._engine.optimizer.optimizer.state.values()
-            if "step" in entries
-        ]
-        return counts[0] if counts else None
+        return next((entries["step"] for entries in self.masters.averages if "step" in entries), None)
 
 
 def zero_backend(
@@ -239,6 +277,7 @@ def zero_backend(
         dist_init_required=False,
     )
     wrapped = EngineHead(head, engine, stage)
+    masters = ZeroMasters(engine, group)
 
     def nothing() -> Tensor:
         ids = torch.zeros((1, 2), dtype=torch.int64, device=group.device)
@@ -248,26 +287,14 @@ def zero_backend(
     return ShardedBackend(
         wrapped,
         group,
-        ZeroPieces(head.model, group, stage),
-        ZeroOptimizer(engine, group, trained, optimizer, param_groups, nothing, on_host=cpu_offload),
+        ZeroPieces(head.model, stage, masters),
+        ZeroOptimizer(engine, masters, group, trained, optimizer, param_groups, nothing, on_host=cpu_offload),
         schedule,
         dtype=dtype,
         tokens_per_micro_batch=optimizer.tokens_per_micro_batch,
         gradient_checkpointing=gradient_checkpointing,
         costs=costs,
     )
-
-
-def states_of(parts: Sequence[str]) -> list[Any]:
-    """Return what the engine calls the parts of a model."""
-    from deepspeed.runtime.zero.offload_config import OffloadStateTypeEnum as Kinds
-
-    known = {
-        "parameters": (Kinds.hp_params, Kinds.lp_params),
-        "gradients": (Kinds.lp_grads, Kinds.contiguous_grad_buffer),
-        "optimizer": (Kinds.optim_states,),
-    }
-    return [kind for part in parts for kind in known[part]]
 
 
 def engine_config(clip: float, stage: int, dtype: torch.dtype, *, cpu_offload: bool) -> dict[str, Any]:

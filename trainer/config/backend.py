@@ -17,7 +17,6 @@ _DIMENSIONS: dict[str, tuple[str, ...]] = {
 """What each kind can divide."""
 _READ_BY: dict[str, tuple[BackendKind, ...]] = {
     "zero_stage": ("deepspeed",),
-    "sharded_checkpoints": ("fsdp2", "megatron"),
     "sequence_parallel": ("megatron",),
     "cpu_offload": ("fsdp2", "deepspeed"),
 }
@@ -67,7 +66,7 @@ class BackendSettings(Settings):
     )
     sharded_checkpoints: bool = Field(
         False,
-        description="fsdp2, megatron: each rank writes its own pieces of a checkpoint, into an output_dir that all "
+        description="Several ranks: each writes its own pieces of a checkpoint, into an output_dir that all "
         "machines share, in place of gathering all of it in the run's process. Any number of ranks goes on with either "
         "kind.",
     )

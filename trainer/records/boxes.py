@@ -1,12 +1,49 @@
 """A tensor of which a rank holds some boxes, as torch.distributed.checkpoint writes and reads them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from math import prod
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
+
+
+class Box(NamedTuple):
+    """A box of an array that is a stretch of its numbers, counted row by row.
+
+    Attributes:
+        own: Which of the numbers it is.
+        offset: Where it begins in the array.
+        sizes: Its sizes.
+    """
+
+    own: range
+    offset: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+
+def boxes_of_stretch(sizes: Sequence[int], start: int, stop: int) -> Iterator[Box]:
+    """Yield the fewest boxes that make up a stretch of an array's numbers, wherever in a row it begins and ends.
+
+    Args:
+        sizes: The array's sizes.
+        start: The first number of the stretch.
+        stop: The first one behind it.
+    """
+    # As one row of arrays: all of it is a box like the others, and a single number is one, too.
+    whole = (1, *sizes)
+    widths = [prod(whole[axis + 1 :]) for axis in range(len(whole))]
+    at = start
+    while at < stop:
+        axis = next(axis for axis, width in enumerate(widths) if at % width == 0 and width <= stop - at)
+        place = [at // width % size for size, width in zip(whole, widths, strict=True)]
+        rows = min((stop - at) // widths[axis], whole[axis] - place[axis])
+        box = (*(1,) * axis, rows, *whole[axis + 1 :])
+        end = at + rows * widths[axis]
+        yield Box(range(at, end), tuple(place[1:]), box[1:])
+        at = end
 
 
 class HeldBox(NamedTuple):
@@ -57,6 +94,24 @@ class BoxedTensor(Tensor):
             TypeError: Always.
         """
         raise TypeError(f"{func} cannot be computed of a tensor of which a rank holds boxes")
+
+    @classmethod
+    def of_stretch(cls, shape: Sequence[int], start: int, held: Tensor) -> "BoxedTensor":
+        """Return the tensor of which a stretch of numbers is held, counted row by row.
+
+        Args:
+            shape: The whole's shape.
+            start: The first number of the stretch.
+            held: The stretch `[numbers]`, the memory where it is held. There may be none.
+        """
+        boxes = boxes_of_stretch(shape, start, start + held.numel())
+        return cls(
+            shape,
+            [
+                HeldBox(box.offset, held[box.own.start - start : box.own.stop - start].view(box.sizes))
+                for box in boxes
+            ],
+        )
 
     def finite(self) -> Tensor:
         """Return whether all numbers that this rank holds are finite."""

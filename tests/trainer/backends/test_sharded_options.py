@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 from tests.support.forked_ranks import ForkedRanks
 from tests.support.played_groups import played_groups
-from tests.support.rank_recipes import OnAFullDisk, Recipe, dying_in_a_save, head_of
+from tests.support.rank_recipes import Moved, OnAFullDisk, Recipe, dying_in_a_save, head_of
 from tests.support.sharded_models import (
     DEVICE,
     MESHES,
@@ -37,7 +37,7 @@ from trainer.learn.rows import row_builder
 from trainer.models.load import load_model
 from trainer.records.checkpoint import RunState
 from trainer.records.checkpoint_store import CheckpointStore
-from trainer.records.pieces import SavedPieces
+from trainer.records.pieces import SavedPieces, flattened
 
 pytestmark = pytest.mark.slow
 
@@ -170,6 +170,23 @@ def test_offloaded_models_go_on_where_they_were(ranks, kind):
         assert backend.step(some_rows(), SUPERVISED).applied
 
 
+@pytest.mark.parametrize("kind", ["zero1", "zero3"])
+def test_what_an_engine_moved_away_and_back_is_trained_and_saved(ranks, kind):
+    needs(kind)
+    recipe = Moved(Recipe(kind, "policy", settings_of(epsilon=1e-5), 1e-3))
+    moved = RankedBackend(ranks, "moved", recipe, WIDTH)
+    stays = Made(ranks, kind, settings_of(epsilon=1e-5), 1e-3).backend("policy")
+    for parts in [*((part,) for part in PARTS), PARTS]:
+        for backend in (moved, stays):
+            backend.step(some_rows(), SUPERVISED)
+        moved.offload(parts)
+        moved.onload(parts)
+        for (path, found), (_, expected) in zip(
+            flattened(moved.state_dict()), flattened(stays.state_dict()), strict=True
+        ):
+            assert not isinstance(found, torch.Tensor) or torch.equal(found, expected), (parts, path)
+
+
 # Checkpoints
 
 
@@ -186,8 +203,8 @@ def saved_and_read(models, folder):
 
 @pytest.mark.parametrize(
     ("kind", "in_pieces"),
-    [("fsdp2", False), ("fsdp2", True), ("zero1", False), ("zero3", False)],
-    ids=["fsdp2-whole", "fsdp2-in_pieces", "zero1", "zero3"],
+    [("fsdp2", False), ("fsdp2", True), ("zero1", True), ("zero3", False), ("zero3", True)],
+    ids=["fsdp2-whole", "fsdp2-in_pieces", "zero1-in_pieces", "zero3-whole", "zero3-in_pieces"],
 )
 async def test_a_run_goes_on_with_another_number_of_ranks(ranks, alone, kind, in_pieces, tmp_path):
     needs(kind)
@@ -246,6 +263,58 @@ async def test_a_run_goes_on_where_layers_are_divided_otherwise(ranks, in_pieces
         divided.close()
 
 
+def digest_of(backend):
+    digest = hashlib.blake2b()
+    backend.digest(digest)
+    return digest.digest()
+
+
+@pytest.mark.parametrize(
+    ("kind", "role", "steps", "optimizer", "options"),
+    [
+        ("zero1", "policy", 2, {"epsilon": 1e-5}, {}),
+        ("zero2", "critic", 0, {"epsilon": 1e-5}, {}),
+        ("zero2", "policy", 2, {"kind": "sgd"}, {"dtype": torch.bfloat16}),
+        ("zero3", "policy", 0, {"epsilon": 1e-5}, {}),
+        ("zero3", "critic", 2, {"epsilon": 1e-5}, {"dtype": torch.bfloat16, "cpu_offload": True}),
+    ],
+)
+def test_pieces_of_one_kind_are_those_of_another_bit_by_bit(
+    ranks, kind, role, steps, optimizer, options, tmp_path
+):
+    needs(kind)
+    settings = settings_of(**optimizer)
+    made, other = (Made(ranks, each, settings, 1e-3, in_pieces=True, **options) for each in (kind, "fsdp2"))
+
+    def read_by(maker, state):
+        backend = maker.backend(role)
+        backend.step(some_rows(), SUPERVISED)  # what it has of its own goes
+        backend.load_state_dict(state)
+        return backend
+
+    saver = made.backend(role)
+    for _ in range(steps):
+        saver.step(some_rows(), SUPERVISED)
+    digest, before = digest_of(saver), dict(saver.parameters())
+    pieces = saved_and_read(Models(saver), tmp_path / "first")["policy"]
+    assert isinstance(pieces, SavedPieces)
+    rows = some_rows()
+    expected = saver.step(rows, SUPERVISED).gradient_norm
+
+    divided = read_by(other, pieces)
+    assert digest_of(divided) == digest
+    back = saved_and_read(Models(divided), tmp_path / "back")["policy"]
+    for path, content in flattened(pieces.whole()):
+        again = dict(flattened(back.whole()))[path]
+        assert torch.equal(again, content) if isinstance(content, torch.Tensor) else again == content, path
+
+    resumed = read_by(made, back)
+    assert digest_of(resumed) == digest
+    assert all(torch.equal(tensor, before[name]) for name, tensor in resumed.parameters())
+    assert resumed.step(rows, SUPERVISED).gradient_norm == pytest.approx(expected, rel=1e-6)
+    assert relative([dict(resumed.export())], [dict(saver.export())]) < 1e-6
+
+
 def test_pieces_of_an_optimizer_without_a_state_are_read_in_one_process(alone, tmp_path):
     made, single = (
         Made(where, "fsdp2", settings_of(kind="sgd"), 1e-3, in_pieces=True) for where in (alone, None)
@@ -285,6 +354,23 @@ def test_a_full_disk_under_one_ranks_pieces_is_named_and_the_checkpoint_before_s
     assert store.load_newest(print).state.step == 1
     names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
     assert names == ["latest", "step_000001"], "no room is taken"
+
+
+@pytest.mark.parametrize("kind", ["fsdp2", "zero2", "zero3"])
+def test_weights_that_are_not_finite_are_named_and_not_written(kind, tmp_path):
+    needs(kind)
+    ranks = started(tmp_path / "ranks", MeshShape())
+    try:
+        store = CheckpointStore(tmp_path / "checkpoints", keep=2)
+        backend = Made(ranks, kind, settings_of(), 1e-3, in_pieces=True).backend("policy")
+        odd = Made(None, kind, settings_of(), 1e-3).backend("policy").state_dict()
+        odd["model"]["model.norm.weight"][-1] = torch.nan
+        backend.load_state_dict(odd)
+        with pytest.raises(RunError, match=r"because model\.model\.norm\.weight is not finite"):
+            store.save(RunState(1, 1, 0, ()), {"policy": backend.state_dict()})
+    finally:
+        ranks.close()
+    assert not list((tmp_path / "checkpoints").glob("step_*"))
 
 
 def test_a_full_disk_under_the_model_is_named(tmp_path):

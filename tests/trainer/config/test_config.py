@@ -143,10 +143,6 @@ def test_overrides_are_laid_over_the_file(tmp_path):
         (["inference.routed_experts=true"], "the embedded engine does not tell which experts"),
         (["backend={kind: fsdp2, zero_stage: 2}"], "read by kind 'deepspeed' only, not by 'fsdp2'"),
         (
-            ["backend={kind: deepspeed, sharded_checkpoints: true}"],
-            "read by kinds 'fsdp2' and 'megatron' only, not by 'deepspeed'",
-        ),
-        (
             ["backend={kind: fsdp2, sharded_checkpoints: true}", "checkpoint.asynchronous=true"],
             "set one of them to false",
         ),

@@ -1,7 +1,6 @@
 """One rank's part of a model that Megatron-Core divides: layers, stages, rows and experts."""
 
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -84,16 +83,6 @@ class MegatronBackend(MegatronModel, ShardedBackend):
     def why_not_shared(self) -> str | None:
         """Why rows that begin alike do not share what they begin with; None if they are not meant to."""
         return self._head.why_not_shared if self.meant_to_share else None
-
-    def read_pieces(self, folder: Path) -> None:
-        """Take up a checkpoint that any number of ranks wrote; all ranks call it together.
-
-        Raises:
-            ValueError: If it is of another model.
-        """
-        super().read_pieces(folder)
-        assert isinstance(self._optimizer, MegatronSteps)
-        self._optimizer.pieces_read()
 
     def _move(self, parts: Sequence[str], device: torch.device) -> None:
         self._optimizer.move(parts, device)

@@ -7,11 +7,11 @@ and ends. A checkpoint that ranks write in pieces knows boxes of whole weights: 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
-from typing import NamedTuple
 
 import torch
 
 from trainer.backends.megatron.conversion import Shape, Weight, places
+from trainer.records.boxes import Box, boxes_of_stretch
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,30 +22,9 @@ class Block:
         start: How many of the rank's numbers lie before them.
         offset: Where the box begins in the whole weight.
         sizes: The box's sizes.
-        axis: Which dimension of the box counts the rows; there is at most one behind it.
     """
 
     start: int
-    offset: tuple[int, ...]
-    sizes: tuple[int, ...]
-    axis: int
-
-    @property
-    def width(self) -> int:
-        """Numbers of a row."""
-        return prod(self.sizes[self.axis + 1 :])
-
-
-class Box(NamedTuple):
-    """A part of a block.
-
-    Attributes:
-        own: Which of the rank's numbers it is.
-        offset: Where it begins in the whole weight.
-        sizes: Its sizes.
-    """
-
-    own: range
     offset: tuple[int, ...]
     sizes: tuple[int, ...]
 
@@ -79,30 +58,21 @@ def blocks(
         for one, other in pairs:
             if rows := one.numel() // width:
                 offset = _place(int(other.storage_offset()), whole)
-                yield Block(int(one.storage_offset()), offset, (*(1,) * axis, rows, *own[1:]), axis)
+                yield Block(int(one.storage_offset()), offset, (*(1,) * axis, rows, *own[1:]))
 
 
 def boxes(block: Block, start: int, stop: int) -> Iterator[Box]:
-    """Yield the boxes that a stretch of the rank's numbers has of a block: whole rows, and parts of one at either end.
+    """Yield the boxes that a stretch of the rank's numbers has of a block: places in the whole weight.
 
     Args:
         block: Rows of the rank's weight.
         start: The first number of the stretch.
         stop: The first one behind it.
     """
-    at, end = max(start, block.start), min(stop, block.start + prod(block.sizes))
-    while at < end:
-        row, column = divmod(at - block.start, block.width)
-        rows = 0 if column else (end - at) // block.width
-        numbers = rows * block.width or min(end - at, block.width - column)
-        offset, sizes = list(block.offset), list(block.sizes)
-        offset[block.axis] += row
-        sizes[block.axis] = max(rows, 1)
-        if len(sizes) > block.axis + 1 and not rows:
-            offset[-1] += column
-            sizes[-1] = numbers
-        yield Box(range(at, at + numbers), tuple(offset), tuple(sizes))
-        at += numbers
+    first, end = max(start, block.start), min(stop, block.start + prod(block.sizes))
+    for own, offset, sizes in boxes_of_stretch(block.sizes, first - block.start, end - block.start):
+        place = tuple(at + inside for at, inside in zip(block.offset, offset, strict=True))
+        yield Box(range(own.start + block.start, own.stop + block.start), place, sizes)
 
 
 def _place(number: int, sizes: tuple[int, ...]) -> tuple[int, ...]:

@@ -196,9 +196,8 @@ class MegatronSteps:
         """Return what of the state is no tensor, by paths."""
         return plain_state(self._param_groups, stateless=not self._adam)
 
-    @torch.no_grad()
     def pieces_read(self) -> None:
-        """What `pieces` returned has other contents now: have the model compute with them."""
+        """The pieces have other contents now: have the model compute with them."""
         self._count = int(self._saved_count)
         self.end_load()
         if self._adam:

@@ -119,10 +119,6 @@ class MegatronPieces:
             return 0, parameter.detach().view(-1)
         return self.states.stretch(parameter, key)
 
-    def finite(self, tensor: Tensor) -> Tensor:
-        """Return whether all numbers of a piece that this rank holds are finite."""
-        return tensor.finite() if isinstance(tensor, BoxedTensor) else tensor.isfinite().all()
-
     def move(self, device: torch.device) -> None:
         """Bring this rank's pieces to a device's memory."""
         self._body.to(device)

@@ -7,11 +7,12 @@ import pytest
 import torch
 
 from tests.support.megatron_ranks import family_head
-from trainer.backends.megatron.boxes import Block, Box, blocks, boxes
+from trainer.backends.megatron.boxes import Block, blocks, boxes
 from trainer.backends.megatron.conversion import Shape, Weight, places, weights_of
 from trainer.backends.megatron.layout import Place, length_multiple, pieces_of_row
 from trainer.backends.megatron.weights import MegatronPieces
 from trainer.backends.rank_group import MeshShape
+from trainer.records.boxes import Box
 
 MESHES = [
     MeshShape(),
@@ -115,7 +116,7 @@ def test_stretches_of_all_ranks_are_boxes_that_tile_the_whole(family, role, mesh
 
 
 def test_a_stretch_of_rows_is_a_box_with_the_rest_of_a_row_at_either_end():
-    block = Block(start=10, offset=(7, 100, 50), sizes=(1, 5, 4), axis=1)
+    block = Block(start=10, offset=(7, 100, 50), sizes=(1, 5, 4))
     assert list(boxes(block, 0, 13)) == [Box(range(10, 13), (7, 100, 50), (1, 1, 3))]
     assert list(boxes(block, 12, 25)) == [
         Box(range(12, 14), (7, 100, 52), (1, 1, 2)),
@@ -124,7 +125,7 @@ def test_a_stretch_of_rows_is_a_box_with_the_rest_of_a_row_at_either_end():
     ]
     assert list(boxes(block, 15, 16)) == [Box(range(15, 16), (7, 101, 51), (1, 1, 1))]
     assert list(boxes(block, 30, 40)) == []
-    bias = Block(start=10, offset=(7,), sizes=(5,), axis=0)
+    bias = Block(start=10, offset=(7,), sizes=(5,))
     assert list(boxes(bias, 12, 99)) == [Box(range(12, 15), (9,), (3,))]
 
 
