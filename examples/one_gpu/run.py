@@ -219,13 +219,15 @@ def words_of(name: str, case: Case, options: argparse.Namespace) -> list[str]:
     }
     for mark, place in places.items():
         words = [re.sub(rf"\b{mark}\b", lambda _, place=place: place, word) for word in words]
+    # An agent makes its own prompts; how ours are made is read for expert games alone.
+    prompts = ["prompt={}"] if "openai" in case.needs else []
     # A whole section takes the place of what stands in it, limits stand behind what a case asks.
     if options.tiny:
-        return [_TINY_MODEL, *words, *_TINY]
+        return [_TINY_MODEL, *words, *_TINY, *prompts]
     if options.built:
         start = [_BUILT_START] if case.config == "frozen_lake.yaml" else []
         return [_BUILT_MODEL, *words, *_BUILT, *start]
-    return [f"model.path={options.model}", *words]
+    return [f"model.path={options.model}", *words, *prompts]
 
 
 def command_of(name: str, case: Case, options: argparse.Namespace) -> list[str]:

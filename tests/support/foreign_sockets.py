@@ -2,68 +2,27 @@
 
 from __future__ import annotations
 
-import json
-import threading
-from typing import Any, Self
+from typing import Any
 
-from websockets.sync.server import ServerConnection, serve
+from tests.support.protocol_server import ProtocolServer, described_env, made_session, server_info
 
-_TEXT = {"type": "UnicodeText"}
-_ENV: dict[str, Any] = {
-    "env_id": "Careless-v0",
-    "version": "1",
-    "kind": "episodic",
-    "origin": "local",
-    "isolation": "inline",
-    "description": "",
-    "action_space": _TEXT,
-    "observation_space": _TEXT,
-    "kwargs_schema": {},
-    "max_episode_steps": 2,
-    "deterministic": True,
-    "forkable": False,
-    "replicas": 1,
-    "metadata": {},
-}
-_INFO = {
-    "name": "careless",
-    "version": "1",
-    "protocol": 1,
-    "role": "server",
-    "processes": 1,
-    "limits": {},
-    "capacity": {"sessions": 0, "max_sessions": 99},
-}
+_ENV = described_env("Careless-v0", max_episode_steps=2)
 
 
-class Careless:
+class Careless(ProtocolServer):
     """Takes steps after the end and pays 7 for them, and pays what is no number for a yes."""
 
+    encodings = ("json",)
+
     def __init__(self) -> None:
-        self._server = serve(self._answer, "127.0.0.1", 0, subprotocols=["rollgym.v1.json"])  # type: ignore[list-item]
-        self.url = f"http://127.0.0.1:{self._server.socket.getsockname()[1]}"
+        super().__init__()
         self._steps: dict[str, tuple[int, int]] = {}
 
-    def __enter__(self) -> Self:
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-
-    def _answer(self, connection: ServerConnection) -> None:
-        for text in connection:
-            frame = json.loads(text)
-            if frame["op"] == "batch":
-                reply: dict[str, Any] = {"results": [{"ok": self._one(each)} for each in frame["ops"]]}
-            else:
-                reply = {"ok": self._one(frame)}
-            connection.send(json.dumps({"id": frame["id"]} | reply))
-
-    def _one(self, frame: dict[str, Any]) -> dict[str, Any]:
+    def one(self, frame: dict[str, Any]) -> dict[str, Any]:
+        """Return what it says to one operation."""
         op = frame["op"]
         if op in ("info", "envs"):
-            return _INFO if op == "info" else _ENV
+            return server_info("careless") if op == "info" else _ENV
         if op == "make":
             made = [self._made() for _ in range(frame.get("count", 1))]
             return {"sessions": made} if "count" in frame else made[0]
@@ -96,9 +55,4 @@ class Careless:
     def _made(self) -> dict[str, Any]:
         session_id = f"s{len(self._steps)}"
         self._steps[session_id] = -1, 0
-        return {
-            "session_id": session_id,
-            "env_id": _ENV["env_id"],
-            "action_space": _TEXT,
-            "observation_space": _TEXT,
-        }
+        return made_session(session_id, _ENV["env_id"])

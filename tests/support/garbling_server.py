@@ -2,46 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from copy import deepcopy
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Self
 
-import msgpack
-from websockets.sync.server import ServerConnection, serve
-from websockets.typing import Subprotocol
+from tests.support.protocol_server import ProtocolServer, described_env, made_session, server_info
 
-_TEXT = {"type": "UnicodeText"}
-_MADE = {"session_id": "s", "env_id": "Good-v0", "action_space": _TEXT, "observation_space": _TEXT}
 _BEGUN = {"observation": "go", "info": {}, "episode": 0, "step": 0, "seed": 1}
 GOOD: dict[str, Any] = {
-    "info": {
-        "name": "garbling",
-        "version": "1",
-        "protocol": 1,
-        "role": "server",
-        "processes": 1,
-        "limits": {},
-        "capacity": {"sessions": 0, "max_sessions": 9},
-    },
-    "envs": {
-        "env_id": "Good-v0",
-        "version": "1",
-        "kind": "episodic",
-        "origin": "local",
-        "isolation": "inline",
-        "description": "",
-        "action_space": _TEXT,
-        "observation_space": _TEXT,
-        "kwargs_schema": {"properties": {"size": {"type": "integer", "default": 4}}},
-        "max_episode_steps": None,
-        "deterministic": True,
-        "forkable": True,
-        "replicas": 1,
-        "metadata": {"render_modes": ["ansi"]},
-    },
-    "make": _MADE,
+    "info": server_info("garbling"),
+    "envs": described_env(
+        "Good-v0",
+        kwargs_schema={"properties": {"size": {"type": "integer", "default": 4}}},
+        forkable=True,
+        metadata={"render_modes": ["ansi"]},
+    ),
+    "make": made_session("s", "Good-v0"),
     "reset": _BEGUN,
     "step": {
         "observation": "on",
@@ -69,13 +46,16 @@ GOOD: dict[str, Any] = {
     },
     "session": {"env_id": "Good-v0", "episode": 0, "step": 0, "seed": 1},
     "fork": {"session_ids": ["f"]},
-    "restore": _MADE | {"session_id": "r"},
+    "restore": made_session("r", "Good-v0"),
     "close": {"closed": 1},
     "verify": {"results": [{"score": 1.0, "outcome": "correct", "detail": ""}]},
 }
+"""What it answers to each operation where it is told nothing."""
+GARBAGE: list[Any] = [None, 5, "no", [], [1], {}]
+"""Answers that no operation has."""
 
 
-class GarblingServer:
+class GarblingServer(ProtocolServer):
     """Answers on loopback.
 
     Attributes:
@@ -83,37 +63,11 @@ class GarblingServer:
     """
 
     def __init__(self) -> None:
-        self._server = serve(
-            self._answer,
-            "127.0.0.1",
-            0,
-            subprotocols=[Subprotocol("rollgym.v1.json"), Subprotocol("rollgym.v1.msgpack")],
-        )
-        self.url = f"http://127.0.0.1:{self._server.socket.getsockname()[1]}"
+        super().__init__()
         self.answers: dict[str, Any] = {}
 
-    def __enter__(self) -> Self:
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-
-    def _answer(self, connection: ServerConnection) -> None:
-        for data in connection:
-            binary = isinstance(data, bytes)
-            frame = msgpack.unpackb(data) if isinstance(data, bytes) else json.loads(data)
-            if frame["op"] == "batch":
-                said: Any = {"results": [{"ok": self._one(each)} for each in frame["ops"]]}
-            else:
-                said = {"ok": self._one(frame)}
-            if isinstance(said.get("ok"), bytes):
-                connection.send(said["ok"])
-                continue
-            reply = {"id": frame["id"]} | said
-            connection.send(msgpack.packb(reply) if binary else json.dumps(reply))
-
-    def _one(self, frame: dict[str, Any]) -> Any:
+    def one(self, frame: dict[str, Any]) -> Any:
+        """Return what was told, or else the good answer."""
         op = frame["op"]
         if op in self.answers:
             return self.answers[op]

@@ -13,6 +13,7 @@ import yaml
 from tests.support.chat_templates import tokenizer_of
 from tests.support.processes import ROOT, env_server
 from trainer.config.load import load_settings
+from trainer.config.unread import check_unread
 from trainer.evaluation.panels import build_panel
 from trainer.rollout.environments import EnvironmentPool
 from trainer.rollout.rendering import ChatRenderer
@@ -47,6 +48,7 @@ def test_a_dry_run_shows_every_case_with_settings_that_load(monkeypatch, capsys,
         # What is shown is what the command says: read by the loader, both are one.
         settings = load_settings(Path(command[4]), command[5:])
         assert settings == load_settings(None, [f"{key}={json.dumps(each)}" for key, each in value.items()])
+        check_unread(settings)
         assert settings.model.dtype == "bf16"
         assert (settings.model.lora is not None) is ("peft" in case.needs)
         assert settings.rollout.black_box is ("openai" in case.needs)

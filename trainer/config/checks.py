@@ -11,6 +11,7 @@ from trainer.config.agents import AgentsSettings, agent_kind, command_line
 from trainer.config.output import TrackingSettings
 from trainer.config.run import RunSettings
 from trainer.config.servers_file import read_servers
+from trainer.config.unread import check_unread
 from trainer.core.errors import ConfigError
 from trainer.core.plugins import load_attribute
 
@@ -22,11 +23,12 @@ _PARTS_OF_ONES_OWN = ("advantage", "surrogate", "selection", "filter", "episodes
 
 
 def check_settings(settings: RunSettings) -> None:
-    """Look for all files and functions that settings name.
+    """Look for all files and functions that settings name, and refuse settings that nobody would read.
 
     Raises:
-        ConfigError: If something is not there; the message names the key.
+        ConfigError: If something is not there, or is not read; the message names the key.
     """
+    check_unread(settings)
     check_resume(settings.checkpoint.resume)
     panels = settings.evaluation.panels.items()
     named = {f"datasets.{number}.path": each.path for number, each in enumerate(settings.datasets)} | {

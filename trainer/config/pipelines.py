@@ -21,14 +21,19 @@ _EVERY = (
     "prompt.template_kwargs",
     "prompt.chat_template",
 )
-_PLAYING = (
+_DEMONSTRATING = (
     "env_url",
     "env_token",
     "serve",
     "tasks",
     "prompt",
-    "rollout",
+    "rollout.max_turns",
+    "rollout.encoding",
+    "rollout.server_timeout_s",
+    "rollout.task_source",
+    "rollout.temperature",  # divides the logits of whoever learns
 )
+"""What is read where experts play, besides."""
 _READ: dict[str, tuple[str, ...]] = {
     "sft": (*_EVERY, "sft"),
     "dpo": (*_EVERY, "dpo"),
@@ -67,7 +72,7 @@ def check_command(settings: RunSettings, command: str) -> None:
         raise no_section(command, section)
     read = _READ[command]
     if settings.sft is not None and settings.sft.expert is not None:
-        read = (*read, *_PLAYING)
+        read = (*read, *_DEMONSTRATING)
     elif settings.plays:
         read = tuple(name for name in RunSettings.model_fields if name != "algorithm")
     for key in _changed(_defaults(), settings.model_dump(mode="json")):

@@ -1,10 +1,8 @@
 """`roll-env` and servers that answer garbage: a line that says so, and never a traceback."""
 
 import time
-from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 
 import orjson
 import pytest
@@ -13,26 +11,13 @@ from clients.cli import registering
 from clients.protocol.episode import step_digest
 from clients.protocol.messages import RegisterReply
 from tests.clients.cli.test_commands import roll_env
-from tests.support.garbling_server import GOOD, GarblingServer, HttpSaying
+from tests.support.garbling_server import GARBAGE, GOOD, GarblingServer, HttpSaying
 
-GARBAGE: list[Any] = [None, 5, "no", [], [1], {}]
 EPISODE = GOOD["episode"] | {
     "reset_digest": step_digest("go", 0.0, False, False),
     "actions": ["go"],
     "digests": ["0" * 16],
 }
-
-
-@pytest.fixture(scope="module")
-def running() -> Iterator[GarblingServer]:
-    with GarblingServer() as server:
-        yield server
-
-
-@pytest.fixture
-def garbling(running: GarblingServer) -> Iterator[GarblingServer]:
-    yield running
-    running.answers.clear()
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,6 @@ def settings(directory, *words):
             "deterministic=true",
             f"tasks=[{{env_id: FrozenLake-v0, kwargs: {MAP}}}]",
             "model={hidden_size: 16, layers: 1, heads: 2, max_length: 96}",
-            "prompt={context: single_turn, instruction: none}",
             "rollout={groups_per_step: 1, group_size: 2, max_turns: 3, max_new_tokens: 3}",
             "evaluation.every=0",
             "tracking={tensorboard: false, console: false, digests: true}",
@@ -47,6 +46,8 @@ async def _trained(directory, *words):
     return episodes(directory)
 
 
+PROMPTS = "prompt={context: single_turn, instruction: none}"
+"""What the agent's program shows the policy."""
 PANEL = "evaluation.panels={lake: {env_id: FrozenLake-v0, kwargs: %s, episodes: 3, distinct: false, baselines: false}}"
 
 
@@ -61,7 +62,7 @@ def evaluated(directory):
 
 async def test_a_program_that_asks_the_same_trains_and_measures_the_same(tmp_path):
     together = [PANEL % MAP, "rollout.max_concurrent_sequences=2"]
-    built_in = await _trained(tmp_path / "built_in", *together)
+    built_in = await _trained(tmp_path / "built_in", PROMPTS, *together)
     # Its own temperature is passed over, in greedy panels, too.
     variables = f"agents.environment={{PLAYED: {tmp_path / 'played'}, ASK_MORE: '{{\"temperature\": 0.3}}'}}"
     program = f"rollout.agent={sys.executable} {AGENT} just-play"
@@ -109,5 +110,5 @@ async def stranger(session, task, member, actor, max_turns, attempt):
 
 
 async def test_an_id_that_the_model_does_not_know_costs_the_episode_and_not_the_run(tmp_path):
-    played = await _trained(tmp_path, f"rollout.agent={__name__}:stranger")
+    played = await _trained(tmp_path, PROMPTS, f"rollout.agent={__name__}:stranger")
     assert [(each["attempt"], each["outcome"] == "invalid_number") for each in played] == [(1, False)] * 2

@@ -1,0 +1,135 @@
+"""Settings that nobody reads beside the others of their run: a changed one is refused, and not passed over."""
+
+from collections.abc import Iterator
+
+from trainer.config.data import DatasetSettings
+from trainer.config.run import RunSettings
+from trainer.core.errors import ConfigError
+
+_OF_OUR_PROMPTS = ("context", "turns", "instruction", "tools", "custom_context")
+"""What of `prompt` makes conversations of episodes; the rest of it is of the chat template, whoever makes them."""
+_OF_PANELS = ("sampled", "greedy", "interim_episodes")
+_OF_THE_STREAM = ("shuffle", "weight", "domain")
+"""What of a data set decides which row is played when, and what its tasks are called among others."""
+
+
+def check_unread(settings: RunSettings) -> None:
+    """Refuse settings that are not as they are by default, and that nobody reads beside the others.
+
+    Settings that are as they are by default are never refused: a run writes all of them down, and goes on with them.
+
+    Raises:
+        ConfigError: If there is one; the message names it and what to do.
+    """
+    parts = (_of_rollouts, _of_prompts, _of_training, _of_weights, _of_evaluation, _of_examples, _of_trackers)
+    for part in parts:
+        for problem in part(settings):
+            raise ConfigError(problem)
+
+
+def _of_rollouts(settings: RunSettings) -> Iterator[str]:
+    rollout = settings.rollout
+    if not rollout.changed("window_fraction"):
+        return
+    if rollout.extra_groups:
+        yield (
+            "rollout.window_fraction is not read with rollout.extra_groups, which puts aside the groups that would be "
+            "overtaken too often: leave one of the two out"
+        )
+    if not rollout.max_staleness:
+        yield (
+            "rollout.window_fraction is how far groups of later steps may overtake, and with rollout.max_staleness 0 "
+            "none are under way: set that to 1 or more, or leave window_fraction out"
+        )
+
+
+def _of_prompts(settings: RunSettings) -> Iterator[str]:
+    # An expert's demonstrations are written behind prompts of ours, whoever plays afterwards.
+    if settings.rollout.black_box and settings.warm_start is None:
+        for name in settings.prompt.changed(*_OF_OUR_PROMPTS):
+            yield f"prompt.{name} is about prompts of ours, and rollout.agent makes its own: leave it out"
+
+
+def _of_training(settings: RunSettings) -> Iterator[str]:
+    if settings.optimizer.changed("critic_learning_rate") and settings.algorithm.critic is None:
+        yield (
+            "optimizer.critic_learning_rate is read where the algorithm has a critic, and this one has none: take one "
+            "that has, such as preset 'ppo', or leave it out"
+        )
+    backend = settings.backend
+    if backend.changed("sequence_parallel") and backend.mesh.tensor == 1:
+        yield (
+            "backend.sequence_parallel is about what the ranks of a layer share, and with backend.mesh.tensor 1 each "
+            "has its own: set that to 2 or more, or leave sequence_parallel out"
+        )
+
+
+def _of_weights(settings: RunSettings) -> Iterator[str]:
+    launch, weights = settings.inference.launch, settings.weights
+    # Servers that are started with a model that is built here read all of it once.
+    writes_model = launch is not None and settings.model.path is None
+    if weights.changed("bucket_mb") and weights.transport == "adapter" and not writes_model:
+        yield (
+            "weights.bucket_mb divides whole weights, and weights.transport 'adapter' sends adapters alone, each as "
+            "one file: leave it out"
+        )
+
+
+def _of_evaluation(settings: RunSettings) -> Iterator[str]:
+    evaluation = settings.evaluation
+    unread = evaluation.changed(*_OF_PANELS)
+    if evaluation.every and evaluation.changed("every"):
+        unread.append("every")
+    if unread and not evaluation.panels:
+        yield (
+            f"evaluation.{unread[0]} is about evaluation.panels, and there are none: name one, or leave {unread[0]} out"
+        )
+    if evaluation.interim_episodes is not None and not evaluation.every:
+        yield (
+            "evaluation.interim_episodes is of the evaluations between the two ends, and evaluation.every 0 makes "
+            "none: set that to 1 or more, or leave interim_episodes out"
+        )
+    for name, panel in evaluation.panels.items():
+        if panel.dataset is not None and (unread := _of_the_stream(panel.dataset)):
+            yield (
+                f"evaluation.panels.{name}.dataset.{unread[0]} is of data sets that are trained on, and a panel plays "
+                "the first rows, under its own name: leave it out"
+            )
+
+
+def _of_the_stream(dataset: DatasetSettings) -> list[str]:
+    unread = dataset.changed(*_OF_THE_STREAM)
+    if dataset.route is not None and dataset.route.weights:
+        unread.append("route.weights")
+    return unread
+
+
+def _of_examples(settings: RunSettings) -> Iterator[str]:
+    how = settings.sft or settings.dpo or settings.distill or settings.reward
+    if how is None:
+        return
+    section = settings.section
+    if how.batch_tokens is not None and how.changed("batch"):
+        yield f"{section}.batch is not read with {section}.batch_tokens, which takes its place: leave one of them out"
+    if how.held_out:
+        return
+    if how.changed("held_out_every"):
+        yield (
+            f"{section}.held_out_every is about {section}.held_out, and there is none: name held-out examples, or "
+            "leave it out"
+        )
+    if settings.sft is not None and settings.sft.expert is not None and how.changed("longer"):
+        yield (
+            "sft.longer is about examples of files, and demonstrations of sft.expert that are longer than "
+            "model.max_length are left out and counted in any case: leave it out"
+        )
+
+
+def _of_trackers(settings: RunSettings) -> Iterator[str]:
+    tracking = settings.tracking
+    others = (tracking.wandb, tracking.swanlab, tracking.mlflow)
+    if tracking.changed("patience_s") and all(each is None for each in others):
+        yield (
+            "tracking.patience_s is how long trackers of others may take, and there are none: set tracking.wandb, "
+            "tracking.swanlab or tracking.mlflow, or leave patience_s out"
+        )
