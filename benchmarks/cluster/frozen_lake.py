@@ -92,7 +92,7 @@ def _options() -> argparse.Namespace:
 def _alike(options: argparse.Namespace) -> dict[str, Any]:
     """Play the run in one process and on Ray, and compare losses and success."""
     words = ["--config", "examples/frozen_lake.yaml", f"steps={options.steps}", "evaluation.every=0"]
-    words += ["evaluation.interim_episodes=null", f"rollout.groups_per_step={options.groups}"]
+    words += [f"rollout.groups_per_step={options.groups}"]
     runs = {"one process": [*words, *HERE], "ray": [*words, *RAY, SAMPLES]}
     played = {name: _played(options.work / name.replace(" ", "_"), each) for name, each in runs.items()}
     here, afar = (_metrics(options.work / name.replace(" ", "_")) for name in runs)

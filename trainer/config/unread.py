@@ -84,11 +84,6 @@ def _of_evaluation(settings: RunSettings) -> Iterator[str]:
         yield (
             f"evaluation.{unread[0]} is about evaluation.panels, and there are none: name one, or leave {unread[0]} out"
         )
-    if evaluation.interim_episodes is not None and not evaluation.every:
-        yield (
-            "evaluation.interim_episodes is of the evaluations between the two ends, and evaluation.every 0 makes "
-            "none: set that to 1 or more, or leave interim_episodes out"
-        )
     for name, panel in evaluation.panels.items():
         if panel.dataset is not None and (unread := _of_the_stream(panel.dataset)):
             yield (
