@@ -4,11 +4,12 @@
     python benchmarks/training/shared_prefixes.py --calibrate [--device cuda --dtype bf16]
 
 Tiny models of Qwen3's, Llama's and Gemma-2's shape (4 layers, 128 wide, fp32), 8 episodes of 5 turns. First the
-gradients of both forms are compared, in every preset; then they take turns on one model and optimizer, as two copies of
-a model differ by some per cent in time, from where they lie in memory. Processor time of whole optimizer steps, forward,
-backward and AdamW: medians over the rounds, their ratio, and the quartiles of the rounds' own ratios. Where nothing is
-shared both make the same calls, and there are three times as many rounds. `held_mib` is what a micro-batch's forward
-pass holds for its backward pass, at most. `--calibrate` measures the constants of `trainer/backends/prefix_costs.py`.
+gradients of both forms are compared, in every preset; then they take turns on one model and optimizer, as two copies
+of a model differ by some per cent in time, from where they lie in memory. Processor time of whole optimizer steps,
+forward, backward and AdamW: medians over the rounds, their ratio, and the quartiles of the rounds' own ratios. Where
+nothing is shared both make the same calls, and there are three times as many rounds. `held_mib` is what a micro-batch's
+forward pass holds for its backward pass, at most. `--calibrate` measures the constants of
+`trainer/backends/prefix_costs.py`.
 """
 
 import argparse
