@@ -1,6 +1,7 @@
 """`rollgym.train`: what the command does, from a program."""
 
 import asyncio
+import gc
 from pathlib import Path
 from typing import Any
 
@@ -28,14 +29,22 @@ CONFIG: dict[str, Any] = {
 }
 
 
+PASSED_OVER: list[int] = []
+"""How much the collector of garbage does not look through, at each reward."""
+
+
 def a_tenth(trajectory: Trajectory) -> list[float]:
     """A reward of this module."""
+    PASSED_OVER.append(gc.get_freeze_count())
     return [0.1 + index for index, _ in enumerate(trajectory.turns)]
 
 
 def test_a_program_trains_as_the_command_does(tmp_path: Path) -> None:
     reward = {"reward": a_tenth}
     directory = rollgym.train(CONFIG, steps=1, output_dir=tmp_path / "run", rollout=reward)
+    # What was imported is not looked through while episodes wait, and all of it is again when the run has ended.
+    assert min(PASSED_OVER) > 100_000
+    assert gc.get_freeze_count() == 0
     assert directory == tmp_path / "run"
     assert (directory / "model" / "config.json").exists()
     episodes = read_lines(directory / "episodes.jsonl")
