@@ -55,6 +55,10 @@ _FREE_TO_CHANGE = (
     "threads",
     "tasks.*.url",
     "datasets.*.url",
+    "datasets.*.rewards.*.url",
+    "distill.teachers.*.url",
+    "distill.teachers.*.api_key_variable",
+    "distill.teachers.*.timeout_s",
     "agents.host",
     "agents.port",
     "agents.public_url",
@@ -65,7 +69,7 @@ _FREE_TO_CHANGE = (
     "agents.sandbox_memory_mb",
     "agents.sandbox_disk_mb",
 )
-"""Settings that a resumed run may change, with all below them: they do not touch what is learnt. A star is any number.
+"""Settings that a resumed run may change, with all below them: they do not touch what is learnt. A star is any key.
 
 How long a run waits, after how many failures it ends, and what memory it takes: who comes back to a run that ended so
 changes just these. And
@@ -264,7 +268,7 @@ def _is_below(key: str, free: str) -> bool:
     """Whether a key is one of those that may change, or below it."""
     wanted, parts = free.split("."), key.split(".")
     return len(parts) >= len(wanted) and all(
-        part == each or (each == "*" and part.isdecimal()) for part, each in zip(parts, wanted, strict=False)
+        each in (part, "*") for part, each in zip(parts, wanted, strict=False)
     )
 
 
