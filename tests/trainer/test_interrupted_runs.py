@@ -16,6 +16,7 @@ import pytest
 from tests.support.processes import ROOT, end, env_server, read_lines, running, start_training, train_until
 from trainer.cli import main
 from trainer.core.console import RunConsole
+from trainer.core.errors import RoleDiedError
 from trainer.records.checkpoint_store import CheckpointStore
 from trainer.records.ledger import Fate, Ledger
 
@@ -255,6 +256,21 @@ def test_a_refused_resume_loses_nothing(run, common, tmp_path):
     assert under_way.exists(), "what was sampled of later steps is still there for who goes on from them"
     run.well(*common, named)
     assert not under_way.exists(), "who goes back on purpose wants it played anew"
+
+
+def test_a_run_goes_back_to_the_checkpoint_of_another_one_that_it_began_at(run, common, tmp_path):
+    """A role that dies before the first checkpoint of its own does not have it forget what it began with."""
+    run.well(*common, "steps=2")
+    begins = [*common, f"output_dir={tmp_path}/on", "steps=4", "cluster.restart_after_s=0.01"]
+    begins.append(f"checkpoint.resume={tmp_path}/run/checkpoints/step_000002")
+
+    def dies() -> None:
+        raise RoleDiedError("critic", "rank 1 of critic is gone")
+
+    code, output = run(*begins, at="step 3:", act=dies)
+    assert code == 0, output
+    assert output.count("resuming at step 2") == 2
+    assert [line["step"] for line in read_lines(tmp_path / "on" / "metrics.jsonl")] == [3, 4, 4]
 
 
 def last_fates(directory: Path) -> set[str]:

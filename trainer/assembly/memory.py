@@ -93,17 +93,24 @@ def config_at(path: str) -> Mapping[str, Any]:
     return config
 
 
-def sharding(settings: RunSettings) -> Sharding:
-    """Return how the backend lays a model on devices."""
+def sharding(settings: RunSettings, devices: Sequence[int] = ()) -> Sharding:
+    """Return how the backend lays a model on devices.
+
+    Args:
+        settings: The run.
+        devices: Those of the model's own ranks; empty: it is in the policy's.
+    """
     backend = settings.backend
+    own = len(devices) // backend.mesh.model_ranks
     return Sharding(
         backend.kind,
-        data=backend.mesh.data or backend.data,  # what is not said follows from the ranks
+        data=own or backend.data,
         tensor=backend.mesh.tensor,
         pipeline=backend.mesh.pipeline,
         context=backend.mesh.context,
         expert=backend.mesh.expert,
         zero_stage=backend.zero_stage if backend.kind == "deepspeed" else 0,
+        sequence_parallel=backend.sequence_parallel,
         offload=backend.cpu_offload,
     )
 
@@ -133,13 +140,16 @@ def memory_plan(settings: RunSettings, shape: ModelShape, device_bytes: int) -> 
     policy = replace(need, activations=need.activations + other.beside.activations)
     parts = [Part("policy" if settings.reward is None else "reward", policy)]
     if settings.algorithm.critic is not None:
-        need = trained_need(shape, replace(training, vocabulary_head=False), laid)
-        parts.append(Part("critic", need, alone=_apart(settings, roles.critic.devices)))
+        own = sharding(settings, roles.critic.devices)
+        need = trained_need(shape, replace(training, vocabulary_head=False), own)
+        apart = _apart(settings, roles.critic.devices)
+        parts.append(Part("critic", need, alone=bool(apart), devices=apart))
     if settings.algorithm.needs_reference:
         # Beside adapters the reference is the policy with them off.
-        need = frozen_need(shape, training, laid)
+        need = frozen_need(shape, training, sharding(settings, roles.reference.devices))
         need = Need(activations=need.activations) if adapters else need
-        parts.append(Part("reference", need, alone=_apart(settings, roles.reference.devices)))
+        apart = _apart(settings, roles.reference.devices)
+        parts.append(Part("reference", need, alone=bool(apart), devices=apart))
     parts += other.parts
     engine = _engine(settings, shape, number, device_bytes)
     return MemoryPlan(
@@ -208,10 +218,10 @@ class OtherModels:
             return None
 
 
-def _apart(settings: RunSettings, devices: Sequence[int]) -> bool:
-    """Whether a role is on devices on which the policy is not trained."""
+def _apart(settings: RunSettings, devices: Sequence[int]) -> frozenset[int]:
+    """The devices of a role, if the policy is trained on none of them."""
     trains = settings.cluster.roles.actor_train.devices or range(settings.backend.ranks)
-    return bool(devices) and not set(devices) & set(trains)
+    return frozenset() if set(devices) & set(trains) else frozenset(devices)
 
 
 def _engine(settings: RunSettings, shape: ModelShape, number: int, device_bytes: int) -> Part | None:
@@ -227,7 +237,9 @@ def _engine(settings: RunSettings, shape: ModelShape, number: int, device_bytes:
         # Beside ranks, the driver's process has the policy once to speak of, and the engine once to draw from.
         copies = int(rollout.max_staleness > 0) if settings.backend.kind == "torch" else 2
         engine = Engine(number, copies, rows * settings.model.max_length)
-        return Part("engine", engine_need(shape, engine), alone=_apart(settings, devices))
+        # With kind `local` it is in the driver's process, on the first device, whatever is said for a cluster.
+        apart = _apart(settings, devices if settings.cluster.kind == "ray" else ())
+        return Part("engine", engine_need(shape, engine), alone=bool(apart), devices=apart)
     if launch is None:
         return None
     share = launch.memory_fraction or _LAUNCHED_SHARE
@@ -235,8 +247,9 @@ def _engine(settings: RunSettings, shape: ModelShape, number: int, device_bytes:
     size = 1 if settings.inference.quantization == "fp8" else size
     server = Engine(size, 1, reserved_bytes=int(share * device_bytes), tensor=launch.tensor_parallel)
     sleeps = settings.inference.sleep_level > 0
-    alone = _apart(settings, devices) or (bool(launch.devices) and not sleeps)
-    return Part("engine", engine_need(shape, server), alone=alone, sleeps=sleeps and not alone)
+    apart = _apart(settings, devices)
+    alone = bool(apart) or (bool(launch.devices) and not sleeps)
+    return Part("engine", engine_need(shape, server), alone=alone, sleeps=sleeps, devices=apart)
 
 
 def adapter_parameters(shape: ModelShape, lora: LoraSettings) -> int:

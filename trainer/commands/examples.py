@@ -21,7 +21,7 @@ from trainer.cluster.cluster import open_cluster
 from trainer.cluster.placement import picture, place_roles
 from trainer.commands.plots import plot_curves
 from trainer.commands.policy import MODEL_FOLDER, save_policy
-from trainer.commands.resume import find_checkpoint, go_back, keep_settings
+from trainer.commands.resume import find_checkpoint, go_back, keep_settings, keep_start
 from trainer.commands.supervision import run_supervised
 from trainer.config.checks import check_settings
 from trainer.config.cluster import ClusterSettings
@@ -134,6 +134,7 @@ async def _learn(
             await asyncio.to_thread(models.load_state_dicts, checkpoint.parts)
         except ValueError as error:
             raise CheckpointError(f"cannot resume from {checkpoint.folder}: {error}") from error
+        await keep_start(store, checkpoint, models)
     turns = device_turns(settings, models, made.shared)
     run = RunIdentity(directory, settings.name, public_settings(settings), state.step)
     boards = open_boards(settings.tracking, run, console.say)

@@ -1,5 +1,6 @@
 """Where a run goes on, and that it never mixes with another one: its checkpoint, its directory and its settings."""
 
+import asyncio
 import json
 import shutil
 from collections.abc import Callable
@@ -8,9 +9,11 @@ from pathlib import Path
 from trainer.config.agents import agent_kind
 from trainer.config.load import dump_settings, load_settings
 from trainer.config.run import RunSettings
+from trainer.core.ending import to_its_end
 from trainer.core.errors import ConfigError
 from trainer.core.run_files import CONFIG_FILE, write_errors, write_whole
 from trainer.learn.boards import BOARDS_FILE
+from trainer.learn.learner import Models
 from trainer.learn.tracking import METRICS_FILE, RECORD_FILES, TENSORBOARD_FOLDER
 from trainer.records.checkpoint import Checkpoint, CheckpointError, load_checkpoint
 from trainer.records.checkpoint_store import CheckpointStore
@@ -55,6 +58,10 @@ _FREE_TO_CHANGE = (
     "threads",
     "tasks.*.url",
     "datasets.*.url",
+    "datasets.*.rewards.*.url",
+    "distill.teachers.*.url",
+    "distill.teachers.*.api_key_variable",
+    "distill.teachers.*.timeout_s",
     "agents.host",
     "agents.port",
     "agents.public_url",
@@ -65,7 +72,7 @@ _FREE_TO_CHANGE = (
     "agents.sandbox_memory_mb",
     "agents.sandbox_disk_mb",
 )
-"""Settings that a resumed run may change, with all below them: they do not touch what is learnt. A star is any number.
+"""Settings that a resumed run may change, with all below them: they do not touch what is learnt. A star is any key.
 
 How long a run waits, after how many failures it ends, and what memory it takes: who comes back to a run that ended so
 changes just these. And
@@ -174,6 +181,23 @@ def go_back(
         say(f"the run in {directory} left no checkpoint: it begins again, and its records with it")
 
 
+async def keep_start(store: CheckpointStore, checkpoint: Checkpoint, models: Models) -> None:
+    """Have a run that begins at a checkpoint of another one hold it itself.
+
+    It goes back there where a role dies, or its process does, before its own first one.
+
+    Args:
+        store: The checkpoints of its directory.
+        checkpoint: Where it begins, or goes on.
+        models: Its models, which have taken up what the checkpoint holds.
+
+    Raises:
+        WriteError: If the disk does not take it.
+    """
+    if not store.holds(checkpoint.folder):
+        await to_its_end(asyncio.to_thread(lambda: store.save(checkpoint.state, models.state_dicts())))
+
+
 def clear_records(directory: Path) -> bool:
     """Remove what a run wrote that ended before its first checkpoint, and return whether it had trained.
 
@@ -264,7 +288,7 @@ def _is_below(key: str, free: str) -> bool:
     """Whether a key is one of those that may change, or below it."""
     wanted, parts = free.split("."), key.split(".")
     return len(parts) >= len(wanted) and all(
-        part == each or (each == "*" and part.isdecimal()) for part, each in zip(parts, wanted, strict=False)
+        each in (part, "*") for part, each in zip(parts, wanted, strict=False)
     )
 
 

@@ -26,6 +26,7 @@ from trainer.commands.resume import (
     find_checkpoint,
     go_back,
     keep_settings,
+    keep_start,
 )
 from trainer.commands.scheduling import make_scheduler, open_recall
 from trainer.commands.supervision import run_supervised
@@ -242,6 +243,7 @@ async def begin(
             await asyncio.to_thread(models.load_state_dicts, checkpoint.parts)
         except ValueError as error:
             raise CheckpointError(f"cannot resume from {checkpoint.folder}: {error}") from error
+        await keep_start(store, checkpoint, models)
         return models, checkpoint.state
     if settings.warm_start is not None:
         await _warm_start(settings, settings.warm_start, policy, pool, source, console, made)

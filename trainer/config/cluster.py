@@ -114,6 +114,13 @@ class RolesSettings(Settings):
         description="With kind ray: environments in actors of the cluster; absent: in processes beside the driver.",
     )
 
+    @field_validator("judges")
+    @classmethod
+    def _judges_are_no_other_role(cls, value: dict[str, JudgeSettings]) -> dict[str, JudgeSettings]:
+        if taken := sorted(value.keys() & cls.model_fields.keys()):
+            raise ValueError(f"'{taken[0]}' is a role of its own: serve the judge by another environment id")
+        return value
+
 
 class ClusterSettings(Settings):
     """Which processes a run has, and where they are."""

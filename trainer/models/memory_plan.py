@@ -5,7 +5,8 @@ Bytes of what is trained follow from how the backends hold it:
 - `torch`: all of it on one device. In bf16 the optimizer has weights of its own in fp32 (4 bytes beside 2); gradients
   are kept in fp32, and AdamW has two numbers for each weight.
 - `fsdp2`: weights, gradients and the optimizer's numbers in fp32, cut over the ranks; the weights of a layer and of the
-  one that comes next are gathered in the type that is computed in.
+  one that comes next are gathered in the type that is computed in. Tensor parallelism leaves embeddings, and what lies
+  between the matrices of a layer, whole in each rank.
 - `deepspeed`: stage 1 cuts the optimizer's numbers and its fp32 weights, stage 2 gradients too, stage 3 weights too
   (ZeRO, arXiv:1910.02054, section 3).
 - `megatron`: layers cut by tensor and pipeline, experts by expert parallelism; 2 bytes for weights, 4 for gradients,
@@ -15,6 +16,7 @@ Activations are what autograd keeps of a micro-batch in the layers of transforme
 attention, which keeps no scores. `tests/trainer/models/test_memory_plan.py` checks the reckoning against a measurement.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from trainer.config.backend import BackendKind
@@ -39,6 +41,7 @@ class Sharding:
         context: Devices that share the tokens of a row.
         expert: Devices that share the experts; they are part of `data`.
         zero_stage: DeepSpeed's stage.
+        sequence_parallel: With Megatron, whether `tensor` shares what lies between the matrices of a layer, too.
         offload: Whether the optimizer's numbers lie in the host's memory, and the weights where these are cut.
     """
 
@@ -49,7 +52,18 @@ class Sharding:
     context: int = 1
     expert: int = 1
     zero_stage: int = 0
+    sequence_parallel: bool = True
     offload: bool = False
+
+    @property
+    def ends(self) -> int:
+        """Devices that share each of the embeddings, and its logits."""
+        return self.tensor if self.kind == "megatron" else 1
+
+    @property
+    def between(self) -> int:
+        """Devices that share what lies between the matrices of a layer."""
+        return self.tensor if self.kind == "megatron" and self.sequence_parallel else 1
 
     @property
     def devices(self) -> int:
@@ -139,14 +153,16 @@ class Part:
     Attributes:
         name: What it is: policy, critic, reference, engine, or by its own name a teacher or a judge.
         need: What it needs of each of its devices.
-        alone: Whether these are devices of its own.
+        alone: Whether these are other devices than the policy's.
         sleeps: Whether it leaves its memory to the others while they train.
+        devices: Which they are, where other parts that are `alone` may be on them, too.
     """
 
     name: str
     need: Need
     alone: bool = False
     sleeps: bool = False
+    devices: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,19 +181,18 @@ class MemoryPlan:
 
     @property
     def peak(self) -> int:
-        """The most that is used of the devices that parts share, at any time of a step."""
-        together = [part for part in self.parts if not part.alone]
-        stays = sum(part.need.lasting for part in together if not part.sleeps)
-        sleepers = sum(part.need.lasting + part.need.moment for part in together if part.sleeps)
-        # Models compute in turns.
-        moment = max((part.need.moment for part in together if not part.sleeps), default=0)
-        return stays + max(moment, sleepers) + RUNTIME_BYTES
+        """The most that is used of the policy's devices, at any time of a step."""
+        return _peak([part for part in self.parts if not part.alone])
 
     @property
     def peak_alone(self) -> int:
-        """The most that a part uses that has devices of its own; 0 where none has."""
+        """The most that is used of other devices; 0 where there are none."""
+        alone = [part for part in self.parts if part.alone]
         return max(
-            (part.need.lasting + part.need.moment + RUNTIME_BYTES for part in self.parts if part.alone),
+            (
+                _peak([each for each in alone if each is part or each.devices & part.devices])
+                for part in alone
+            ),
             default=0,
         )
 
@@ -185,6 +200,15 @@ class MemoryPlan:
     def fits(self) -> bool:
         """Whether the devices have room for everything."""
         return max(self.peak, self.peak_alone) <= self.device_bytes
+
+
+def _peak(together: Sequence[Part]) -> int:
+    """Return the most that parts use of devices that they share."""
+    stays = sum(part.need.lasting for part in together if not part.sleeps)
+    sleepers = sum(part.need.lasting + part.need.moment for part in together if part.sleeps)
+    # Models compute in turns.
+    moment = max((part.need.moment for part in together if not part.sleeps), default=0)
+    return stays + max(moment, sleepers) + RUNTIME_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +245,7 @@ def frozen_need(shape: ModelShape, training: Training, sharding: Sharding) -> Ne
     held = sum(group.held // (group.ranks if cut else 1) for group in groups) * training.number_bytes
     tokens = training.micro_batch_tokens // sharding.context
     # Without gradient a layer's tensors are freed as soon as the next one has what it needs.
-    layer = _kept_per_token(shape, training) * tokens // sharding.tensor
+    layer = _kept_per_token(shape, training, sharding) * tokens
     logits = _logit_bytes(shape, training, sharding, training.micro_batch_tokens)
     return Need(weights=held, activations=max(layer, logits) + _gathered_bytes(shape, training, sharding))
 
@@ -244,11 +268,10 @@ def activation_bytes(shape: ModelShape, training: Training, sharding: Sharding) 
     """Return what autograd keeps of a micro-batch on a device, its logits included."""
     tokens = -(-training.micro_batch_tokens // sharding.context)
     layers = -(-shape.layers // sharding.pipeline)
-    # With sequence parallelism, tensor parallelism cuts all of a layer.
-    layer = _kept_per_token(shape, training) * tokens // sharding.tensor
+    layer = _kept_per_token(shape, training, sharding) * tokens
     logits = _logit_bytes(shape, training, sharding, tokens) if training.vocabulary_head else 0
     if training.checkpointing:
-        kept = layers * shape.hidden * training.number_bytes * tokens // sharding.tensor
+        kept = layers * shape.hidden * training.number_bytes * tokens // sharding.between
         # Layers are computed once more one at a time, when the logits are gone.
         return kept * sharding.pipeline + max(layer, logits)
     # A pipeline's first stage has a micro-batch under way for each stage.
@@ -263,7 +286,7 @@ def _groups(shape: ModelShape, sharding: Sharding, head: bool) -> list[_Group]:
     ends = parts.embedding + output if sharding.pipeline == 1 else max(parts.embedding, output)
     layers = parts.dense - parts.embedding - parts.head
     ranks = sharding.data * sharding.context
-    dense = (layers // sharding.pipeline + ends) // sharding.tensor
+    dense = layers // sharding.pipeline // sharding.tensor + ends // sharding.ends
     experts = parts.experts // (sharding.pipeline * sharding.tensor * sharding.expert)
     return [_Group(dense, ranks), _Group(experts, max(1, ranks // sharding.expert))]
 
@@ -302,14 +325,14 @@ def _gathered_bytes(shape: ModelShape, training: Training, sharding: Sharding) -
     if not cuts or sharding.data * sharding.context == 1:
         return 0
     parts = shape.parameters
-    ends = parts.embedding + (parts.head if training.vocabulary_head else 0)
-    layer = (parts.total - parts.embedding - parts.head) // shape.layers
+    ends = (parts.embedding + (parts.head if training.vocabulary_head else 0)) // sharding.ends
+    layer = (parts.total - parts.embedding - parts.head) // shape.layers // sharding.tensor
     gradients = 0 if training.adapters else ends + layer
-    return training.number_bytes * (ends + 2 * layer + gradients) // sharding.tensor
+    return training.number_bytes * (ends + 2 * layer + gradients)
 
 
-def _kept_per_token(shape: ModelShape, training: Training) -> int:
-    """Return the bytes that autograd keeps of a token in one layer; the mean over layers where they differ.
+def _kept_per_token(shape: ModelShape, training: Training, sharding: Sharding) -> int:
+    """Return the bytes that autograd keeps of a token in one layer on a device; the mean over layers where they differ.
 
     Norms compute in fp32: they keep their input so, what they made of it, and their result, which the next projection
     keeps. Attention keeps queries, keys, values and its output, once as it is and once in the order that the output
@@ -326,10 +349,10 @@ def _kept_per_token(shape: ModelShape, training: Training) -> int:
     feed_forward = (
         dense * (shape.layers - shape.sparse_layers) + routed * shape.sparse_layers
     ) // shape.layers
-    return norms + attention + feed_forward
+    return norms // sharding.between + (attention + feed_forward) // sharding.tensor
 
 
 def _logit_bytes(shape: ModelShape, training: Training, sharding: Sharding, tokens: int) -> int:
     """Return what logits take: as many as are held at once, as they are, and four times in fp32 on the way back."""
-    vocabulary = shape.vocabulary // sharding.tensor
+    vocabulary = shape.vocabulary // sharding.ends
     return min(tokens * vocabulary, LOGITS_AT_ONCE) * (training.number_bytes + 16)

@@ -172,6 +172,14 @@ def test_what_cannot_be_is_refused_with_its_remedy(words, message):
         placed(*words)
 
 
+@pytest.mark.parametrize("name", ["actor_train", "critic", "environment"])
+def test_a_judge_is_not_named_as_another_role(name):
+    with pytest.raises(
+        ConfigError, match=f"judges: '{name}' is a role of its own: serve the judge by another"
+    ):
+        placed(RAY, (JUDGE % "1").replace("Math", name))
+
+
 def test_servers_that_sleep_or_are_bounded_share_devices():
     sleeps = placed(RAY, servers(more=", sleep_level: 1"), f"{SAMPLES}=0")
     assert sleeps.role("actor_inference").processes == ((0,),)

@@ -84,6 +84,26 @@ def test_a_run_goes_on_with_other_servers_than_it_began_with(tmp_path, words):
     assert changed_settings(load_settings(None, words), tmp_path) == []
 
 
+MIXED = [
+    "datasets=[{path: sums.jsonl, verifier: Math-v0, rewards: [{verifier: Judge-v0, url: 'http://a:1'}]}]"
+]
+TAUGHT = [TASKS, "distill={estimate: sampled, teachers: {big: {url: 'http://a:1'}}}"]
+
+
+@pytest.mark.parametrize(
+    ("before", "change", "changed"),
+    [
+        (MIXED, "datasets.0.rewards.0.url=http://b:2", []),
+        (MIXED, "datasets.0.rewards.0.weight=2.0", ["datasets.0.rewards.0.weight"]),
+        (TAUGHT, "distill.teachers.big={url: 'http://b:2', timeout_s: 900, api_key_variable: KEY}", []),
+        (TAUGHT, "distill.teachers.big.domains=[sums]", ["distill.teachers.big.domains"]),
+    ],
+)
+def test_servers_that_score_and_teach_may_move_and_be_waited_for_longer(tmp_path, before, change, changed):
+    keep_settings(load_settings(None, before), tmp_path, resuming=False)
+    assert changed_settings(load_settings(None, [*before, change]), tmp_path) == changed
+
+
 def test_a_run_does_not_go_on_with_servers_of_another_kind(tmp_path):
     keep_settings(load_settings(None, SERVED), tmp_path, resuming=False)
     words = [*SERVED, "inference.kind=sglang", "inference.dtype=bfloat16"]

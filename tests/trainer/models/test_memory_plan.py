@@ -121,6 +121,27 @@ def test_devices_share_what_they_can():
     ) < 0.2 * activation_bytes(SEVEN, long, Sharding("torch"))
 
 
+def test_fsdp2_leaves_embeddings_and_what_lies_between_layers_whole_in_each_tensor_rank():
+    ends = SEVEN.parameters.embedding + SEVEN.parameters.head
+    layers = SEVEN.parameters.total - ends
+    assert parameters_per_device(SEVEN, Sharding("fsdp2", tensor=4)) == layers // 4 + ends
+    bf16 = Training(number_bytes=2, checkpointing=True)
+    kept = SEVEN.layers * SEVEN.hidden * 2 * bf16.micro_batch_tokens
+    shared, whole, divided = (
+        activation_bytes(SEVEN, bf16, sharding)
+        for sharding in (
+            Sharding("megatron", tensor=4),
+            Sharding("megatron", tensor=4, sequence_parallel=False),
+            Sharding("fsdp2", tensor=4),
+        )
+    )
+    assert shared < kept < min(whole, divided)
+    plain = Training(number_bytes=2)
+    assert activation_bytes(SEVEN, plain, Sharding("fsdp2", tensor=4)) > (
+        activation_bytes(SEVEN, plain, Sharding("megatron", tensor=4)) * 1.4
+    )
+
+
 def plan_of(*words, gb=80.0):
     settings = load_settings(None, [TASKS, "model.max_length=2048", *words])
     return memory_plan(settings, model_shape(settings.model), int(gb * 1e9)), settings
@@ -149,6 +170,36 @@ def test_servers_that_sleep_take_turns_with_training():
     assert awake.peak > asleep.peak > apart.peak
     assert apart.fits
     assert apart.peak_alone == int(0.9 * 80e9) + GIB
+
+
+OTHERS = ["backend={kind: fsdp2, ranks: 8}", "algorithm={preset: ppo, kl: {coefficient: 0.1}}"]
+OTHERS += ["model.path=Qwen/Qwen2.5-0.5B", "cluster.kind=ray"]
+
+
+def test_a_model_in_ranks_of_its_own_is_divided_over_these():
+    beside, _ = plan_of(*OTHERS)
+    apart, _ = plan_of(*OTHERS, "cluster.roles={critic: {devices: [8, 9]}, reference: {devices: [10]}}")
+    assert [part.alone for part in apart.parts] == [False, True, True, False]
+    for number, ranks in ((1, 2), (2, 1)):
+        held, divided = apart.parts[number].need.weights, beside.parts[number].need.weights
+        assert held == pytest.approx(divided * 8 / ranks, rel=1e-6)
+
+
+def test_models_that_share_other_devices_than_the_policys_add_up_there():
+    one, _ = plan_of(*OTHERS, "cluster.roles={critic: {devices: [8, 9]}, reference: {devices: [10]}}")
+    both, _ = plan_of(*OTHERS, "cluster.roles={critic: {devices: [8, 9]}, reference: {devices: [9]}}")
+    critic, reference = (part.need for part in both.parts[1:3])
+    assert one.peak_alone == critic.lasting + critic.moment + GIB
+    assert both.peak_alone == one.peak_alone + reference.lasting
+
+
+def test_an_engine_that_is_in_the_runs_own_process_is_where_that_trains():
+    roles = "cluster.roles.actor_inference.devices=[8, 9]"
+    cluster, _ = plan_of(*OTHERS, roles)
+    local, _ = plan_of(*OTHERS, roles, "cluster.kind=local")
+    assert cluster.parts[-1].alone
+    assert not local.parts[-1].alone
+    assert local.peak == cluster.peak + local.parts[-1].need.lasting
 
 
 def test_what_does_not_fit_is_named_with_what_makes_it_fit():

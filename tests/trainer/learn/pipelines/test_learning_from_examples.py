@@ -132,6 +132,18 @@ def test_a_resumed_run_has_the_same_data_and_settings(data, tmp_path, capsys):
     assert main([*common, "steps=3", "checkpoint.resume=auto"]) == 0
 
 
+def test_a_run_that_begins_at_anothers_checkpoint_holds_it_from_its_start(data, imitated, tmp_path):
+    begun = CheckpointStore(imitated / "checkpoints", keep=2).latest()
+    step = load_checkpoint(begun).state.step
+    words = ["sft", *sft(data), *SMALL, f"output_dir={tmp_path}", f"steps={step}"]
+    assert main([*words, f"checkpoint.resume={begun}"]) == 0
+    held = load_checkpoint(tmp_path / "checkpoints" / begun.name)
+    expected = load_checkpoint(begun)
+    assert held.state == expected.state
+    weights, saved = (each.parts["policy"]["model"] for each in (held, expected))
+    assert all(torch.equal(weights[name], saved[name]) for name in saved)
+
+
 @pytest.mark.parametrize("loss", ["dpo", "robust", "hinge", "ipo", "orpo", "simpo"])
 def test_the_better_reply_becomes_likelier(data, imitated, tmp_path, loss):
     words = ["dpo", f"dpo.data=[{{path: {data}/pairs_train.jsonl}}]", f"dpo.loss.kind={loss}"]
