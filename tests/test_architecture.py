@@ -4,8 +4,10 @@ import ast
 import graphlib
 import re
 import runpy
+from collections import defaultdict
 from pathlib import Path
 
+import grimp
 import pytest
 
 from tests.conftest import LONGEST
@@ -41,6 +43,20 @@ def test_no_arrow_leads_up(floor: str) -> None:
     rooms = _rooms(floor)
     # An order exists where there is no circle (`graphlib.CycleError`).
     assert set(graphlib.TopologicalSorter(rooms).static_order()) == set(rooms)
+
+
+@pytest.mark.parametrize("floor", ["trainer", "env_server", "envs", "clients", "sandbox"])
+def test_no_circle_is_between_folders_within_folders(floor: str) -> None:
+    graph = grimp.build_graph(floor, cache_dir=None)
+    folders: dict[str, set[str]] = defaultdict(set)
+    for module in graph.modules:
+        imported = graph.find_modules_directly_imported_by(module)
+        folders[_folder_of(module)] |= {_folder_of(each) for each in imported} - {_folder_of(module)}
+    assert set(graphlib.TopologicalSorter(folders).static_order()) == set(folders)
+
+
+def _folder_of(module: str) -> str:
+    return module if (ROOT / module.replace(".", "/")).is_dir() else module.rpartition(".")[0]
 
 
 @pytest.mark.parametrize("floor", ["trainer", "env_server", "envs", "clients", "sandbox"])
