@@ -71,10 +71,12 @@ def test_every_place_that_it_names_is_there() -> None:
     assert [each for each in (*named, *links) if not (ROOT / each).exists()] == []
 
 
-def test_every_room_says_what_it_is_for() -> None:
+def test_every_room_says_what_it_is_for_and_who_enters() -> None:
     for floor in ("trainer", "env_server", "envs", "clients", "sandbox"):
         for room in (ROOT / floor).glob("*/__init__.py"):
-            assert room.read_text().startswith('"""'), room
+            said, _, _ = room.read_text().partition("\n")
+            assert said.startswith('"""'), room
+            assert re.search(r"\benter(s|ed)?\b", said), room
 
 
 def test_the_tests_that_come_first_are_there() -> None:
