@@ -46,9 +46,9 @@ _BUILTIN = (
     EnvironmentSpec("CodeTests-v0", "envs.verifiers.code_tests:CodeTestsEnv", 1),
     EnvironmentSpec("ReasoningGym-v0", "envs.verifiers.reasoning_gym:ReasoningGymEnv", 1),
     EnvironmentSpec(
-        "InstructionFollowing-v0", "envs.verifiers.instruction_following:InstructionFollowingEnv", 1
+        "InstructionFollowing-v0", "envs.verifiers.instructions.environment:InstructionFollowingEnv", 1
     ),
-    EnvironmentSpec("Format-v0", "envs.verifiers.format:FormatEnv", 1),
+    EnvironmentSpec("Format-v0", "envs.verifiers.formats.environment:FormatEnv", 1),
     EnvironmentSpec("Judge-v0", "envs.verifiers.judge:JudgeEnv", 1),
     EnvironmentSpec("Composite-v0", "envs.verifiers.composite:CompositeEnv", 1),
 )

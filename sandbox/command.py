@@ -65,7 +65,8 @@ def _add_run(commands: Any) -> None:
         "--minimum-level",
         choices=LEVELS,
         default="landlock",
-        help="The weakest that will do (default landlock).",
+        metavar="LEVEL",
+        help=f"The weakest that will do: {', '.join(LEVELS)} (default landlock).",
     )
     parser.add_argument("--json", action="store_true", help="Print the result as one JSON object.")
     parser.set_defaults(run=_run)

@@ -4,8 +4,10 @@ import ast
 import graphlib
 import re
 import runpy
+from collections import defaultdict
 from pathlib import Path
 
+import grimp
 import pytest
 
 from tests.conftest import LONGEST
@@ -44,6 +46,20 @@ def test_no_arrow_leads_up(floor: str) -> None:
 
 
 @pytest.mark.parametrize("floor", ["trainer", "env_server", "envs", "clients", "sandbox"])
+def test_no_circle_is_between_folders_within_folders(floor: str) -> None:
+    graph = grimp.build_graph(floor, cache_dir=None)
+    folders: dict[str, set[str]] = defaultdict(set)
+    for module in graph.modules:
+        imported = graph.find_modules_directly_imported_by(module)
+        folders[_folder_of(module)] |= {_folder_of(each) for each in imported} - {_folder_of(module)}
+    assert set(graphlib.TopologicalSorter(folders).static_order()) == set(folders)
+
+
+def _folder_of(module: str) -> str:
+    return module if (ROOT / module.replace(".", "/")).is_dir() else module.rpartition(".")[0]
+
+
+@pytest.mark.parametrize("floor", ["trainer", "env_server", "envs", "clients", "sandbox"])
 def test_a_drawing_fits_a_screen(floor: str) -> None:
     assert 1 < len(_rooms(floor)) <= 15
 
@@ -55,10 +71,12 @@ def test_every_place_that_it_names_is_there() -> None:
     assert [each for each in (*named, *links) if not (ROOT / each).exists()] == []
 
 
-def test_every_room_says_what_it_is_for() -> None:
+def test_every_room_says_what_it_is_for_and_who_enters() -> None:
     for floor in ("trainer", "env_server", "envs", "clients", "sandbox"):
         for room in (ROOT / floor).glob("*/__init__.py"):
-            assert room.read_text().startswith('"""'), room
+            said, _, _ = room.read_text().partition("\n")
+            assert said.startswith('"""'), room
+            assert re.search(r"\benter(s|ed)?\b", said), room
 
 
 def test_the_tests_that_come_first_are_there() -> None:

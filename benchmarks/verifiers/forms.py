@@ -21,9 +21,9 @@ from typing import Any
 
 from clients.client.client import EnvClient
 from envs.verifiers.base import VerifierEnv
-from envs.verifiers.format import FormatEnv
+from envs.verifiers.formats.environment import FormatEnv
 from envs.verifiers.formats.prompts import FAMILIES
-from envs.verifiers.instruction_following import InstructionFollowingEnv
+from envs.verifiers.instructions.environment import InstructionFollowingEnv
 from tests.support import form_answers, instruction_answers
 from tests.support.judge_double import JudgeDouble, honest
 from tests.support.processes import env_server

@@ -1,1 +1,1 @@
-"""The `roll-env` command. Nobody enters but other commands, which share its `--version`."""
+"""The `roll-env` command; nobody enters."""

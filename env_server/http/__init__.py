@@ -1,1 +1,1 @@
-"""HTTP and the WebSocket of our own protocol: frames and bodies in, operations called, answers out."""
+"""HTTP and the WebSocket of our own protocol, from bytes to operations; `protocols` and `process` enter."""

@@ -12,7 +12,7 @@ from clients.protocol.messages import Seed
 from env_server.messages.validation import invalid
 from env_server.protocols.openenv_forms import value_schema
 from env_server.sessions.replies import Reply
-from envs.tools.calls import ToolCall, is_shallow, read_calls
+from envs.tools.formats.calls import ToolCall, is_shallow, read_calls
 from envs.tools.formats.table import FORMATS
 
 VERSIONS = ("2025-11-25", "2025-06-18", "2025-03-26")

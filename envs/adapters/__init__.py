@@ -1,1 +1,1 @@
-"""Adapters: environments of others, played as ours are."""
+"""Adapters: environments of others, played as ours are; servers enter for `TextAdapter`."""

@@ -1,1 +1,1 @@
-"""Environments in which programs are written: the grader, its items, and the turns around it."""
+"""Environments in which programs are written: grader, items, turns around it; `tools` and `verifiers` enter."""

@@ -1,1 +1,1 @@
-"""What environments are made of: kwargs, replies, grids, text games, profiles and splits. All rooms build on it."""
+"""What environments are made of: kwargs, replies, grids, text games, profiles and splits. All rooms enter."""

@@ -1,1 +1,1 @@
-"""Small games whose tasks are generated and whose answers are known exactly."""
+"""Small games: tasks are generated, and answers known exactly; the registry names them, and nobody enters."""

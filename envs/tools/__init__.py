@@ -1,1 +1,1 @@
-"""Tools that a policy calls by name: declaring them, reading calls in all common formats, and environments of them."""
+"""Tools that a policy calls by name: declared, read, and in environments; `verifiers` enters, and MCP."""

@@ -13,7 +13,7 @@ from pydantic import Field
 from clients.protocol.spaces import UnicodeText
 from envs.core.kwargs import DeclaredKwargs, OneOf, RenderMode
 from envs.core.reset_options import checked_options
-from envs.tools.calls import Reading, ToolCall, read_calls
+from envs.tools.formats.calls import Reading, ToolCall, read_calls
 from envs.tools.formats.table import FORMATS, format_named
 from envs.tools.tool import Toolbox, ToolResult, shortened, text_of_tools
 

@@ -12,7 +12,7 @@ from envs.core.kwargs import OPERATOR
 from envs.core.replies import last_tagged
 from envs.core.splits import TaskSplit, checked_split, split_of_text
 from envs.tools.base import CallsPerTurn, Heard, StepLimit, ToolEnv, ToolKwargs, digest
-from envs.tools.calls import ToolCall
+from envs.tools.formats.calls import ToolCall
 from envs.tools.mcp_server import McpServer, McpServerError, chosen_tools, parse_address
 from envs.tools.tasks import answers_agree
 from envs.tools.tool import Toolbox, ToolResult

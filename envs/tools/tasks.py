@@ -9,8 +9,8 @@ from types import MappingProxyType
 import numpy as np
 
 from envs.tools.calculator import calculate, number_text
-from envs.tools.calls import ToolCall
 from envs.tools.dates import WEEKDAYS
+from envs.tools.formats.calls import ToolCall
 from envs.tools.search import Document
 from envs.tools.world import City, World, draw_world
 

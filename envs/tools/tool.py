@@ -8,7 +8,7 @@ from typing import Any
 from envs.core.json_schemas import SchemaValidator
 from envs.core.patterns import TooMuchWorkError
 from envs.core.schema_parts import SchemaError
-from envs.tools.calls import Schemas, ToolCall
+from envs.tools.formats.calls import Schemas, ToolCall
 
 _MAX_REASON = 300
 # Each value that is held against a schema takes its microseconds.

@@ -10,8 +10,8 @@ from envs.core.replies import last_tagged
 from envs.core.splits import TaskSplit, checked_split, split_of_text
 from envs.tools.base import CallsPerTurn, Heard, Running, StepLimit, ToolEnv, ToolKwargs, digest
 from envs.tools.calculator import CALCULATOR
-from envs.tools.calls import ToolCall
 from envs.tools.dates import DATE_TOOLS
+from envs.tools.formats.calls import ToolCall
 from envs.tools.search import Corpus
 from envs.tools.tasks import KINDS, Task, answers_agree
 from envs.tools.tool import Tool, Toolbox, ToolError, ToolResult, parameters

@@ -10,7 +10,7 @@ from envs.core.kwargs import OneOf, RenderMode, SomeOf
 from envs.core.replies import tagged
 from envs.core.splits import TaskSplit, checked_split, split_of_text
 from envs.tools.bfcl import KNOWN_TYPES, grade_calls
-from envs.tools.calls import Schemas, ToolCall, read_calls
+from envs.tools.formats.calls import Schemas, ToolCall, read_calls
 from envs.tools.formats.table import FORMATS, format_named
 from envs.verifiers.base import Verdict, VerifierEnv
 from envs.verifiers.function_requests import FUNCTIONS, draw_requests

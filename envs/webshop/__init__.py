@@ -1,1 +1,1 @@
-"""WebShop-v0: search a shop, look at products, choose options, buy what was asked for."""
+"""WebShop-v0: search a shop, look at products, choose options, buy what was asked for; nobody enters."""

@@ -86,7 +86,7 @@ class Order:
         limits: What it may use.
         collect: Which files are brought back.
         collect_bytes: How large they may be.
-        session: Whether it is spoken to.
+        session: Whether it is an interactive session.
     """
 
     files: Mapping[str, bytes]

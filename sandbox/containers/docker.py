@@ -109,7 +109,7 @@ class DockerSandbox:
     def open_session(
         self, program: Program, *, files: Mapping[str, bytes] = {}, limits: Limits = DEFAULT_LIMITS
     ) -> SandboxSession:
-        """Start a program that is spoken to; see `Sandbox`.
+        """Start an interactive session with a program; see `Sandbox`.
 
         Its standard error is kept for the result of `close`.
 

@@ -1,4 +1,4 @@
-"""A program in a container that is spoken to."""
+"""An interactive session with a program in a container."""
 
 import time
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What every sandbox can do: run a program once, or hold one that is spoken to."""
+"""What every sandbox can do: run a program once, or hold an interactive session with it."""
 
 from collections.abc import Iterable, Mapping
 from typing import Protocol
@@ -9,7 +9,7 @@ from sandbox.core.result import Guarantees, RunResult
 
 
 class SandboxSession(Protocol):
-    """A process in a sandbox that is spoken to over its two streams until it is closed or ends."""
+    """An interactive session: a process that is written to and read from until it is closed or ends."""
 
     def write(self, data: bytes) -> None:
         """Write to the program's standard input.
@@ -64,7 +64,7 @@ class Sandbox(Protocol):
     def open_session(
         self, program: Program, *, files: Mapping[str, bytes] = {}, limits: Limits = DEFAULT_LIMITS
     ) -> SandboxSession:
-        """Start a program that is spoken to; `wall_seconds` bounds the whole session."""
+        """Start an interactive session with a program; `wall_seconds` bounds all of it."""
 
     def close(self) -> None:
         """End what is kept warm."""

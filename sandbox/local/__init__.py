@@ -1,1 +1,1 @@
-"""Back-ends of this machine's own kernel, with our processes around each run; entered by `selection` and `warm`."""
+"""Back-ends of this machine's own kernel, our processes around each run; `selection`, `warm` and `command` enter."""

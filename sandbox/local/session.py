@@ -1,4 +1,4 @@
-"""A program that is spoken to, in a sandbox whose monitor is ours."""
+"""An interactive session with a program, in a sandbox whose monitor is ours."""
 
 import contextlib
 import os

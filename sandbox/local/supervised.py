@@ -170,7 +170,7 @@ class SupervisedSandbox:
     def open_session(
         self, program: Program, *, files: Mapping[str, bytes] = {}, limits: Limits = DEFAULT_LIMITS
     ) -> SandboxSession:
-        """Start a program that is spoken to; `wall_seconds` bounds the whole session.
+        """Start an interactive session with a program; `wall_seconds` bounds all of it.
 
         Its standard error is kept for the result of `close`.
 

@@ -101,7 +101,7 @@ class RemoteSandbox:
     def open_session(
         self, program: Program, *, files: Mapping[str, bytes] = {}, limits: Limits = DEFAULT_LIMITS
     ) -> SandboxSession:
-        """Start a program that is spoken to; see `Sandbox`.
+        """Start an interactive session with a program; see `Sandbox`.
 
         Raises:
             SandboxUnavailableError: If it cannot be started.

@@ -1,4 +1,4 @@
-"""A program in another machine's sandbox that is spoken to, over a WebSocket."""
+"""An interactive session with a program in another machine's sandbox, over a WebSocket."""
 
 import json
 import time
@@ -134,7 +134,7 @@ def open_remote_session(
     wall_seconds: float,
     largest: Callable[[], float],
 ) -> SandboxSession:
-    """Start a program that is spoken to.
+    """Start an interactive session with a program.
 
     Args:
         url: Of the server.

@@ -41,7 +41,7 @@ class Order:
         most_collected: The greatest size of such a file, in bytes.
         read_only: Directories to show besides the system's.
         cgroups: Whether control groups are used where they are writable.
-        session: Whether the last stage is spoken to: its streams come with the order as descriptors.
+        session: Whether this is an interactive session: its streams come with the order as descriptors.
         follows_input: Whether the last stage's input is read from a descriptor that comes with the order.
     """
 

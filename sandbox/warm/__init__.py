@@ -1,1 +1,1 @@
-"""Interpreters that wait in sandboxes and fork for each run of Python; `rollgym.WarmPool` is the way in."""
+"""Interpreters that wait in sandboxes and fork for each run of Python; users enter by `rollgym.WarmPool`."""

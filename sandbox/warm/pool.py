@@ -100,7 +100,7 @@ class WarmPool:
     def open_session(
         self, program: Program, *, files: Mapping[str, bytes] = {}, limits: Limits = DEFAULT_LIMITS
     ) -> SandboxSession:
-        """Start a program that is spoken to, in a fresh sandbox."""
+        """Start an interactive session with a program, in a fresh sandbox."""
         return self._inner.open_session(program, files=files, limits=limits)
 
     def close(self) -> None:

@@ -17,12 +17,12 @@ from envs.core.profiles import PROFILES
 from envs.core.replies import ANSWER_WITHIN, boxes, fenced_lines, last_tagged, strip_thinking
 from envs.games.guess_number import GuessNumberEnv
 from envs.registry import builtin_environments
-from envs.tools.calls import read_calls
+from envs.tools.formats.calls import read_calls
 from envs.tools.formats.table import FORMATS
 from envs.tools.tool_use import ToolUseEnv
 from envs.verifiers.extraction import last_formula_or_number, marked_answer
 from envs.verifiers.extraction import strip_thinking as answering
-from envs.verifiers.instruction_following import InstructionFollowingEnv
+from envs.verifiers.instructions.environment import InstructionFollowingEnv
 from envs.verifiers.judging.verdicts import CriteriaVerdict, TokenVerdict, UnreadableVerdictError
 from envs.webshop.shop import parse_action
 

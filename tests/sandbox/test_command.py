@@ -1,5 +1,7 @@
 """`roll-env sandbox`, as a user calls it."""
 
+import contextlib
+import io
 import json
 import os
 import subprocess
@@ -9,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from sandbox.command import sandbox_parser
 from sandbox.core.base import SandboxUnavailableError
 from sandbox.selection import open_sandbox
 
@@ -95,3 +98,12 @@ def test_the_command_starts_without_the_client() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
     )
     assert done.stdout == "[]\n"
+
+
+def test_what_help_says_fits_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    for words in ("run", "check"):
+        said = io.StringIO()
+        with contextlib.redirect_stdout(said), pytest.raises(SystemExit):
+            sandbox_parser().parse_args([words, "--help"])
+        assert max(map(len, said.getvalue().splitlines())) <= 80, words

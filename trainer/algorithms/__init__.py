@@ -1,1 +1,1 @@
-"""Reinforcement learning as pure functions: tensors in, tensors out."""
+"""Reinforcement learning as pure functions: tensors in, tensors out; from `config` up all enter."""

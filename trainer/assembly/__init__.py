@@ -1,1 +1,1 @@
-"""Builds the parts of a run from its settings."""
+"""Builds the parts of a run from its settings; `evaluation` and `commands` enter."""

@@ -1,1 +1,1 @@
-"""Where the roles of a run are, what starts them there, and what happens when one dies."""
+"""Where a run's roles are, what starts them there, what happens when one dies; `assembly` and `commands` enter."""

@@ -1,1 +1,1 @@
-"""What `roll-train` does: train, play episodes, evaluate."""
+"""What `roll-train` does: train, play episodes, evaluate; the command line enters, and `rollgym.train`."""

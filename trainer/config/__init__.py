@@ -1,1 +1,1 @@
-"""The strict configuration of a run."""
+"""The strict configuration of a run; from `tasks` up all enter."""

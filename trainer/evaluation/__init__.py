@@ -1,1 +1,1 @@
-"""Measures policies on fixed sets of tasks, and collects demonstrations."""
+"""Measures policies on fixed sets of tasks, and collects demonstrations; `commands` enters."""

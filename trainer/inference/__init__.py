@@ -1,1 +1,1 @@
-"""Sample from the policy."""
+"""Sample from the policy; from `rollout` and `cluster` up all enter."""

@@ -1,1 +1,1 @@
-"""Training batches and their updates."""
+"""Training batches and their updates; from `assembly` up all enter."""

@@ -1,1 +1,1 @@
-"""Play episodes: agents, prompts, scheduling."""
+"""Play episodes: agents, prompts, scheduling; from `learn` up all enter."""

@@ -1,1 +1,1 @@
-"""What to play next."""
+"""What to play next; from `records` up all enter."""

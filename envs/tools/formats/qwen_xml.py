@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from envs.core.replies import sections
-from envs.tools.calls import (
+from envs.tools.formats.calls import (
     CallFault,
     CallFormat,
     Reading,
@@ -19,7 +19,7 @@ from envs.tools.calls import (
     shown,
 )
 from envs.tools.formats.hermes import show_result
-from envs.tools.literals import ExpressionParser, literal_of
+from envs.tools.formats.literals import ExpressionParser, literal_of
 
 
 def _read(text: str, schemas: Schemas) -> Reading:

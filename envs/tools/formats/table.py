@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from envs.tools.calls import CallFormat
+from envs.tools.formats.calls import CallFormat
 from envs.tools.formats.hermes import HERMES
 from envs.tools.formats.llama import LLAMA
 from envs.tools.formats.mistral import MISTRAL

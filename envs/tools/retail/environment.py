@@ -11,7 +11,7 @@ from pydantic import Field
 from envs.core.kwargs import SomeOf
 from envs.core.splits import TaskSplit, checked_split, split_of_text
 from envs.tools.base import CallsPerTurn, Heard, StepLimit, ToolEnv, ToolKwargs, digest
-from envs.tools.calls import ToolCall
+from envs.tools.formats.calls import ToolCall
 from envs.tools.retail.customer import MOST_HEARD, Customer, Identity
 from envs.tools.retail.database import Database, draw_database
 from envs.tools.retail.requests import REQUEST_KINDS, Request, draw_request, usable_orders

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from envs.tools.calls import ToolCall
+from envs.tools.formats.calls import ToolCall
 from envs.tools.retail.database import ORDER_STATUSES, Database, described, draw_address, total_of
 from envs.tools.retail.shop import CANCEL_REASONS
 

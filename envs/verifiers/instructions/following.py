@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from envs.tools.calls import CallFault
-from envs.tools.literals import ExpressionParser, literal_of
+from envs.tools.formats.calls import CallFault
+from envs.tools.formats.literals import ExpressionParser, literal_of
 from envs.verifiers.arguments import read_arguments
 from envs.verifiers.instructions.rlvr import FUNCTIONS
 from envs.verifiers.instructions.table import INSTRUCTIONS, Instruction

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from envs.core.splits import split_of_text
-from envs.tools.calls import ToolCall
+from envs.tools.formats.calls import ToolCall
 from envs.tools.formats.hermes import HERMES
 from envs.tools.mcp_server import McpServer, McpServerError, parse_address
 from envs.tools.mcp_tools import McpToolsEnv

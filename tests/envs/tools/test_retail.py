@@ -8,7 +8,7 @@ import time
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-from envs.tools.calls import ToolCall
+from envs.tools.formats.calls import ToolCall
 from envs.tools.formats.hermes import HERMES
 from envs.tools.formats.table import FORMATS
 from envs.tools.retail.customer import STOP, Customer, Identity

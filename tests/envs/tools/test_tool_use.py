@@ -10,8 +10,8 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 
 from envs.core.splits import split_of_text
-from envs.tools.calls import ToolCall
 from envs.tools.dates import DATE_TOOLS
+from envs.tools.formats.calls import ToolCall
 from envs.tools.formats.hermes import HERMES
 from envs.tools.formats.table import FORMATS
 from envs.tools.search import Corpus, Document

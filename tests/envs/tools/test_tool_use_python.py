@@ -4,7 +4,7 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 
 from envs.code.sandboxes import operator_sandbox
-from envs.tools.calls import ToolCall
+from envs.tools.formats.calls import ToolCall
 from envs.tools.formats.hermes import HERMES
 from envs.tools.formats.tags import TAGS
 from envs.tools.tool import Toolbox

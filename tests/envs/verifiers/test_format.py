@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envs.core.splits import split_of_text
-from envs.verifiers.format import FormatEnv
+from envs.verifiers.formats.environment import FormatEnv
 from envs.verifiers.formats.prompts import FAMILIES
 from envs.verifiers.formats.reply import Reply
 from envs.verifiers.formats.rules import RULES, rate, read_rules

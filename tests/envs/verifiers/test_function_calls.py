@@ -6,7 +6,7 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 
 from envs.core.splits import split_of_text
-from envs.tools.calls import ToolCall
+from envs.tools.formats.calls import ToolCall
 from envs.tools.formats.table import FORMATS
 from envs.verifiers.function_calls import CATEGORIES, FunctionCallsEnv
 from tests.support.recorded_data import recorded

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envs.core.splits import split_of_text
-from envs.verifiers import instruction_following
-from envs.verifiers.instruction_following import InstructionFollowingEnv
+from envs.verifiers.instructions import environment as instruction_following
+from envs.verifiers.instructions.environment import InstructionFollowingEnv
 from envs.verifiers.instructions.following import follow, loose_variants, read_constraints
 from envs.verifiers.instructions.prompts import KINDS
 from envs.verifiers.instructions.rlvr import FUNCTIONS

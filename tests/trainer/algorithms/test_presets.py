@@ -1,4 +1,5 @@
 import operator
+from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
@@ -38,6 +39,11 @@ def test_settings_of_advantages_are_understood_by_their_former_names():
     assert alone.gae_lambda == 0.5
     with pytest.raises(ValueError, match="'trace' is the former name of 'gae_lambda', which is given, too"):
         resolve_preset("ppo", {"advantage": {"trace": 0.9, "gae_lambda": 0.9}})
+
+
+def test_the_readme_says_how_many_there_are():
+    readme = Path(__file__).parents[3] / "README.md"
+    assert f"\n{len(PRESETS)} presets, from" in readme.read_text()
 
 
 def test_presets_are_never_changed_by_overrides():
