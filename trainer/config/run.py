@@ -198,16 +198,6 @@ class RunSettings(Settings):
         return self
 
     @model_validator(mode="after")
-    def _ranks_can_read_the_reference(self) -> Self:
-        warm = self.model.lora is not None and self.warm_start is not None
-        if self.backend.kind == "deepspeed" and warm and self.algorithm.needs_reference:
-            raise ValueError(
-                "backend.kind deepspeed does not keep the adapters of a warm start for a KL penalty (model.lora, "
-                "warm_start, algorithm.kl): take backend.kind fsdp2, or leave one of the three out"
-            )
-        return self
-
-    @model_validator(mode="after")
     def _greedy_episodes_can_be_played(self) -> Self:
         if self.algorithm.needs_greedy and self.rollout.black_box:
             raise ValueError(
