@@ -147,15 +147,6 @@ def test_overrides_are_laid_over_the_file(tmp_path):
             "set one of them to false",
         ),
         (
-            [
-                "backend={kind: deepspeed}",
-                "model.lora={}",
-                "warm_start={demonstrations: 3}",
-                "algorithm=gigpo",
-            ],
-            "take backend.kind fsdp2, or leave one of the three out",
-        ),
-        (
             [*SERVER, "model.lora={rank: 513}", "weights.transport=adapter"],
             "model.lora.rank 513 is more than vLLM takes: lower it to 512",
         ),
