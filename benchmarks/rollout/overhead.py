@@ -15,6 +15,7 @@ prompts, requests, records. What servers use is not in it. Rows:
 
 import argparse
 import asyncio
+import gc
 import json
 import os
 import resource
@@ -204,6 +205,7 @@ def main() -> None:
     parser.add_argument("--verifiers", type=Path)
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
+    gc.freeze()  # as `roll-train` does: no garbage is looked for among what was imported
     size = Size(options.episodes, options.turns, options.tokens)
     results = {"loop alone": show("loop alone", asyncio.run(ours(size, None, None)))}
     served = ["--env", "Turns-v0=benchmarks.rollout.sleeping_env:Turns", "--isolation", "Turns-v0=inline"]
