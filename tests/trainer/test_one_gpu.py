@@ -14,7 +14,7 @@ from tests.support.chat_templates import tokenizer_of
 from tests.support.processes import ROOT, env_server
 from trainer.config.load import load_settings
 from trainer.config.unread import check_unread
-from trainer.evaluation.panels import build_panel
+from trainer.evaluation.evaluation_sets import build_panel
 from trainer.rollout.environments import EnvironmentPool
 from trainer.rollout.rendering import ChatRenderer
 

@@ -22,7 +22,7 @@ from trainer.core.console import RunConsole
 from trainer.core.errors import ConfigError
 from trainer.core.plugins import load_attribute
 from trainer.core.seeding import generator
-from trainer.evaluation.panels import build_panel
+from trainer.evaluation.evaluation_sets import build_panel
 from trainer.evaluation.play import in_time
 from trainer.records.trajectory import Trajectory
 from trainer.rollout.actors import Actor, HumanActor, RandomActor, ScriptedActor

@@ -8,7 +8,7 @@ from trainer.assembly.agents import PolicyPlayer
 from trainer.config.run import RunSettings
 from trainer.config.supervised import PLAIN_REPLY
 from trainer.core.console import RunConsole
-from trainer.evaluation.panels import Panel, build_panel
+from trainer.evaluation.evaluation_sets import Panel, build_panel
 from trainer.evaluation.play import (
     NoBlindBaselineError,
     NoResultError,

@@ -14,7 +14,7 @@ from clients.protocol.spaces import parse_space
 from trainer.config.evaluation import PanelSettings
 from trainer.core.errors import RunError
 from trainer.core.seeding import generator
-from trainer.evaluation.panels import Panel
+from trainer.evaluation.evaluation_sets import Panel
 from trainer.records.trajectory import Outcome, Trajectory
 from trainer.rollout.actors import Actor, ExpertActor, RandomActor, ScriptedActor
 from trainer.rollout.agent import play_episode

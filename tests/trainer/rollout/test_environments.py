@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.processes import env_server
 from trainer.config.evaluation import PanelSettings
-from trainer.evaluation.panels import build_panel
+from trainer.evaluation.evaluation_sets import build_panel
 from trainer.rollout.environments import EnvironmentPool
 from trainer.tasks.task import Task
 

@@ -15,7 +15,7 @@ from trainer.config.data import DatasetSettings
 from trainer.config.evaluation import PanelSettings
 from trainer.config.load import load_settings
 from trainer.core.errors import ConfigError
-from trainer.evaluation.panels import build_panel
+from trainer.evaluation.evaluation_sets import build_panel
 from trainer.records.trajectory import Outcome
 from trainer.rollout.actors import ScriptedActor
 from trainer.rollout.agent import play_episode

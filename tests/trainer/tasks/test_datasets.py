@@ -19,7 +19,7 @@ from trainer.config.load import load_settings
 from trainer.config.rollout import TaskSettings
 from trainer.core.errors import ConfigError
 from trainer.core.run_files import WriteError
-from trainer.evaluation.panels import build_panel
+from trainer.evaluation.evaluation_sets import build_panel
 from trainer.records.checkpoint import CheckpointError
 from trainer.rollout.environments import EnvironmentPool
 from trainer.tasks.dataset import _place_in_pass, load_streams, row_streams
