@@ -190,7 +190,7 @@ async def _command(command: str, settings: RunSettings, options: argparse.Namesp
             settings,
             player=options.policy,
             episodes=options.episodes,
-            panel=options.panel,
+            evaluation_set=options.evaluation_set,
             recorded=options.recorded,
             checkpoint=options.checkpoint,
             output=options.output,

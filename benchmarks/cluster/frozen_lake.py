@@ -50,7 +50,7 @@ model: {hidden_size: 32, layers: 1, heads: 2, max_length: 384, device: cpu}
 prompt: {context: single_turn, instruction: none}
 algorithm: {preset: ppo, kl: {coefficient: 0.05, estimator: k3, placement: loss}}
 rollout: {groups_per_step: 4, group_size: 4, max_turns: 12, max_new_tokens: 3}
-evaluation: {every: 0, panels: {}}
+evaluation: {every: 0, sets: {}}
 checkpoint: {every: 2, asynchronous: true}
 tracking: {tensorboard: false}
 """
@@ -100,8 +100,8 @@ def _alike(options: argparse.Namespace) -> dict[str, Any]:
     apart = _apart(here, afar)
     one, other = success.values()
     overlap = {
-        panel: one[panel]["low"] <= other[panel]["high"] and other[panel]["low"] <= one[panel]["high"]
-        for panel in one
+        name: one[name]["low"] <= other[name]["high"] and other[name]["low"] <= one[name]["high"]
+        for name in one
     }
     return {
         "steps": options.steps,
@@ -155,11 +155,11 @@ def _replies(run: Path) -> dict[tuple[int, int, int], list[str]]:
 def _success(run: Path) -> dict[str, dict[str, float]]:
     """Success on the held-out maps in the end, sampled and greedy, with its interval."""
     last = _lines(run)[-1]
-    panels = sorted(key.rpartition("/")[0] for key in last if key.endswith("/success_low"))
+    names = sorted(key.rpartition("/")[0] for key in last if key.endswith("/success_low"))
     return {
-        panel: {"rate": last[f"{panel}/success"]}
-        | {end: last[f"{panel}/success_{end}"] for end in ("low", "high")}
-        for panel in panels
+        name: {"rate": last[f"{name}/success"]}
+        | {end: last[f"{name}/success_{end}"] for end in ("low", "high")}
+        for name in names
     }
 
 

@@ -31,7 +31,7 @@ tasks:
 model: {hidden_size: 32, layers: 1, heads: 2, max_length: 256}
 prompt: {instruction: none}
 rollout: {groups_per_step: 8, group_size: 8, max_turns: 8, max_new_tokens: 8, max_concurrent_sequences: 64}
-evaluation: {every: 0, panels: {}}
+evaluation: {every: 0, sets: {}}
 checkpoint: {every: 0}
 tracking: {tensorboard: false, console: false}
 """

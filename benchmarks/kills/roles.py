@@ -34,7 +34,7 @@ prompt: {{context: single_turn, instruction: none}}
 warm_start: {{demonstrations: 100, epochs: 4, batch_rows: 32}}
 algorithm: ppo
 rollout: {{groups_per_step: {GROUPS}, group_size: 4, max_turns: 12, max_new_tokens: 3}}
-evaluation: {{every: 0, panels: {{}}}}
+evaluation: {{every: 0, sets: {{}}}}
 checkpoint: {{every: 2, asynchronous: true}}
 tracking: {{tensorboard: false}}
 backend: {{kind: fsdp2, ranks: 2}}

@@ -60,7 +60,7 @@ warm_start: {demonstrations: 100, epochs: 10, batch_rows: 32, learning_rate: 5.0
 rollout: {groups_per_step: 8, group_size: 8, max_turns: 12, max_new_tokens: 3, max_concurrent_sequences: 64}
 algorithm: {preset: grpo, correction: {kind: truncate}}
 optimizer: {learning_rate: 1.0e-3}
-evaluation: {every: 0, panels: {}}
+evaluation: {every: 0, sets: {}}
 checkpoint: {every: 1, resume: auto}
 tracking: {tensorboard: false, console: false}
 """

@@ -138,7 +138,7 @@ def lake(folder: Path, seed: int, estimates: list[str]) -> dict[str, Any]:
         roll_train(
             student, "distill", *LAKE, f"seed={seed}", "algorithm=grpo", "steps=400", "rollout.groups_per_step=16",
             "rollout.group_size=1", "optimizer.learning_rate=2e-3", "checkpoint.every=50", "evaluation.every=50",
-            "evaluation.greedy=false", "evaluation.panels.held_out.baselines=false", f"distill.estimate={estimate}",
+            "evaluation.greedy=false", "evaluation.sets.held_out.baselines=false", f"distill.estimate={estimate}",
             f"distill.teachers={{main: {{path: {teacher}/model}}}}",
         )  # fmt: skip
         found = curve(student, success)

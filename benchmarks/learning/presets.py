@@ -90,9 +90,9 @@ def entry(preset: str, seed: int, run: Path) -> dict[str, object]:
     found["cpu_s"] = None if None in spent else round(sum(spent))
     found["steps"] = max(row["step"] for row in rows)
     found["episodes"] = max(row.get("rollout/episodes_finished", 0) for row in rows)
-    for panel in ("valid", "test"):
-        before, after = scores(rows, panel, "sampled")
-        found[panel] = {
+    for evaluation_set in ("valid", "test"):
+        before, after = scores(rows, evaluation_set, "sampled")
+        found[evaluation_set] = {
             "start": vars_of(before),
             "end": vars_of(after),
             "gain": vars_of(rate_difference(before, after)),

@@ -22,7 +22,7 @@ WORDS = (
     "--config",
     "examples/frozen_lake_async.yaml",
     "rollout.groups_per_step=8",
-    "evaluation={every: 0, panels: {}}",
+    "evaluation={every: 0, sets: {}}",
     "checkpoint={every: 10, keep: 100}",
     "tracking={tensorboard: false, digests: true}",
 )

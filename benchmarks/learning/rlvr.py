@@ -4,7 +4,7 @@
 
 Writes the questions, lets the tiny policy read examples of all three (`roll-train sft`), most of them sums, which are
 the hardest, and trains it with benchmarks/learning/rlvr.yaml; a third of each step's tasks is of each domain. Questions
-of the panels are in neither.
+of the evaluation sets are in neither.
 Finished runs are skipped and killed ones go on. The table is printed and written to benchmarks/results/rlvr.json.
 """
 
@@ -155,7 +155,7 @@ def play(seed: int) -> Path:
 
 
 def ends(run: Path) -> dict[str, dict[str, float]]:
-    """Sampled success of each domain's panel at both ends of a run, with its interval at the end."""
+    """Sampled success of each domain's evaluation set at both ends of a run, with its interval at the end."""
     rows = [
         row for row in read_lines(run / "metrics.jsonl") if f"evaluate/{DOMAINS[0]}/sampled/success" in row
     ]

@@ -22,7 +22,7 @@ from trainer.core.run_files import read_lines
 ROOT = Path(__file__).parents[2]
 RESULT = ROOT / "benchmarks" / "results" / "same_weights.json"
 SHORT = (
-    "evaluation={every: 0, panels: {}}",
+    "evaluation={every: 0, sets: {}}",
     "checkpoint={every: 100}",
     "tracking={tensorboard: false, digests: true}",
     "deterministic=true",

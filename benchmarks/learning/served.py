@@ -28,7 +28,7 @@ CONFIG = "examples/frozen_lake_vllm.yaml"
 EMBEDDED = ["inference={kind: embedded}", "weights={}"]
 ASYNCHRONOUS = ["rollout.max_staleness=1", "algorithm.correction={kind: truncate}"]
 AGENT = ["agents={concurrency: 64}"]
-PANEL = "evaluate/held_out"
+EVALUATION_SET = "evaluate/held_out"
 RESULTS = ROOT / "benchmarks" / "results" / "served.json"
 
 
@@ -70,7 +70,7 @@ def play(run: Path, words: list[str], seed: int, steps: int, episodes: int) -> N
     (run.parent / f"{run.name}.commit").write_text(commit())
     command = [sys.executable, "-m", "trainer.cli", "--config", CONFIG, *words]
     command += [f"seed={seed}", f"steps={steps}", f"output_dir={run}", "checkpoint.resume=auto"]
-    command.append(f"evaluation.panels.held_out.episodes={episodes}")
+    command.append(f"evaluation.sets.held_out.episodes={episodes}")
     if not run.name.partition("_seed")[0].endswith("_agent"):
         subprocess.run(command, check=True, cwd=ROOT)
         return
@@ -87,7 +87,7 @@ def commit() -> str:
 def reached(run: Path) -> dict[str, object]:
     """What a run's metrics say: both ends of the curve, what weights and probabilities were like, how long it took."""
     rows = read_lines(run / "metrics.jsonl")
-    measured = [row for row in rows if f"{PANEL}/sampled/success" in row]
+    measured = [row for row in rows if f"{EVALUATION_SET}/sampled/success" in row]
     steps = [row for row in rows if "time/step_s" in row]
 
     def column(name: str) -> list[float]:
@@ -117,7 +117,7 @@ def reached(run: Path) -> dict[str, object]:
         }
     for mode in ("sampled", "greedy"):
         first, last = (
-            [row[f"{PANEL}/{mode}/{key}"] for key in ("success", "episodes")]
+            [row[f"{EVALUATION_SET}/{mode}/{key}"] for key in ("success", "episodes")]
             for row in (measured[0], measured[-1])
         )
         end = success_rate(round(last[0] * last[1]), round(last[1]))
@@ -162,7 +162,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3, 4])
     parser.add_argument("--served-seeds", type=int, nargs="+", default=[1])
     parser.add_argument("--steps", type=int, default=40)
-    parser.add_argument("--episodes", type=int, default=500, help="of the panel, at both ends")
+    parser.add_argument("--episodes", type=int, default=500, help="of the evaluation set, at both ends")
     parser.add_argument("--async-steps", type=int, help="the same as --steps if absent")
     parser.add_argument("--async-episodes", type=int, help="the same as --episodes if absent")
     parser.add_argument("--agent-steps", type=int, help="the same as --steps if absent")

@@ -9,9 +9,9 @@ from clients.measuring.statistics import Interval, rate_difference, success_rate
 from trainer.core.run_files import read_lines
 
 
-def scores(rows, panel, mode):
-    """First and last measurement of a panel, as intervals."""
-    key = f"evaluate/{panel}/{mode}"
+def scores(rows, evaluation_set, mode):
+    """First and last measurement of an evaluation set, as intervals."""
+    key = f"evaluate/{evaluation_set}/{mode}"
     measured = [row for row in rows if f"{key}/success" in row]
     return (
         [
@@ -34,32 +34,34 @@ def main():
     for run in options.runs:
         rows = read_lines(run / "metrics.jsonl")
         steps = max(row["step"] for row in rows)
-        panels = sorted({key.split("/")[1] for row in rows for key in row if key.startswith("evaluate/")})
-        for panel in panels:
+        evaluation_sets = sorted(
+            {key.split("/")[1] for row in rows for key in row if key.startswith("evaluate/")}
+        )
+        for evaluation_set in evaluation_sets:
             for mode in ("random", "blind", "sampled", "greedy"):
-                pair = scores(rows, panel, mode)
+                pair = scores(rows, evaluation_set, mode)
                 if pair is None:
                     continue
                 before, after = pair
                 gain = rate_difference(before, after) if mode in ("sampled", "greedy") else Interval(0, 0, 0)
-                table.append((run.name, panel, mode, steps, before, after, gain))
-    print("| run | panel | mode | steps | start | end | gain |\n|---|---|---|---:|---|---|---|")
-    for run, panel, mode, steps, before, after, gain in table:
+                table.append((run.name, evaluation_set, mode, steps, before, after, gain))
+    print("| run | evaluation set | mode | steps | start | end | gain |\n|---|---|---|---:|---|---|---|")
+    for run, evaluation_set, mode, steps, before, after, gain in table:
         shown = str(gain) if mode in ("sampled", "greedy") else ""
-        print(f"| {run} | {panel} | {mode} | {steps} | {before} | {after} | {shown} |")
+        print(f"| {run} | {evaluation_set} | {mode} | {steps} | {before} | {after} | {shown} |")
     if options.output:
         head = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
         content = [
             {
                 "run": run,
-                "panel": panel,
+                "panel": evaluation_set,  # the key of the tables that were written before
                 "mode": mode,
                 "steps": steps,
                 "start": vars_of(before),
                 "end": vars_of(after),
                 "gain": vars_of(gain),
             }
-            for run, panel, mode, steps, before, after, gain in table
+            for run, evaluation_set, mode, steps, before, after, gain in table
         ]
         options.output.write_text(
             json.dumps(

@@ -38,8 +38,8 @@ def success_rate(successes: int, trials: int) -> Interval:
 def rate_difference(before: Interval, after: Interval) -> Interval:
     """Return the interval of `after - before` from two Wilson intervals (Newcombe 1998, method 10).
 
-    The two samples are treated as independent. On one fixed panel they are positively related, so this is wider than
-    it need be, never narrower.
+    The two samples are treated as independent. On one fixed evaluation set they are positively related, so this is
+    wider than it need be, never narrower.
     """
     difference = after.value - before.value
     low = difference - math.hypot(after.value - after.low, before.high - before.value)

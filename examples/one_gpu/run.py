@@ -161,7 +161,7 @@ _TINY = (
     "rollout.groups_per_step=2",
     "rollout.group_size=2",
     "rollout.max_new_tokens=4",
-    "evaluation.panels={}",
+    "evaluation.sets={}",
     "tracking={tensorboard: false, console: false}",
 )
 

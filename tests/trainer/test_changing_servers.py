@@ -25,7 +25,7 @@ prompt: {context: single_turn, instruction: none}
 rollout: {groups_per_step: 3, group_size: 2, max_turns: 4, max_new_tokens: 2, max_staleness: 1}
 inference: {kind: vllm, dtype: float32, urls_file: %s, look_every_s: 0.1, lost_after_s: 1}
 algorithm: {preset: grpo, correction: {kind: truncate}}
-evaluation: {every: 0, panels: {}}
+evaluation: {every: 0, sets: {}}
 tracking: {tensorboard: false}
 """
 

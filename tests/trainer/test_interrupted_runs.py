@@ -30,12 +30,12 @@ tasks:
 model: {hidden_size: 16, layers: 1, heads: 2, max_length: 96}
 prompt: {context: single_turn, instruction: none}
 rollout: {groups_per_step: 2, group_size: 2, max_turns: 6, max_new_tokens: 3}
-evaluation: {every: 0, panels: {}}
+evaluation: {every: 0, sets: {}}
 checkpoint: {every: 0}
 tracking: {tensorboard: false}
 """
-PANEL = (
-    "evaluation.panels.held_out={env_id: FrozenLake-v0, kwargs: {size: 4, split: test, max_episode_steps: 6}, "
+EVALUATION_SET = (
+    "evaluation.sets.held_out={env_id: FrozenLake-v0, kwargs: {size: 4, split: test, max_episode_steps: 6}, "
     "episodes: 4, baselines: false}"
 )
 
@@ -154,13 +154,13 @@ def test_the_second_ctrl_c_ends_at_once(common, tmp_path):
 
 
 def test_a_run_interrupted_before_its_first_step_says_that_nothing_was_learnt(run, common):
-    many = "evaluation.panels.held_out.episodes=500"
+    many = "evaluation.sets.held_out.episodes=500"
     code, output = run(
         *common,
-        PANEL,
+        EVALUATION_SET,
         many,
-        "evaluation.panels.held_out.distinct=false",
-        "evaluation.panels.held_out.baselines=true",
+        "evaluation.sets.held_out.distinct=false",
+        "evaluation.sets.held_out.baselines=true",
         at="baseline",
         act=send(signal.SIGTERM),
     )
@@ -181,10 +181,10 @@ def test_two_runs_never_share_a_directory_and_a_killed_one_leaves_it(run, common
 
 
 def test_a_mistake_does_not_burn_the_directory(run, common):
-    assert "FrozenLike-v0" in run.refused(*common, "tasks.0.env_id=FrozenLike-v0", PANEL)
+    assert "FrozenLike-v0" in run.refused(*common, "tasks.0.env_id=FrozenLike-v0", EVALUATION_SET)
     # Found in the first episodes, after the measurement of the start.
     wrong = "tasks.0.kwargs.size=nonsense"
-    assert "size" in run.refused(*common, wrong, PANEL)
+    assert "size" in run.refused(*common, wrong, EVALUATION_SET)
     assert "step 1:" in run.well(*common, "steps=1")
     assert "holds a run already" in run.refused(*common, "steps=1")
 
@@ -195,11 +195,11 @@ def test_a_warm_start_is_kept_through_a_kill_and_evaluations_are_made_up(run, co
     common = [
         *common,
         "warm_start={demonstrations: 6, epochs: 1}",
-        PANEL,
+        EVALUATION_SET,
         "checkpoint.resume=auto",
         "checkpoint.every=1",
     ]
-    train_until("baseline", *common, "evaluation.panels.held_out.baselines=true")
+    train_until("baseline", *common, "evaluation.sets.held_out.baselines=true")
     assert read_lines(directory / "metrics.jsonl") == []
     output = run.well(*common)
     assert "resuming at step 0" in output
@@ -220,7 +220,7 @@ def evaluated(directory: Path) -> list[int]:
 
 def test_a_warm_start_alone_is_no_run(run, common, tmp_path):
     warm = "warm_start={demonstrations: 6, epochs: 1}"
-    slow = [PANEL, "evaluation.panels.held_out.baselines=true"]
+    slow = [EVALUATION_SET, "evaluation.sets.held_out.baselines=true"]
     code, output = run(*common, warm, *slow, at="baseline", act=send(signal.SIGINT))
     assert code == 130
     assert "step_000000 by the same command with checkpoint.resume=auto" in output.splitlines()[-1]

@@ -20,7 +20,7 @@ tasks:
 model: {hidden_size: 16, layers: 1, heads: 2, max_length: 256}
 prompt: {instruction: none}
 rollout: {groups_per_step: 2, group_size: 2, max_turns: 8, max_new_tokens: 3, max_staleness: 1}
-evaluation: {every: 0, panels: {}}
+evaluation: {every: 0, sets: {}}
 checkpoint: {every: 1, resume: auto}
 tracking: {tensorboard: false, digests: true}
 """

@@ -128,8 +128,10 @@ def test_prompts_too_long_for_a_row(capfd):
     assert "it passes model.max_length 8: raise model.max_length, lower rollout.max_new_tokens" in message
 
 
-def test_a_panel_that_is_not_there(capfd):
-    assert "no panel 'nowhere'; the config has none" in complaint(capfd, *RANDOM, "--panel", "nowhere")
+def test_an_evaluation_set_that_is_not_there(capfd):
+    assert "no evaluation set 'nowhere'; the config has none" in complaint(
+        capfd, *RANDOM, "--evaluation-set", "nowhere"
+    )
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from tests.support.chat_templates import tokenizer_of
 from tests.support.processes import ROOT, env_server
 from trainer.config.load import load_settings
 from trainer.config.unread import check_unread
-from trainer.evaluation.panels import build_panel
+from trainer.evaluation.evaluation_sets import build_evaluation_set
 from trainer.rollout.environments import EnvironmentPool
 from trainer.rollout.rendering import ChatRenderer
 
@@ -75,13 +75,13 @@ def test_the_cases_are_what_one_gpu_has_to_show():
 
 
 @pytest.mark.parametrize("config", ["frozen_lake.yaml", "arithmetic.yaml"])
-async def test_its_panels_can_be_made(config):
+async def test_its_evaluation_sets_can_be_made(config):
     """`--tiny` leaves them out."""
     settings = load_settings(SCRIPT.parent / config, [])
     with env_server() as url:
         async with EnvironmentPool(url, None, "msgpack", timeout_s=20.0) as pool:
-            for name, panel in settings.evaluation.panels.items():
-                assert len((await build_panel(name, panel, pool)).tasks) == panel.episodes
+            for name, each in settings.evaluation.sets.items():
+                assert len((await build_evaluation_set(name, each, pool)).tasks) == each.episodes
 
 
 def test_a_template_that_keeps_thinking_only_appends():

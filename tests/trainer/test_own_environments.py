@@ -45,7 +45,7 @@ model: {hidden_size: 32, layers: 1, heads: 2, max_length: 256}
 prompt: {instruction: none}
 rollout: {groups_per_step: 2, group_size: 2, max_turns: 2, max_new_tokens: 3}
 evaluation:
-  panels:
+  sets:
     down: {env_id: Down, episodes: 4}
     lake: {env_id: FrozenLake-v0, kwargs: {size: 4}, episodes: 4, max_turns: 4}
 tracking: {tensorboard: false}

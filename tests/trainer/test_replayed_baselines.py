@@ -31,7 +31,7 @@ def played(tmp_path_factory) -> Path:
         "algorithm=remax",
         "optimizer.learning_rate=0.02",
         "tracking={tensorboard: false, digests: true}",
-        "evaluation={every: 0, panels: {}}",
+        "evaluation={every: 0, sets: {}}",
         f"steps={STEPS}",
     ]
     with env_server() as url:

@@ -81,7 +81,7 @@ def train(mixture, run, inference) -> int:
         "optimizer={learning_rate: 0.02, router_replay: true}",
         "tracking={tensorboard: false, digests: true}",
         f"rollout.reward={__name__}:even_tokens",
-        "evaluation={every: 0, panels: {}}",
+        "evaluation={every: 0, sets: {}}",
         "checkpoint={every: 1, keep: 9}",
         f"steps={STEPS}",
     ]

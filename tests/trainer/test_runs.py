@@ -18,7 +18,7 @@ warm_start: {demonstrations: 30, epochs: 6, batch_rows: 32, learning_rate: 5.0e-
 rollout: {groups_per_step: 2, group_size: 3, max_turns: 6, max_new_tokens: 3}
 evaluation:
   every: 0
-  panels:
+  sets:
     held_out: {env_id: FrozenLake-v0, kwargs: {size: 4, split: test, max_episode_steps: 6}, episodes: 8}
 checkpoint: {every: 1, resume: auto}
 tracking: {tensorboard: false, digests: true}
@@ -84,7 +84,7 @@ def test_deterministic_runs_are_equal_embedded_remote_and_killed(tmp_path, confi
 @pytest.mark.slow
 def test_batches_that_are_filled_where_a_filter_drops_groups_are_equal_after_a_kill_too(tmp_path, config):
     with env_server("--allow-expert") as url:
-        common = ["--config", str(config), "--env-url", url, "deterministic=true", "evaluation.panels={}"]
+        common = ["--config", str(config), "--env-url", url, "deterministic=true", "evaluation.sets={}"]
         common += ["algorithm.filter={kind: zero_variance, max_rounds: 40}"]
         train(*common, f"output_dir={tmp_path}/whole")
         killed = [*common, f"output_dir={tmp_path}/killed"]
@@ -109,7 +109,7 @@ def test_an_asynchronous_run_accounts_for_every_task_after_a_kill(tmp_path, conf
             url,
             f"output_dir={tmp_path}/run",
             "rollout.max_staleness=1",
-            "evaluation.panels={}",
+            "evaluation.sets={}",
         ]
         train_until("step 2:", *arguments)
         train(*arguments)
@@ -136,7 +136,7 @@ def test_an_asynchronous_run_accounts_for_every_task_after_a_kill(tmp_path, conf
 
 
 def test_resuming_with_other_settings_is_refused(tmp_path, config):
-    common = ["--config", str(config), f"output_dir={tmp_path}/run", "evaluation.panels={}", "steps=1"]
+    common = ["--config", str(config), f"output_dir={tmp_path}/run", "evaluation.sets={}", "steps=1"]
     train(*common)
     assert "optimizer.learning_rate" in refused(*common, "optimizer.learning_rate=0.5", "steps=2")
 
@@ -147,7 +147,7 @@ def contents(directory: Path) -> dict[str, bytes]:
 
 def test_a_run_never_writes_into_another(tmp_path, config):
     run, other = tmp_path / "run", tmp_path / "other"
-    short = ["--config", str(config), "evaluation.panels={}", "warm_start=null"]
+    short = ["--config", str(config), "evaluation.sets={}", "warm_start=null"]
     with env_server() as url:
         common = [*short, "--env-url", url]
         train(*common, f"output_dir={run}", "steps=3")
@@ -175,7 +175,7 @@ def test_a_run_that_left_no_checkpoint_begins_again(tmp_path, config):
     directory = tmp_path / "run"
     with env_server() as url:
         common = ["--config", str(config), "--env-url", url, f"output_dir={directory}", "warm_start=null"]
-        common += ["evaluation.panels={}", "checkpoint.every=0", "steps=3"]
+        common += ["evaluation.sets={}", "checkpoint.every=0", "steps=3"]
         train_until("step 2:", *common)
         assert digests(directory)
         assert "holds a run already" in refused(*common, "checkpoint.resume=never")
@@ -188,7 +188,7 @@ def test_a_run_that_left_no_checkpoint_begins_again(tmp_path, config):
 def test_the_steps_of_a_decaying_schedule_are_kept(tmp_path, config):
     with env_server() as url:
         common = ["--config", str(config), "--env-url", url, f"output_dir={tmp_path}/run", "warm_start=null"]
-        common += ["evaluation.panels={}", "optimizer.schedule=cosine"]
+        common += ["evaluation.sets={}", "optimizer.schedule=cosine"]
         train(*common, "steps=1")
         message = refused(*common, "steps=2")
     assert "cannot resume: steps differ" in message

@@ -24,7 +24,7 @@ inference:
 algorithm: {preset: grpo, correction: {kind: truncate}}
 evaluation:
   every: 0
-  panels:
+  sets:
     lake: {env_id: FrozenLake-v0, kwargs: {size: 4, split: test, max_episode_steps: 4}, episodes: 4, baselines: false}
 checkpoint: {every: 1}
 tracking: {tensorboard: false}

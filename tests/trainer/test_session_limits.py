@@ -17,7 +17,7 @@ def url():
 
 
 @pytest.mark.slow
-def test_deterministic_runs_and_their_panels_fit_into_ten_sessions(tmp_path: Path, url):
+def test_deterministic_runs_and_their_evaluation_sets_fit_into_ten_sessions(tmp_path: Path, url):
     config = tmp_path / "run.yaml"
     config.write_text(CONFIG)
     digests = []
@@ -34,7 +34,7 @@ def test_deterministic_runs_and_their_panels_fit_into_ten_sessions(tmp_path: Pat
             *("steps=2", "rollout.groups_per_step=4", "rollout.group_size=4", "warm_start=null"),
             *(
                 "evaluation.every=1",
-                "evaluation.panels.held_out={env_id: FrozenLake-v0, baselines: false, episodes: 24}",
+                "evaluation.sets.held_out={env_id: FrozenLake-v0, baselines: false, episodes: 24}",
             ),
         )
         assert "held_out/greedy" in output

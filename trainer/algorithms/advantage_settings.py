@@ -1,6 +1,5 @@
 """How advantages are computed: one settings class per kind. The code is in `credit.py` and the modules it names."""
 
-import warnings
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, Self
@@ -8,6 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
 from trainer.algorithms.modes import Baseline, GaeMask, Scale, Singleton, WhitenForm
+from trainer.core.former_names import with_current_keys
 from trainer.core.strict import Count, Fraction, Settings
 
 Unit = Literal["trajectory", "step"]
@@ -27,19 +27,13 @@ FORMER_KEYS: Mapping[str, str] = MappingProxyType(
 """Names that settings of advantages had before; they are still understood in this release."""
 
 
-def with_current_keys(advantage: Any) -> Any:
+def by_current_keys(advantage: Any) -> Any:
     """Return settings of an advantage by the names that they have now, and warn of those that had another.
 
     Raises:
         ValueError: If one is given by both.
     """
-    former = [key for key in FORMER_KEYS if isinstance(advantage, Mapping) and key in advantage]
-    for key in former:
-        if FORMER_KEYS[key] in advantage:
-            raise ValueError(f"'{key}' is the former name of '{FORMER_KEYS[key]}', which is given, too")
-        # FutureWarning: whoever wrote the settings is to see it, and not only developers.
-        warnings.warn(f"advantage.{key} is called {FORMER_KEYS[key]} now", FutureWarning, stacklevel=2)
-    return {FORMER_KEYS.get(key, key): value for key, value in advantage.items()} if former else advantage
+    return with_current_keys(advantage, FORMER_KEYS, "advantage")
 
 
 class Finished(Settings):
@@ -67,7 +61,7 @@ class Finished(Settings):
     @model_validator(mode="before")
     @classmethod
     def _by_current_keys(cls, values: Any) -> Any:
-        return with_current_keys(values)
+        return by_current_keys(values)
 
     @model_validator(mode="after")
     def _whitening_is_read(self) -> Self:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from trainer.algorithms.advantage_settings import with_current_keys
+from trainer.algorithms.advantage_settings import by_current_keys
 from trainer.algorithms.papers import groups, surrogates, turns
 from trainer.algorithms.papers.paper import Paper
 from trainer.algorithms.settings import AlgorithmSettings
@@ -68,7 +68,7 @@ def lay_over_preset(name: str, overrides: Mapping[str, Any]) -> dict[str, Any]:
     """
     if "advantage" in overrides:
         # By their present names: the preset's own are laid under them.
-        overrides = {**overrides, "advantage": with_current_keys(overrides["advantage"])}
+        overrides = {**overrides, "advantage": by_current_keys(overrides["advantage"])}
     return _merged(PRESETS[known_name(name)].model_dump(), overrides)
 
 

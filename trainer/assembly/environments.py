@@ -51,8 +51,8 @@ def task_source(settings: RunSettings) -> TaskSource:
 def server_urls(settings: RunSettings) -> list[str | None]:
     """Return the servers that the settings name; None is the run's default."""
     urls = [entry.url for entry in settings.tasks] + [dataset.url for dataset in settings.datasets]
-    for panel in settings.evaluation.panels.values():
-        urls.append(panel.url if panel.dataset is None else panel.dataset.url)
+    for each in settings.evaluation.sets.values():
+        urls.append(each.url if each.dataset is None else each.dataset.url)
     # Where the tasks of a source of the user's are played is known only once they are drawn.
     return [*urls, None] if settings.rollout.task_source is not None else urls
 

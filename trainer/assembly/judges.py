@@ -75,29 +75,29 @@ async def open_judges_alone(
 
 
 def apart_from_judges(settings: RunSettings) -> RunSettings:
-    """Return the settings without the tasks, data sets and panels that judges are asked by. Pure."""
+    """Return the settings without the tasks, data sets and evaluation sets that judges are asked by. Pure."""
     judges = set(settings.cluster.roles.judges)
 
     def asks(each: DatasetSettings) -> bool:
         verifiers = [*(each.route.verifiers.values() if each.route else []), each.verifier or ""]
         return bool(judges & {*verifiers, *(part.verifier for part in each.rewards)})
 
-    panels = {
-        name: panel
-        for name, panel in settings.evaluation.panels.items()
-        if panel.env_id not in judges and not (panel.dataset is not None and asks(panel.dataset))
+    evaluation_sets = {
+        name: each
+        for name, each in settings.evaluation.sets.items()
+        if each.env_id not in judges and not (each.dataset is not None and asks(each.dataset))
     }
     return settings.model_copy(
         update={
             "tasks": [task for task in settings.tasks if task.env_id not in judges],
             "datasets": [each for each in settings.datasets if not asks(each)],
-            "evaluation": settings.evaluation.model_copy(update={"panels": panels}),
+            "evaluation": settings.evaluation.model_copy(update={"sets": evaluation_sets}),
         }
     )
 
 
 def brought_to_judges(settings: RunSettings, urls: Mapping[str, str]) -> RunSettings:
-    """Return the settings with the servers of the judges where tasks, data sets and panels name them. Pure.
+    """Return the settings with the servers of the judges where tasks, data sets and evaluation sets name them. Pure.
 
     Args:
         settings: The run.
@@ -131,16 +131,16 @@ def brought_to_judges(settings: RunSettings, urls: Mapping[str, str]) -> RunSett
         for number, each in enumerate(settings.tasks)
     ]
     datasets = [dataset(each, f"datasets.{number}") for number, each in enumerate(settings.datasets)]
-    panels = {}
-    for name, panel in settings.evaluation.panels.items():
-        where = f"evaluation.panels.{name}"
-        inner = None if panel.dataset is None else dataset(panel.dataset, f"{where}.dataset")
-        url = url_of([panel.env_id], panel.url, where)
-        panels[name] = panel.model_copy(update={"url": url, "dataset": inner})
+    evaluation_sets = {}
+    for name, each in settings.evaluation.sets.items():
+        where = f"evaluation.sets.{name}"
+        inner = None if each.dataset is None else dataset(each.dataset, f"{where}.dataset")
+        url = url_of([each.env_id], each.url, where)
+        evaluation_sets[name] = each.model_copy(update={"url": url, "dataset": inner})
     if idle := sorted(set(urls) - asked):
         raise ConfigError(
-            f"cluster.roles.judges.{idle[0]}: no task, data set or panel names the environment {idle[0]}: name it "
-            "there, or leave the judge out"
+            f"cluster.roles.judges.{idle[0]}: no task, data set or evaluation set names the environment {idle[0]}: "
+            "name it there, or leave the judge out"
         )
-    evaluation = settings.evaluation.model_copy(update={"panels": panels})
+    evaluation = settings.evaluation.model_copy(update={"sets": evaluation_sets})
     return settings.model_copy(update={"tasks": tasks, "datasets": datasets, "evaluation": evaluation})

@@ -5,9 +5,10 @@ import difflib
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from clients.process.installed import add_version
+from trainer.core.former_names import warn_of_former_name
 
 COMMANDS = {
     "train": "train a policy in served environments (what is done without a command)",
@@ -16,7 +17,7 @@ COMMANDS = {
     "distill": "learn from a teacher's distributions, on its data or on your own policy's replies",
     "reward": "train a reward model on pairs",
     "rollout": "play episodes without training, in one process where a debugger works",
-    "eval": "measure a policy on the panels of a config",
+    "eval": "measure a policy on the evaluation sets of a config",
     "export": "write a trained policy as a folder in Hugging Face layout",
     "replay": "take a step of a recorded run again, and compare its weights",
     "report": "make one HTML page of a run",
@@ -36,7 +37,7 @@ _SHOWN = {
     "replies in the environments of `tasks`.",
     "reward": "Train a reward model on pairs of replies (Bradley and Terry).",
     "rollout": "Play episodes without training, in one process where a debugger works.",
-    "eval": "Measure a policy on the panels of a config.",
+    "eval": "Measure a policy on the evaluation sets of a config.",
     "export": "Write a trained policy as a folder in Hugging Face layout, adapters added to the weights.",
 }
 
@@ -55,6 +56,21 @@ class Parser(argparse.ArgumentParser):
         known = [word for action in self._actions for word in action.option_strings]
         near = difflib.get_close_matches(rest.split()[0].partition("=")[0], known, n=1)
         return f": did you mean {near[0]}?" if near else ""
+
+
+class _FormerOption(argparse.Action):
+    """An option by the name that it had before."""
+
+    def __call__(
+        self,
+        _parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[Any] | None,
+        option_string: str | None = None,
+    ) -> None:
+        """Take the value, and warn."""
+        warn_of_former_name(str(option_string), f"--{self.dest.replace('_', '-')}")
+        setattr(namespace, self.dest, values)
 
 
 def split_command(words: Sequence[str]) -> tuple[str, list[str]]:
@@ -129,7 +145,13 @@ def _settings_parser(command: str) -> Parser:
     if command == "rollout":
         parser.add_argument("--policy", choices=_PLAYERS, default="model", help="who plays")
         parser.add_argument("--episodes", type=_count, default=4, help="how many episodes")
-        parser.add_argument("--panel", help="play this panel's tasks instead of training tasks")
+        chosen = parser.add_mutually_exclusive_group()
+        chosen.add_argument(
+            "--evaluation-set",
+            metavar="NAME",
+            help="play this evaluation set's tasks instead of training tasks",
+        )
+        chosen.add_argument("--panel", dest="evaluation_set", action=_FormerOption, help=argparse.SUPPRESS)
         parser.add_argument("--recorded", type=Path, help="episodes.jsonl that --policy recorded plays again")
         parser.add_argument(
             "--output", type=Path, help="write the episodes here as JSON lines, each once it is over"
@@ -150,8 +172,8 @@ def _algorithms_parser() -> Parser:
 def _report_parser() -> Parser:
     parser = Parser(
         prog="roll-train report",
-        description="One HTML page of a run, made from its records: curves, panels, where its time went, episodes with "
-        "their tokens. The run may still be going on.",
+        description="One HTML page of a run, made from its records: curves, evaluation sets, where its time went, "
+        "episodes with their tokens. The run may still be going on.",
     )
     add_version(parser)
     parser.add_argument("run", type=Path, metavar="RUN", help="the run's output_dir")

@@ -19,7 +19,7 @@ from trainer.core.console import RunConsole
 from trainer.core.errors import ConfigError, RunError
 from trainer.core.run_files import write_errors, write_whole
 from trainer.core.run_lock import output_lock
-from trainer.evaluation.evaluator import Evaluator, build_panels
+from trainer.evaluation.evaluator import Evaluator, build_evaluation_sets
 from trainer.models.load import save_model
 from trainer.models.lora import ADAPTER_CONFIG, has_adapters, save_adapter
 from trainer.records.checkpoint import MANIFEST, Checkpoint, CheckpointError, identity_of, load_checkpoint
@@ -142,7 +142,7 @@ def _say(text: str) -> None:
 
 
 async def evaluate(settings: RunSettings, checkpoint: Path | None) -> int:
-    """Measure a trained policy on the panels of its run."""
+    """Measure a trained policy on the evaluation sets of its run."""
     check_inference(settings)
     async with AsyncExitStack() as stack:
         console = RunConsole(settings.steps, live=False)
@@ -151,13 +151,13 @@ async def evaluate(settings: RunSettings, checkpoint: Path | None) -> int:
         pool = await stack.enter_async_context(open_environments(settings, console))
         players = await stack.enter_async_context(open_players(settings, policy, pool, console))
         await bring_weights(settings, policy, players)
-        panels = await build_panels(settings, pool)
+        evaluation_sets = await build_evaluation_sets(settings, pool)
         player = await stack.enter_async_context(open_player(settings, policy, players, console))
-        evaluator = Evaluator(settings, player, pool, console, panels, task_source(settings))
+        evaluator = Evaluator(settings, player, pool, console, evaluation_sets, task_source(settings))
         evaluator.say("baseline", await evaluator.baselines())
         scores = await evaluator.measure(whole=True)
         evaluator.say("policy", scores)
-        if panels and not scores:
+        if evaluation_sets and not scores:
             raise RunError("nothing could be measured; the lines above say why")
     return 0
 

@@ -149,13 +149,13 @@ def _counted(number: int, noun: str) -> str:
 
 
 def _kinds(source: TaskSource, settings: RunSettings) -> Sequence[Task]:
-    """One task of every kind: what the run trains on, and what its panels ask for."""
+    """One task of every kind: what the run trains on, and what its evaluation sets ask for."""
     wanted = [Task(0, each.env_id, 0, each.kwargs, each.options, url=each.url) for each in settings.tasks]
     if settings.rollout.task_source is not None:
         wanted += [source.task(index) for index in range(_TASKS)]
-    for panel in settings.evaluation.panels.values():
-        if panel.dataset is None:
-            wanted.append(Task(0, panel.env_id, 0, panel.kwargs, panel.options, url=panel.url))
+    for each in settings.evaluation.sets.values():
+        if each.dataset is None:
+            wanted.append(Task(0, each.env_id, 0, each.kwargs, each.options, url=each.url))
     return list({task.session_key: task for task in reversed(wanted)}.values())
 
 

@@ -16,7 +16,7 @@ from trainer.cluster.cluster import open_cluster
 from trainer.cluster.placement import place_roles
 from trainer.commands.learners import make_learner
 from trainer.commands.policy import save_policy
-from trainer.config.load import load_settings
+from trainer.config.load import load_own_settings
 from trainer.config.run import RunSettings
 from trainer.core.console import RunConsole
 from trainer.core.errors import ConfigError, RunError
@@ -107,7 +107,7 @@ def _settings_of(run: Path) -> RunSettings:
     path = run / CONFIG_FILE
     if not path.exists():
         raise ConfigError(f"{run} holds no run: it has no {CONFIG_FILE}")
-    settings = load_settings(path)
+    settings = load_own_settings(path)
     if not settings.plays:
         raise ConfigError(
             f"{run} is a run of roll-train {settings.section}, whose steps depend on its data alone: run it again with "

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from trainer.config.agents import agent_kind
-from trainer.config.load import dump_settings, load_settings
+from trainer.config.load import dump_settings, load_own_settings
 from trainer.config.run import RunSettings
 from trainer.core.ending import to_its_end
 from trainer.core.errors import ConfigError
@@ -266,7 +266,7 @@ def changed_settings(settings: RunSettings, directory: Path) -> list[str]:
     if not path.exists():
         return []
     try:
-        before = load_settings(path)
+        before = load_own_settings(path)
     except ConfigError as error:
         raise CheckpointError(
             f"cannot resume: {path} cannot be read, which holds the settings that the run began with: {error}"

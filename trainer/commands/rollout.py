@@ -22,7 +22,7 @@ from trainer.core.console import RunConsole
 from trainer.core.errors import ConfigError
 from trainer.core.plugins import load_attribute
 from trainer.core.seeding import generator
-from trainer.evaluation.panels import build_panel
+from trainer.evaluation.evaluation_sets import build_evaluation_set
 from trainer.evaluation.play import in_time
 from trainer.records.trajectory import Trajectory
 from trainer.rollout.actors import Actor, HumanActor, RandomActor, ScriptedActor
@@ -44,7 +44,7 @@ async def rollout(
     *,
     player: str,
     episodes: int,
-    panel: str | None,
+    evaluation_set: str | None,
     recorded: Path | None,
     checkpoint: Path | None,
     output: Path | None,
@@ -54,9 +54,9 @@ async def rollout(
     Raises:
         ConfigError: If what the command line names is not there, or cannot be written.
     """
-    if panel is not None and panel not in settings.evaluation.panels:
-        names = ", ".join(settings.evaluation.panels) or "none"
-        raise ConfigError(f"no panel '{panel}'; the config has {names}")
+    if evaluation_set is not None and evaluation_set not in settings.evaluation.sets:
+        names = ", ".join(settings.evaluation.sets) or "none"
+        raise ConfigError(f"no evaluation set '{evaluation_set}'; the config has {names}")
     if player == "model":
         check_inference(settings)
     scripts = read_recording(recorded)[:episodes] if recorded is not None else []
@@ -74,7 +74,7 @@ async def rollout(
                 timeout_s=_AT_A_BREAKPOINT_S if here else OPERATION_TIMEOUT_S,
             )
         )
-        tasks = [task for task, _ in scripts] or await _tasks(settings, panel, episodes, pool)
+        tasks = [task for task, _ in scripts] or await _tasks(settings, evaluation_set, episodes, pool)
         model = None
         if policy is not None:
             players = await stack.enter_async_context(open_players(settings, policy, pool, console))
@@ -98,10 +98,10 @@ async def rollout(
 
 
 async def _tasks(
-    settings: RunSettings, panel: str | None, episodes: int, pool: EnvironmentPool
+    settings: RunSettings, evaluation_set: str | None, episodes: int, pool: EnvironmentPool
 ) -> Sequence[Task]:
-    if panel is not None:
-        chosen = await build_panel(panel, settings.evaluation.panels[panel], pool)
+    if evaluation_set is not None:
+        chosen = await build_evaluation_set(evaluation_set, settings.evaluation.sets[evaluation_set], pool)
         return chosen.tasks[:episodes]
     source = task_source(settings)
     await check_streams(row_streams(source), pool)

@@ -40,7 +40,7 @@ from trainer.core.console import RunConsole
 from trainer.core.ending import Ending, to_its_end
 from trainer.core.run_files import write_errors
 from trainer.evaluation.demonstrations import collect_demonstrations
-from trainer.evaluation.evaluator import Evaluator, as_metrics, build_panels
+from trainer.evaluation.evaluator import Evaluator, as_metrics, build_evaluation_sets
 from trainer.evaluation.play import Score
 from trainer.evaluation.reporting.episodes import keep_tokenizer
 from trainer.learn.boards import RunIdentity, open_boards
@@ -117,7 +117,7 @@ async def _train(
     keep_tokenizer(policy.tokenizer, directory)
     pool = await stack.enter_async_context(open_environments(settings, console, roles.serve))
     await check_streams(streams, pool)
-    panels = await build_panels(settings, pool)
+    evaluation_sets = await build_evaluation_sets(settings, pool)
     made = await stack.enter_async_context(
         open_models(settings, policy, directory, console, cluster, roles.groups)
     )
@@ -149,7 +149,7 @@ async def _train(
     stack.callback(ledger.close)
     ledger.roll_back(state.next_task, state.step, state.untrained)
     playing = await stack.enter_async_context(open_player(settings, policy, players, console))
-    evaluator = Evaluator(settings, playing, pool, console, panels, source)
+    evaluator = Evaluator(settings, playing, pool, console, evaluation_sets, source)
 
     async def evaluate(step: int) -> None:
         every = settings.evaluation.every

@@ -30,11 +30,11 @@ def check_settings(settings: RunSettings) -> None:
     """
     check_unread(settings)
     check_resume(settings.checkpoint.resume)
-    panels = settings.evaluation.panels.items()
+    evaluation_sets = settings.evaluation.sets.items()
     named = {f"datasets.{number}.path": each.path for number, each in enumerate(settings.datasets)} | {
-        f"evaluation.panels.{name}.dataset.path": panel.dataset.path
-        for name, panel in panels
-        if panel.dataset
+        f"evaluation.sets.{name}.dataset.path": evaluation_set.dataset.path
+        for name, evaluation_set in evaluation_sets
+        if evaluation_set.dataset
     }
     named |= _example_files(settings)
     named["prompt.chat_template"] = settings.prompt.chat_template

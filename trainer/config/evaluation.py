@@ -1,19 +1,25 @@
 """When and on what the policy is measured."""
 
-from typing import Self
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Self
 
 from pydantic import Field, model_validator
 
 from trainer.config.data import DatasetSettings
+from trainer.core.former_names import with_current_keys
 from trainer.core.strict import Amount, Count, JsonObject, ServerUrl, Settings
 
+FORMER_EVALUATION_KEYS: Mapping[str, str] = MappingProxyType({"panels": "sets"})
+"""Names that settings of evaluations had before; they are still understood in this release."""
 
-class PanelSettings(Settings):
+
+class EvaluationSetSettings(Settings):
     """A fixed set of tasks to evaluate on."""
 
     env_id: str = Field("", description="The environment; empty where a data set is named.")
     dataset: DatasetSettings | None = Field(
-        None, description="In place of an environment: the panel's tasks are the first rows."
+        None, description="In place of an environment: the set's tasks are the first rows."
     )
     kwargs: JsonObject = Field({}, description="What the environment is made with.")
     options: JsonObject | None = None
@@ -32,11 +38,12 @@ class PanelSettings(Settings):
     @model_validator(mode="after")
     def _environment_or_rows(self) -> Self:
         if bool(self.env_id) == (self.dataset is not None):
-            raise ValueError("a panel needs either an env_id or a dataset")
+            raise ValueError("an evaluation set needs either an env_id or a dataset")
         ignored = [name for name in ("kwargs", "options", "url") if getattr(self, name)]
         if self.dataset is not None and ignored:
             raise ValueError(
-                f"a panel with a dataset takes no {ignored[0]} of its own: the data set's rows, kwargs and url count"
+                f"an evaluation set with a dataset takes no {ignored[0]} of its own: the data set's rows, kwargs "
+                "and url count"
             )
         return self
 
@@ -50,16 +57,22 @@ class EvaluationSettings(Settings):
     sampled: bool = True
     greedy: bool = True
     interim_episodes: Count | None = Field(
-        None, description="Episodes per panel between the two ends; all if absent."
+        None, description="Episodes per evaluation set between the two ends; all if absent."
     )
-    panels: dict[str, PanelSettings] = Field(
-        {}, description="Named panels; any environment, trained on or not."
+    sets: dict[str, EvaluationSetSettings] = Field(
+        {}, description="Named evaluation sets; any environment, trained on or not."
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _by_current_keys(cls, values: Any) -> Any:
+        return with_current_keys(values, FORMER_EVALUATION_KEYS, "evaluation")
+
     @model_validator(mode="after")
-    def _panels_are_played(self) -> Self:
-        if self.panels and not self.sampled and not self.greedy:
+    def _evaluation_sets_are_played(self) -> Self:
+        if self.sets and not self.sampled and not self.greedy:
             raise ValueError(
-                "sampled and greedy are both false, so nobody plays the panels: set one of them, or no panels"
+                "sampled and greedy are both false, so nobody plays the evaluation sets: set one of them, or no "
+                "evaluation.sets"
             )
         return self

@@ -2,17 +2,21 @@
 
 import re
 import typing
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, cast
 
 import yaml
 from pydantic import BaseModel, ValidationError
 
 from clients.protocol.yaml_text import read_yaml
+from trainer.config.evaluation import FORMER_EVALUATION_KEYS
 from trainer.config.pipelines import no_section
 from trainer.config.run import SECTIONS, RunSettings
 from trainer.core.errors import ConfigError
+from trainer.core.former_names import warn_of_former_name, with_current_keys
 from trainer.core.strict import WRONG_VALUE, models_in
 
 _SECRET = frozenset({"env_token"})
@@ -22,6 +26,8 @@ _MOST_SHOWN = 60
 _NO_MAPPING = frozenset({"dict_type", "model_type", "model_attributes_type"})
 """pydantic's words for what should be a mapping; its sentences name our classes."""
 _JSON_TYPES = frozenset({"float", "int", "str", "bool", "list", "dict"})
+_FORMER_KEYS: Mapping[str, Mapping[str, str]] = MappingProxyType({"evaluation": FORMER_EVALUATION_KEYS})
+"""Sections whose settings are looked for by their former names, too, in what is laid over and in what lies under it."""
 
 
 def load_settings(
@@ -53,6 +59,18 @@ def load_settings(
     return settings_from(values, overrides, command)
 
 
+def load_own_settings(path: Path) -> RunSettings:
+    """Return the settings that a run wrote of itself, as `load_settings` does.
+
+    Raises:
+        ConfigError: If the file or a value is not understood.
+    """
+    with warnings.catch_warnings():
+        # Nobody is to rename what a run of an earlier release wrote.
+        warnings.simplefilter("ignore", FutureWarning)
+        return load_settings(path)
+
+
 def settings_from(
     values: dict[str, Any], overrides: Sequence[str] | Mapping[str, Any] = (), command: str = "train"
 ) -> RunSettings:
@@ -61,8 +79,9 @@ def settings_from(
     Raises:
         ConfigError: If a word or a value is not understood.
     """
+    values = _by_current_names(values)
     if isinstance(overrides, Mapping):
-        _lay_over(values, overrides, "")
+        _lay_over(values, _by_current_names(overrides), "")
     else:
         for word in overrides:
             _apply_override(values, word)
@@ -128,7 +147,31 @@ def _lay_over(values: dict[str, Any], overrides: Mapping[str, Any], place: str) 
             _put(values, path, value)
 
 
+def _by_current_names(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: _section_by_current_names(key, value) for key, value in values.items()}
+
+
+def _section_by_current_names(section: str, value: Any) -> Any:
+    try:
+        return with_current_keys(value, _FORMER_KEYS.get(section, {}), section)
+    except ValueError as error:
+        raise ConfigError(f"{section}: {error}") from error
+
+
+def _current_key(key: str) -> str:
+    """Return the path of a setting by the name that it has now, and warn if it had another."""
+    section, _, rest = key.partition(".")
+    name, *below = rest.split(".")
+    current = _FORMER_KEYS.get(section, {}).get(name)
+    if current is None:
+        return key
+    warn_of_former_name(f"{section}.{name}", f"{section}.{current}")
+    return ".".join([section, current, *below])
+
+
 def _put(values: dict[str, Any], key: str, value: Any) -> None:
+    key = _current_key(key)
+    value = _section_by_current_names(key, value)
     *parents, last = key.split(".")
     node: Any = values
     for parent in parents:

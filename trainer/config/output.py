@@ -69,7 +69,7 @@ class CheckpointSettings(Settings):
     best_metric: str | None = Field(
         None,
         min_length=1,
-        description="A name in metrics.jsonl, such as rollout/success or evaluate/PANEL/greedy/success. A checkpoint's "
+        description="A name in metrics.jsonl, such as rollout/success or evaluate/SET/greedy/success. A checkpoint's "
         "score is its value at that very step: evaluate where checkpoints are written.",
     )
     best_is: Literal["highest", "lowest"] = Field("highest", description="Which values of it are the best.")

@@ -327,9 +327,9 @@ class RunSettings(Settings):
     def _limited_environments_are_played(self) -> Self:
         if not self.plays or self.rollout.task_source is not None:
             return self
-        panels = self.evaluation.panels.values()
-        datasets = [*self.datasets, *(panel.dataset for panel in panels if panel.dataset is not None)]
-        played = {task.env_id for task in self.tasks} | {panel.env_id for panel in panels if panel.env_id}
+        measured = self.evaluation.sets.values()
+        datasets = [*self.datasets, *(each.dataset for each in measured if each.dataset is not None)]
+        played = {task.env_id for task in self.tasks} | {each.env_id for each in measured if each.env_id}
         played |= {name for each in datasets for name in each.played_by}
         if unknown := sorted(set(self.rollout.max_concurrent_by_environment) - played):
             raise ValueError(

@@ -8,7 +8,7 @@ from trainer.core.errors import ConfigError
 
 _OF_OUR_PROMPTS = ("context", "turns", "instruction", "tools", "custom_context")
 """What of `prompt` makes conversations of episodes; the rest of it is of the chat template, whoever makes them."""
-_OF_PANELS = ("sampled", "greedy", "interim_episodes")
+_OF_EVALUATION_SETS = ("sampled", "greedy", "interim_episodes")
 _OF_THE_STREAM = ("shuffle", "weight", "domain")
 """What of a data set decides which row is played when, and what its tasks are called among others."""
 
@@ -77,18 +77,18 @@ def _of_weights(settings: RunSettings) -> Iterator[str]:
 
 def _of_evaluation(settings: RunSettings) -> Iterator[str]:
     evaluation = settings.evaluation
-    unread = evaluation.changed(*_OF_PANELS)
+    unread = evaluation.changed(*_OF_EVALUATION_SETS)
     if evaluation.every and evaluation.changed("every"):
         unread.append("every")
-    if unread and not evaluation.panels:
+    if unread and not evaluation.sets:
         yield (
-            f"evaluation.{unread[0]} is about evaluation.panels, and there are none: name one, or leave {unread[0]} out"
+            f"evaluation.{unread[0]} is about evaluation.sets, and there are none: name one, or leave {unread[0]} out"
         )
-    for name, panel in evaluation.panels.items():
-        if panel.dataset is not None and (unread := _of_the_stream(panel.dataset)):
+    for name, evaluation_set in evaluation.sets.items():
+        if evaluation_set.dataset is not None and (unread := _of_the_stream(evaluation_set.dataset)):
             yield (
-                f"evaluation.panels.{name}.dataset.{unread[0]} is of data sets that are trained on, and a panel plays "
-                "the first rows, under its own name: leave it out"
+                f"evaluation.sets.{name}.dataset.{unread[0]} is of data sets that are trained on, and an evaluation "
+                "set plays the first rows, under its own name: leave it out"
             )
 
 

@@ -1,4 +1,4 @@
-"""The measurements of a run: all its panels, sampled and greedy, with the baselines beside them."""
+"""The measurements of a run: all its evaluation sets, sampled and greedy, with the baselines beside them."""
 
 from dataclasses import dataclass, replace
 from functools import partial
@@ -8,13 +8,13 @@ from trainer.assembly.agents import PolicyPlayer
 from trainer.config.run import RunSettings
 from trainer.config.supervised import PLAIN_REPLY
 from trainer.core.console import RunConsole
-from trainer.evaluation.panels import Panel, build_panel
+from trainer.evaluation.evaluation_sets import EvaluationSet, build_evaluation_set
 from trainer.evaluation.play import (
     NoBlindBaselineError,
     NoResultError,
     Score,
     blind_baseline,
-    panel_turns,
+    evaluation_set_turns,
     play_each,
     random_baseline,
     score,
@@ -32,7 +32,7 @@ class Evaluator:
         player: Who plays with the policy.
         pool: The environments.
         console: Where results are said.
-        panels: The fixed panels.
+        evaluation_sets: The fixed sets of tasks.
         source: The tasks that the run trains on.
     """
 
@@ -40,25 +40,25 @@ class Evaluator:
     player: PolicyPlayer
     pool: EnvironmentPool
     console: RunConsole
-    panels: list[Panel]
+    evaluation_sets: list[EvaluationSet]
     source: TaskSource
 
     async def measure(self, *, whole: bool) -> dict[str, Score]:
-        """Play the panels and return scores by `panel/mode`.
+        """Play the evaluation sets and return scores by `set/mode`.
 
         Args:
-            whole: Play all tasks of a panel, or only the `interim_episodes` first ones.
+            whole: Play all tasks of a set, or only the `interim_episodes` first ones.
         """
         scores: dict[str, Score] = {}
         evaluation = self.settings.evaluation
         modes = {"sampled": evaluation.sampled, "greedy": evaluation.greedy}
-        for panel in self.panels:
-            tasks = panel.tasks if whole else panel.tasks[: evaluation.interim_episodes]
-            turns = panel_turns(panel.settings, self.settings.rollout.max_turns)
+        for evaluation_set in self.evaluation_sets:
+            tasks = evaluation_set.tasks if whole else evaluation_set.tasks[: evaluation.interim_episodes]
+            turns = evaluation_set_turns(evaluation_set.settings, self.settings.rollout.max_turns)
             for mode, wanted in modes.items():
                 if not wanted:
                     continue
-                purpose = f"evaluate-{panel.name}-{mode}"
+                purpose = f"evaluate-{evaluation_set.name}-{mode}"
                 played = await play_each(
                     tasks,
                     self.player.playing(purpose, turns, greedy=mode == "greedy"),
@@ -68,32 +68,34 @@ class Evaluator:
                     self.player.timeout_s,
                 )
                 try:
-                    scores[f"{panel.name}/{mode}"] = score(played)
+                    scores[f"{evaluation_set.name}/{mode}"] = score(played)
                 except NoResultError as reason:
                     # A run that has learnt for hours does not end because it cannot be measured now.
-                    self.console.say(f"panel  {panel.name}/{mode} is not measured: {reason}")
+                    self.console.say(
+                        f"evaluation set  {evaluation_set.name}/{mode} is not measured: {reason}"
+                    )
         await self.pool.shrink()
         return scores
 
     async def baselines(self) -> dict[str, Score]:
-        """Play the random and the blind baseline on every panel that asks for them; say where there is no blind one."""
+        """Play the random and the blind baseline on every set that asks for them; say where there is no blind one."""
         scores: dict[str, Score] = {}
         warm = self.settings.warm_start
         template = warm.reply if warm is not None else PLAIN_REPLY
-        for panel in self.panels:
-            if not panel.settings.baselines:
+        for evaluation_set in self.evaluation_sets:
+            if not evaluation_set.settings.baselines:
                 continue
-            turns = panel_turns(panel.settings, self.settings.rollout.max_turns)
-            train = _training_tasks(self.source, panel)
+            turns = evaluation_set_turns(evaluation_set.settings, self.settings.rollout.max_turns)
+            train = _training_tasks(self.source, evaluation_set)
             players = {
-                "random": partial(random_baseline, panel, self.pool, turns, self.settings.seed),
-                "blind": partial(blind_baseline, panel, train, self.pool, turns, template),
+                "random": partial(random_baseline, evaluation_set, self.pool, turns, self.settings.seed),
+                "blind": partial(blind_baseline, evaluation_set, train, self.pool, turns, template),
             }
             for name, play in players.items():
                 try:
-                    scores[f"{panel.name}/{name}"] = await play()
+                    scores[f"{evaluation_set.name}/{name}"] = await play()
                 except (NoBlindBaselineError, NoResultError) as reason:
-                    self.console.say(f"baseline  {panel.name}/{name} is not played: {reason}")
+                    self.console.say(f"baseline  {evaluation_set.name}/{name} is not played: {reason}")
         await self.pool.shrink()
         return scores
 
@@ -106,16 +108,16 @@ class Evaluator:
             self.console.numbers(f"{title}  {name:<24} ", parts)
 
     def say_gain(self, before: dict[str, Score], after: dict[str, Score]) -> None:
-        """Print what training gained on each panel, with its interval."""
+        """Print what training gained on each evaluation set, with its interval."""
         for name, result in after.items():
             if name in before:
                 gain = rate_difference(before[name].success, result.success)
                 self.console.say(f"gain     {name:<24} {gain}")
 
 
-async def build_panels(settings: RunSettings, pool: EnvironmentPool) -> list[Panel]:
-    """Choose the tasks of all panels."""
-    return [await build_panel(name, panel, pool) for name, panel in settings.evaluation.panels.items()]
+async def build_evaluation_sets(settings: RunSettings, pool: EnvironmentPool) -> list[EvaluationSet]:
+    """Choose the tasks of all evaluation sets."""
+    return [await build_evaluation_set(name, each, pool) for name, each in settings.evaluation.sets.items()]
 
 
 def as_metrics(scores: dict[str, Score]) -> dict[str, float]:
@@ -127,7 +129,7 @@ def as_metrics(scores: dict[str, Score]) -> dict[str, float]:
     }
 
 
-def _training_tasks(source: TaskSource, panel: Panel) -> list[Task]:
-    """Training tasks of the panel's environment, for choosing the blind baseline's script."""
+def _training_tasks(source: TaskSource, evaluation_set: EvaluationSet) -> list[Task]:
+    """Training tasks of the evaluation set's environment, for choosing the blind baseline's script."""
     tasks = (source.task(index) for index in range(2**41, 2**41 + 400))
-    return [replace(task, options=None) for task in tasks if task.env_id == panel.tasks[0].env_id]
+    return [replace(task, options=None) for task in tasks if task.env_id == evaluation_set.tasks[0].env_id]

@@ -1,4 +1,4 @@
-"""Measure a policy on fixed panels, with the random and the blind baseline beside it."""
+"""Measure a policy on fixed evaluation sets, with the random and the blind baseline beside it."""
 
 import asyncio
 from collections import Counter
@@ -11,10 +11,10 @@ from clients.client.session import EnvSession
 from clients.measuring.statistics import Interval, mean_interval, success_rate
 from clients.protocol.errors import ProblemError
 from clients.protocol.spaces import parse_space
-from trainer.config.evaluation import PanelSettings
+from trainer.config.evaluation import EvaluationSetSettings
 from trainer.core.errors import RunError
 from trainer.core.seeding import generator
-from trainer.evaluation.panels import Panel
+from trainer.evaluation.evaluation_sets import EvaluationSet
 from trainer.records.trajectory import Outcome, Trajectory
 from trainer.rollout.actors import Actor, ExpertActor, RandomActor, ScriptedActor
 from trainer.rollout.agent import play_episode
@@ -39,7 +39,7 @@ class NoBlindBaselineError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """What a player reached on a panel.
+    """What a player reached on an evaluation set.
 
     Attributes:
         success: Success rate with its 95 % interval, over episodes that ended with a result.
@@ -172,36 +172,42 @@ def score(trajectories: Sequence[Trajectory]) -> Score:
     )
 
 
-def panel_turns(settings: PanelSettings, default: int) -> int:
-    """How many turns an episode of the panel may have."""
+def evaluation_set_turns(settings: EvaluationSetSettings, default: int) -> int:
+    """How many turns an episode of the evaluation set may have."""
     return settings.max_turns if settings.max_turns is not None else default
 
 
-async def random_baseline(panel: Panel, pool: EnvironmentPool, max_turns: int, seed: int) -> Score:
+async def random_baseline(
+    evaluation_set: EvaluationSet, pool: EnvironmentPool, max_turns: int, seed: int
+) -> Score:
     """Score a player that draws uniformly from the available actions."""
-    client = await pool.client(panel.tasks[0].url)
-    info = await client.env(panel.tasks[0].env_id)
+    client = await pool.client(evaluation_set.tasks[0].url)
+    info = await client.env(evaluation_set.tasks[0].env_id)
     space = parse_space(info.action_space)
     space.seed(seed % 2**31)
 
     def actor(task: Task) -> Actor:
-        return RandomActor(generator(seed, "baseline", panel.name, task.index), space.sample)
+        return RandomActor(generator(seed, "baseline", evaluation_set.name, task.index), space.sample)
 
-    return score(await play_tasks(panel.tasks, actor, pool, max_turns))
+    return score(await play_tasks(evaluation_set.tasks, actor, pool, max_turns))
 
 
 async def blind_baseline(
-    panel: Panel, train_tasks: Sequence[Task], pool: EnvironmentPool, max_turns: int, template: str
+    evaluation_set: EvaluationSet,
+    train_tasks: Sequence[Task],
+    pool: EnvironmentPool,
+    max_turns: int,
+    template: str,
 ) -> Score:
     """Score the best player that never looks: one fixed sequence of replies for every task.
 
     The candidates are the expert's most frequent sequences on training tasks, and the best of them on those training
-    tasks plays the panel.
+    tasks plays the evaluation set.
 
     Raises:
         NoBlindBaselineError: If there is no such sequence: no training tasks, or no expert to learn it from.
     """
-    env_id = panel.tasks[0].env_id
+    env_id = evaluation_set.tasks[0].env_id
     if not train_tasks:
         raise NoBlindBaselineError(f"the run does not train on {env_id}")
     tasks = list(train_tasks)[:_BLIND_TASKS]
@@ -227,7 +233,7 @@ async def blind_baseline(
             best = (rate, sequence)
     if best is None:
         raise NoBlindBaselineError(f"the expert of {env_id} solves none of {len(tasks)} training tasks")
-    return score(await play_tasks(panel.tasks, partial(_scripted, best[1]), pool, max_turns))
+    return score(await play_tasks(evaluation_set.tasks, partial(_scripted, best[1]), pool, max_turns))
 
 
 def _scripted(replies: tuple[str, ...], _: Task) -> Actor:

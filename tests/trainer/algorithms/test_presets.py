@@ -31,7 +31,7 @@ def test_another_kind_replaces_the_part():
 
 
 def test_settings_of_advantages_are_understood_by_their_former_names():
-    with pytest.warns(FutureWarning, match="advantage.trace is called gae_lambda now"):
+    with pytest.warns(FutureWarning, match="advantage.trace is called advantage.gae_lambda now"):
         former = resolve_preset("ppo", {"advantage": {"trace": 0.9, "token_discount": 0.8}})
     assert former == resolve_preset("ppo", {"advantage": {"gae_lambda": 0.9, "gamma": 0.8}})
     with pytest.warns(FutureWarning):

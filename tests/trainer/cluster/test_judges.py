@@ -27,31 +27,31 @@ def test_what_names_a_judge_is_played_on_its_server():
     settings = settings_of(
         "tasks=[{env_id: A}, {env_id: FrozenLake-v0}, {env_id: A, url: 'http://c:1'}]",
         "datasets=[{path: x, verifier: B}, {path: y, route: {column: k, verifiers: {m: Math-v0, b: B}}}]",
-        "evaluation.panels={p: {env_id: A}, q: {dataset: {path: z, verifier: B}}}",
+        "evaluation.sets={p: {env_id: A}, q: {dataset: {path: z, verifier: B}}}",
     )
     brought = brought_to_judges(settings, {"A": "http://a:1", "B": "http://b:1"})
     assert [task.url for task in brought.tasks] == ["http://a:1", None, "http://c:1"]
     assert [dataset.url for dataset in brought.datasets] == ["http://b:1", "http://b:1"]
-    panels = brought.evaluation.panels
-    assert (panels["p"].url, panels["q"].url, panels["q"].dataset.url) == ("http://a:1", None, "http://b:1")
+    p, q = brought.evaluation.sets["p"], brought.evaluation.sets["q"]
+    assert (p.url, q.url, q.dataset.url) == ("http://a:1", None, "http://b:1")
 
 
 def test_a_probe_asks_only_what_runs_without_judges():
     settings = settings_of(
         "tasks=[{env_id: A}, {env_id: FrozenLake-v0}]",
         "datasets=[{path: x, verifier: B}, {path: y, verifier: Math-v0}]",
-        "evaluation.panels={p: {env_id: A}, q: {dataset: {path: z, verifier: B}}, r: {env_id: FrozenLake-v0}}",
+        "evaluation.sets={p: {env_id: A}, q: {dataset: {path: z, verifier: B}}, r: {env_id: FrozenLake-v0}}",
     )
     left = apart_from_judges(settings)
     assert [task.env_id for task in left.tasks] == ["FrozenLake-v0"]
     assert [dataset.path for dataset in left.datasets] == ["y"]
-    assert list(left.evaluation.panels) == ["r"]
+    assert list(left.evaluation.sets) == ["r"]
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["tasks=[{env_id: A}]"], "judges.B: no task, data set or panel names the environment B"),
+        (["tasks=[{env_id: A}]"], "judges.B: no task, data set or evaluation set names the environment B"),
         (
             ["datasets=[{path: y, route: {column: k, verifiers: {m: A, b: B}}}]"],
             "datasets.0 asks judges A and B, each of which has a queue of its own: make it one data set for each",

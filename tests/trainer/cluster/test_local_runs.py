@@ -20,7 +20,7 @@ tasks:
 model: {hidden_size: 16, layers: 1, heads: 2, max_length: 96, device: cpu}
 prompt: {context: single_turn, instruction: none}
 rollout: {groups_per_step: 2, group_size: 2, max_turns: 6, max_new_tokens: 3}
-evaluation: {every: 0, panels: {}}
+evaluation: {every: 0, sets: {}}
 checkpoint: {every: 1, asynchronous: true}
 tracking: {tensorboard: false}
 backend: {kind: fsdp2, ranks: 2}

@@ -23,7 +23,7 @@ warm_start: {demonstrations: 20, epochs: 3, learning_rate: 5.0e-3}
 rollout: {groups_per_step: 8, group_size: 2, max_turns: 8, max_new_tokens: 3}
 evaluation:
   every: 0
-  panels:
+  sets:
     lake: {env_id: FrozenLake-v0, kwargs: {size: 4, split: test, max_episode_steps: 5}, episodes: 8}
     never_trained: {env_id: Arithmetic-v0, episodes: 6, baselines: false}
 tracking: {tensorboard: true}
@@ -51,7 +51,7 @@ def roll_train(command: str, run, url, *arguments: str) -> str:
     return train(command, "--config", str(config), "--env-url", url, f"output_dir={directory}", *arguments)
 
 
-def test_a_mixed_run_reports_by_domain_and_panel(run):
+def test_a_mixed_run_reports_by_domain_and_evaluation_set(run):
     _, directory, output = run
     rows = read_lines(directory / "metrics.jsonl")
     keys = {key for row in rows for key in row}
@@ -82,7 +82,10 @@ def test_episodes_hold_text_and_ids(run):
 def test_rollout_plays_without_training(run, url, player, tmp_path):
     file = tmp_path / "episodes.jsonl"
     output = roll_train(
-        "rollout", run, url, "--policy", player, "--episodes", "3", "--panel", "lake", "--output", str(file)
+        "rollout",
+        run,
+        url,
+        *("--policy", player, "--episodes", "3", "--evaluation-set", "lake", "--output", str(file)),
     )
     assert "3 episodes: success" in output
     assert len(read_lines(file)) == 3
@@ -116,7 +119,7 @@ def test_a_person_plays_in_the_terminal(run, url):
             "human",
             "--episodes",
             "1",
-            "--panel",
+            "--evaluation-set",
             "lake",
         ],
         input="Right\n" * 8,
@@ -146,7 +149,7 @@ def test_everything_replaceable_is_replaced(run, url, tmp_path):
         "--env-url",
         url,
         f"output_dir={tmp_path}/out",
-        "evaluation.panels={}",
+        "evaluation.sets={}",
         "rollout.agent=tests.support.plugins:two_turn_agent",
         "rollout.reward=tests.support.plugins:pay_valid_replies",
         "rollout.task_source=tests.support.plugins:EvenSeeds",
@@ -166,7 +169,7 @@ def test_a_task_source_needs_no_tasks_and_no_server(run, tmp_path):
     output = train(
         *("--config", str(config), f"output_dir={tmp_path}/out", "tasks=[]", "warm_start=null"),
         "rollout.task_source=tests.support.plugins:LakesOnly",
-        *("evaluation.panels.never_trained.episodes=2", "evaluation.sampled=false"),
+        *("evaluation.sets.never_trained.episodes=2", "evaluation.sampled=false"),
     )
     assert "started an embedded environment server" in output
     assert {line["task"]["env_id"] for line in read_lines(tmp_path / "out" / "episodes.jsonl")} == {

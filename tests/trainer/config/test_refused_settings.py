@@ -44,7 +44,7 @@ NESTED = {
     "sft.expert": {"demonstrations": 5},
 }
 NAMED = {
-    "panels": {"held_out": {"env_id": "FrozenLake-v0"}},
+    "sets": {"held_out": {"env_id": "FrozenLake-v0"}},
     "judges": {"own": {"model": "judge", "devices": [0], "command": ["vllm"]}},
     "teachers": {"own": {"path": "model"}},
 }
@@ -105,7 +105,7 @@ def settings_with(path: tuple[str, ...], kind: str | None, value: object) -> dic
 FIELDS = [
     (path, annotation, kind)
     for path, annotation, kind in leaves(RunSettings)
-    if path[-1] != "kind" and "dataset" not in path[:-1]  # a panel's data set is a data set
+    if path[-1] != "kind" and "dataset" not in path[:-1]  # an evaluation set's data set is a data set
 ]
 NUMBERS = [(path, kind) for path, annotation, kind in FIELDS if types_in(annotation) & {int, float}]
 WRONG_NUMBERS = [math.nan, math.inf, -math.inf, True, False, 10**30, -(10**30), "many", [[]], {"a": 1}]
@@ -238,8 +238,8 @@ def test_a_value_of_another_type_is_refused(path, annotation, kind):
             ["prompt.custom_context=a:b", "prompt.context=single_turn"],
             "takes the place of context 'single_turn'",
         ),
-        (["evaluation.panels=[{episodes: 3}]"], "evaluation.panels: must be a mapping, key: value, not [{"),
-        (["evaluation.panels={path: x}"], "evaluation.panels.path: must be a mapping, key: value, not 'x'"),
+        (["evaluation.sets=[{episodes: 3}]"], "evaluation.sets: must be a mapping, key: value, not [{"),
+        (["evaluation.sets={path: x}"], "evaluation.sets.path: must be a mapping, key: value, not 'x'"),
         (["optimizer=3"], "optimizer: must be a mapping, key: value, not 3"),
         (["model.hidden_size=30"], "hidden_size 30 must be a multiple of twice heads 4"),
         (["model.path=elsewhere/model", "model.layers=3"], "layers shape the tiny policy"),
@@ -285,18 +285,18 @@ def test_a_value_of_another_type_is_refused(path, annotation, kind):
         ),
         (["algorithm={preset: [1]}"], "unknown preset '[1]'"),
         (
-            ["evaluation={sampled: false, greedy: false, panels: {a: {env_id: FrozenLake-v0}}}"],
+            ["evaluation={sampled: false, greedy: false, sets: {a: {env_id: FrozenLake-v0}}}"],
             "sampled and greedy are both false",
         ),
         (["tasks.0.kwargs={day: 2024-01-01}"], "tasks.0.kwargs.day"),
         (["tasks.0.options={seed: 99999999999999999999}"], "tasks.0.options: seed has 67 bits"),
         (
-            ["evaluation.panels.a={dataset: {path: x.jsonl, verifier: QA-v0}, kwargs: {a: 1}}"],
-            "a panel with a dataset takes no kwargs of its own",
+            ["evaluation.sets.a={dataset: {path: x.jsonl, verifier: QA-v0}, kwargs: {a: 1}}"],
+            "an evaluation set with a dataset takes no kwargs of its own",
         ),
         (
-            ["evaluation.panels.a={dataset: {path: x.jsonl, verifier: QA-v0}, url: 'http://127.0.0.1:9'}"],
-            "a panel with a dataset takes no url of its own",
+            ["evaluation.sets.a={dataset: {path: x.jsonl, verifier: QA-v0}, url: 'http://127.0.0.1:9'}"],
+            "an evaluation set with a dataset takes no url of its own",
         ),
         *(
             (
@@ -402,7 +402,7 @@ def test_a_file_that_is_no_settings(tmp_path, content):
         [
             "rollout.max_concurrent_by_environment={FrozenLake-v0: 4, Math-v0: 2, Sokoban-v0: 1}",
             "datasets=[{path: rows.jsonl, route: {column: kind, verifiers: {sums: Math-v0}}}]",
-            "evaluation.panels.boxes.env_id=Sokoban-v0",
+            "evaluation.sets.boxes.env_id=Sokoban-v0",
         ],
         [
             "rollout.max_concurrent_by_environment={Anything-v0: 4}",
@@ -452,7 +452,7 @@ def test_a_probe_asks_environments_and_model(capfd, url):
         (["tasks.0.env_id=FrozenLike-v0"], "probe: environments: FrozenLike-v0: unknown_env"),
         (["tasks.0.kwargs.size=huge"], "probe: environments: FrozenLake-v0: invalid_kwargs"),
         (["warm_start={demonstrations: 3}"], "probe: environments: FrozenLake-v0: forbidden"),
-        (["evaluation.panels={a: {env_id: Nothing-v0}}"], "probe: environments: Nothing-v0: unknown_env"),
+        (["evaluation.sets={a: {env_id: Nothing-v0}}"], "probe: environments: Nothing-v0: unknown_env"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

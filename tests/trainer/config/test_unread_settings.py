@@ -10,8 +10,8 @@ from trainer.config.unread import check_unread
 
 ROOT = Path(__file__).parents[3]
 TASKS = "tasks=[{env_id: FrozenLake-v0}]"
-PANEL = "evaluation.panels.lake.env_id=FrozenLake-v0"
-ROWS = "evaluation.panels.rows.dataset={path: README.md, verifier: QA-v0%s}"
+EVALUATION_SET = "evaluation.sets.lake.env_id=FrozenLake-v0"
+ROWS = "evaluation.sets.rows.dataset={path: README.md, verifier: QA-v0%s}"
 ROUTE = "{column: kind, verifiers: {a: QA-v0}, weights: {a: 2}}"
 SERVICE = "rollout.agent=http://127.0.0.1:9"
 ADAPTERS = ["model.lora={}", "weights={transport: adapter, bucket_mb: 64}"]
@@ -47,19 +47,19 @@ UNREAD = [
     ),
     ([SERVER, *ADAPTERS], "weights.bucket_mb divides whole weights"),
     ([LAUNCHED, *ADAPTERS, "model.path=trainer/model"], "weights.bucket_mb divides whole weights"),
-    (["evaluation.every=5"], "evaluation.every is about evaluation.panels"),
-    (["evaluation.sampled=false"], "evaluation.sampled is about evaluation.panels"),
-    (["evaluation.greedy=false"], "evaluation.greedy is about evaluation.panels"),
-    (["evaluation.interim_episodes=5"], "evaluation.interim_episodes is about evaluation.panels"),
+    (["evaluation.every=5"], "evaluation.every is about evaluation.sets"),
+    (["evaluation.sampled=false"], "evaluation.sampled is about evaluation.sets"),
+    (["evaluation.greedy=false"], "evaluation.greedy is about evaluation.sets"),
+    (["evaluation.interim_episodes=5"], "evaluation.interim_episodes is about evaluation.sets"),
     (
         [ROWS % ", shuffle: false"],
-        "evaluation.panels.rows.dataset.shuffle is of data sets that are trained on",
+        "evaluation.sets.rows.dataset.shuffle is of data sets that are trained on",
     ),
-    ([ROWS % ", weight: 2"], "evaluation.panels.rows.dataset.weight is of data sets"),
-    ([ROWS % ", domain: sums"], "evaluation.panels.rows.dataset.domain is of data sets"),
+    ([ROWS % ", weight: 2"], "evaluation.sets.rows.dataset.weight is of data sets"),
+    ([ROWS % ", domain: sums"], "evaluation.sets.rows.dataset.domain is of data sets"),
     (
-        [f"evaluation.panels.rows.dataset={{path: README.md, route: {ROUTE}}}"],
-        "evaluation.panels.rows.dataset.route.weights is of data sets",
+        [f"evaluation.sets.rows.dataset={{path: README.md, route: {ROUTE}}}"],
+        "evaluation.sets.rows.dataset.route.weights is of data sets",
     ),
     (["tracking.patience_s=5"], "tracking.patience_s is how long trackers of others may take"),
 ]
@@ -95,9 +95,9 @@ def test_what_nobody_reads_is_refused(capsys, words, message):
         # The tiny policy is written as a whole for the servers to start from.
         [LAUNCHED, *ADAPTERS],
         [SERVER, "weights={transport: disk, bucket_mb: 64}"],
-        [PANEL, "evaluation.every=5", "evaluation.interim_episodes=5", "evaluation.sampled=false"],
+        [EVALUATION_SET, "evaluation.every=5", "evaluation.interim_episodes=5", "evaluation.sampled=false"],
         # What is switched off by one key stays as it was written.
-        [PANEL, "evaluation.every=0", "evaluation.interim_episodes=5"],
+        [EVALUATION_SET, "evaluation.every=0", "evaluation.interim_episodes=5"],
         [ROWS % ", limit: 9, columns: {a: b}"],
         ["tracking={patience_s: 5, mlflow: {}}"],
         [SFT, "sft.batch=4", "sft.held_out_every=4", "sft.held_out=[{path: README.md}]"],

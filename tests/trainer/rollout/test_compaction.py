@@ -266,7 +266,7 @@ prompt: {context: compaction, compact_above: 70, summary_tokens: 4, instruction:
 rollout: {groups_per_step: 2, group_size: 3, max_turns: 6, max_new_tokens: 3}
 evaluation:
   every: 0
-  panels:
+  sets:
     lake: {env_id: FrozenLake-v0, kwargs: {size: 4, split: test, max_episode_steps: 6}, episodes: 4}
 checkpoint: {every: 1, resume: auto}
 tracking: {tensorboard: false, digests: true}

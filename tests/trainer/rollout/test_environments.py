@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 from tests.support.processes import env_server
-from trainer.config.evaluation import PanelSettings
-from trainer.evaluation.panels import build_panel
+from trainer.config.evaluation import EvaluationSetSettings
+from trainer.evaluation.evaluation_sets import build_evaluation_set
 from trainer.rollout.environments import EnvironmentPool
 from trainer.tasks.task import Task
 
@@ -110,12 +110,12 @@ async def test_as_many_sessions_are_lent_at_once_as_there_are_places(pool: Envir
     assert await sessions(pool) <= LIMIT
 
 
-async def test_a_panel_is_the_same_however_many_sessions_look_for_it(pool: EnvironmentPool) -> None:
-    settings = PanelSettings(env_id="FrozenLake-v0", kwargs={"size": 3}, episodes=20)
-    few = await build_panel("p", settings, pool)
+async def test_an_evaluation_set_is_the_same_however_many_sessions_look_for_it(pool: EnvironmentPool) -> None:
+    settings = EvaluationSetSettings(env_id="FrozenLake-v0", kwargs={"size": 3}, episodes=20)
+    few = await build_evaluation_set("p", settings, pool)
     with env_server() as roomy:
         async with EnvironmentPool(roomy, None, "json", timeout_s=20) as other:
-            many = await build_panel("p", settings, other)
+            many = await build_evaluation_set("p", settings, other)
     assert [each.seed for each in few.tasks] == [each.seed for each in many.tasks]
     assert len(few.tasks) == 20
 

@@ -12,10 +12,10 @@ from tests.support.processes import env_server, read_lines
 from trainer.assembly.judges import brought_to_judges
 from trainer.cli import main
 from trainer.config.data import DatasetSettings
-from trainer.config.evaluation import PanelSettings
+from trainer.config.evaluation import EvaluationSetSettings
 from trainer.config.load import load_settings
 from trainer.core.errors import ConfigError
-from trainer.evaluation.panels import build_panel
+from trainer.evaluation.evaluation_sets import build_evaluation_set
 from trainer.records.trajectory import Outcome
 from trainer.rollout.actors import ScriptedActor
 from trainer.rollout.agent import play_episode
@@ -164,7 +164,7 @@ def test_a_run_learns_from_a_mixture_part_by_part(url, rows, tmp_path):
         "model={hidden_size: 16, layers: 1, heads: 2, max_length: 256}",
         "tracking={tensorboard: false}",
         "evaluation.every=0",
-        "evaluation.panels={held_out: {episodes: 1, dataset: "
+        "evaluation.sets={held_out: {episodes: 1, dataset: "
         f"{{path: {rows}, verifier: Arithmetic-v0, rewards: {json.dumps(REWARDS)}}}" + "}}",
     ]
     assert main([*words, "--env-url", url, f"output_dir={tmp_path / 'run'}"]) == 0
@@ -177,12 +177,12 @@ def test_a_run_learns_from_a_mixture_part_by_part(url, rows, tmp_path):
     )
 
 
-async def test_a_panel_of_a_data_set_scores_by_its_mixture(url, rows):
+async def test_an_evaluation_set_of_a_data_set_scores_by_its_mixture(url, rows):
     dataset = {"path": str(rows), "verifier": "Arithmetic-v0", "rewards": REWARDS}
-    settings = PanelSettings.model_validate({"episodes": 1, "dataset": dataset})
+    settings = EvaluationSetSettings.model_validate({"episodes": 1, "dataset": dataset})
     async with EnvironmentPool(url, None, "msgpack") as pool:
-        panel = await build_panel("held_out", settings, pool)
-    assert [part.name for part in panel.tasks[0].mixture_parts] == ["judge", "QA-v0"]
+        evaluation_set = await build_evaluation_set("held_out", settings, pool)
+    assert [part.name for part in evaluation_set.tasks[0].mixture_parts] == ["judge", "QA-v0"]
 
 
 def test_a_resumed_run_is_told_of_another_mixture(rows):

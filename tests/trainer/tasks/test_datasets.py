@@ -14,12 +14,12 @@ from tests.support.processes import env_server, read_lines, train
 from trainer.assembly.data_check import check_streams, keep_digests
 from trainer.assembly.environments import task_source
 from trainer.config.data import DatasetSettings
-from trainer.config.evaluation import PanelSettings
+from trainer.config.evaluation import EvaluationSetSettings
 from trainer.config.load import load_settings
 from trainer.config.rollout import TaskSettings
 from trainer.core.errors import ConfigError
 from trainer.core.run_files import WriteError
-from trainer.evaluation.panels import build_panel
+from trainer.evaluation.evaluation_sets import build_evaluation_set
 from trainer.records.checkpoint import CheckpointError
 from trainer.rollout.environments import EnvironmentPool
 from trainer.tasks.dataset import _place_in_pass, load_streams, row_streams
@@ -263,7 +263,7 @@ def test_settings_choose_the_source(file):
     assert [stream.domain for stream in row_streams(source)] == ["QA-v0"]
     assert Counter(source.task(index).env_id for index in range(4)) == {"FrozenLake-v0": 3, "QA-v0": 1}
     with pytest.raises(ConfigError, match="either an env_id or a dataset"):
-        load_settings(None, [*words, "evaluation.panels.p={episodes: 3}"])
+        load_settings(None, [*words, "evaluation.sets.p={episodes: 3}"])
 
 
 # -- runs ------------------------------------------------------------------------------------------------------------
@@ -287,10 +287,10 @@ def config(tmp_path: Path, file: Path) -> Path:
     rows = [{**row, "answer": row.get("answer", row.get("gold"))} for row in ROWS]
     written(file, rows)
     data = {"path": str(file), "route": route, "omit": ["gold", "pass_rate"]}
-    panel = {"dataset": {**data, "limit": 12}, "episodes": 4, "baselines": False}
+    evaluation_set = {"dataset": {**data, "limit": 12}, "episodes": 4, "baselines": False}
     path.write_text(f"{RUN}datasets: [{json.dumps(data)}]\n")
     path.write_text(
-        path.read_text().replace("every: 0}", f"every: 0, panels: {{rows: {json.dumps(panel)}}}}}")
+        path.read_text().replace("every: 0}", f"every: 0, sets: {{rows: {json.dumps(evaluation_set)}}}}}")
     )
     return path
 
@@ -337,7 +337,7 @@ def test_a_damaged_record_of_the_data_is_named_with_the_way_on(tmp_path, file, c
         keep_digests(streams(file, verifier="QA-v0"), tmp_path, resuming=True)
 
 
-async def test_a_panel_is_what_a_file_begins_with_whichever_verifiers_share_it(tmp_path):
+async def test_an_evaluation_set_is_what_a_file_begins_with_whichever_verifiers_share_it(tmp_path):
     rows = [{**row, "answer": row.get("answer", row.get("gold"))} for row in ROWS]
     mixed_up = [rows[place] for place in (11, 0, 12, 1, 11, 13, 2)]
     data = DatasetSettings(
@@ -345,8 +345,8 @@ async def test_a_panel_is_what_a_file_begins_with_whichever_verifiers_share_it(t
     )
     with env_server("--workers", "1") as url:
         async with EnvironmentPool(url, None, "json") as pool:
-            panel = PanelSettings(dataset=data, episodes=5)
-            tasks = (await build_panel("rows", panel, pool)).tasks
+            evaluation_set = EvaluationSetSettings(dataset=data, episodes=5)
+            tasks = (await build_evaluation_set("rows", evaluation_set, pool)).tasks
     assert [task.options["question"] for task in tasks] == [
         mixed_up[place]["question"]
         for place in (0, 1, 2, 3, 5)  # the fifth is the first one again
@@ -362,7 +362,7 @@ def test_rows_that_cannot_be_played_cost_their_groups_and_not_the_run(tmp_path, 
     rows[3]["question"] = "3 + 1, " * 200  # more than a row of the model
     del rows[10]["answer"]
     written(file, rows)
-    words = ["steps=5", "evaluation.panels={}", "checkpoint.every=0", "tracking.digests=false"]
+    words = ["steps=5", "evaluation.sets={}", "checkpoint.every=0", "tracking.digests=false"]
     output = train("--config", str(config), f"output_dir={tmp_path}/run", *words)
     ledger = read_lines(tmp_path / "run" / "ledger.jsonl")
     failed = [line for line in ledger if line["fate"] == "dropped" and line["reason"] == "failed:unplayable"]
@@ -390,8 +390,10 @@ async def test_verifiers_are_looked_up_and_shown_a_row_before_the_first_step(fil
                 ConfigError, match=rf"does not take a row \(tried: .* line {line}\): .*must be a letter"
             ):
                 await check_streams(odd, pool)
-            panel = PanelSettings(dataset=DatasetSettings(**rows, verifier="Arithmetic-v0"), episodes=4)
-            tasks = (await build_panel("rows", panel, pool)).tasks
+            evaluation_set = EvaluationSetSettings(
+                dataset=DatasetSettings(**rows, verifier="Arithmetic-v0"), episodes=4
+            )
+            tasks = (await build_evaluation_set("rows", evaluation_set, pool)).tasks
             assert [task.options["question"] for task in tasks] == ["0 + 1", "1 + 1", "2 + 1", "3 + 1"]
             with pytest.raises(ConfigError, match="has only 10 rows for 11 episodes"):
-                await build_panel("rows", panel.model_copy(update={"episodes": 11}), pool)
+                await build_evaluation_set("rows", evaluation_set.model_copy(update={"episodes": 11}), pool)

@@ -19,7 +19,7 @@ from trainer.evaluation.reporting.episodes import episode_views, token_text
 from trainer.evaluation.reporting.run_folder import Row, RunFolder, number
 
 _MOST_OTHERS = 60
-_MOST_PANELS = 12
+_MOST_EVALUATION_SETS = 12
 _MOST_DOMAINS = 40
 _RECENT = 10
 _LONGEST_SETTINGS = 60_000
@@ -75,10 +75,10 @@ class Figure:
 
 
 @dataclass(frozen=True, slots=True)
-class PanelRow:
-    """What a panel came to in one mode of play."""
+class EvaluationSetRow:
+    """What an evaluation set came to in one mode of play."""
 
-    panel: str
+    evaluation_set: str
     mode: str
     first: str
     last: str
@@ -113,8 +113,8 @@ def render_page(run: RunFolder, *, live: bool = False, now: float | None = None)
             script_digest=digest,
             cards=_cards(run),
             notes=run.notes,
-            panels=_panel_figures(run.panels),
-            panel_rows=_panel_rows(run.panels),
+            evaluation_sets=_evaluation_set_figures(run.evaluations),
+            evaluation_set_rows=_evaluation_set_rows(run.evaluations),
             figures=_figures(run.training),
             others=_others(run.training),
             time_figure=_time_figure(run.training),
@@ -179,10 +179,10 @@ def _cards(run: RunFolder) -> list[tuple[str, str, str]]:
         cards.append(("step", f"{last['step']:,}", f"of {steps:,}" if isinstance(steps, int) else ""))
         if (success := number(last, "rollout/success")) is not None:
             cards.append(("success", f"{success:.3f}", "in the last step's episodes"))
-    for row in _panel_rows(run.panels)[:1]:
+    for row in _evaluation_set_rows(run.evaluations)[:1]:
         cards.append(
             (
-                f"{row.panel}, {row.mode}",
+                f"{row.evaluation_set}, {row.mode}",
                 row.last.split(" ")[0],
                 f"{row.last.partition(' ')[2]}, at first {row.first.split(' ')[0]}",
             )
@@ -196,38 +196,42 @@ def _cards(run: RunFolder) -> list[tuple[str, str, str]]:
     return cards
 
 
-def _panel_names(rows: Sequence[Row]) -> list[str]:
+def _evaluation_set_names(rows: Sequence[Row]) -> list[str]:
     names = {
         name.split("/")[1]
         for row in rows
         for name in row
         if name.startswith("evaluate/") and name.count("/") >= 3
     }
-    return sorted(names)[:_MOST_PANELS]
+    return sorted(names)[:_MOST_EVALUATION_SETS]
 
 
-def _panel_figures(rows: Sequence[Row]) -> list[Figure]:
-    return [Figure(panel, chart) for panel in _panel_names(rows) if (chart := _panel_chart(rows, panel))]
+def _evaluation_set_figures(rows: Sequence[Row]) -> list[Figure]:
+    return [
+        Figure(name, chart)
+        for name in _evaluation_set_names(rows)
+        if (chart := _evaluation_set_chart(rows, name))
+    ]
 
 
-def _panel_chart(rows: Sequence[Row], panel: str) -> Markup:
+def _evaluation_set_chart(rows: Sequence[Row], evaluation_set: str) -> Markup:
     lines = []
     for colour, (mode, style) in enumerate((("sampled", "dots"), ("greedy", "dashed"))):
-        key = f"evaluate/{panel}/{mode}/success"
+        key = f"evaluate/{evaluation_set}/{mode}/success"
         measured = [row for row in rows if number(row, key) is not None]
         band = [(number(row, f"{key}_low") or 0.0, number(row, f"{key}_high") or 0.0) for row in measured]
         lines.append(Line(mode, points(measured, key), band, style, colour))
     for colour, mode in ((3, "random"), (4, "blind")):
-        if level := points(rows, f"evaluate/{panel}/{mode}/success"):
+        if level := points(rows, f"evaluate/{evaluation_set}/{mode}/success"):
             lines.append(Line(f"{mode} baseline", level[-1:], None, "level", colour))
     return line_chart(lines, low=0.0, high=1.0, wide=True)
 
 
-def _panel_rows(rows: Sequence[Row]) -> list[PanelRow]:
+def _evaluation_set_rows(rows: Sequence[Row]) -> list[EvaluationSetRow]:
     found = []
-    for panel in _panel_names(rows):
+    for evaluation_set in _evaluation_set_names(rows):
         for mode in ("sampled", "greedy", "random", "blind"):
-            key = f"evaluate/{panel}/{mode}"
+            key = f"evaluate/{evaluation_set}/{mode}"
             measured = [row for row in rows if number(row, f"{key}/success") is not None]
             if not measured:
                 continue
@@ -235,8 +239,13 @@ def _panel_rows(rows: Sequence[Row]) -> list[PanelRow]:
             gain = "" if len(measured) == 1 else str(rate_difference(first, last))
             episodes = number(measured[-1], f"{key}/episodes")
             found.append(
-                PanelRow(
-                    panel, mode, str(first), str(last), gain, "" if episodes is None else f"{episodes:,.0f}"
+                EvaluationSetRow(
+                    evaluation_set,
+                    mode,
+                    str(first),
+                    str(last),
+                    gain,
+                    "" if episodes is None else f"{episodes:,.0f}",
                 )
             )
     return found

@@ -56,7 +56,7 @@ class RunFolder:
         training: Lines of metrics that training steps wrote; of a very long run every second, fourth, ... and the last.
         steps: How many there were.
         sums: What they sum to: the seconds of every part of a step, and "tokens" sampled.
-        panels: Lines of metrics that evaluations wrote.
+        evaluations: Lines of metrics that evaluations wrote.
         episodes: A sample over the whole run, a few neighbours at each place, in order.
         tasks: How many tasks have each fate, and why tasks were dropped.
         changed: When the run wrote last, in seconds since 1970; None where it never did.
@@ -69,7 +69,7 @@ class RunFolder:
     training: list[Row] = field(default_factory=list)
     steps: int = 0
     sums: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
-    panels: list[Row] = field(default_factory=list)
+    evaluations: list[Row] = field(default_factory=list)
     episodes: list[PlayedEpisode] = field(default_factory=list)
     tasks: dict[str, int] = field(default_factory=dict)
     changed: float | None = None
@@ -112,7 +112,7 @@ def _read_metrics(path: Path, found: RunFolder) -> None:
     every, last = 1, None
     for row in _rows(path, found.notes):
         if any(name.startswith("evaluate/") for name in row):
-            found.panels.append(row)
+            found.evaluations.append(row)
             continue
         last = row
         _add_up(row, found.sums)

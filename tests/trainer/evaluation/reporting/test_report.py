@@ -70,7 +70,7 @@ def metrics(step: int, domain: str = "lake") -> dict:
     }
 
 
-def panel(step: int, name: str = "held_out", value: float = 0.5) -> dict:
+def evaluation_set(step: int, name: str = "held_out", value: float = 0.5) -> dict:
     key = f"evaluate/{name}/sampled"
     bounds = {"success_low": value - 0.1, "success_high": value + 0.1, "episodes": 50.0}
     return {"step": step, f"{key}/success": value, **{f"{key}/{end}": bound for end, bound in bounds.items()}}
@@ -80,7 +80,11 @@ def write_run(directory: Path, *, steps: int = 6, text: str = "Right", name: str
     """A run as a trainer leaves it."""
     directory.mkdir(exist_ok=True)
     (directory / "config.yaml").write_text(f"name: {json.dumps(name)}\nsteps: {steps}\nenv_token: sesame\n")
-    rows = [panel(0, value=0.2), *(metrics(step) for step in range(1, steps + 1)), panel(steps, value=0.8)]
+    rows = [
+        evaluation_set(0, value=0.2),
+        *(metrics(step) for step in range(1, steps + 1)),
+        evaluation_set(steps, value=0.8),
+    ]
     (directory / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     episodes = [episode(step, step * 2 + place, text) for step in range(steps) for place in range(2)]
     (directory / "episodes.jsonl").write_text("".join(json.dumps(line) + "\n" for line in episodes))
@@ -101,7 +105,7 @@ def test_a_whole_run_is_all_on_the_page(tmp_path):
     assert "<h1>a run</h1>" in page
     assert "finished" in page
     for heading in (
-        "Panels",
+        "Evaluation sets",
         "Training",
         "Where the time went",
         "Outcomes",
@@ -132,7 +136,10 @@ def test_the_page_asks_for_nothing_from_anywhere(tmp_path):
 
 def test_what_episodes_say_is_only_text(tmp_path):
     run = write_run(tmp_path / "run", text=HOSTILE, name=HOSTILE)
-    rows = [metrics(1, domain=HOSTILE) | {f"own/{HOSTILE}": 1.0}, panel(1, name=HOSTILE.replace("/", ""))]
+    rows = [
+        metrics(1, domain=HOSTILE) | {f"own/{HOSTILE}": 1.0},
+        evaluation_set(1, name=HOSTILE.replace("/", "")),
+    ]
     (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     page = page_of(run).encode("utf-8", "backslashreplace").decode()
     assert "<img" not in page

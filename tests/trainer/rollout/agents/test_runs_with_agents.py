@@ -48,7 +48,10 @@ async def _trained(directory, *words):
 
 PROMPTS = "prompt={context: single_turn, instruction: none}"
 """What the agent's program shows the policy."""
-PANEL = "evaluation.panels={lake: {env_id: FrozenLake-v0, kwargs: %s, episodes: 3, distinct: false, baselines: false}}"
+EVALUATION_SET = (
+    "evaluation.sets={lake: {env_id: FrozenLake-v0, kwargs: %s, episodes: 3, distinct: false, "
+    "baselines: false}}"
+)
 
 
 def evaluated(directory):
@@ -61,9 +64,9 @@ def evaluated(directory):
 
 
 async def test_a_program_that_asks_the_same_trains_and_measures_the_same(tmp_path):
-    together = [PANEL % MAP, "rollout.max_concurrent_sequences=2"]
+    together = [EVALUATION_SET % MAP, "rollout.max_concurrent_sequences=2"]
     built_in = await _trained(tmp_path / "built_in", PROMPTS, *together)
-    # Its own temperature is passed over, in greedy panels, too.
+    # Its own temperature is passed over, in greedy evaluation sets, too.
     variables = f"agents.environment={{PLAYED: {tmp_path / 'played'}, ASK_MORE: '{{\"temperature\": 0.3}}'}}"
     program = f"rollout.agent={sys.executable} {AGENT} just-play"
     agents = await _trained(tmp_path / "agents", program, "agents.concurrency=2", variables, *together)
@@ -76,7 +79,7 @@ async def test_a_program_that_asks_the_same_trains_and_measures_the_same(tmp_pat
     assert digests[0] == digests[1]
     assert evaluated(tmp_path / "agents") == evaluated(tmp_path / "built_in")
     assert len(evaluated(tmp_path / "agents")) == 2, "at the beginning and at the end"
-    # A group of 2, and a panel of 3 in two modes, twice.
+    # A group of 2, and an evaluation set of 3 in two modes, twice.
     assert len((tmp_path / "played").read_text()) == 2 + 3 * 2 * 2
 
 

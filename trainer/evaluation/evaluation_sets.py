@@ -1,4 +1,4 @@
-"""Fixed panels: the same tasks at every evaluation, distinct by content."""
+"""Fixed evaluation sets: the same tasks at every evaluation, distinct by content."""
 
 import json
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ import orjson
 from clients.protocol.errors import ProblemError
 from trainer.assembly.data_check import check_streams
 from trainer.config.data import DatasetSettings
-from trainer.config.evaluation import PanelSettings
+from trainer.config.evaluation import EvaluationSetSettings
 from trainer.core.errors import ConfigError
 from trainer.rollout.environments import EnvironmentPool
 from trainer.tasks.dataset import load_streams
@@ -18,31 +18,35 @@ from trainer.tasks.rows import RowPlace
 from trainer.tasks.task import Task
 
 _SEARCH_FACTOR = 50
-"""How many seeds per wanted task are tried before a panel is said to be impossible."""
+"""How many seeds per wanted task are tried before an evaluation set is said to be impossible."""
 _BATCH = 128
 """Sessions that look for distinct first states at one time, where the server allows so many."""
 
 
 @dataclass(frozen=True, slots=True)
-class Panel:
+class EvaluationSet:
     """A named list of tasks."""
 
     name: str
     tasks: tuple[Task, ...]
-    settings: PanelSettings
+    settings: EvaluationSetSettings
 
 
-async def build_panel(name: str, settings: PanelSettings, pool: EnvironmentPool) -> Panel:
-    """Choose a panel's tasks: seeds 0, 1, 2, ... that give first states not seen before.
+async def build_evaluation_set(
+    name: str, settings: EvaluationSetSettings, pool: EnvironmentPool
+) -> EvaluationSet:
+    """Choose an evaluation set's tasks: seeds 0, 1, 2, ... that give first states not seen before.
 
     Raises:
         ConfigError: If the environment does not have as many distinct first states.
     """
     if settings.dataset is not None:
-        return Panel(name, await _rows_of(name, settings, settings.dataset, pool), settings)
+        return EvaluationSet(name, await _rows_of(name, settings, settings.dataset, pool), settings)
     template = Task(0, settings.env_id, 0, settings.kwargs, settings.options, name, settings.url)
     if not settings.distinct:
-        return Panel(name, tuple(_task(template, seed, seed) for seed in range(settings.episodes)), settings)
+        return EvaluationSet(
+            name, tuple(_task(template, seed, seed) for seed in range(settings.episodes)), settings
+        )
     client = await pool.client(settings.url)
     stateless = (await client.env(settings.env_id)).kind == "stateless"
     seen: set[str] = set()
@@ -59,20 +63,20 @@ async def build_panel(name: str, settings: PanelSettings, pool: EnvironmentPool)
                     seen.add(key)
                     tasks.append(_task(template, len(tasks), start + index))
                     if len(tasks) == settings.episodes:
-                        return Panel(name, tuple(tasks), settings)
+                        return EvaluationSet(name, tuple(tasks), settings)
     raise ConfigError(
-        f"panel '{name}': {settings.env_id} gave only {len(tasks)} distinct first states in {limit} seeds; "
+        f"evaluation set '{name}': {settings.env_id} gave only {len(tasks)} distinct first states in {limit} seeds; "
         f"ask for fewer episodes, or set distinct: false"
     )
 
 
 async def _rows_of(
-    name: str, settings: PanelSettings, dataset: DatasetSettings, pool: EnvironmentPool
+    name: str, settings: EvaluationSetSettings, dataset: DatasetSettings, pool: EnvironmentPool
 ) -> tuple[Task, ...]:
     """Return a data set's first rows, in their order, as tasks."""
     streams = load_streams(dataset)
     await check_streams(streams, pool)
-    # Where verifiers share the rows, each has a stream; a panel is what the file begins with.
+    # Where verifiers share the rows, each has a stream; an evaluation set is what the file begins with.
     rows = sorted(
         (number, place, row)
         for place, stream in enumerate(streams)
@@ -90,7 +94,8 @@ async def _rows_of(
         tasks.append(replace(task, row=str(RowPlace(stream.source, number))))
     if len(tasks) < settings.episodes:
         raise ConfigError(
-            f"panel '{name}': {dataset.name} has only {len(tasks)} rows for {settings.episodes} episodes; ask for fewer"
+            f"evaluation set '{name}': {dataset.name} has only {len(tasks)} rows for {settings.episodes} episodes; ask "
+            "for fewer"
         )
     return tuple(
         replace(task, index=index, seed=index) for index, task in enumerate(tasks[: settings.episodes])

@@ -1,0 +1,116 @@
+"""Settings and options are understood by the names that they had before, with a warning that names the new one."""
+
+import warnings
+from pathlib import Path
+
+import pytest
+import yaml
+
+from trainer.commands.arguments import parser_of
+from trainer.commands.resume import changed_settings, keep_settings
+from trainer.config.evaluation import EvaluationSettings
+from trainer.config.load import load_settings, settings_from
+from trainer.config.run import RunSettings
+from trainer.core.errors import ConfigError
+from trainer.core.run_files import CONFIG_FILE
+
+LAKE = {"env_id": "FrozenLake-v0", "episodes": 7}
+BASE = {"tasks": [{"env_id": "FrozenLake-v0"}]}
+RENAMED = r"^evaluation\.panels is called evaluation\.sets now$"
+TWICE = "evaluation: 'panels' is the former name of 'sets', which is given, too"
+
+
+def written(folder: Path, **evaluation: object) -> Path:
+    """Return a file of settings."""
+    file = folder / "run.yaml"
+    file.write_text(yaml.safe_dump(BASE | {"evaluation": evaluation}))
+    return file
+
+
+def loaded_silently(file: Path, *words: str) -> RunSettings:
+    """Return settings that nothing is to be warned of in."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        return load_settings(file, words)
+
+
+@pytest.mark.parametrize(
+    ("former", "current"),
+    [
+        ("evaluation.panels.held_out.episodes=5", "evaluation.sets.held_out.episodes=5"),
+        ("evaluation.panels.other={env_id: Other-v0}", "evaluation.sets.other={env_id: Other-v0}"),
+        ("evaluation.panels={}", "evaluation.sets={}"),
+        ("evaluation={panels: {a: {env_id: A}}}", "evaluation={sets: {a: {env_id: A}}}"),
+    ],
+)
+@pytest.mark.parametrize("key", ["panels", "sets"])
+def test_words_by_the_former_name_are_laid_over_either(tmp_path, key, former, current):
+    wanted = loaded_silently(written(tmp_path, sets={"held_out": LAKE}), current)
+    file = written(tmp_path, **{key: {"held_out": LAKE}})
+    with pytest.warns(FutureWarning, match=RENAMED):
+        assert load_settings(file, [former]) == wanted
+
+
+def test_a_file_by_the_former_name_takes_words_by_the_present_one(tmp_path):
+    file = written(tmp_path, panels={"held_out": LAKE}, every=3)
+    with pytest.warns(FutureWarning, match=RENAMED):
+        settings = load_settings(file, ["evaluation.sets.held_out.episodes=5"])
+    assert (settings.evaluation.every, settings.evaluation.sets["held_out"].episodes) == (3, 5)
+
+
+def test_words_go_on_from_a_section_that_a_word_before_them_named_by_its_former_name(tmp_path):
+    words = ["evaluation={panels: {a: {env_id: A}}}", "evaluation.sets.a.episodes=3"]
+    with pytest.warns(FutureWarning, match=RENAMED):
+        assert load_settings(written(tmp_path), words).evaluation.sets["a"].episodes == 3
+
+
+@pytest.mark.parametrize(
+    "laid",
+    [{"evaluation": {"panels": {"held_out": {"episodes": 5}}}}, {"evaluation.panels.held_out.episodes": 5}],
+)
+def test_a_program_may_use_the_former_name(laid):
+    with pytest.warns(FutureWarning, match=RENAMED):
+        settings = settings_from(BASE | {"evaluation": {"sets": {"held_out": dict(LAKE)}}}, laid)
+    assert settings.evaluation.sets["held_out"].episodes == 5
+    with pytest.warns(FutureWarning, match=RENAMED):
+        assert (
+            EvaluationSettings.model_validate({"panels": {"held_out": LAKE}}).sets["held_out"].episodes == 7
+        )
+
+
+def test_both_names_at_once_are_refused(tmp_path):
+    both = {"panels": {}, "sets": {"held_out": LAKE}}
+    with pytest.raises(ConfigError, match=TWICE):
+        load_settings(written(tmp_path, **both))
+    with pytest.raises(ConfigError, match=TWICE):
+        load_settings(written(tmp_path), ["evaluation={panels: {}, sets: {}}"])
+    with pytest.raises(ConfigError, match=TWICE):
+        settings_from(dict(BASE), {"evaluation": both})
+    with pytest.raises(ValueError, match="'panels' is the former name of 'sets'"):
+        EvaluationSettings.model_validate(both)
+
+
+def test_a_run_that_was_begun_by_the_former_name_goes_on_without_a_word(tmp_path):
+    settings = loaded_silently(written(tmp_path, sets={"held_out": LAKE}))
+    kept = settings.model_dump(mode="json")
+    kept["evaluation"]["panels"] = kept["evaluation"].pop("sets")
+    (tmp_path / CONFIG_FILE).write_text(yaml.safe_dump(kept))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert changed_settings(settings, tmp_path) == []
+        other = loaded_silently(tmp_path / "run.yaml", "seed=5")
+        assert changed_settings(other, tmp_path) == ["seed"]
+        keep_settings(settings, tmp_path, resuming=True)
+    assert loaded_silently(tmp_path / CONFIG_FILE) == settings
+
+
+def test_the_option_is_understood_by_its_former_name_and_shown_by_the_present_one(capsys):
+    parser = parser_of("rollout")
+    with pytest.warns(FutureWarning, match="^--panel is called --evaluation-set now$"):
+        former = parser.parse_intermixed_args(["--panel", "lake", "steps=1"])
+    assert former == parser.parse_intermixed_args(["--evaluation-set", "lake", "steps=1"])
+    assert former.evaluation_set == "lake"
+    assert "--panel" not in parser.format_help()
+    with pytest.raises(SystemExit):
+        parser.parse_intermixed_args(["--panel", "lake", "--evaluation-set", "lake"])
+    assert "not allowed with argument --panel" in capsys.readouterr().err
