@@ -1,7 +1,8 @@
 """Token ids and log-probabilities as they were sampled.
 
 Token ids are the record. They come from the inference engine and are never made again from text. A prompt that
-does not continue the stored ids opens a new segment (counted in `Trajectory.forks`), never a silent re-tokenisation.
+does not continue the stored ids opens a new segment (counted in `Trajectory.prefix_breaks`), never a silent
+re-tokenisation.
 """
 
 from collections.abc import Iterable, Sequence
@@ -21,7 +22,7 @@ from trainer.records.schema import EpisodeFormatError, SegmentSchema, member_of,
 _Value = TypeVar("_Value", int, float)
 
 
-class Fork(StrEnum):
+class PrefixBreak(StrEnum):
     """Why a prompt opened a segment in place of continuing one: where it differs from its nearest relative."""
 
     RETRY = "retry"
@@ -49,7 +50,7 @@ class Segment:
         versions: Policy version that sampled the token; -1 outside the mask.
         turn_index: Turn of the episode that the sampled token belongs to; -1 outside the mask.
         parent: Another segment and how many ids it begins with in common with that one; None where there is none.
-        fork: Why it was opened; None for an episode's first segment.
+        prefix_break: Why it was opened; None for an episode's first segment.
         images: Pictures that the policy was shown, and the tokens that stand for them, in order.
         experts: Experts that tokens took when replies were drawn, `[tokens, layers * taken]` of the first of them; None
             where no server told.
@@ -61,7 +62,7 @@ class Segment:
     versions: list[int] = field(default_factory=list)
     turn_index: list[int] = field(default_factory=list)
     parent: tuple[int, int] | None = None
-    fork: Fork | None = None
+    prefix_break: PrefixBreak | None = None
     images: list[PlacedImage] = field(default_factory=list)
     experts: Experts | None = field(default=None, compare=False, repr=False)
 
@@ -110,7 +111,7 @@ class Segment:
             "versions": runs(self._sampled(self.versions)),
             "turn_index": runs(self._sampled(self.turn_index)),
             "parent": None if self.parent is None else list(self.parent),
-            "fork": self.fork,
+            "fork": self.prefix_break,  # files keep the name that it had
         } | self._rare()
 
     def _rare(self) -> dict[str, Any]:
@@ -151,7 +152,7 @@ class Segment:
             versions=_placed(spread(data.versions, sampled, f"{name}.versions"), mask, -1),
             turn_index=_placed(spread(data.turn_index, sampled, f"{name}.turn_index"), mask, -1),
             parent=parent,
-            fork=None if data.fork is None else member_of(Fork, data.fork, f"{name}.fork"),
+            prefix_break=None if data.fork is None else member_of(PrefixBreak, data.fork, f"{name}.fork"),
             images=[
                 read_image(each.start, each.end, each.png, len(data.ids), f"{name}.images.{index}")
                 for index, each in enumerate(data.images)

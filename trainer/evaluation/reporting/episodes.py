@@ -209,7 +209,7 @@ def _segment(index: int, segment: Segment, trajectory: Trajectory, budget: _Budg
     title = f"segment {index}: {len(segment.ids):,} tokens, {sum(segment.action_mask):,} of them sampled"
     if segment.parent is not None:
         title += f"; goes on from token {segment.parent[1]} of segment {segment.parent[0]}"
-        title += f" ({segment.fork.value})" if segment.fork is not None else ""
+        title += f" ({segment.prefix_break.value})" if segment.prefix_break is not None else ""
     advantages = _advantages(index, trajectory.turns)
     pieces: list[Piece] = []
     room = min(_MOST_TOKENS, budget.tokens)
