@@ -212,7 +212,7 @@ class Trajectory:
             "outcome": self.outcome.value,
             "detail": self.detail,
             "reward": self.total_reward,
-            "forks": self.prefix_breaks,  # files keep the name that it had
+            "forks": self.prefix_breaks,  # files have another word
             "metrics": self.metrics,
             "seconds": {name: round(spent, 6) for name, spent in self.timeline.seconds().items()},
             "turns": [turn.as_record() for turn in self.turns],

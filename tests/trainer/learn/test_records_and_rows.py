@@ -45,9 +45,15 @@ def test_both_builders_train_on_every_sampled_token_once(replies, breaks):
         for row in rows:
             assert row.trajectory == 7
             assert (
-                len(row.ids) == len(row.mask) == len(row.logprobs) == len(row.versions) == len(row.turn_index)
+                len(row.ids)
+                == len(row.mask)
+                == len(row.behaviour_logprobs)
+                == len(row.versions)
+                == len(row.turn_index)
             )
-            assert all(value == 0.0 for value, used in zip(row.logprobs, row.mask, strict=True) if not used)
+            assert all(
+                value == 0.0 for value, used in zip(row.behaviour_logprobs, row.mask, strict=True) if not used
+            )
 
 
 @given(replies=episodes)

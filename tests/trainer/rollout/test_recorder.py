@@ -36,7 +36,7 @@ def test_a_conversation_is_one_segment_with_all_that_was_sampled_marked():
     assert segment == Segment(
         ids=[1, 2, 10, 11, 3, 12],
         action_mask=[False, False, True, True, False, True],
-        logprobs=[0.0, 0.0, -0.25, -0.25, 0.0, -0.25],
+        behaviour_logprobs=[0.0, 0.0, -0.25, -0.25, 0.0, -0.25],
         versions=[-1, -1, 3, 3, -1, 3],
         turn_index=[-1, -1, 0, 0, -1, 0],
     )

@@ -254,7 +254,7 @@ def _advantages(index: int, turns: Sequence[Turn]) -> dict[int, float]:
 
 
 def _token(at: int, segment: Segment, advantages: dict[int, float], budget: _Budget) -> Token:
-    token, logprob, version = segment.ids[at], segment.logprobs[at], segment.versions[at]
+    token, logprob, version = segment.ids[at], segment.behaviour_logprobs[at], segment.versions[at]
     probability = math.exp(min(0.0, logprob))
     advantage = advantages.get(at)
     about = [f"id {token}", f"log-probability {logprob:.4f} (p {probability:.3f})"]
