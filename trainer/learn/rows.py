@@ -76,7 +76,7 @@ def trajectory_rows(index: int, trajectory: Trajectory) -> list[Row]:
     return [
         Row(
             trajectory=index,
-            segment=place,
+            segment=number,
             ids=segment.ids,
             mask=segment.action_mask,
             behaviour_logprobs=segment.behaviour_logprobs,
@@ -86,7 +86,7 @@ def trajectory_rows(index: int, trajectory: Trajectory) -> list[Row]:
             images=segment.images,
             experts=segment.experts,
         )
-        for place, segment in enumerate(trajectory.segments)
+        for number, segment in enumerate(trajectory.segments)
         if any(segment.action_mask)
     ]
 

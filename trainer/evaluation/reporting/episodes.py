@@ -214,8 +214,8 @@ def _segment(index: int, segment: Segment, trajectory: Trajectory, budget: _Budg
     pieces: list[Piece] = []
     room = min(_MOST_TOKENS, budget.tokens)
     end = 0
-    for sampled, places in groupby(range(len(segment.ids)), key=segment.action_mask.__getitem__):
-        span = list(places)
+    for sampled, indices in groupby(range(len(segment.ids)), key=segment.action_mask.__getitem__):
+        span = list(indices)
         if not sampled:
             # What is cut out of the text below need not be made first.
             pieces.append(Piece(prompt=budget.cut(_prompt(segment.ids, span, budget))))
