@@ -90,7 +90,7 @@ async def _played(play, client, service) -> dict:
         "calls": len(client.log.calls),
         "tokens": sum(len(result.token_ids) for _, result in client.log.calls),
         "segments": len(segments),
-        "forks": sorted(str(segment.fork) for segment in segments if segment.fork),
+        "forks": sorted(str(segment.prefix_break) for segment in segments if segment.prefix_break),
         "all_equal": True,
     }
 

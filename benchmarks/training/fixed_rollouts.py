@@ -100,7 +100,7 @@ def trl_inputs(
         masks[0][row, widths[0] - len(prompt) :] = 1
         tables[1][row, : len(completion)] = torch.tensor(completion)
         masks[1][row, : len(completion)] = 1
-        old[row, : len(completion)] = torch.tensor(batch.rows[row].logprobs[len(prompt) :])
+        old[row, : len(completion)] = torch.tensor(batch.rows[row].behaviour_logprobs[len(prompt) :])
     return {
         "prompt_ids": tables[0],
         "prompt_mask": masks[0],

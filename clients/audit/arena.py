@@ -41,7 +41,7 @@ class _Seat:
 
     def __init__(self, session: EnvSession) -> None:
         self.session = session
-        self.place = -1
+        self.index = -1
         self.episode: Episode | None = None
         self.player: Player | None = None
         self.pending: Operation | None = None
@@ -143,14 +143,14 @@ class Arena:
                 self._take(seat, result, limit, leave_invalid)
                 if seat.pending is None:
                     assert seat.episode is not None
-                    done[seat.place] = seat.episode
+                    done[seat.index] = seat.episode
                     self._seat(seat, waiting)
 
     def _seat(self, seat: _Seat, waiting: Iterator[tuple[int, Game]]) -> None:
         """Begin the next game, if there is one."""
         seat.pending = None
-        for place, game in waiting:
-            seat.place = place
+        for index, game in waiting:
+            seat.index = index
             seat.episode = Episode(game.policy.name, game.seed)
             seat.player = game.policy.begin(game.seed)
             seat.pending = seat.session.plan_reset(game.seed, game.policy.options)

@@ -31,8 +31,8 @@ class Entry:
     """One line of the card.
 
     Attributes:
-        section: What it is about: `determinism`, `baselines`, `leaks`, `rewards`, `conduct`, `verifier`, `difficulty`
-            or `costs`.
+        section: What it is about: `determinism`, `baselines`, `leaks`, `rewards`, `conformance`, `verifier`,
+            `difficulty` or `costs`.
         check: The question.
         verdict: How it came out.
         detail: What was seen, in a sentence with its numbers.
@@ -103,7 +103,7 @@ _MARKS = {
     Verdict.SKIPPED: ("-", "dim"),
 }
 
-_IN_A_ROW = frozenset({"determinism", "conduct", "rewards", "verifier"})
+_IN_A_ROW = frozenset({"determinism", "conformance", "rewards", "verifier"})
 """Sections whose good entries need no line each; the JSON has them all."""
 
 

@@ -15,7 +15,7 @@ from clients.client.session import EnvSession
 from clients.protocol.errors import ProblemError
 from clients.protocol.values import encode_value
 
-_SECTION = "conduct"  # what the card calls it, which programs read
+_SECTION = "conformance"
 _NONSENSE = "qwzx no such action zxwq"
 _FEW = 4
 _MOST_STEPS = 400

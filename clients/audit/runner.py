@@ -40,14 +40,14 @@ PARTS: tuple[Part, ...] = (
     Part("baselines", "baselines", audit_baselines),
     Part("leaks", "leaks", audit_leaks),
     Part("scores", "verifier", audit_scoring),
-    Part("conduct", "conduct", audit_conformance),
+    Part("conformance", "conformance", audit_conformance),
     Part("rewards", "rewards", audit_rewards),
     Part("lengths", "difficulty", audit_lengths),
     Part("costs", "costs", audit_costs),
 )
 """What an audit goes through, in this order."""
 
-_SECTIONS = ("determinism", "conduct", "rewards", "baselines", "leaks", "verifier", "difficulty", "costs")
+_SECTIONS = ("determinism", "conformance", "rewards", "baselines", "leaks", "verifier", "difficulty", "costs")
 
 
 async def run_audit(

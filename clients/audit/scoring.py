@@ -199,8 +199,8 @@ async def _hedging(subject: Subject, tasks: Sequence[Task]) -> list[Entry]:
     ]
 
 
-def _among(task: Task, tasks: Sequence[Task], number: int, place: int) -> list[str]:
-    """Return five answers of which the right one stands at this place."""
+def _among(task: Task, tasks: Sequence[Task], number: int, index: int) -> list[str]:
+    """Return five answers of which the right one stands at this index."""
     right = str(task.answer)
     wrong = list(
         dict.fromkeys(
@@ -210,7 +210,7 @@ def _among(task: Task, tasks: Sequence[Task], number: int, place: int) -> list[s
     numeric = re.fullmatch(r"-?\d+", right)
     extra = [str(int(right) + offset) if numeric else f"not {right[:20]} {offset}" for offset in (1, 2, 3, 5)]
     others = [each for each in dict.fromkeys([*wrong[:4], *extra]) if each != right][:4]
-    return [*others[:place], right, *others[place:]]
+    return [*others[:index], right, *others[index:]]
 
 
 async def _company(subject: Subject, tasks: Sequence[Task]) -> Entry:

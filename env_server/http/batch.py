@@ -185,10 +185,10 @@ class _Batch:
         """Whether an operation that comes later is on the same session, and has to wait for this one."""
         if self._repeated is None:
             last: dict[str, list[int]] = {}
-            for place, operation in enumerate(self._ops):
+            for index, operation in enumerate(self._ops):
                 for each in _named(operation):
-                    last.setdefault(each, []).append(place)
-            self._repeated = {each: places[-1] for each, places in last.items() if len(places) > 1}
+                    last.setdefault(each, []).append(index)
+            self._repeated = {each: indices[-1] for each, indices in last.items() if len(indices) > 1}
         repeated = self._repeated
         return bool(repeated) and any(repeated.get(each, position) > position for each in _named(fields))
 

@@ -86,7 +86,7 @@ class Runs:
             {"call": name, "args": sent_arguments(args), "kwargs": values.plain(dict(kwargs))}
             for name, args, kwargs in calls.values()
         ]
-        answers = self._ask(self.setup(units, "solution"), asked, _by_place(calls, fails))
+        answers = self._ask(self.setup(units, "solution"), asked, _by_index(calls, fails))
         return {number: result_of(answer) for number, answer in zip(calls, answers, strict=True)}
 
     def programs(
@@ -101,7 +101,7 @@ class Runs:
             fails: Tells that an answer fails its test, after which it is run no more; None runs it on all inputs.
         """
         asked = [{"stdin": stdin} for stdin in inputs.values()]
-        failing = _by_place(inputs, fails)
+        failing = _by_index(inputs, fails)
         if language == "python":
             answers = self._ask(self.setup([("program", code)], "__main__"), asked, failing)
         else:
@@ -218,8 +218,8 @@ class Runs:
         )
 
 
-def _by_place(numbers: Mapping[int, Any], fails: Fails | None) -> Fails | None:
-    """Return the same judgement for places in a list instead of numbers."""
+def _by_index(numbers: Mapping[int, Any], fails: Fails | None) -> Fails | None:
+    """Return the same judgement for indices in a list instead of numbers."""
     if fails is None:
         return None
     known = list(numbers)

@@ -118,13 +118,13 @@ def merge(line: tuple[int, ...]) -> tuple[tuple[int, ...], int]:
     """Slide a line to its start. Pairs merge from there on, and what a merge has made does not merge again."""
     tiles = [tile for tile in line if tile]
     merged: list[int] = []
-    points = place = 0
-    while place < len(tiles):
-        tile = tiles[place]
-        if tiles[place + 1 : place + 2] == [tile]:
+    points = index = 0
+    while index < len(tiles):
+        tile = tiles[index]
+        if tiles[index + 1 : index + 2] == [tile]:
             tile *= 2
             points += tile
-            place += 1
+            index += 1
         merged.append(tile)
-        place += 1
+        index += 1
     return (*merged, *(0,) * (len(line) - len(merged))), points

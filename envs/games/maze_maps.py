@@ -203,8 +203,8 @@ def _walk_through_all(generator: np.random.Generator, size: int) -> list[Cell]:
             walk.reverse()
         near = [cell for cell in _around(walk[-1], size) if cell != walk[-2]]
         bitten = near[int(way * len(near))] if near else walk[-2]
-        place = walk.index(bitten) + 1
-        walk[place:] = walk[place:][::-1]
+        index = walk.index(bitten) + 1
+        walk[index:] = walk[index:][::-1]
     return walk
 
 

@@ -74,13 +74,14 @@ def mine_chances(
     chances: dict[int, Fraction] = {}
     for index, (groups, counts) in enumerate(components):
         others: dict[int, int] = {0: 1}
-        for place, (_, other) in enumerate(components):
-            if place != index:
+        for position, (_, other) in enumerate(components):
+            if position != index:
                 others = _joined(others, {number: ways for number, (ways, _) in other.items()})
         total = sum(ways * others.get(mines - number, 0) for number, (ways, _) in counts.items())
-        for place, group in enumerate(groups):
+        for position, group in enumerate(groups):
             under = sum(
-                per_group[place] * others.get(mines - number, 0) for number, (_, per_group) in counts.items()
+                per_group[position] * others.get(mines - number, 0)
+                for number, (_, per_group) in counts.items()
             )
             chances.update((cell, Fraction(under, total * len(group))) for cell in group)
     return chances

@@ -53,28 +53,28 @@ class _Parser:
         if len(expression) > _LONGEST:
             raise ToolError(f"the expression has over {_LONGEST} characters")
         self._tokens = _tokens(expression)
-        self._place = 0
+        self._index = 0
         self._depth = 0
 
     def value(self) -> Fraction:
         found = self._sum()
-        if self._place < len(self._tokens):
-            raise ToolError(f"{self._tokens[self._place]!r} is not expected there")
+        if self._index < len(self._tokens):
+            raise ToolError(f"{self._tokens[self._index]!r} is not expected there")
         return found
 
     def _next(self) -> str:
-        return self._tokens[self._place] if self._place < len(self._tokens) else ""
+        return self._tokens[self._index] if self._index < len(self._tokens) else ""
 
     def _take(self, wanted: str) -> bool:
         if self._next() != wanted:
             return False
-        self._place += 1
+        self._index += 1
         return True
 
     def _sum(self) -> Fraction:
         found = self._product()
         while (sign := self._next()) in ("+", "-"):
-            self._place += 1
+            self._index += 1
             other = self._product()
             found = _checked(found + other if sign == "+" else found - other)
         return found
@@ -82,7 +82,7 @@ class _Parser:
     def _product(self) -> Fraction:
         found = self._signed()
         while (sign := self._next()) in ("*", "/", "//", "%"):
-            self._place += 1
+            self._index += 1
             other = self._signed()
             if sign != "*" and other == 0:
                 raise ToolError("division by zero")
@@ -111,12 +111,12 @@ class _Parser:
         base = self._atom()
         if self._next() not in ("**", "^"):
             return base
-        self._place += 1
+        self._index += 1
         return _power(base, self._signed())
 
     def _atom(self) -> Fraction:
         token = self._next()
-        self._place += 1
+        self._index += 1
         if token == "(":
             found = self._sum()
             self._close()
@@ -151,13 +151,13 @@ class _Parser:
 
 
 def _tokens(expression: str) -> list[str]:
-    tokens, place, end = [], 0, len(expression.rstrip())
-    while place < end:
-        match = _TOKEN.match(expression, place)
+    tokens, position, end = [], 0, len(expression.rstrip())
+    while position < end:
+        match = _TOKEN.match(expression, position)
         if match is None:
-            raise ToolError(f"{expression[place:].strip()[:1]!r} is no part of an expression")
+            raise ToolError(f"{expression[position:].strip()[:1]!r} is no part of an expression")
         tokens.append(match[1] or match[2] or match[3])
-        place = match.end()
+        position = match.end()
     return tokens
 
 

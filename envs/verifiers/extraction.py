@@ -191,8 +191,8 @@ def last_formula_or_number(text: str) -> Found | None:
     return Found("formula", _formula_text(formula).strip() + unit, formula[0] + unit)
 
 
-def _percent_after(text: str, place: int) -> str:
-    match = _PERCENT_SIGN.match(text, place)
+def _percent_after(text: str, position: int) -> str:
+    match = _PERCENT_SIGN.match(text, position)
     return match[0] if match else ""
 
 

@@ -165,11 +165,11 @@ def _said(text: str, options: Mapping[str, str]) -> frozenset[str]:
     if match["letter"].islower() and not match["mark"]:
         return frozenset()
     others = {letter}
-    place = 0
+    position = 0
     joined = match["mark"].strip() in ("", ",", ")", "]", ";", "),")
-    while joined and (more := _MORE.match(rest, place)) is not None and more["letter"] in options:
+    while joined and (more := _MORE.match(rest, position)) is not None and more["letter"] in options:
         others.add(more["letter"])
-        place = more.end()
+        position = more.end()
     return frozenset(others)
 
 

@@ -111,14 +111,14 @@ def _plain_value(match: re.Match[str]) -> Value:
 
 def _tokens(text: str) -> list[str]:
     tokens = []
-    place = 0
-    while place < len(text):
-        match = _TOKEN.match(text, place)
+    position = 0
+    while position < len(text):
+        match = _TOKEN.match(text, position)
         if match is None:
-            if not text[place:].strip():
+            if not text[position:].strip():
                 break
-            raise NotExact(f"{text[place : place + 8]!r} is no number")
-        place = match.end()
+            raise NotExact(f"{text[position : position + 8]!r} is no number")
+        position = match.end()
         name = match["name"]
         tokens.append(_PRODUCT_SIGNS.get(name, name) if name else match["number"] or match["sign"])
     if not tokens:
@@ -131,21 +131,21 @@ class _Parser:
 
     def __init__(self, tokens: list[str]) -> None:
         self._tokens = tokens
-        self._place = 0
+        self._index = 0
         self._depth = 0
 
     def read(self) -> Value:
         value = self._sum()
-        if self._place != len(self._tokens):
+        if self._index != len(self._tokens):
             raise NotExact(f"{self._peek()!r} is in the way")
         return value
 
     def _peek(self) -> str:
-        return self._tokens[self._place] if self._place < len(self._tokens) else ""
+        return self._tokens[self._index] if self._index < len(self._tokens) else ""
 
     def _next(self) -> str:
         token = self._peek()
-        self._place += 1
+        self._index += 1
         return token
 
     def _expect(self, token: str) -> None:
@@ -186,7 +186,7 @@ class _Parser:
                 return scale(value, sign)
 
     def _beside(self, value: Value) -> Value:
-        mixed = self._peek() in _FRACTIONS and self._place > 0 and self._tokens[self._place - 1].isdigit()
+        mixed = self._peek() in _FRACTIONS and self._index > 0 and self._tokens[self._index - 1].isdigit()
         factor = self._power()
         if not mixed:
             return multiply(value, factor)
@@ -198,10 +198,10 @@ class _Parser:
 
     def _is_mixed(self) -> bool:
         """Whether "1/2" follows on a whole number, as in "2 1/2"."""
-        before = self._tokens[self._place - 1] if self._place else ""
-        after = self._tokens[self._place : self._place + 3]
+        before = self._tokens[self._index - 1] if self._index else ""
+        after = self._tokens[self._index : self._index + 3]
         whole = before.isdigit() and (
-            self._place < 2 or self._tokens[self._place - 2] in ("(", "{", "+", "-")
+            self._index < 2 or self._tokens[self._index - 2] in ("(", "{", "+", "-")
         )
         return (
             whole
@@ -283,8 +283,8 @@ class _Parser:
             if rest and (rest[0] in ".,"):
                 raise NotExact("a number in pieces")
             if rest:
-                self._tokens[self._place] = rest
+                self._tokens[self._index] = rest
             else:
-                self._place += 1
+                self._index += 1
             return value_of(Fraction(digit))
         return self._atom()

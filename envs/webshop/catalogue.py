@@ -70,8 +70,8 @@ def build_catalogue(source: CatalogueSource, folder: Path, seed: int = LOAD_SEED
     products = _Products(folder)
     index.write(folder)
     write_facets(folder, map(_facets, products))
-    places = write_sorted_keys(folder, "asins", asins)
-    write_array(folder, "asin_products", np.argsort(np.asarray(places, dtype=np.int64)).astype(np.int32))
+    key_indices = write_sorted_keys(folder, "asins", asins)
+    write_array(folder, "asin_products", np.argsort(np.asarray(key_indices, dtype=np.int64)).astype(np.int32))
     draw = random.Random(seed)
     prices = draw_prices(products, draw)
     write_array(folder, "prices", np.asarray(prices, dtype=np.float64))
@@ -112,8 +112,8 @@ class Catalogue:
 
     def number(self, asin: str) -> int | None:
         """Return the number of a product; None if there is none of that id."""
-        place = self._asins.find(asin)
-        return None if place is None else int(self._asin_products[place])
+        index = self._asins.find(asin)
+        return None if index is None else int(self._asin_products[index])
 
     def price(self, number: int) -> float:
         """Return what a product costs."""
@@ -148,8 +148,8 @@ class Goals(Sequence[Goal]):
         if not by_weight:
             return among.start + int(generator.integers(len(among)))
         low, high = self._weights_below[among.start], self._weights_below[among.stop]
-        place = int(np.searchsorted(self._weights_below, generator.uniform(low, high), side="right")) - 1
-        return min(max(place, among.start), among.stop - 1)
+        index = int(np.searchsorted(self._weights_below, generator.uniform(low, high), side="right")) - 1
+        return min(max(index, among.start), among.stop - 1)
 
 
 class GeneratedGoals(Goals):
@@ -191,8 +191,8 @@ class _Products(Sequence[Product]):
 
     def __getitem__(self, index: Any) -> Any:
         row = orjson.loads(self._rows[index])
-        for place in _TUPLES:
-            row[place] = tuple(row[place])
+        for field in _TUPLES:
+            row[field] = tuple(row[field])
         row[_OPTIONS] = {name: tuple(values) for name, values in row[_OPTIONS].items()}
         return Product(*row)
 

@@ -64,16 +64,16 @@ class SortedKeys:
     def find(self, key: str) -> int | None:
         """Return the number of a key; None if it is not there."""
         wanted = key.encode(errors="surrogatepass")
-        place = bisect_left(self._rows, wanted)
-        return place if place < len(self._rows) and self._rows[place] == wanted else None
+        index = bisect_left(self._rows, wanted)
+        return index if index < len(self._rows) and self._rows[index] == wanted else None
 
 
 def write_sorted_keys(folder: Path, name: str, keys: Iterable[str]) -> list[int]:
-    """Write distinct keys in the order of their bytes; give for each, in the order they came, its place."""
+    """Write distinct keys in the order of their bytes; give for each, in the order they came, its index."""
     encoded = [key.encode(errors="surrogatepass") for key in keys]
     order = sorted(range(len(encoded)), key=encoded.__getitem__)
-    write_rows(folder, name, (encoded[index] for index in order))
-    places = [0] * len(order)
-    for place, index in enumerate(order):
-        places[index] = place
-    return places
+    write_rows(folder, name, (encoded[key_number] for key_number in order))
+    indices = [0] * len(order)
+    for index, key_number in enumerate(order):
+        indices[key_number] = index
+    return indices

@@ -140,8 +140,8 @@ class _Maker:
 
     def _some(self, values: Sequence[str], least: int, most: int, *, in_order: bool = False) -> list[str]:
         count = int(self.draw.integers(least, min(most, len(values)) + 1))
-        places = self.draw.permutation(len(values))[:count].tolist()
-        return [values[index] for index in (sorted(places) if in_order else places)]
+        indices = self.draw.permutation(len(values))[:count].tolist()
+        return [values[index] for index in (sorted(indices) if in_order else indices)]
 
 
 def _wish(request: Mapping[str, Any]) -> tuple[frozenset[str], frozenset[str]]:

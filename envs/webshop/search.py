@@ -41,10 +41,10 @@ class IndexWriter:
     def write(self, folder: Path) -> None:
         """Write the index into a folder."""
         self._condense()
-        places = np.asarray(write_sorted_keys(folder, "terms", self._terms), dtype=np.int64)
-        frequencies = np.zeros(len(places), dtype=np.int64)
+        indices = np.asarray(write_sorted_keys(folder, "terms", self._terms), dtype=np.int64)
+        frequencies = np.zeros(len(indices), dtype=np.int64)
         for terms, _, _ in self._postings:
-            frequencies += np.bincount(places[terms], minlength=len(places))
+            frequencies += np.bincount(indices[terms], minlength=len(indices))
         starts = np.concatenate(([0], np.cumsum(frequencies)))
         documents = np.empty(int(starts[-1]), dtype=np.int32)
         scores = np.empty(int(starts[-1]), dtype=np.float32)
@@ -54,10 +54,10 @@ class IndexWriter:
         used = starts[:-1].copy()
         # Chunks come in the order of their documents, so that every term's documents stay in order.
         for terms, owners, times in self._postings:
-            rows = places[terms]
+            rows = indices[terms]
             order = np.argsort(rows, kind="stable")
             rows = rows[order]
-            counts = np.bincount(rows, minlength=len(places))
+            counts = np.bincount(rows, minlength=len(indices))
             firsts = np.concatenate(([0], np.cumsum(counts)))[:-1]
             target = used[rows] + np.arange(len(rows)) - firsts[rows]
             owner, number = owners[order], times[order].astype(np.float64)
@@ -99,9 +99,9 @@ class SearchIndex:
         """Return the best documents, best first; of equally good ones the earlier comes first."""
         spans = []
         for word, times in sorted(Counter(words_of(query)).items()):
-            place = self._terms.find(word)
-            if place is not None:
-                spans.append((slice(int(self._starts[place]), int(self._starts[place + 1])), times))
+            index = self._terms.find(word)
+            if index is not None:
+                spans.append((slice(int(self._starts[index]), int(self._starts[index + 1])), times))
         if not spans:
             return []
         documents = np.concatenate([self._documents[span] for span, _ in spans])
@@ -141,8 +141,8 @@ def write_facets(folder: Path, keys: Iterable[Iterable[str]]) -> None:
     for document, names in enumerate(keys):
         for name in dict.fromkeys(names):
             members.setdefault(name, []).append(document)
-    places = write_sorted_keys(folder, "facets", members)
-    lists = [documents for _, documents in sorted(zip(places, members.values(), strict=True))]
+    indices = write_sorted_keys(folder, "facets", members)
+    lists = [documents for _, documents in sorted(zip(indices, members.values(), strict=True))]
     write_array(folder, "facet_starts", np.cumsum([0, *map(len, lists)], dtype=np.int64))
     write_array(
         folder, "facet_documents", np.asarray([one for each in lists for one in each], dtype=np.int32)
@@ -159,7 +159,7 @@ class Facets:
 
     def find(self, key: str) -> list[int]:
         """Return the documents that have a key, in order."""
-        place = self._keys.find(key)
-        if place is None:
+        index = self._keys.find(key)
+        if index is None:
             return []
-        return list(map(int, self._documents[self._starts[place] : self._starts[place + 1]]))
+        return list(map(int, self._documents[self._starts[index] : self._starts[index + 1]]))

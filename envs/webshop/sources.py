@@ -139,20 +139,20 @@ def stream_array(path: Path) -> Iterator[Mapping[str, Any]]:
         text = file.read(_CHUNK).lstrip()
         if not text.startswith("["):
             raise CatalogueError(f"{path} is not a JSON array of products")
-        place = 1
+        position = 1
         while True:
-            while place < len(text) and text[place] in " \t\r\n,":
-                place += 1
-            if text.startswith("]", place):
+            while position < len(text) and text[position] in " \t\r\n,":
+                position += 1
+            if text.startswith("]", position):
                 return
             try:
-                record, place = decoder.raw_decode(text, place)
+                record, position = decoder.raw_decode(text, position)
             except json.JSONDecodeError as error:
                 # Most often the object only goes on in what was not read yet.
                 more = file.read(_CHUNK)
                 if not more:
                     raise CatalogueError(f"{path} cannot be read as a JSON array: {error}") from error
-                text, place = text[place:] + more, 0
+                text, position = text[position:] + more, 0
                 continue
             if not isinstance(record, dict):
                 raise CatalogueError(f"{path} holds {type(record).__name__} where a product should be")

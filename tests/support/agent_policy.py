@@ -187,7 +187,12 @@ def recorded_replies(trajectory: Trajectory) -> list[tuple[list[int], list[int],
         span = slice(turn.start, turn.end)
         assert all(segment.action_mask[span])
         found.append(
-            (segment.ids[: turn.start], segment.ids[span], segment.logprobs[span], segment.versions[span])
+            (
+                segment.ids[: turn.start],
+                segment.ids[span],
+                segment.behaviour_logprobs[span],
+                segment.versions[span],
+            )
         )
     return found
 

@@ -32,7 +32,7 @@ def played_groups(model, groups=3, members=4, seed=0) -> list[Group]:
                     Turn(0, start, len(segment.ids), "", "", reward=reward, anchor=anchor)
                 )
             exact = [0.0, *reference_logprobs(model, segment.ids)]
-            segment.logprobs = [
+            segment.behaviour_logprobs = [
                 value if used else 0.0 for value, used in zip(exact, segment.action_mask, strict=True)
             ]
             trajectory.segments.append(segment)

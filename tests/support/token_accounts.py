@@ -138,7 +138,7 @@ def _consumed(
         consumed[key] = [
             (
                 tuple(segment.ids[turn.start : turn.end]),
-                array("d", segment.logprobs[turn.start : turn.end]).tobytes(),
+                array("d", segment.behaviour_logprobs[turn.start : turn.end]).tobytes(),
             )
             for turn in episode.turns
             for segment in [episode.segments[turn.segment]]

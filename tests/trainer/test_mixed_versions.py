@@ -50,14 +50,14 @@ async def test_a_turn_across_an_update_is_corrected_token_by_token(rows_of):
     by_version = [reference_logprobs(model, segment.ids) for model in (before, after)]
     for place in range(len(PROMPT), len(segment.ids)):
         drawn_by = segment.versions[place]
-        assert segment.logprobs[place] == pytest.approx(by_version[drawn_by][place - 1], abs=1e-4)
+        assert segment.behaviour_logprobs[place] == pytest.approx(by_version[drawn_by][place - 1], abs=1e-4)
 
     # Trained at version 1: tokens that it drew itself weigh 1, those of version 0 what their own ratio says.
     (row,) = rows_of(0, trajectory)
     assert row.versions == segment.versions
     mask = torch.tensor([row.mask])
     proximal = torch.tensor([[0.0, *by_version[1]]])
-    weights = importance_weights(proximal, torch.tensor([row.logprobs]), mask)[mask]
+    weights = importance_weights(proximal, torch.tensor([row.behaviour_logprobs]), mask)[mask]
     ratio = torch.tensor(
         [new - old for old, new in zip(by_version[0], by_version[1], strict=True)][len(PROMPT) - 1 :]
     )

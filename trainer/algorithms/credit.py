@@ -274,7 +274,7 @@ def _spread(turns: Sequence[Sequence[float]], stream: TokenStream, mask: Tensor)
 
 
 def _flat_turns(turns: Sequence[Sequence[float]], stream: TokenStream) -> Tensor:
-    """Return, for each sampled token, the place of its turn among all turns of the batch."""
+    """Return, for each sampled token, the index of its turn among all turns of the batch."""
     lengths = torch.tensor([len(part) for part in turns], dtype=torch.int64, device=stream.turn.device)
     return (lengths.cumsum(0) - lengths)[stream.trajectory] + stream.turn
 

@@ -65,7 +65,7 @@ def resampled_on_correct(
     score_threshold: float = 0.0,
     at_least: int = 1,
 ) -> list[int]:
-    """Return the places of the episodes of one group that are kept (GRPO-RoC, arXiv:2508.20722, section 3.2).
+    """Return the indices of the episodes of one group that are kept (GRPO-RoC, arXiv:2508.20722, section 3.2).
 
     Successes and failures keep their shares of the group. Of the successes those of the smallest penalties stay; of the
     failures the first ones.
@@ -92,7 +92,7 @@ def resampled_on_correct(
 def shortest(
     lengths: Sequence[int], returns: Sequence[float], size: int, *, per_token: bool = False
 ) -> list[int]:
-    """Return the places of the episodes of one group that are kept (GFPO, arXiv:2508.09726, section 3).
+    """Return the indices of the episodes of one group that are kept (GFPO, arXiv:2508.09726, section 3).
 
     Args:
         lengths: Sampled tokens of each episode.
@@ -108,7 +108,7 @@ def shortest(
 
 
 def _members(batch: TrajectoryBatch) -> list[list[int]]:
-    """Return the places of the episodes of each group."""
+    """Return the indices of the episodes of each group."""
     members: dict[int, list[int]] = {}
     for index, group in enumerate(batch.groups):
         members.setdefault(group, []).append(index)

@@ -284,8 +284,8 @@ def high_entropy_mask(entropy: Tensor, *, fraction: float = 0.2) -> Tensor:
         return torch.zeros_like(entropy, dtype=torch.bool)
     ordered = entropy.detach().double().sort().values
     # torch.quantile takes no more than 16 million numbers.
-    place = (1 - fraction) * (len(ordered) - 1)
-    below = int(place)
+    position = (1 - fraction) * (len(ordered) - 1)
+    below = int(position)
     above = min(below + 1, len(ordered) - 1)
-    threshold = torch.lerp(ordered[below], ordered[above], place - below)
+    threshold = torch.lerp(ordered[below], ordered[above], position - below)
     return entropy >= threshold

@@ -17,10 +17,10 @@ class TokenStream:
 
     Attributes:
         row: Row of the token.
-        column: Place of the token in its row.
+        column: Index of the token in its row.
         trajectory: Trajectory of the token.
         turn: Turn of the token.
-        position: Place of the token in its trajectory.
+        position: Index of the token in its trajectory.
         turn_end: Whether the token is the last of its turn.
         shape: Number of trajectories and the most tokens that one of them has.
     """

@@ -36,10 +36,10 @@ def balanced(costs: Sequence[int], parts: int) -> list[list[int]]:
     """
     filled = [(0, part) for part in range(parts)]
     divided: list[list[int]] = [[] for _ in range(parts)]
-    for place in sorted(range(len(costs)), key=lambda index: -costs[index]):
+    for index in sorted(range(len(costs)), key=lambda each: -costs[each]):
         total, part = heapq.heappop(filled)
-        divided[part].append(place)
-        heapq.heappush(filled, (total + costs[place], part))
+        divided[part].append(index)
+        heapq.heappush(filled, (total + costs[index], part))
     return [sorted(part) for part in divided]
 
 

@@ -154,11 +154,11 @@ class DistillationHead(Head):
         losses = torch.zeros(len(targets), device=states.device)
         spread = None if entropy == "none" else torch.zeros_like(losses)
         for number in range(len(self._readers)):
-            (places,) = (which == number).nonzero(as_tuple=True)
-            part, its = self._losses(number, states[places], targets[places], entropy)
-            losses = losses.index_put((places,), part)
+            (indices,) = (which == number).nonzero(as_tuple=True)
+            part, its = self._losses(number, states[indices], targets[indices], entropy)
+            losses = losses.index_put((indices,), part)
             if spread is not None and its is not None:
-                spread = spread.index_put((places,), its)
+                spread = spread.index_put((indices,), its)
         return losses, spread
 
     def _losses(

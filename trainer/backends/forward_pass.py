@@ -232,8 +232,8 @@ class KeptExperts:
     def by_row(self) -> list[Tensor]:
         """Return the experts of each row, int16 `[tokens, layers * taken]` on the processor."""
         results: list[Tensor] = [torch.empty(0)] * len(self.rows)
-        for places, experts in self._parts:
-            for index, line in zip(places, self._head.whole_experts(experts).cpu(), strict=True):
+        for indices, experts in self._parts:
+            for index, line in zip(indices, self._head.whole_experts(experts).cpu(), strict=True):
                 results[index] = line[: len(self.rows[index].ids)].clone()
         return results
 

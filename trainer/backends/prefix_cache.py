@@ -31,7 +31,7 @@ class _PrefixLayer(CacheLayerMixin):
 
     Args:
         sources: Keys and values that the prefix is taken from.
-        index: Places of each row's prefix among them; None if there is no prefix.
+        index: Indices of each row's prefix among them; None if there is no prefix.
     """
 
     is_sliding = False
@@ -63,7 +63,7 @@ class _PrefixLayer(CacheLayerMixin):
         return 0 if self._index is None else self._index.shape[1]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Return how many keys there are, and the place of the first."""
+        """Return how many keys there are, and the index of the first."""
         return self.get_seq_length() + query_length, 0
 
     def get_max_length(self) -> int:
@@ -72,7 +72,7 @@ class _PrefixLayer(CacheLayerMixin):
 
 
 def _taken(sources: Sequence[Tensor], index: Tensor) -> Tensor:
-    """Return tokens of `[rows, heads, tokens, width]` at places among all of them, `[rows, heads, places, width]`."""
+    """Return tokens of `[rows, heads, tokens, width]` at indices among all of them, `[rows, heads, indices, width]`."""
     heads = sources[0].shape[1]
     table = torch.cat([source.transpose(1, 2).flatten(0, 1).flatten(1) for source in sources])
     # An embedding's backward adds up the gradients of a token that many rows read faster than an index's does.
@@ -194,7 +194,7 @@ def _is_exact(body: PreTrainedModel) -> bool:
     """Whether states behind a prefix are those of whole rows, but for rounding."""
     size = body.config.get_text_config().vocab_size
     rows = [
-        np.array([place * 7 + 3 for place in row]) % size
+        np.array([index * 7 + 3 for index in row]) % size
         for row in (range(9), [*range(4), 20, 21, 22], [*range(6), 30, 31, 32, 33], [*range(7), 40])
     ]
     paths = paths_of(rows)

@@ -19,7 +19,8 @@ class Prefix:
 
     Attributes:
         sources: Numbers of the calls that computed it.
-        index: Places of each row's prefix among the tokens of those calls, int64 `[rows, longest]`, padded on the left.
+        index: Indices of each row's prefix among the tokens of those calls, int64 `[rows, longest]`, padded on the
+            left.
         mask: False where prefixes are padded, bool `[rows, longest + width]`; None if nothing is.
     """
 
@@ -37,7 +38,7 @@ class CallTensors:
         positions: Their positions in their rows; None if there is no prefix.
         prefix: What they stand behind.
         is_read: Whether later calls read its keys and values.
-        states: Places of the states that are wanted, among its tokens, int64 `[n]`.
+        states: Indices of the states that are wanted, among its tokens, int64 `[n]`.
     """
 
     ids: Tensor
@@ -80,9 +81,9 @@ class SharedTokens:
             count: Calls to make at least; those that are not needed compute a token that nobody asked for.
         """
         layout = _Layout(shared.tree)
-        places = [layout.places(path) for path in range(len(paths))]
-        tokens = [places[path][columns] for path, columns in zip(shared.path_of, wanted, strict=True)]
-        states = [places[path][columns - 1] for path, columns in zip(shared.path_of, wanted, strict=True)]
+        indices = [layout.indices(path) for path in range(len(paths))]
+        tokens = [indices[path][columns] for path, columns in zip(shared.path_of, wanted, strict=True)]
+        states = [indices[path][columns - 1] for path, columns in zip(shared.path_of, wanted, strict=True)]
         # Tokens of several rows are one if they are one in the tree. Ordered by the state that each is drawn from.
         keys = np.concatenate(states) * layout.size + np.concatenate(tokens)
         distinct, which = np.unique(keys, return_inverse=True)
@@ -125,7 +126,7 @@ class _Layout:
                 self._call[segment] = number
                 self._first[segment] = int(self.base[number]) + row * call.width
 
-    def places(self, path: int) -> Ids:
+    def indices(self, path: int) -> Ids:
         """Return where each token of a path is computed."""
         return np.concatenate([self._of(segment) for segment in self._tree.chain(path)])
 
@@ -167,9 +168,9 @@ class _Layout:
         index = np.zeros((len(call.segments), call.prefix), dtype=np.int64)
         mask = np.ones((len(call.segments), call.prefix + call.width), dtype=bool)
         for row, chain in enumerate(before):
-            places = np.concatenate([self._of(segment) + moved[self._call[segment]] for segment in chain])
-            index[row, call.prefix - len(places) :] = places
-            mask[row, : call.prefix - len(places)] = False
+            indices = np.concatenate([self._of(segment) + moved[self._call[segment]] for segment in chain])
+            index[row, call.prefix - len(indices) :] = indices
+            mask[row, : call.prefix - len(indices)] = False
         return Prefix(sources, tensor(index), None if mask.all() else tensor(mask))
 
     def _before(self, segment: int) -> list[int]:

@@ -205,14 +205,14 @@ def _radix(widths: Sequence[int], shared: Sequence[int]) -> _Nodes:
         open_nodes.append(len(stop) - 1)
     # A node lies above those that end later.
     order = sorted(range(len(stop)), key=stop.__getitem__)
-    place = {node: number for number, node in enumerate(order)}
+    index_of = {node: number for number, node in enumerate(order)}
     children = [0] * len(order)
     for node in order:
         if parent[node] >= 0:
-            children[place[parent[node]]] += 1
+            children[index_of[parent[node]]] += 1
     return _Nodes(
         [stop[node] for node in order],
-        [place[parent[node]] if parent[node] >= 0 else -1 for node in order],
+        [index_of[parent[node]] if parent[node] >= 0 else -1 for node in order],
         children,
         [path[node] for node in order],
     )

@@ -198,9 +198,9 @@ class RankedBackend:
 
     def forward(self, rows: Sequence[TrainRow]) -> list[Tensor]:
         """Return the outputs of each row, float32 `[tokens]`, zero outside its mask, without gradient."""
-        places = self._divided(rows)
-        answers = self._each_part("forward", [(_chosen(rows, part),) for part in places])
-        return _in_order(places, answers, len(rows))
+        indices = self._divided(rows)
+        answers = self._each_part("forward", [(_chosen(rows, part),) for part in indices])
+        return _in_order(indices, answers, len(rows))
 
     def forward_routed(self, rows: Sequence[TrainRow]) -> RoutedOutputs:
         """Return what `forward` does, and the experts that tokens took.
@@ -208,18 +208,18 @@ class RankedBackend:
         Raises:
             ConfigError: If the model has none whose choice is known.
         """
-        places = self._divided(rows)
-        answers = self._each_part("forward_routed", [(_chosen(rows, part),) for part in places])
+        indices = self._divided(rows)
+        answers = self._each_part("forward_routed", [(_chosen(rows, part),) for part in indices])
         return RoutedOutputs(
-            _in_order(places, [answer.outputs for answer in answers], len(rows)),
-            _in_order(places, [answer.experts for answer in answers], len(rows)),
+            _in_order(indices, [answer.outputs for answer in answers], len(rows)),
+            _in_order(indices, [answer.experts for answer in answers], len(rows)),
         )
 
     def entropies(self, rows: Sequence[TrainRow], mode: EntropyMode = "metric") -> list[Tensor]:
         """Return the entropy that each token was drawn with, float32 `[tokens]`, without gradient."""
-        places = self._divided(rows)
-        answers = self._each_part("entropies", [(_chosen(rows, part), mode) for part in places])
-        return _in_order(places, answers, len(rows))
+        indices = self._divided(rows)
+        answers = self._each_part("entropies", [(_chosen(rows, part), mode) for part in indices])
+        return _in_order(indices, answers, len(rows))
 
     def step(
         self,
@@ -230,14 +230,14 @@ class RankedBackend:
         keep_outputs: bool = False,
     ) -> StepReport:
         """Take one optimizer step, if loss and gradient are finite in all ranks."""
-        places = self._divided(rows)
+        indices = self._divided(rows)
         reports: list[StepReport] = self._each_part(
-            "step", [(_chosen(rows, part), part, loss, entropy, keep_outputs) for part in places]
+            "step", [(_chosen(rows, part), part, loss, entropy, keep_outputs) for part in indices]
         )
         first = reports[0]
         outputs = None
         if keep_outputs:
-            outputs = _in_order(places, [report.outputs or [] for report in reports], len(rows))
+            outputs = _in_order(indices, [report.outputs or [] for report in reports], len(rows))
         metrics = merge(report.metrics for report in reports)
         counts = [sum(each) for each in zip(*(report.tokens for report in reports), strict=True)]
         tokens = TokenCounts(*counts)
@@ -388,11 +388,11 @@ def _chosen(rows: Sequence[TrainRow], part: Sequence[int]) -> list[TrainRow]:
 
 
 def _in_order(
-    places: Sequence[Sequence[int]], answers: Sequence[Sequence[Tensor]], rows: int
+    indices: Sequence[Sequence[int]], answers: Sequence[Sequence[Tensor]], rows: int
 ) -> list[Tensor]:
     """Put each part's results back where its rows were."""
     ordered: list[Tensor] = [torch.empty(0)] * rows
-    for part, results in zip(places, answers, strict=True):
+    for part, results in zip(indices, answers, strict=True):
         for index, result in zip(part, results, strict=True):
             ordered[index] = result
     return ordered

@@ -281,8 +281,8 @@ def zero_backend(
 
     def nothing() -> Tensor:
         ids = torch.zeros((1, 2), dtype=torch.int64, device=group.device)
-        places = torch.zeros(0, dtype=torch.int64, device=group.device)
-        return wrapped(ids, places, places, "none")[0].sum() * 0.0
+        indices = torch.zeros(0, dtype=torch.int64, device=group.device)
+        return wrapped(ids, indices, indices, "none")[0].sum() * 0.0
 
     return ShardedBackend(
         wrapped,

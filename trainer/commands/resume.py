@@ -303,6 +303,6 @@ def _changes(before: object, now: object, prefix: str = "") -> list[str]:
     if isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
         pairs = enumerate(zip(before, now, strict=True))
         return [
-            change for place, (one, other) in pairs for change in _changes(one, other, f"{prefix}.{place}")
+            change for index, (one, other) in pairs for change in _changes(one, other, f"{prefix}.{index}")
         ]
     return [] if before == now else [prefix]

@@ -1,10 +1,17 @@
 """What a run leaves behind: reports in its own files and to trackers of others, and checkpoints."""
 
+import warnings
 from typing import Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from trainer.core.strict import Amount, Seconds, Settings
+
+
+def current_metric(name: str) -> str:
+    """Return the name that a metric has now; prefix breaks were counted as `rollout/forks` before."""
+    former = "rollout/forks"
+    return name.replace(former, "rollout/prefix_breaks", 1) if name.startswith(former) else name
 
 
 class WandbSettings(Settings):
@@ -83,6 +90,17 @@ class CheckpointSettings(Settings):
         description="'auto' (the newest in output_dir, if any), 'never' (output_dir must hold no run), or a "
         "checkpoint's folder.",
     )
+
+    @field_validator("best_metric")
+    @classmethod
+    def _by_its_current_name(cls, metric: str | None) -> str | None:
+        if metric is None or (current := current_metric(metric)) == metric:
+            return metric
+        # FutureWarning: whoever wrote the settings is to see it, and not only developers.
+        warnings.warn(
+            f"checkpoint.best_metric: '{metric}' is called {current} now", FutureWarning, stacklevel=2
+        )
+        return current
 
     @model_validator(mode="after")
     def _best_is_named(self) -> Self:

@@ -140,13 +140,13 @@ def read_lines(path: Path, number: str | None = None) -> list[dict[str, Any]]:
 def lines_and_sizes(path: Path, number: str | None = None) -> Iterator[tuple[dict[str, Any], int]]:
     """Yield the lines of a file as `read_lines` has them, each with its size in bytes."""
     with path.open("rb") as lines:
-        for place, line in enumerate(lines, start=1):
+        for line_number, line in enumerate(lines, start=1):
             try:
                 value = json.loads(line)
             except (ValueError, RecursionError) as error:
-                raise DamagedFileError(path, place) from error
+                raise DamagedFileError(path, line_number) from error
             if not isinstance(value, dict) or not (number is None or isinstance(value.get(number), int)):
-                raise DamagedFileError(path, place)
+                raise DamagedFileError(path, line_number)
             yield value, len(line)
 
 

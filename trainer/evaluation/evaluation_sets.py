@@ -78,18 +78,18 @@ async def _rows_of(
     await check_streams(streams, pool)
     # Where verifiers share the rows, each has a stream; an evaluation set is what the file begins with.
     rows = sorted(
-        (number, place, row)
-        for place, stream in enumerate(streams)
+        (number, position, row)
+        for position, stream in enumerate(streams)
         for number, row in zip(stream.numbers, stream.rows, strict=True)
     )
     if settings.distinct:
         first: dict[tuple[int, bytes], tuple[int, int, bytes]] = {}
-        for number, place, row in rows:
-            first.setdefault((place, row), (number, place, row))
+        for number, position, row in rows:
+            first.setdefault((position, row), (number, position, row))
         rows = list(first.values())
     tasks = []
-    for number, place, row in rows:
-        stream = streams[place]
+    for number, position, row in rows:
+        stream = streams[position]
         task = Task(0, stream.env_id, 0, dataset.kwargs, orjson.loads(row), name, dataset.url, stream.mixture)
         tasks.append(replace(task, row=str(RowPlace(stream.source, number))))
     if len(tasks) < settings.episodes:

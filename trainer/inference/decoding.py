@@ -118,9 +118,9 @@ class ActiveBatch:
         if not indices:
             return
         gone = set(indices)
-        kept = [place for place in range(len(self._rows)) if place not in gone]
-        self._rows = [self._rows[place] for place in kept]
-        self._lengths = [self._lengths[place] for place in kept]
+        kept = [index for index in range(len(self._rows)) if index not in gone]
+        self._rows = [self._rows[index] for index in kept]
+        self._lengths = [self._lengths[index] for index in kept]
         if not kept:
             self._layers = []
             return
@@ -146,21 +146,21 @@ class ActiveBatch:
         """Run whole prompts (and what was drawn so far), add them to the cache, return the last logits."""
         sequences = [(row.request.prompt_ids + row.ids)[:upto] for row in rows]
         whole = [(tuple(ids), row.request.images) for ids, row in zip(sequences, rows, strict=True)]
-        places = {each: index for index, each in enumerate(dict.fromkeys(whole))}
+        index_of = {each: index for index, each in enumerate(dict.fromkeys(whole))}
         # Members of a group often read the same prompt: it is computed once.
-        where = torch.tensor([places[each] for each in whole], device=self._device)
-        lengths = [len(sequence) for sequence, _ in places]
+        where = torch.tensor([index_of[each] for each in whole], device=self._device)
+        lengths = [len(sequence) for sequence, _ in index_of]
         width = max(lengths)
-        ids = torch.zeros(len(places), width, dtype=torch.long)
-        for index, (sequence, _) in enumerate(places):
+        ids = torch.zeros(len(index_of), width, dtype=torch.long)
+        for index, (sequence, _) in enumerate(index_of):
             ids[index, width - len(sequence) :] = torch.tensor(sequence)
         shown = image_tensors(
-            self._model, ids, [images for _, images in places], [width - length for length in lengths]
+            self._model, ids, [images for _, images in index_of], [width - length for length in lengths]
         )
         logits, cached = self._forward(ids, lengths, DynamicCache(), shown)
         if shown is not None:
             for row, each in zip(rows, whole, strict=True):
-                row.shift = shown.shifts[places[each]]
+                row.shift = shown.shifts[index_of[each]]
         layers = [(keys[where], values[where]) for keys, values in cached]
         self._join(rows, layers, [len(sequence) for sequence in sequences])
         return logits[where]
@@ -271,11 +271,11 @@ def sampled_distribution(logits: Tensor, sampling: SamplingParams) -> Tensor:
         smallest = logits.topk(sampling.top_k, dim=-1).values[:, -1:]
         logits = logits.masked_fill(logits < smallest, -torch.inf)
     if sampling.top_p < 1.0:
-        ordered, places = logits.sort(dim=-1, descending=True)
+        ordered, indices = logits.sort(dim=-1, descending=True)
         probabilities = ordered.softmax(dim=-1)
         # A token stays while the mass before it is below top_p, so the most likely one always stays.
         outside = probabilities.cumsum(dim=-1) - probabilities >= sampling.top_p
-        logits = logits.masked_fill(outside.scatter(-1, places, outside), -torch.inf)
+        logits = logits.masked_fill(outside.scatter(-1, indices, outside), -torch.inf)
     return logits.log_softmax(dim=-1)
 
 
@@ -294,11 +294,11 @@ def draw_tokens(
     """
     ids = [0] * len(samplings)
     logprobs = [0.0] * len(samplings)
-    places: dict[SamplingParams, list[int]] = {}
+    rows_of: dict[SamplingParams, list[int]] = {}
     for index, sampling in enumerate(samplings):
-        places.setdefault(sampling, []).append(index)
-    for sampling, rows in places.items():
-        distribution = sampled_distribution(logits[rows] if len(places) > 1 else logits, sampling)
+        rows_of.setdefault(sampling, []).append(index)
+    for sampling, rows in rows_of.items():
+        distribution = sampled_distribution(logits[rows] if len(rows_of) > 1 else logits, sampling)
         if sampling.temperature == 0:
             chosen = distribution.argmax(dim=-1)
         else:

@@ -139,7 +139,7 @@ def _tokens(
     return token_ids, [logprob_of(triple[0], index, _REPLY) for index, triple in enumerate(triples)]
 
 
-def _of_prompt(triple: Any, token: int, place: int) -> Any:
+def _of_prompt(triple: Any, token: int, index: int) -> Any:
     if not isinstance(triple, list) or len(triple) < 2 or triple[1] != token:
-        raise MalformedReplyError(f"{_REPLY}: log-probability {place} is not of the prompt's token")
+        raise MalformedReplyError(f"{_REPLY}: log-probability {index} is not of the prompt's token")
     return triple[0]

@@ -117,7 +117,7 @@ def prompt_logprobs(
     Args:
         entries: What the server says of each token.
         prompt_ids: The tokens.
-        value_of: Finds the log-probability in what is said of a token, given that, the token and its place.
+        value_of: Finds the log-probability in what is said of a token, given that, the token and its index.
         where: What `entries` are of, for the message.
 
     Raises:
@@ -128,9 +128,9 @@ def prompt_logprobs(
             f"{where}: {len(entries)} log-probabilities for a prompt of {len(prompt_ids)}"
         )
     values = []
-    for place, (entry, token) in enumerate(zip(entries[1:], prompt_ids[1:], strict=True), start=1):
-        value = value_of(entry, token, place)
+    for index, (entry, token) in enumerate(zip(entries[1:], prompt_ids[1:], strict=True), start=1):
+        value = value_of(entry, token, index)
         if type(value) not in (float, int):
-            raise MalformedReplyError(f"{where}: no log-probability of the prompt's token {place}")
+            raise MalformedReplyError(f"{where}: no log-probability of the prompt's token {index}")
         values.append(float(value))
     return values

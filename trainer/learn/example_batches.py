@@ -12,12 +12,12 @@ class Batch:
 
     Attributes:
         epoch: The pass that it is of.
-        places: The examples' places in the data.
+        indices: The examples' indices in the data.
         ends_epoch: Whether it is the last one of its pass.
     """
 
     epoch: int
-    places: tuple[int, ...]
+    indices: tuple[int, ...]
     ends_epoch: bool
 
 

@@ -347,10 +347,10 @@ class Learner:
 
     def _minibatches(self, units: Sequence[Hashable], step: int, epoch: int) -> list[list[int]]:
         """Cut the rows at random into as many parts as the algorithm takes optimizer steps, units left whole."""
-        places: dict[Hashable, list[int]] = {}
+        indices: dict[Hashable, list[int]] = {}
         for index, unit in enumerate(units):
-            places.setdefault(unit, []).append(index)
-        whole = list(places.values())
+            indices.setdefault(unit, []).append(index)
+        whole = list(indices.values())
         count = min(self._settings.minibatches, len(whole))
         if count == 1:
             return [list(range(len(units)))]

@@ -24,7 +24,7 @@ class Row:
         segment: The segment of the trajectory that it begins with; token i of the one is token i of the other.
         ids: Token ids.
         mask: True where the policy's choice is trained on.
-        logprobs: Behaviour log-probabilities; 0.0 outside the mask.
+        behaviour_logprobs: Behaviour log-probabilities; 0.0 outside the mask.
         versions: Policy versions; -1 outside the mask.
         turn_index: Turn of the trajectory; -1 outside the mask.
         sequence: Names what the row is a part of where a loss averages over sequences: with a row per segment the
@@ -37,7 +37,7 @@ class Row:
     segment: int
     ids: list[int]
     mask: list[bool]
-    logprobs: list[float]
+    behaviour_logprobs: list[float]
     versions: list[int]
     turn_index: list[int]
     sequence: tuple[int, int]
@@ -55,7 +55,9 @@ class Row:
             behaviour: Whether with the behaviour log-probabilities, as a field.
             experts: Whether tokens are to take the experts that they took when they were drawn, where a server told.
         """
-        fields = {"behaviour": torch.tensor(self.logprobs, dtype=torch.float32)} if behaviour else {}
+        fields = (
+            {"behaviour": torch.tensor(self.behaviour_logprobs, dtype=torch.float32)} if behaviour else {}
+        )
         taken = self.experts if experts else None
         return TrainRow(
             torch.tensor(self.ids),
@@ -74,17 +76,17 @@ def trajectory_rows(index: int, trajectory: Trajectory) -> list[Row]:
     return [
         Row(
             trajectory=index,
-            segment=place,
+            segment=number,
             ids=segment.ids,
             mask=segment.action_mask,
-            logprobs=segment.logprobs,
+            behaviour_logprobs=segment.behaviour_logprobs,
             versions=segment.versions,
             turn_index=segment.turn_index,
             sequence=(index, 0),
             images=segment.images,
             experts=segment.experts,
         )
-        for place, segment in enumerate(trajectory.segments)
+        for number, segment in enumerate(trajectory.segments)
         if any(segment.action_mask)
     ]
 
@@ -103,7 +105,7 @@ def step_rows(index: int, trajectory: Trajectory) -> list[Row]:
                 segment=turn.segment,
                 ids=segment.ids[: turn.end],
                 mask=[False] * before + [True] * reply,
-                logprobs=[0.0] * before + segment.logprobs[turn.start : turn.end],
+                behaviour_logprobs=[0.0] * before + segment.behaviour_logprobs[turn.start : turn.end],
                 versions=[-1] * before + segment.versions[turn.start : turn.end],
                 turn_index=[-1] * before + [number] * reply,
                 sequence=(index, number),

@@ -69,19 +69,21 @@ def rollout_metrics(groups: Sequence[Group], kept: Sequence[Group], version: int
         "rollout/reward": _mean([trajectory.total_reward for trajectory in trajectories]),
         "rollout/turns": _mean([float(count) for count in turns]),
         "rollout/action_tokens": _mean([float(trajectory.action_tokens) for trajectory in trajectories]),
-        "rollout/forks": _mean([float(trajectory.forks) for trajectory in trajectories]),
+        "rollout/prefix_breaks": _mean([float(trajectory.prefix_breaks) for trajectory in trajectories]),
         "rollout/valid_replies": _mean(
             [_mean([float(turn.action_is_valid) for turn in trajectory.steps]) for trajectory in trajectories]
         ),
         "rollout/lag_mean": _mean([float(lag) for lag in lags]),
         "rollout/lag_max": float(max(lags, default=0)),
         "rollout/groups_kept": float(len(kept)),
-    } | _forks_by_kind(trajectories)
+    } | _prefix_breaks_by_kind(trajectories)
 
 
-def _forks_by_kind(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    kinds = Counter(kind for trajectory in trajectories for kind in trajectory.fork_kinds.elements())
-    return {f"rollout/forks_{kind}": count / len(trajectories) for kind, count in sorted(kinds.items())}
+def _prefix_breaks_by_kind(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    kinds = Counter(kind for trajectory in trajectories for kind in trajectory.prefix_break_kinds.elements())
+    return {
+        f"rollout/prefix_breaks_{kind}": count / len(trajectories) for kind, count in sorted(kinds.items())
+    }
 
 
 def domain_metrics(groups: Sequence[Group], dropped: Sequence[Group]) -> dict[str, float]:

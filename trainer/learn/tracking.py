@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainer.config.output import TrackingSettings
+from trainer.config.output import TrackingSettings, current_metric
 from trainer.core.run_files import LineFile, lines_and_sizes, read_lines, write_errors
 from trainer.learn.boards import GuardedBoard
 from trainer.records.group import Group
@@ -67,7 +67,7 @@ class Tracker:
         self.names: set[str] = set()
         if watched is not None:
             for line in read_lines(directory / METRICS_FILE, "step"):
-                self._note(line["step"], line)
+                self._note(line["step"], {current_metric(name): value for name, value in line.items()})
         self._episodes = _open_from(directory / EPISODES_FILE, resume_step) if settings.episodes else None
         self._digests = _open_from(directory / DIGESTS_FILE, resume_step) if settings.digests else None
         self._board: SummaryWriter | None = None

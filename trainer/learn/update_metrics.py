@@ -43,7 +43,7 @@ def mismatch(
     Args:
         rows: Rows of the update's first optimizer step.
         outputs: The log-probabilities of each.
-        indices: Their places in the batch.
+        indices: Their indices in the batch.
         batch: The batch.
         version: The policy version that is trained.
     """

@@ -64,8 +64,8 @@ class LanguageHead:
         embedding = self._model.get_output_embeddings()
         if embedding is None or self._model.base_model is self._model:
             return False
-        places = torch.arange(8, device=self._model.device)
-        ids = (places * 7 + 3)[None] % embedding.weight.shape[0]
+        positions = torch.arange(8, device=self._model.device)
+        ids = (positions * 7 + 3)[None] % embedding.weight.shape[0]
         own = self._model(input_ids=ids, use_cache=False).logits[0]
         body = self._model.base_model(input_ids=ids, use_cache=False)
         apart = self.logits(body.last_hidden_state[0])
@@ -78,20 +78,20 @@ class LanguageHead:
 def own_logits(
     model: PreTrainedModel, ids: Tensor, row: Tensor, column: Tensor, images: ImageTensors | None = None
 ) -> Tensor:
-    """Return the logits of the model's own forward at some places, `[n, vocabulary]`.
+    """Return the logits of the model's own forward at some positions, `[n, vocabulary]`.
 
     Args:
         model: A causal language model.
         ids: Padded token ids, `[rows, tokens]`.
-        row: Rows of the places, `[n]`.
+        row: Rows of the positions, `[n]`.
         column: Their columns, `[n]`.
         images: Pictures among the tokens.
     """
     given = tokens_or_embeddings(model, ids, images)
     if not keeps_logits(model):
         return model(**given, use_cache=False).logits[row, column]
-    columns, place = torch.unique(column, return_inverse=True)
-    return model(**given, use_cache=False, logits_to_keep=columns).logits[row, place]
+    columns, index = torch.unique(column, return_inverse=True)
+    return model(**given, use_cache=False, logits_to_keep=columns).logits[row, index]
 
 
 def keeps_logits(model: PreTrainedModel) -> bool:

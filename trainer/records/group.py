@@ -15,7 +15,7 @@ class Group:
     """Episodes of equal task and seed: what group-relative advantages compare.
 
     Attributes:
-        index: Place in the run's task stream.
+        index: Index in the run's task stream.
         task: What all members played.
         admitted_version: Policy version when the group was admitted.
         trajectories: The members that ended with a result.
@@ -34,15 +34,15 @@ class Group:
     decision: str = ""
     greedy: Trajectory | None = None
 
-    def as_record(self, place: int) -> dict[str, Any]:
+    def as_record(self, position: int) -> dict[str, Any]:
         """Return what is known of the group beside its episodes, as plain data.
 
         Args:
-            place: Which of its step's groups it was, in the order in which the step took them up.
+            position: Which of its step's groups it was, in the order in which the step took them up.
         """
         return {
             "index": self.index,
-            "place": place,
+            "place": position,  # files have another word
             "admitted_version": self.admitted_version,
             "decision": self.decision,
             "failures": self.failures,

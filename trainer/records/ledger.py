@@ -41,9 +41,9 @@ class Ledger:
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = LineFile(path)
-            for place, event in enumerate(read_lines(path, "task"), start=1):
+            for line_number, event in enumerate(read_lines(path, "task"), start=1):
                 if event.get("fate") not in [*Fate]:
-                    raise DamagedFileError(path, place)
+                    raise DamagedFileError(path, line_number)
                 self._apply(event)
 
     def issued(self, index: int, version: int) -> None:

@@ -212,18 +212,20 @@ class RolloutLog:
             if not _MAGIC.startswith(content):
                 self._say(f"{path} is no rollout log of this release: it is not read")
             return
-        place = len(_MAGIC)
-        while place + _FRAME.size <= len(content):
-            length, checksum = _FRAME.unpack_from(content, place)
-            begin = place + _FRAME.size
+        offset = len(_MAGIC)
+        while offset + _FRAME.size <= len(content):
+            length, checksum = _FRAME.unpack_from(content, offset)
+            begin = offset + _FRAME.size
             if begin + length > len(content):
                 break  # its process was killed while it wrote this
             entry = _entry(content[begin : begin + length], checksum)
             if entry is None:
-                self._say(f"{path} is damaged at byte {place}: what is behind is not read, but sampled again")
+                self._say(
+                    f"{path} is damaged at byte {offset}: what is behind is not read, but sampled again"
+                )
                 break
             yield entry
-            place = begin + length
+            offset = begin + length
 
 
 def _entry(content: bytes, checksum: int) -> Entry | None:

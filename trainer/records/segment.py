@@ -1,7 +1,8 @@
 """Token ids and log-probabilities as they were sampled.
 
 Token ids are the record. They come from the inference engine and are never made again from text. A prompt that
-does not continue the stored ids opens a new segment (counted in `Trajectory.forks`), never a silent re-tokenisation.
+does not continue the stored ids opens a new segment (counted in `Trajectory.prefix_breaks`), never a silent
+re-tokenisation.
 """
 
 from collections.abc import Iterable, Sequence
@@ -21,7 +22,7 @@ from trainer.records.schema import EpisodeFormatError, SegmentSchema, member_of,
 _Value = TypeVar("_Value", int, float)
 
 
-class Fork(StrEnum):
+class PrefixBreak(StrEnum):
     """Why a prompt opened a segment in place of continuing one: where it differs from its nearest relative."""
 
     RETRY = "retry"
@@ -45,11 +46,11 @@ class Segment:
     Attributes:
         ids: Token ids: prompt, reply, next prompt's tail, next reply, ...
         action_mask: True where the policy sampled the token.
-        logprobs: Log-probability of the sampled token under the behaviour policy; 0.0 outside the mask.
+        behaviour_logprobs: Log-probability of the sampled token under the behaviour policy; 0.0 outside the mask.
         versions: Policy version that sampled the token; -1 outside the mask.
         turn_index: Turn of the episode that the sampled token belongs to; -1 outside the mask.
         parent: Another segment and how many ids it begins with in common with that one; None where there is none.
-        fork: Why it was opened; None for an episode's first segment.
+        prefix_break: Why it was opened; None for an episode's first segment.
         images: Pictures that the policy was shown, and the tokens that stand for them, in order.
         experts: Experts that tokens took when replies were drawn, `[tokens, layers * taken]` of the first of them; None
             where no server told.
@@ -57,11 +58,11 @@ class Segment:
 
     ids: list[int] = field(default_factory=list)
     action_mask: list[bool] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
+    behaviour_logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
     turn_index: list[int] = field(default_factory=list)
     parent: tuple[int, int] | None = None
-    fork: Fork | None = None
+    prefix_break: PrefixBreak | None = None
     images: list[PlacedImage] = field(default_factory=list)
     experts: Experts | None = field(default=None, compare=False, repr=False)
 
@@ -70,24 +71,27 @@ class Segment:
         count = len(ids)
         self.ids += ids
         self.action_mask += [False] * count
-        self.logprobs += [0.0] * count
+        self.behaviour_logprobs += [0.0] * count
         self.versions += [-1] * count
         self.turn_index += [-1] * count
 
-    def append_action(self, ids: list[int], logprobs: list[float], versions: list[int], turn: int) -> None:
+    def append_action(
+        self, ids: list[int], behaviour_logprobs: list[float], versions: list[int], turn: int
+    ) -> None:
         """Append tokens that the policy sampled in `turn`.
 
         Raises:
-            ValueError: If ids, logprobs and versions differ in length: the inference engine broke its contract.
+            ValueError: If ids, log-probabilities and versions differ in length: the inference engine broke its
+                contract.
         """
-        if not len(ids) == len(logprobs) == len(versions):
+        if not len(ids) == len(behaviour_logprobs) == len(versions):
             raise ValueError(
-                f"a reply of {len(ids)} tokens came with {len(logprobs)} log-probabilities "
+                f"a reply of {len(ids)} tokens came with {len(behaviour_logprobs)} log-probabilities "
                 f"and {len(versions)} versions"
             )
         self.ids += ids
         self.action_mask += [True] * len(ids)
-        self.logprobs += logprobs
+        self.behaviour_logprobs += behaviour_logprobs
         self.versions += versions
         self.turn_index += [turn] * len(ids)
 
@@ -102,15 +106,15 @@ class Segment:
         self.experts = more if self.experts is None else np.concatenate([self.experts, more])
 
     def as_record(self) -> dict[str, Any]:
-        """Return the segment as plain data."""
+        """Return the segment as plain data, by the keys that files have: two are other words than ours."""
         return {
             "ids": self.ids,
             "action_mask": [int(flag) for flag in self.action_mask],
-            "logprobs": self._sampled(self.logprobs),
+            "logprobs": self._sampled(self.behaviour_logprobs),
             "versions": runs(self._sampled(self.versions)),
             "turn_index": runs(self._sampled(self.turn_index)),
             "parent": None if self.parent is None else list(self.parent),
-            "fork": self.fork,
+            "fork": self.prefix_break,
         } | self._rare()
 
     def _rare(self) -> dict[str, Any]:
@@ -147,11 +151,11 @@ class Segment:
         return cls(
             ids=list(data.ids),
             action_mask=mask,
-            logprobs=_placed(data.logprobs, mask, 0.0),
+            behaviour_logprobs=_placed(data.logprobs, mask, 0.0),
             versions=_placed(spread(data.versions, sampled, f"{name}.versions"), mask, -1),
             turn_index=_placed(spread(data.turn_index, sampled, f"{name}.turn_index"), mask, -1),
             parent=parent,
-            fork=None if data.fork is None else member_of(Fork, data.fork, f"{name}.fork"),
+            prefix_break=None if data.fork is None else member_of(PrefixBreak, data.fork, f"{name}.fork"),
             images=[
                 read_image(each.start, each.end, each.png, len(data.ids), f"{name}.images.{index}")
                 for index, each in enumerate(data.images)

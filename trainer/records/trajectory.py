@@ -3,6 +3,7 @@
 As plain data (`trainer.records.schema`) a trajectory is complete: it can be read back.
 """
 
+import warnings
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from trainer.records.schema import (
     member_of,
     read_schema,
 )
-from trainer.records.segment import Fork, Segment
+from trainer.records.segment import PrefixBreak, Segment
 from trainer.records.timeline import Timeline
 from trainer.tasks.task import RewardMixture, RewardPart, Task
 
@@ -168,14 +169,28 @@ class Trajectory:
         return self.outcome is Outcome.SOLVED
 
     @property
-    def forks(self) -> int:
+    def prefix_breaks(self) -> int:
         """How often a prompt did not continue the stored ids, and so opened a segment."""
         return max(0, sum(bool(segment.ids) for segment in self.segments) - 1)
 
     @property
-    def fork_kinds(self) -> Counter[Fork]:
+    def forks(self) -> int:
+        """The former name of `prefix_breaks`, which is understood in this release."""
+        warnings.warn("Trajectory.forks is called prefix_breaks now", DeprecationWarning, stacklevel=2)
+        return self.prefix_breaks
+
+    @property
+    def prefix_break_kinds(self) -> Counter[PrefixBreak]:
         """How often segments were opened, by kind."""
-        return Counter(segment.fork for segment in self.segments if segment.fork is not None)
+        return Counter(segment.prefix_break for segment in self.segments if segment.prefix_break is not None)
+
+    @property
+    def fork_kinds(self) -> Counter[PrefixBreak]:
+        """The former name of `prefix_break_kinds`, which is understood in this release."""
+        warnings.warn(
+            "Trajectory.fork_kinds is called prefix_break_kinds now", DeprecationWarning, stacklevel=2
+        )
+        return self.prefix_break_kinds
 
     @property
     def action_tokens(self) -> int:
@@ -197,7 +212,7 @@ class Trajectory:
             "outcome": self.outcome.value,
             "detail": self.detail,
             "reward": self.total_reward,
-            "forks": self.forks,
+            "forks": self.prefix_breaks,  # files have another word
             "metrics": self.metrics,
             "seconds": {name: round(spent, 6) for name, spent in self.timeline.seconds().items()},
             "turns": [turn.as_record() for turn in self.turns],

@@ -12,7 +12,7 @@ from clients.process.terminal import wrapped
 from trainer.core.errors import ConfigError
 from trainer.core.seeding import derive_seed
 from trainer.inference.base import GenerationRequest, InferenceClient, SamplingParams
-from trainer.records.segment import Fork
+from trainer.records.segment import PrefixBreak
 from trainer.records.timeline import Phase
 from trainer.records.trajectory import Trajectory, Turn
 from trainer.rollout.context import Compaction, Message
@@ -100,12 +100,12 @@ class ModelActor:
             RecordError: If the engine's answer does not fit together.
             InvalidNumberError: If its log-probabilities are none.
         """
-        prompt, fork = self._prompts.prompt(trajectory, view.messages), None
+        prompt, prefix_break = self._prompts.prompt(trajectory, view.messages), None
         if self._prompts.compaction is not None and self._prompts.is_too_long(prompt):
             await self._sum_up(trajectory, view.turn, self._prompts.compaction)
-            prompt, fork = self._prompts.prompt(trajectory, view.messages), Fork.SUMMARY
+            prompt, prefix_break = self._prompts.prompt(trajectory, view.messages), PrefixBreak.SUMMARY
         self._check_room(f"the prompt of turn {view.turn}", prompt, "reply", self._sampling)
-        turn = await self._reply(trajectory, prompt, self._sampling, view, fork)
+        turn = await self._reply(trajectory, prompt, self._sampling, view, prefix_break)
         self._prompts.replied(view.messages, turn.reply, turn.segment)
         return turn
 
@@ -132,13 +132,13 @@ class ModelActor:
         prompt: Prompt,
         sampling: SamplingParams,
         view: View,
-        fork: Fork | None = None,
+        prefix_break: PrefixBreak | None = None,
     ) -> Turn:
         """Sample a reply to a prompt and write both into the record."""
         # Summaries are turns of the record, and the environment does not count them.
         number = view.turn + trajectory.summaries
         recorder = self._recorder_of(trajectory)
-        segment = recorder.place(prompt.ids, prompt.images, fork)
+        segment = recorder.place(prompt.ids, prompt.images, prefix_break)
         try:
             with trajectory.timeline.during(Phase.GENERATE):
                 result = await self._client.generate(self._request(trajectory, number, prompt, sampling))

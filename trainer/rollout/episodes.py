@@ -278,7 +278,7 @@ def _record_fault(trajectory: Trajectory) -> str | None:
 
 
 def _lists(segment: Segment) -> tuple[list[int], list[bool], list[float], list[int], list[int]]:
-    return segment.ids, segment.action_mask, segment.logprobs, segment.versions, segment.turn_index
+    return segment.ids, segment.action_mask, segment.behaviour_logprobs, segment.versions, segment.turn_index
 
 
 def _is_span(turn: Turn, trajectory: Trajectory) -> bool:
@@ -296,6 +296,6 @@ def _check_numbers(trajectory: Trajectory, vocabulary: int) -> None:
         where = f"of segment {index} of the record"
         segment.ids = integers_within(segment.ids, range(vocabulary), f"a token id {where}", _OWN_IDS)
         segment.versions = integers_within(segment.versions, range(-1, MOST_IDS), f"a policy version {where}")
-        segment.logprobs = [
-            finite_number(each, "a log-probability of the record") for each in segment.logprobs
+        segment.behaviour_logprobs = [
+            finite_number(each, "a log-probability of the record") for each in segment.behaviour_logprobs
         ]

@@ -113,7 +113,7 @@ class LoggedSession:
         if self._is_there:
             return
         answers = self._tape.answers
-        begin = max(place for place, entry in enumerate(answers) if entry.kind == RESET)
+        begin = max(index for index, entry in enumerate(answers) if entry.kind == RESET)
         reset, steps = answers[begin], answers[begin + 1 :]
         asked, place, observation, _ = reset.fields
         (_, options), (session_id, process, episode, seed, version) = asked, place

@@ -29,7 +29,7 @@ RESET, STEP = "reset", "step"
 """What an environment was asked."""
 _REPLY, _CUT, _END = "reply", "cut", "end"
 _FIELDS = {RESET: 4, STEP: 6}
-"""Fields of an environment's answers, without the place that they have among the episode's."""
+"""Fields of an environment's answers, without the index that they have among the episode's."""
 
 
 def session_key(purpose: str, task: int, member: int, attempt: int) -> str:
@@ -215,19 +215,19 @@ class EpisodeTape:
         """Write an answer of the environment down; what the log had in its place is void."""
         if self.goes_on:
             self.cut(self._answered)
-        # Its place among the episode's answers: one that was lost is missed by whoever reads those behind it.
+        # Its index among the episode's answers: one that was lost is missed by whoever reads those behind it.
         self._append(kind, *fields, self._answered + self._added)
         self._added += 1
 
-    def cut(self, place: int) -> None:
-        """Make the environment's answers from a place on void; with place 0 the episode begins again."""
-        del self._past.answers[place:]
-        self._answered = min(self._answered, place)
-        if place == 0:
+    def cut(self, index: int) -> None:
+        """Make the environment's answers from an index on void; with index 0 the episode begins again."""
+        del self._past.answers[index:]
+        self._answered = min(self._answered, index)
+        if index == 0:
             self._added = 0
             self._past.replies.clear()
             self._recall.counters["episodes"] += 1
-        self._append(_CUT, place)
+        self._append(_CUT, index)
 
     def end(self, trajectory: Trajectory) -> None:
         """Write down that the attempt failed, so that nobody goes on with it."""
@@ -255,9 +255,9 @@ def _take_in(past: _Past, entry: Entry) -> None:
         past.replies[digest].append((seed, reply))
     elif entry.kind in _FIELDS:
         own, placed = entry.fields[: _FIELDS[entry.kind]], entry.fields[_FIELDS[entry.kind] :]
-        place = placed[0] if placed else len(past.answers)  # earlier releases did not say it
-        if place <= len(past.answers):  # else one before it was lost, and it answers something else
-            past.answers[place:] = [entry._replace(fields=own)]
+        index = placed[0] if placed else len(past.answers)  # earlier releases did not say it
+        if index <= len(past.answers):  # else one before it was lost, and it answers something else
+            past.answers[index:] = [entry._replace(fields=own)]
     elif entry.kind == _CUT:
         del past.answers[entry.fields[0] :]
         if entry.fields[0] == 0:

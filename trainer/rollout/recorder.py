@@ -13,7 +13,7 @@ from trainer.core.errors import InvalidNumberError, RunError
 from trainer.core.numbers import LARGEST, finite_number
 from trainer.inference.base import GenerationResult
 from trainer.records.images import PlacedImage, first_difference
-from trainer.records.segment import Fork, Segment
+from trainer.records.segment import PrefixBreak, Segment
 from trainer.records.trajectory import Trajectory
 
 _ROUNDING = 1e-3
@@ -43,7 +43,10 @@ class Recorder:
                 self._tree.add(index)
 
     def place(
-        self, prompt_ids: Sequence[int], images: Sequence[PlacedImage] = (), fork: Fork | None = None
+        self,
+        prompt_ids: Sequence[int],
+        images: Sequence[PlacedImage] = (),
+        prefix_break: PrefixBreak | None = None,
     ) -> int:
         """Return the segment that a reply to `prompt_ids` belongs to.
 
@@ -54,7 +57,7 @@ class Recorder:
         Args:
             prompt_ids: All that the policy reads.
             images: Pictures among it.
-            fork: Why it opens a segment, where the caller knows; else it is found out.
+            prefix_break: Why it opens a segment, where the caller knows; else it is found out.
         """
         prompt, shown = list(prompt_ids), list(images)
         found = self._tree.find(prompt, shown)
@@ -63,12 +66,12 @@ class Recorder:
             segment = self.trajectory.segments[index]
             self._tree.close(index)
             self._placed[index] = _Placed(
-                prompt[len(segment.ids) :], shown[len(segment.images) :], found.shared, fork
+                prompt[len(segment.ids) :], shown[len(segment.images) :], found.shared, prefix_break
             )
             return index
         index = len(self.trajectory.segments)
         self.trajectory.segments.append(Segment())
-        self._placed[index] = _Placed(prompt, shown, found.shared, fork)
+        self._placed[index] = _Placed(prompt, shown, found.shared, prefix_break)
         return index
 
     def record(self, index: int, result: GenerationResult, turn: int) -> tuple[int, int]:
@@ -120,12 +123,13 @@ class Recorder:
         segment = segments[index]
         shared = first_difference(segments[found.nearest].images, placed.images, found.shared)
         segment.parent = (found.nearest, shared) if shared else None
-        if placed.fork is not None:
-            segment.fork = placed.fork
+        if placed.prefix_break is not None:
+            segment.prefix_break = placed.prefix_break
         elif found.shared > placed.shared:
-            segment.fork = Fork.PARALLEL  # its relative was recorded while this one was under way
+            # Its relative was recorded while this one was under way.
+            segment.prefix_break = PrefixBreak.PARALLEL
         else:
-            segment.fork = _kind(segments[found.nearest], shared, len(placed.ids))
+            segment.prefix_break = _kind(segments[found.nearest], shared, len(placed.ids))
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,21 +140,21 @@ class _Placed:
         ids: The prompt's ids behind those of its segment.
         images: Pictures among them.
         shared: Ids that it had in common with its nearest relative when it was placed.
-        fork: Why it opens a segment, where the caller knows.
+        prefix_break: Why it opens a segment, where the caller knows.
     """
 
     ids: list[int]
     images: list[PlacedImage]
     shared: int
-    fork: Fork | None
+    prefix_break: PrefixBreak | None
 
 
-def _kind(parent: Segment, shared: int, prompt: int) -> Fork:
+def _kind(parent: Segment, shared: int, prompt: int) -> PrefixBreak:
     """Say in what way a prompt of `prompt` ids differs from a segment behind the first `shared` ids."""
     if shared < len(parent.ids) and parent.action_mask[shared]:
         at_start = shared == 0 or parent.turn_index[shared] != parent.turn_index[shared - 1]
-        return Fork.RETRY if at_start and shared == prompt else Fork.REWRITE
-    return Fork.BRANCH if True in parent.action_mask[:shared] else Fork.CONVERSATION
+        return PrefixBreak.RETRY if at_start and shared == prompt else PrefixBreak.REWRITE
+    return PrefixBreak.BRANCH if True in parent.action_mask[:shared] else PrefixBreak.CONVERSATION
 
 
 def _check(result: GenerationResult) -> None:

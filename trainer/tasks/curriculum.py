@@ -76,9 +76,9 @@ class CurriculumTaskSource:
 
     def task(self, index: int) -> Task:
         """Return the task at `index`: equal for equal (seed, index, changes up to its block)."""
-        block, place = divmod(index, self._block)
+        block, position = divmod(index, self._block)
         change = self._changes[bisect_right(self._changes, block, key=lambda each: each.block) - 1]
-        choice, rank = self._order(block, change.counts)[place]
+        choice, rank = self._order(block, change.counts)[position]
         number = change.before[choice] + (block - change.block) * change.counts[choice] + rank
         return self.streams[choice].item(number, index, self._seed)
 

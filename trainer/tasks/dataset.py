@@ -44,21 +44,21 @@ class RowStream:
 
     def item(self, number: int, index: int, seed: int) -> Task:
         """Return the stream's task `number`, which is task `index` of the run: a pure function of both and the seed."""
-        passed, place = divmod(number, len(self.rows))
+        passed, position = divmod(number, len(self.rows))
         if self.settings.shuffle:
-            place = _place_in_pass(
-                len(self.rows), derive_seed(seed, "task", "order", self.domain, passed), place
+            position = _index_in_pass(
+                len(self.rows), derive_seed(seed, "task", "order", self.domain, passed), position
             )
         return Task(
             index=index,
             env_id=self.env_id,
             kwargs=self.settings.kwargs,
             seed=derive_seed(seed, "task", "seed", index),
-            options=orjson.loads(self.rows[place]),
+            options=orjson.loads(self.rows[position]),
             domain=self.domain,
             url=self.settings.url,
             mixture=self.mixture,
-            row=str(RowPlace(self.source, self.numbers[place])),
+            row=str(RowPlace(self.source, self.numbers[position])),
         )
 
     @property
@@ -214,23 +214,23 @@ def _check_finite(value: Any, field: str, place: RowPlace) -> None:
 _ROUNDS = 4
 
 
-def _place_in_pass(count: int, seed: int, number: int) -> int:
-    """Return where a pass over `count` places stands at its step `number`: a permutation, without a table of it.
+def _index_in_pass(count: int, seed: int, number: int) -> int:
+    """Return where a pass over `count` indices stands at its step `number`: a permutation, without a table of it.
 
-    A Feistel network over the next even power of two, walked until it lands on a place.
+    A Feistel network over the next even power of two, walked until it lands on an index.
     """
     half = max(1, ((count - 1).bit_length() + 1) // 2)
     mask = (1 << half) - 1
     keys = generator(seed, "keys").integers(1, 2**62, _ROUNDS).tolist()
-    place = number
+    index = number
     while True:
-        left, right = place >> half, place & mask
+        left, right = index >> half, index & mask
         for key in keys:
             mixed = hashlib.blake2b(f"{key}:{right}".encode(), digest_size=8).digest()
             left, right = right, left ^ (int.from_bytes(mixed, "big") & mask)
-        place = (left << half) | right
-        if place < count:
-            return place
+        index = (left << half) | right
+        if index < count:
+            return index
 
 
 def row_streams(source: TaskSource) -> list[RowStream]:

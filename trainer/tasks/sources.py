@@ -97,8 +97,8 @@ class InterleavedTaskSource:
 
     def task(self, index: int) -> Task:
         """Return the task at `index`: equal for equal (seed, index), whatever was asked before."""
-        block, place = divmod(index, self._block)
-        choice, rank = self._order(block)[place]
+        block, position = divmod(index, self._block)
+        choice, rank = self._order(block)[position]
         return self.streams[choice].item(block * self.counts[choice] + rank, index, self._seed)
 
     def _draw_order(self, block: int) -> tuple[tuple[int, int], ...]:

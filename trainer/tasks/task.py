@@ -47,7 +47,7 @@ class Task:
     """One thing to play. Equal tasks give equal first observations.
 
     Attributes:
-        index: Place in the stream that the task comes from.
+        index: Index in the stream that the task comes from.
         env_id: The environment, as its server lists it.
         kwargs: What the environment is made with.
         seed: What it is reset with.

@@ -164,23 +164,23 @@ class _PullLayers:
     def __init__(self, room: Room, max_moves: int | None) -> None:
         self._room = room
         self._cells = room.floor
-        place = {cell: number for number, cell in enumerate(self._cells)}
-        self._targets = sum(1 << place[cell] for cell in room.targets)
+        index_of = {cell: number for number, cell in enumerate(self._cells)}
+        self._targets = sum(1 << index_of[cell] for cell in room.targets)
         # From each cell: where one can step back to, and the cell on the other side, whose box would come along.
         ways = [
             [
                 (
-                    place[cell - step],
-                    1 << place[cell - step],
-                    1 << place[cell + step] if cell + step in place else 0,
+                    index_of[cell - step],
+                    1 << index_of[cell - step],
+                    1 << index_of[cell + step] if cell + step in index_of else 0,
                 )
                 for step in room.steps
-                if cell - step in place
+                if cell - step in index_of
             ]
             for cell in self._cells
         ]
         boxes = self._targets << _PLAYER_BITS
-        layer = [boxes | place[cell] for cell in self._cells if cell not in room.targets]
+        layer = [boxes | index_of[cell] for cell in self._cells if cell not in room.targets]
         self.layers = [layer]
         seen = set(layer)
         while layer and len(seen) < _MAX_STATES and (max_moves is None or len(self.layers) <= max_moves):

@@ -45,20 +45,20 @@ def _marked(text: str, schemas: Schemas, programs: bool) -> tuple[list[tuple[str
         rf"<(?P<name>{_any_of(schemas)})>"
         + (r"|<(?P<code>code)>|```(?:python|py)[^\S\n]*+\n" if programs else "")
     )
-    found, beside, place = [], [], 0
+    found, beside, position = [], [], 0
     closed: dict[str, bool] = {}
     for mark in begin.finditer(text):
         name = mark["name"] or (mark.groupdict().get("code") or "```")
-        if mark.start() < place or not closed.get(name, True):
+        if mark.start() < position or not closed.get(name, True):
             continue
         end = text.find("```" if name == "```" else f"</{name}>", mark.end())
         closed[name] = end >= 0
         if end < 0:
             continue
         found.append((mark["name"] or "python", text[mark.end() : end]))
-        beside.append(text[place : mark.start()])
-        place = end + (3 if name == "```" else len(name) + 3)
-    return found, "".join([*beside, text[place:]])
+        beside.append(text[position : mark.start()])
+        position = end + (3 if name == "```" else len(name) + 3)
+    return found, "".join([*beside, text[position:]])
 
 
 def _reader(name: str, body: str, schema: Mapping[str, Any], parameter: str | None) -> Callable[[], ToolCall]:

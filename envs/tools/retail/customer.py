@@ -57,7 +57,7 @@ class Customer:
         self._identity = identity
         self._requests = tuple(requests)
         self._patience = _PATIENCE
-        self.place = 0
+        self.position = 0
         self.identified = False
         self.agreed = False
         self.told: set[str] = set()
@@ -66,7 +66,7 @@ class Customer:
     @property
     def request(self) -> Request | None:
         """What it wants now; None once everything was reported on."""
-        return self._requests[self.place] if self.place < len(self._requests) else None
+        return self._requests[self.position] if self.position < len(self._requests) else None
 
     def opening(self) -> str:
         """Return its first message."""
@@ -100,7 +100,7 @@ class Customer:
         return request.opening
 
     def _next(self) -> str:
-        self.place += 1
+        self.position += 1
         self.agreed = False
         self.told = set()
         request = self.request

@@ -212,11 +212,17 @@ class RetailEnv(ToolEnv):
 
     def _facts(self) -> dict[str, Any]:
         customer = self._customer
-        talk = [customer.place, customer.identified, customer.agreed, sorted(customer.told), self._known_user]
+        talk = [
+            customer.position,
+            customer.identified,
+            customer.agreed,
+            sorted(customer.told),
+            self._known_user,
+        ]
         return {
             "state": {
                 "database": self._shop.digest,
-                "requests_left": len(self._requests) - customer.place,
+                "requests_left": len(self._requests) - customer.position,
                 # What a policy has to find out is told to those only who may ask for experts.
                 **(self._account() if self._expert else {}),
             },

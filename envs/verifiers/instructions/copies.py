@@ -54,14 +54,14 @@ def varies_phrase(text: Text, phrase: str, small_n: int) -> bool:
 
 def _begun_and_ended(pieces: list[str], phrase: list[str]) -> list[list[str]]:
     """Return what begins with the first word of a phrase and ends with the next one that begins with its last."""
-    found, place = [], 0
-    while place < len(pieces):
-        if pieces[place].endswith(phrase[0]):
-            rest = range(place + 1, len(pieces))
+    found, index = [], 0
+    while index < len(pieces):
+        if pieces[index].endswith(phrase[0]):
+            rest = range(index + 1, len(pieces))
             end = next((each for each in rest if pieces[each].startswith(phrase[-1])), None)
             if end is None:
                 break
-            found.append([phrase[0], *pieces[place + 1 : end], phrase[-1]])
-            place = end
-        place += 1
+            found.append([phrase[0], *pieces[index + 1 : end], phrase[-1]])
+            index = end
+        index += 1
     return found

@@ -87,9 +87,9 @@ class BuiltinDetector:
         return guess_language(text)
 
 
-def _continues(text: str, place: int) -> bool:
+def _continues(text: str, position: int) -> bool:
     """Whether a sentence goes on after blanks, in a small letter."""
-    after = _BLANKS.match(text, place)
+    after = _BLANKS.match(text, position)
     assert after is not None
     return text[after.end() : after.end() + 1].islower()
 

@@ -67,7 +67,7 @@ def wipe(kept: frozenset[str]) -> bool:
     """Delete what a program has left, but for what it was shown; gives whether nothing else is there any more."""
     if shown() != kept:
         return False  # it has moved a folder above what it was shown: nothing there must be walked through
-    above = {path[:place] for path in kept for place, each in enumerate(path) if each == "/"}
+    above = {path[:index] for path in kept for index, each in enumerate(path) if each == "/"}
     folders = [*_WRITABLE, *filter(_is_below, above)]
     stays = kept | above
     for folder in folders:

@@ -12,7 +12,7 @@ from tests.support.processes import ROOT
 from tests.support.sandboxes import working_sandbox
 
 # Gymnasium's own environments say no success.
-NO_SUCCESS = {"conduct: success": "warning"}
+NO_SUCCESS = {"conformance: success": "warning"}
 
 
 class Case(NamedTuple):

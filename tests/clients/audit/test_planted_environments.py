@@ -130,47 +130,47 @@ REWARDS = [
     ),
 ]
 
-CONDUCT = [
+CONFORMANCE = [
     (
         "SolvedBeforeItBegins",
-        {"conduct: nothing is solved at the reset": FAILED},
+        {"conformance: nothing is solved at the reset": FAILED},
         ("nothing is solved at the reset", "reset with seed"),
     ),
     (
         "OutOfSpace",
-        {"conduct: observations in the space": FAILED},
+        {"conformance: observations in the space": FAILED},
         ("observations in the space", "gives array(["),
     ),
     (
         "GoesOn",
-        {"conduct: ends at its limit": FAILED, "difficulty: expert": WARNING},
+        {"conformance: ends at its limit": FAILED, "difficulty: expert": WARNING},
         ("ends at its limit", "an episode goes on after 3 steps"),
     ),
     (
         "LimitAsTheEnd",
-        {"conduct: ends at its limit": WARNING},
+        {"conformance: ends at its limit": WARNING},
         ("ends at its limit", "end at step 3 as terminated, none as truncated"),
     ),
     (
         "AnythingIsValid",
-        {"conduct: action_is_valid": FAILED},
+        {"conformance: action_is_valid": FAILED},
         ("action_is_valid", "is called valid, and is not listed"),
     ),
     (
         "RaisesOnOddReplies",
-        {"conduct: odd replies": FAILED},
+        {"conformance: odd replies": FAILED},
         ("odd replies", "env_error: ValueError: too long"),
     ),
     (
         "SaysNothing",
-        {"conduct: instruction": FAILED, "conduct: success": FAILED},
+        {"conformance: instruction": FAILED, "conformance: success": FAILED},
         ("instruction", "gives None"),
     ),
 ]
 
 # One of each kind is looked for with every change; the others are among the slow tests.
 OFTEN = frozenset({"UnseededReset", "AnswerInObservation", "AlwaysSuccess", "RaisesOnOddReplies"})
-PLANTED = [*DETERMINISM, *PAID, *REWARDS, *CONDUCT]
+PLANTED = [*DETERMINISM, *PAID, *REWARDS, *CONFORMANCE]
 
 
 @pytest.fixture(scope="module")
@@ -220,7 +220,7 @@ def test_memory_that_grows_with_every_episode_is_found(auditor: Auditor) -> None
 @pytest.mark.slow
 def test_episodes_that_never_end_are_found(auditor: Auditor) -> None:
     card = auditor.audit("NeverEnds", episodes=4)
-    assert faults(card) == {"conduct: ends at its limit": WARNING}
+    assert faults(card) == {"conformance: ends at its limit": WARNING}
     entry = entry_of(card, "ends at its limit")
     assert entry["detail"] == "no limit is declared, and no episode ended in 300 steps"
     assert "max_episode_steps" in entry["remedy"]

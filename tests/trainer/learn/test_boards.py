@@ -12,7 +12,7 @@ import torch.utils
 from tests.support.processes import read_lines
 from trainer.config.checks import check_settings
 from trainer.config.load import load_settings, public_settings
-from trainer.config.output import TrackingSettings
+from trainer.config.output import CheckpointSettings, TrackingSettings
 from trainer.core.errors import ConfigError
 from trainer.learn.boards import BOARDS_FILE, GuardedBoard, RunIdentity, flat, open_boards
 from trainer.learn.tracking import Tracker
@@ -110,6 +110,16 @@ def test_a_run_s_tracker_passes_on_what_is_finite(tmp_path):
     tracker.close()
     assert board.told == {1: {"loss": 0.5}}
     assert read_lines(tmp_path / "metrics.jsonl") == [{"step": 1, "loss": 0.5, "broken": None}, {"step": 2}]
+
+
+def test_a_watched_metric_is_found_by_the_name_that_it_had(tmp_path):
+    with pytest.warns(FutureWarning, match="'rollout/forks_retry' is called rollout/prefix_breaks_retry now"):
+        watched = CheckpointSettings(keep_best=1, best_metric="rollout/forks_retry").best_metric
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "rollout/forks_retry": 0.5}\n')
+    tracker = Tracker(tmp_path, TrackingSettings(tensorboard=False, episodes=False), 1, watched=watched)
+    tracker.metrics(2, {"rollout/prefix_breaks_retry": 0.25})
+    tracker.close()
+    assert tracker.scores == {1: 0.5, 2: 0.25}
 
 
 @pytest.mark.parametrize("fails", ["opening", "writing", "closing"])

@@ -293,11 +293,11 @@ def test_a_reply_of_a_pair_is_one_row_whatever_the_template():
 
 def test_batches_are_passes_over_all_examples_each_in_its_own_order():
     batches = ExampleBatches([3] * 10, seed=1, size=4)
-    first, second = ([batches.batch(step).places for step in range(start, start + 3)] for start in (0, 3))
+    first, second = ([batches.batch(step).indices for step in range(start, start + 3)] for start in (0, 3))
     assert [len(part) for part in first] == [4, 4, 2]
     assert sorted(place for part in first for place in part) == list(range(10))
     assert first != second
-    assert [each.places for each in batches.of_epochs(2)] == [*first, *second]
+    assert [each.indices for each in batches.of_epochs(2)] == [*first, *second]
     assert batches.batch(5).ends_epoch
     assert batches.batch(5).epoch == 1
     assert not batches.batch(4).ends_epoch
@@ -307,7 +307,7 @@ def test_batches_are_passes_over_all_examples_each_in_its_own_order():
 def test_batches_by_tokens_cost_alike():
     lengths = [7, 1, 1, 9, 30, 2, 2, 2]
     batches = ExampleBatches(lengths, seed=5, size=100, tokens=10)
-    parts = [batches.batch(step).places for step in range(batches.steps(1))]
+    parts = [batches.batch(step).indices for step in range(batches.steps(1))]
     assert sorted(place for part in parts for place in part) == list(range(8))
     assert all(sum(lengths[place] for place in part) <= 10 or len(part) == 1 for part in parts)
     assert batches.batch(batches.steps(1)).epoch == 1

@@ -235,7 +235,9 @@ async def test_the_mismatch_is_told_for_each_domain():
             trajectory.task = group.task
             if group.index == 1:
                 for segment in trajectory.segments:
-                    segment.logprobs = [value - 0.5 if value else 0.0 for value in segment.logprobs]
+                    segment.behaviour_logprobs = [
+                        value - 0.5 if value else 0.0 for value in segment.behaviour_logprobs
+                    ]
     settings = resolve_preset("grpo", {})
     batch = episode_batch(groups, row_builder("trajectory"))
     metrics = await Learner(settings, models_of(settings, budget=20), seed=1).update(batch, step=0)
@@ -251,9 +253,9 @@ async def test_the_mismatch_is_told_by_how_far_tokens_are_behind():
         for trajectory in group.trajectories:
             for segment in trajectory.segments:
                 lags = [place % 4 for place in range(len(segment.ids))]
-                segment.logprobs = [
+                segment.behaviour_logprobs = [
                     value - 0.5 * lag if value else 0.0
-                    for value, lag in zip(segment.logprobs, lags, strict=True)
+                    for value, lag in zip(segment.behaviour_logprobs, lags, strict=True)
                 ]
                 segment.versions = [
                     7 - lag if used else -1 for used, lag in zip(segment.action_mask, lags, strict=True)
@@ -285,9 +287,9 @@ async def test_a_ratio_of_sequences_is_the_same_however_episodes_are_cut_into_ro
         for group in played:
             for trajectory in group.trajectories:
                 for segment in trajectory.segments:
-                    segment.logprobs = [
+                    segment.behaviour_logprobs = [
                         value + 0.02 * (place % 7 - 3) if value else 0.0
-                        for place, value in enumerate(segment.logprobs)
+                        for place, value in enumerate(segment.behaviour_logprobs)
                     ]
         return played
 
@@ -311,7 +313,9 @@ async def test_an_engine_that_computes_other_logprobs_shows_in_the_mismatch():
     for group in groups:
         for trajectory in group.trajectories:
             for segment in trajectory.segments:
-                segment.logprobs = [value - 0.5 if value else 0.0 for value in segment.logprobs]
+                segment.behaviour_logprobs = [
+                    value - 0.5 if value else 0.0 for value in segment.behaviour_logprobs
+                ]
     batch = episode_batch(groups, row_builder("trajectory"))
     metrics = await Learner(settings, models_of(settings), seed=1).update(batch, step=0)
     assert metrics["mismatch/k1"] == pytest.approx(-0.5, abs=1e-3)
@@ -325,7 +329,7 @@ async def test_an_engine_that_computes_other_logprobs_shows_in_the_mismatch():
 def with_a_nan_at_sampling(groups):
     """Log-probabilities at sampling that no engine's check saw."""
     segment = groups[0].trajectories[0].segments[0]
-    segment.logprobs[segment.action_mask.index(True)] = float("nan")
+    segment.behaviour_logprobs[segment.action_mask.index(True)] = float("nan")
     return groups
 
 
@@ -444,7 +448,7 @@ def cut_in_two(groups: list[Group]) -> list[Group]:
             first = Segment(*(values[:end] for values in segment_lists(whole)))
             second = Segment(*(list(values) for values in segment_lists(whole)), parent=(0, end))
             second.action_mask[:end] = [False] * end
-            second.logprobs[:end] = [0.0] * end
+            second.behaviour_logprobs[:end] = [0.0] * end
             second.turn_index[:end] = [-1] * end
             trajectory.segments = [first, second]
             for turn in trajectory.turns[1:]:
@@ -458,7 +462,7 @@ def but_cost(metrics: dict[str, float]) -> dict[str, float]:
 
 
 def segment_lists(segment: Segment) -> tuple[list, ...]:
-    return segment.ids, segment.action_mask, segment.logprobs, segment.versions, segment.turn_index
+    return segment.ids, segment.action_mask, segment.behaviour_logprobs, segment.versions, segment.turn_index
 
 
 @pytest.mark.parametrize("minibatches", [1, 2])

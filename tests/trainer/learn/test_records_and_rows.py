@@ -10,11 +10,11 @@ from trainer.records.trajectory import Trajectory, Turn
 from trainer.tasks.task import Task
 
 
-def trajectory_of(replies: list[list[int]], *, fork_at: set[int] = frozenset()) -> Trajectory:
-    """An episode whose prompts are two tokens a turn; a turn in `fork_at` opens a new segment."""
+def trajectory_of(replies: list[list[int]], *, break_at: set[int] = frozenset()) -> Trajectory:
+    """An episode whose prompts are two tokens a turn; a turn in `break_at` opens a new segment."""
     trajectory = Trajectory(Task(0, "Any-v0", 0), member=0)
     for number, reply in enumerate(replies):
-        if number == 0 or number in fork_at:
+        if number == 0 or number in break_at:
             trajectory.segments.append(Segment())
         segment = trajectory.segments[-1]
         segment.append_context([100, 101])
@@ -29,9 +29,9 @@ def trajectory_of(replies: list[list[int]], *, fork_at: set[int] = frozenset()) 
 episodes = st.lists(st.lists(st.integers(0, 99), min_size=1, max_size=4), min_size=1, max_size=6)
 
 
-@given(replies=episodes, forks=st.sets(st.integers(1, 5)))
-def test_both_builders_train_on_every_sampled_token_once(replies, forks):
-    trajectory = trajectory_of(replies, fork_at=forks)
+@given(replies=episodes, breaks=st.sets(st.integers(1, 5)))
+def test_both_builders_train_on_every_sampled_token_once(replies, breaks):
+    trajectory = trajectory_of(replies, break_at=breaks)
     sampled = [(number, token) for number, reply in enumerate(replies) for token in reply]
     for build in (trajectory_rows, step_rows):
         rows = build(7, trajectory)
@@ -45,13 +45,19 @@ def test_both_builders_train_on_every_sampled_token_once(replies, forks):
         for row in rows:
             assert row.trajectory == 7
             assert (
-                len(row.ids) == len(row.mask) == len(row.logprobs) == len(row.versions) == len(row.turn_index)
+                len(row.ids)
+                == len(row.mask)
+                == len(row.behaviour_logprobs)
+                == len(row.versions)
+                == len(row.turn_index)
             )
-            assert all(value == 0.0 for value, used in zip(row.logprobs, row.mask, strict=True) if not used)
+            assert all(
+                value == 0.0 for value, used in zip(row.behaviour_logprobs, row.mask, strict=True) if not used
+            )
 
 
 @given(replies=episodes)
-def test_an_unforked_episode_is_one_row_or_one_row_a_turn(replies):
+def test_an_unbroken_episode_is_one_row_or_one_row_a_turn(replies):
     trajectory = trajectory_of(replies)
     assert len(trajectory_rows(0, trajectory)) == 1
     steps = step_rows(0, trajectory)

@@ -20,7 +20,7 @@ from trainer.learn.tracking import Tracker
 from trainer.records.group import Group
 from trainer.records.images import Picture, PlacedImage
 from trainer.records.schema import EpisodeFormatError
-from trainer.records.segment import Fork, Segment
+from trainer.records.segment import PrefixBreak, Segment
 from trainer.records.timeline import Phase, Timeline
 from trainer.records.trajectory import Outcome, Trajectory, Turn
 from trainer.rollout.recorder import Recorder
@@ -99,14 +99,23 @@ def episode() -> Trajectory:
     return trajectory
 
 
-def test_numbers_are_written_to_their_last_digit_and_a_fork_with_its_parent():
+def test_numbers_are_written_to_their_last_digit_and_a_prefix_break_with_its_parent():
     record = json.loads(json.dumps(episode().as_record()))
     assert record["segments"][0]["logprobs"] == [-0.1, -1 / 3, -0.1, -1 / 3]
     assert record["segments"][0]["versions"] == [[0, 1], [1, 1], [0, 1], [1, 1]]
     assert record["segments"][0]["turn_index"] == [[0, 2], [1, 2]]
     assert (record["segments"][1]["parent"], record["segments"][1]["fork"]) == ([0, 1], "conversation")
+    assert record["forks"] == 1
     assert record["turns"][0]["reward"] == 0.1 + 0.2
     assert record["turns"][0]["anchor"] == "key"
+
+
+@pytest.mark.parametrize(
+    ("former", "name"), [("forks", "prefix_breaks"), ("fork_kinds", "prefix_break_kinds")]
+)
+def test_prefix_breaks_are_found_by_the_names_that_they_had(former, name):
+    with pytest.warns(DeprecationWarning, match=f"Trajectory.{former} is called {name} now"):
+        assert getattr(episode(), former) == getattr(episode(), name)
 
 
 def full_episode() -> Trajectory:
@@ -120,7 +129,7 @@ def full_episode() -> Trajectory:
     )
     segment = Segment(
         *([1, 2, 3, 4], [False, False, True, True], [0.0, 0.0, -0.1, -1 / 3], [-1, -1, 2, 3], [-1, -1, 1, 1]),
-        *((0, 2), Fork.REWRITE, [PlacedImage(0, 1, Picture(np.full((2, 3, 3), 7, np.uint8)))]),
+        *((0, 2), PrefixBreak.REWRITE, [PlacedImage(0, 1, Picture(np.full((2, 3, 3), 7, np.uint8)))]),
         experts=np.array([[0, 3], [1, 2], [300, -1]], np.int16),
     )
     turn = Turn(

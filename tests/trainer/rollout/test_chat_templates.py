@@ -13,7 +13,7 @@ from trainer.config.rollout import PromptSettings
 from trainer.core.errors import ConfigError
 from trainer.inference.base import GenerationResult
 from trainer.models.tokenizer import stop_ids
-from trainer.records.segment import Fork
+from trainer.records.segment import PrefixBreak
 from trainer.records.trajectory import Trajectory
 from trainer.rollout.context import context_policy
 from trainer.rollout.prompts import PromptBuilder
@@ -62,7 +62,7 @@ def test_a_conversation_is_one_segment_wherever_the_template_only_appends(family
     renderer, said = renderer_of(family)
     trajectory, prompts = play(renderer, TURNS)
     assert renderer.append_only is (family != "qwen3")
-    assert trajectory.forks == 0, "a template that may rewrite costs segments only where it does"
+    assert trajectory.prefix_breaks == 0, "a template that may rewrite costs segments only where it does"
     text = tokenizer_of(family).decode(prompts[-1])
     for part in ("Play.", "P__", "Up", "_P_", "Down", "__P"):
         assert text.count(part) == 1
@@ -91,7 +91,7 @@ def test_messages_of_one_role_that_follow_each_other(family):
     assert ("one\n\ntwo" in text) is joined
     assert ("three\n\nfour\n\nfive" in text) is joined
     assert said.count(f"chat template: {ALTERNATES}") == int(joined), "and it is said once"
-    assert trajectory.forks == 0
+    assert trajectory.prefix_breaks == 0
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -152,7 +152,7 @@ def test_what_a_template_writes_of_earlier_thoughts_is_what_the_policy_reads():
     renderer, _ = renderer_of("qwen3")
     turns = [(user("a"), "<think>long</think>Up"), (user("b"), "Down")]
     trajectory, prompts = play(renderer, turns)
-    assert [segment.fork for segment in trajectory.segments] == [None, Fork.REWRITE]
+    assert [segment.prefix_break for segment in trajectory.segments] == [None, PrefixBreak.REWRITE]
     assert "long" not in tokenizer_of("qwen3").decode(prompts[1])
     assert "Up" in tokenizer_of("qwen3").decode(prompts[1])
 
@@ -228,7 +228,7 @@ def test_a_template_of_the_users_replaces_the_tokenizers(tmp_path):
     assert renderer.append_only
     assert tokenizer.chat_template == kept
     trajectory, prompts = play(renderer, [(user("a"), "<think>long</think>Up"), (user("b"), "Down")])
-    assert trajectory.forks == 0
+    assert trajectory.prefix_breaks == 0
     assert "long" in tokenizer.decode(prompts[1])
     with pytest.raises(ConfigError, match=r"prompt\.chat_template: there is no .*gone\.jinja here"):
         check_settings(load_settings(None, [words[0], f"prompt.chat_template={tmp_path}/gone.jinja"]))

@@ -16,7 +16,7 @@ from trainer.inference.torch_engine import TorchEngine
 from trainer.learn.rows import step_rows, trajectory_rows
 from trainer.models.tiny import TinyPolicySettings, build_tiny_model
 from trainer.records.rollout_log import RolloutLog
-from trainer.records.segment import Fork
+from trainer.records.segment import PrefixBreak
 from trainer.records.trajectory import Outcome, Trajectory
 from trainer.rollout.actors import ModelActor
 from trainer.rollout.context import context_policy
@@ -97,7 +97,9 @@ async def test_a_summary_takes_the_place_of_the_history(pool):
     assert_recorded(trajectory, policy.log)
     assert (trajectory.outcome, len(trajectory.steps)) == (Outcome.TRUNCATED, 6), "summaries are no steps"
     assert trajectory.summaries == len(trajectory.segments) - 1 > 1
-    assert [each.fork for each in trajectory.segments] == [None] + [Fork.SUMMARY] * trajectory.summaries
+    assert [each.prefix_break for each in trajectory.segments] == [None] + [
+        PrefixBreak.SUMMARY
+    ] * trajectory.summaries
     boards = [turn.observation for turn in trajectory.steps]
     assert len(set(boards)) > 1
     for place, turn in enumerate(trajectory.turns):
@@ -183,7 +185,7 @@ async def test_every_turn_is_a_segment_where_the_template_rewrites_the_past(pool
     assert "<|im_start|>assistant\nI walked.<|im_end|>" in prompt, (
         "what it thought is left out, as of any turn"
     )
-    assert trajectory.segments[after.segment].fork is Fork.SUMMARY
+    assert trajectory.segments[after.segment].prefix_break is PrefixBreak.SUMMARY
 
 
 async def test_the_same_seed_gives_the_same_episode_with_a_real_engine(pool):
@@ -289,7 +291,7 @@ def test_a_run_trains_summaries_and_its_records_are_played_and_replayed(tmp_path
             assert line["rollout/turns"] == pytest.approx(
                 sum(len(each.steps) for each in of_step) / len(of_step)
             )
-            assert line["rollout/forks_summary"] > 0
+            assert line["rollout/prefix_breaks_summary"] > 0
             assert line["rollout/turns"] <= 6
     again = tmp_path / "again.jsonl"
     words = [

@@ -309,7 +309,13 @@ async def agent_with_a_nan(session, task, member, actor, max_turns, attempt):
 
 
 def _segment(**lists):
-    whole = {"ids": [1], "action_mask": [True], "logprobs": [-1.0], "versions": [0], "turn_index": [0]}
+    whole = {
+        "ids": [1],
+        "action_mask": [True],
+        "behaviour_logprobs": [-1.0],
+        "versions": [0],
+        "turn_index": [0],
+    }
     return Segment(**(whole | lists))
 
 
@@ -318,7 +324,7 @@ def _turns():
 
 
 async def agent_without_a_log_probability(session, task, member, actor, max_turns, attempt):
-    return Trajectory(task, member, attempt, segments=[_segment(logprobs=[None])], turns=_turns())
+    return Trajectory(task, member, attempt, segments=[_segment(behaviour_logprobs=[None])], turns=_turns())
 
 
 async def agent_with_ids_that_are_words(session, task, member, actor, max_turns, attempt):
@@ -355,12 +361,12 @@ async def agent_without_lists(session, task, member, actor, max_turns, attempt):
 
 
 async def agent_with_numbers_of_numpy(session, task, member, actor, max_turns, attempt):
-    numbers = _segment(ids=[np.int64(1)], logprobs=[np.float32(-1.0)])
+    numbers = _segment(ids=[np.int64(1)], behaviour_logprobs=[np.float32(-1.0)])
     return Trajectory(task, member, attempt, segments=[numbers], turns=_turns())
 
 
 async def agent_with_a_torn_record(session, task, member, actor, max_turns, attempt):
-    return Trajectory(task, member, attempt, segments=[Segment(ids=[1, 2], logprobs=[0.0])])
+    return Trajectory(task, member, attempt, segments=[Segment(ids=[1, 2], behaviour_logprobs=[0.0])])
 
 
 async def test_a_problem_of_the_environment_in_an_agent_of_the_users_is_an_outcome():
@@ -417,7 +423,7 @@ async def test_numbers_of_an_agent_are_looked_at():
     assert trajectory.outcome is Outcome.INVALID_NUMBER
     assert trajectory.detail.startswith("a log-probability of the record is None")
     (segment,) = (await played(Pool(), agent="agent_with_numbers_of_numpy")).segments
-    assert json.dumps([segment.ids, segment.logprobs]) == "[[1], [-1.0]]"
+    assert json.dumps([segment.ids, segment.behaviour_logprobs]) == "[[1], [-1.0]]"
 
 
 @pytest.mark.parametrize("value", [-1, 260, 10**30, True, np.int64(-7), torch.tensor(True)], ids=str)

@@ -68,7 +68,7 @@ texts = st.text(st.characters(codec="utf-8", exclude_characters="<|>"), max_size
 def test_full_history_is_one_segment_equal_to_the_template(turns, closed):
     observations, replies = [turn[0] for turn in turns], [turn[1] for turn in turns]
     trajectory, prompts = play(builder_of(), observations, replies, closed=closed)
-    assert (len(trajectory.segments), trajectory.forks) == (1, 0)
+    assert (len(trajectory.segments), trajectory.prefix_breaks) == (1, 0)
     messages = [{"role": "system", "content": "Play."}]
     for observation, reply, prompt in zip(observations, replies, prompts, strict=True):
         messages.append({"role": "user", "content": observation})
@@ -102,17 +102,17 @@ def test_windows_open_segments_and_count_them(context, segments):
     builder = builder_of(context=context, **({"turns": 2} if context == "last_turns" else {}))
     trajectory, _ = play(builder, ["a", "b", "c", "d"], ["Up"] * 4)
     assert len(trajectory.segments) == segments
-    assert trajectory.forks == segments - 1
+    assert trajectory.prefix_breaks == segments - 1
 
 
-def test_a_template_that_rewrites_the_past_is_found_out_and_forks():
+def test_a_template_that_rewrites_the_past_is_found_out_and_breaks_the_prefix():
     tokenizer = build_tiny_tokenizer()
     tokenizer.chat_template = FORGETFUL
     renderer = ChatRenderer(tokenizer)
     assert RENDERER.append_only
     assert not renderer.append_only
     trajectory, prompts = play(builder_of(renderer), ["a", "b"], ["<think>x</think>Up", "Up"])
-    assert trajectory.forks == 1
+    assert trajectory.prefix_breaks == 1
     assert (
         tokenizer.decode(prompts[1])
         == "<|system|>Play.<|end|><|user|>a<|end|><|assistant|>Up<|end|><|user|>b<|end|><|assistant|>"

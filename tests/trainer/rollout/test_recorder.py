@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from trainer.core.errors import InvalidNumberError
 from trainer.inference.base import GenerationResult
-from trainer.records.segment import Fork, Segment
+from trainer.records.segment import PrefixBreak, Segment
 from trainer.records.trajectory import Trajectory
 from trainer.rollout.recorder import Recorder, RecordError
 from trainer.tasks.task import Task
@@ -36,11 +36,11 @@ def test_a_conversation_is_one_segment_with_all_that_was_sampled_marked():
     assert segment == Segment(
         ids=[1, 2, 10, 11, 3, 12],
         action_mask=[False, False, True, True, False, True],
-        logprobs=[0.0, 0.0, -0.25, -0.25, 0.0, -0.25],
+        behaviour_logprobs=[0.0, 0.0, -0.25, -0.25, 0.0, -0.25],
         versions=[-1, -1, 3, 3, -1, 3],
         turn_index=[-1, -1, 0, 0, -1, 0],
     )
-    assert recorder.trajectory.forks == 0
+    assert recorder.trajectory.prefix_breaks == 0
 
 
 def test_a_history_may_continue_any_earlier_segment():
@@ -55,15 +55,15 @@ def test_a_history_may_continue_any_earlier_segment():
 @pytest.mark.parametrize(
     ("prompt", "parent", "kind"),
     [
-        ([1, 2], (0, 2), Fork.RETRY),
-        ([1, 2, 10, 11, 3, 4], (0, 6), Fork.RETRY),
-        ([1, 2, 10, 11, 3, 5], (0, 5), Fork.BRANCH),
-        ([1, 2, 10, 11], (0, 4), Fork.BRANCH),
-        ([1, 2, 10, 3, 4], (0, 3), Fork.REWRITE),
-        ([1, 2, 10], (0, 3), Fork.REWRITE),
-        ([1, 2, 99, 3], (0, 2), Fork.REWRITE),
-        ([1, 5], (0, 1), Fork.CONVERSATION),
-        ([9], None, Fork.CONVERSATION),
+        ([1, 2], (0, 2), PrefixBreak.RETRY),
+        ([1, 2, 10, 11, 3, 4], (0, 6), PrefixBreak.RETRY),
+        ([1, 2, 10, 11, 3, 5], (0, 5), PrefixBreak.BRANCH),
+        ([1, 2, 10, 11], (0, 4), PrefixBreak.BRANCH),
+        ([1, 2, 10, 3, 4], (0, 3), PrefixBreak.REWRITE),
+        ([1, 2, 10], (0, 3), PrefixBreak.REWRITE),
+        ([1, 2, 99, 3], (0, 2), PrefixBreak.REWRITE),
+        ([1, 5], (0, 1), PrefixBreak.CONVERSATION),
+        ([9], None, PrefixBreak.CONVERSATION),
     ],
 )
 def test_a_prompt_that_continues_nothing_says_whom_it_left_and_why(prompt, parent, kind):
@@ -72,9 +72,9 @@ def test_a_prompt_that_continues_nothing_says_whom_it_left_and_why(prompt, paren
     say(recorder, [1, 2, 10, 11, 3, 4], 12)
     assert say(recorder, prompt, 50) == 1
     segment = recorder.trajectory.segments[1]
-    assert (segment.parent, segment.fork) == (parent, kind)
+    assert (segment.parent, segment.prefix_break) == (parent, kind)
     assert segment.ids == [*prompt, 50], "whole in itself"
-    assert recorder.trajectory.forks == 1
+    assert recorder.trajectory.prefix_breaks == 1
 
 
 def test_of_two_equal_histories_the_newest_is_continued():
@@ -91,14 +91,16 @@ def test_calls_side_by_side_never_share_a_segment():
     recorder.record(first, reply(10), 0)
     segments = recorder.trajectory.segments
     assert [segment.ids for segment in segments] == [[1, 2, 10], [1, 2, 20]]
-    assert (segments[1].parent, segments[1].fork) == (None, None), "the first that was recorded left nobody"
-    assert (segments[0].parent, segments[0].fork) == ((1, 2), Fork.PARALLEL)
+    assert (segments[1].parent, segments[1].prefix_break) == (None, None), (
+        "the first that was recorded left nobody"
+    )
+    assert (segments[0].parent, segments[0].prefix_break) == ((1, 2), PrefixBreak.PARALLEL)
     both = recorder.place([1, 2, 10, 3]), recorder.place([1, 2, 10, 3])
     assert both == (0, 2)
     for place, index in enumerate(both):
         recorder.record(index, reply(30 + place), 2 + place)
     assert segments[2].parent == (0, 4)
-    assert segments[2].fork is Fork.PARALLEL
+    assert segments[2].prefix_break is PrefixBreak.PARALLEL
 
 
 def test_a_call_that_comes_to_nothing_leaves_nothing():
@@ -113,7 +115,7 @@ def test_a_call_that_comes_to_nothing_leaves_nothing():
     recorder.withdraw(early)
     assert recorder.record(late, reply(60), 3) == (1, 2)
     assert recorder.trajectory.segments[late].ids == [6, 60]
-    assert recorder.trajectory.forks == 1, "an empty place is no fork"
+    assert recorder.trajectory.prefix_breaks == 1, "an empty segment is no prefix break"
     recorder.withdraw(late)
     assert recorder.trajectory.segments[late].ids == [6, 60], "what is recorded stays"
 
@@ -216,7 +218,7 @@ def test_every_call_is_found_where_a_search_through_all_segments_finds_it(calls)
             if is_new:
                 expected = max((_common(prompt, each) for each in others), default=0)
                 assert (segments[index].parent or (0, 0))[1] == expected
-                assert (segments[index].fork is None) == (not others)
+                assert (segments[index].prefix_break is None) == (not others)
             sampled += [(asked_at, token) for token in ids]
             asked.append((index, start, end))
     marked = [

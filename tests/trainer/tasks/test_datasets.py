@@ -22,7 +22,7 @@ from trainer.core.run_files import WriteError
 from trainer.evaluation.evaluation_sets import build_evaluation_set
 from trainer.records.checkpoint import CheckpointError
 from trainer.rollout.environments import EnvironmentPool
-from trainer.tasks.dataset import _place_in_pass, load_streams, row_streams
+from trainer.tasks.dataset import _index_in_pass, load_streams, row_streams
 from trainer.tasks.sources import EnvironmentStream, InterleavedTaskSource
 
 ROWS = [
@@ -199,7 +199,7 @@ def test_settings_that_make_no_sense_are_refused(fields, message):
 @given(count=st.integers(1, 300), seed=st.integers(0, 2**40))
 @settings(max_examples=40)
 def test_a_pass_visits_every_row_once(count, seed):
-    assert sorted(_place_in_pass(count, seed, number) for number in range(count)) == list(range(count))
+    assert sorted(_index_in_pass(count, seed, number) for number in range(count)) == list(range(count))
 
 
 def test_every_pass_has_an_order_of_its_own(file):

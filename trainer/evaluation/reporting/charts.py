@@ -107,15 +107,15 @@ def stacked_chart(
     if not steps:
         return Markup("")
     series = [thinned(list(zip(steps, values, strict=True))) for values in parts]
-    places = [step for step, _ in series[0]]
-    tops = [0.0] * len(places)
-    total = max(sum(values[index][1] for values in series) for index in range(len(places)))
-    scale = Scale(places[0], places[-1], 0.0, total or 1.0, _WIDE, _TALL)
+    thinned_steps = [step for step, _ in series[0]]
+    tops = [0.0] * len(thinned_steps)
+    total = max(sum(values[index][1] for values in series) for index in range(len(thinned_steps)))
+    scale = Scale(thinned_steps[0], thinned_steps[-1], 0.0, total or 1.0, _WIDE, _TALL)
     colours = range(len(names)) if colours is None else colours
     shapes = [_grid(scale)]
     for colour, values in zip(colours, series, strict=True):
         bottoms, tops = tops, [top + value for top, (_, value) in zip(tops, values, strict=True)]
-        shapes.append(_area(places, bottoms, tops, scale, colour))
+        shapes.append(_area(thinned_steps, bottoms, tops, scale, colour))
     shown = list(zip(names, colours, series, strict=True))
     return _figure(shapes, scale, shown)
 
@@ -169,8 +169,8 @@ def _grid(scale: Scale) -> Markup:
             f'<line class="grid" x1="{_LEFT}" x2="{scale.width - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
         )
         lines.append(f'<text class="tick" x="{_LEFT - 6}" y="{y + 3.5:.1f}" text-anchor="end">{label}</text>')
-    for place, anchor in ((0.0, "start"), (0.5, "middle"), (1.0, "end")):
-        step = scale.first + (scale.last - scale.first) * place
+    for position, anchor in ((0.0, "start"), (0.5, "middle"), (1.0, "end")):
+        step = scale.first + (scale.last - scale.first) * position
         where = f'x="{scale.x(step):.1f}" y="{scale.height - 6}" text-anchor="{anchor}"'
         lines.append(f'<text class="tick" {where}>{step:,.0f}</text>')
     return Markup("".join(lines))

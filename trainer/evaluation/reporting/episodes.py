@@ -209,13 +209,13 @@ def _segment(index: int, segment: Segment, trajectory: Trajectory, budget: _Budg
     title = f"segment {index}: {len(segment.ids):,} tokens, {sum(segment.action_mask):,} of them sampled"
     if segment.parent is not None:
         title += f"; goes on from token {segment.parent[1]} of segment {segment.parent[0]}"
-        title += f" ({segment.fork.value})" if segment.fork is not None else ""
+        title += f" ({segment.prefix_break.value})" if segment.prefix_break is not None else ""
     advantages = _advantages(index, trajectory.turns)
     pieces: list[Piece] = []
     room = min(_MOST_TOKENS, budget.tokens)
     end = 0
-    for sampled, places in groupby(range(len(segment.ids)), key=segment.action_mask.__getitem__):
-        span = list(places)
+    for sampled, indices in groupby(range(len(segment.ids)), key=segment.action_mask.__getitem__):
+        span = list(indices)
         if not sampled:
             # What is cut out of the text below need not be made first.
             pieces.append(Piece(prompt=budget.cut(_prompt(segment.ids, span, budget))))
@@ -254,7 +254,7 @@ def _advantages(index: int, turns: Sequence[Turn]) -> dict[int, float]:
 
 
 def _token(at: int, segment: Segment, advantages: dict[int, float], budget: _Budget) -> Token:
-    token, logprob, version = segment.ids[at], segment.logprobs[at], segment.versions[at]
+    token, logprob, version = segment.ids[at], segment.behaviour_logprobs[at], segment.versions[at]
     probability = math.exp(min(0.0, logprob))
     advantage = advantages.get(at)
     about = [f"id {token}", f"log-probability {logprob:.4f} (p {probability:.3f})"]

@@ -34,7 +34,7 @@ class Distillation:
         self._skipped = SkippedSteps("student", max_skipped_steps)
 
     def update(self, indices: Sequence[int]) -> dict[str, float]:
-        """Take an optimizer step on the rows at some places, and return its metrics.
+        """Take an optimizer step on the rows at some indices, and return its metrics.
 
         Raises:
             RunError: If too many steps in a row were left out.

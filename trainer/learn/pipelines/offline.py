@@ -25,7 +25,7 @@ class Objective(Protocol):
     """What examples are learnt for."""
 
     def update(self, indices: Sequence[int]) -> dict[str, float]:
-        """Take an optimizer step on the examples at some places, and return its metrics.
+        """Take an optimizer step on the examples at some indices, and return its metrics.
 
         Raises:
             RunError: If too many steps in a row were left out.
@@ -109,7 +109,7 @@ async def _step(parts: Offline, step: int) -> None:
     began = time.monotonic()
     batch = parts.batches.batch(step)
     async with parts.resident():
-        metrics = await asyncio.to_thread(parts.objective.update, batch.places)
+        metrics = await asyncio.to_thread(parts.objective.update, batch.indices)
         if parts.tracker.wants_digests:
             parts.tracker.digest(step, {"weights": await asyncio.to_thread(weights_digest, parts.models)})
     metrics |= memory_metrics()
@@ -136,6 +136,6 @@ def weights_digest(models: Models) -> str:
 
 
 def in_parts(indices: range, size: int) -> Iterator[range]:
-    """Yield places in runs of at most `size`."""
+    """Yield indices in runs of at most `size`."""
     for start in range(indices.start, indices.stop, size):
         yield range(start, min(start + size, indices.stop))

@@ -114,7 +114,7 @@ class Preference:
         self._skipped = SkippedSteps("policy", max_skipped_steps)
 
     def update(self, indices: Sequence[int]) -> dict[str, float]:
-        """Take an optimizer step on the examples at some places, and return its metrics.
+        """Take an optimizer step on the examples at some indices, and return its metrics.
 
         Raises:
             RunError: If too many steps in a row were left out.
@@ -166,7 +166,7 @@ class Ranking:
         self._skipped = SkippedSteps("reward model", max_skipped_steps)
 
     def update(self, indices: Sequence[int]) -> dict[str, float]:
-        """Take an optimizer step on the pairs at some places, and return its metrics.
+        """Take an optimizer step on the pairs at some indices, and return its metrics.
 
         Raises:
             RunError: If too many steps in a row were left out.

@@ -76,7 +76,7 @@ class Imitation:
         self._skipped = SkippedSteps(what, max_skipped_steps)
 
     def update(self, indices: Sequence[int]) -> dict[str, float]:
-        """Take an optimizer step on the rows at some places, and return its metrics.
+        """Take an optimizer step on the rows at some indices, and return its metrics.
 
         Raises:
             RunError: If too many steps in a row were left out.
@@ -164,7 +164,7 @@ def train_supervised(
     batches = ExampleBatches([len(row.ids) for row in rows], seed, batch_rows)
     losses: list[float] = []
     for number, batch in enumerate(batches.of_epochs(epochs), start=1):
-        metrics = imitation.update(batch.places)
+        metrics = imitation.update(batch.indices)
         if "supervised/loss" in metrics:
             losses.append(metrics["supervised/loss"])
         mean = sum(losses) / len(losses) if losses else math.nan

@@ -157,18 +157,18 @@ class SharedReading:
 
     def reader(self) -> Iterator[Named]:
         """Yield all weights."""
-        place = 0
+        index = 0
         while True:
             with self._lock:
-                behind = place < self._first
-                if not behind and place - self._first == len(self._held) and not self._advance():
+                behind = index < self._first
+                if not behind and index - self._first == len(self._held) and not self._advance():
                     return
-                named = None if behind else self._held[place - self._first]
+                named = None if behind else self._held[index - self._first]
             if named is None:
-                yield from islice(self._read(), place, None)
+                yield from islice(self._read(), index, None)
                 return
             yield named
-            place += 1
+            index += 1
 
     def _advance(self) -> bool:
         """Read one tensor more; return whether there was one. The lock is held."""

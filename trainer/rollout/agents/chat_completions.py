@@ -104,12 +104,12 @@ class ChatChunks:
         """Yield what comes when all of it is there."""
         for index, choice in enumerate(answer.choices):
             yield from self.says(index, ())
-            for place, item in enumerate(_tool_calls(choice)):
+            for position, item in enumerate(_tool_calls(choice)):
                 # As OpenAI sends them: the name first, its arguments behind.
                 function = {"name": item["function"]["name"], "arguments": ""}
-                yield self._chunk(index, {"tool_calls": [{"index": place, **item, "function": function}]})
+                yield self._chunk(index, {"tool_calls": [{"index": position, **item, "function": function}]})
                 arguments = {"arguments": item["function"]["arguments"]}
-                yield self._chunk(index, {"tool_calls": [{"index": place, "function": arguments}]})
+                yield self._chunk(index, {"tool_calls": [{"index": position, "function": arguments}]})
             end = {"index": index, "delta": {}, "finish_reason": finish_reason(choice)}
             yield self._head | {"choices": [end | _details(self._call, choice, token_text)]}
         if self._call.usage_in_stream:

@@ -148,7 +148,7 @@ class AgentSession:
         name, now = self._name(number, "answer", 24), int(self._clock())
         answer = Answer(number, name, now, prompt.ids, (), ignored, prompt.thinks)
         streams = self._streams(call, listener, answer)
-        places = [self._recorder.place(prompt.ids) for _ in range(call.wishes.choices)]
+        segments = [self._recorder.place(prompt.ids) for _ in range(call.wishes.choices)]
         try:
             told: list[_Told | None] = [stream.add for stream in streams]
             told = told or [None] * call.wishes.choices
@@ -156,11 +156,11 @@ class AgentSession:
             self.require_open()
             _require_told(streams, results)
             choices = [
-                self._record(call, conversation, number, index, place, result, thinks=prompt.thinks)
-                for index, (place, result) in enumerate(zip(places, results, strict=True))
+                self._record(call, conversation, number, index, segment, result, thinks=prompt.thinks)
+                for index, (segment, result) in enumerate(zip(segments, results, strict=True))
             ]
         except BaseException as error:
-            self._give_up(places, error)
+            self._give_up(segments, error)
             raise
         self.counts.calls += 1
         for stream, choice in zip(streams, choices, strict=False):
@@ -284,9 +284,9 @@ class AgentSession:
             on_tokens=told,
         )
 
-    def _give_up(self, places: Sequence[int], error: BaseException) -> None:
-        for place in reversed(places):
-            self._recorder.withdraw(place)
+    def _give_up(self, segments: Sequence[int], error: BaseException) -> None:
+        for segment in reversed(segments):
+            self._recorder.withdraw(segment)
         if isinstance(error, asyncio.CancelledError | ApiError):
             self.counts.abandoned += 1
             self._left += 1  # what the agent did not get is no turn of the episode
@@ -301,7 +301,7 @@ class AgentSession:
         conversation: Conversation,
         number: int,
         index: int,
-        place: int,
+        segment: int,
         result: GenerationResult,
         *,
         thinks: bool,
@@ -316,10 +316,10 @@ class AgentSession:
         # Nine letters and digits: some templates take nothing else.
         call_ids = tuple(self._name(number, f"{index}-{each}", 9) for each in range(len(reply.calls)))
         turn_number = len(self.trajectory.turns)
-        start, end = self._recorder.record(place, result, turn_number)
-        sampled = SampledReply(tuple(result.token_ids), text, reply, call_ids, (place, end))
+        start, end = self._recorder.record(segment, result, turn_number)
+        sampled = SampledReply(tuple(result.token_ids), text, reply, call_ids, (segment, end))
         turn = Turn(
-            segment=place,
+            segment=segment,
             start=start,
             end=end,
             observation=last_text(call.messages),

@@ -67,7 +67,7 @@ class Found:
     """The replies in a conversation that were handed out before.
 
     Attributes:
-        replies: By their places in it.
+        replies: By their indices in it.
         latest: Place of the last one that stands behind the very conversation that led to it.
     """
 
@@ -338,10 +338,10 @@ class SplicingRenderer:
         except RecursionError as error:
             raise ApiError(400, "the conversation is nested too deep", "invalid_value", "messages") from error
 
-    def _marked(self, place: int, sampled: SampledReply) -> Message:
-        content = f"{self._mark}c{place}z"
+    def _marked(self, index: int, sampled: SampledReply) -> Message:
+        content = f"{self._mark}c{index}z"
         if sampled.reply.reasoning is not None:
-            content = f"{_OPENING}\n{self._mark}t{place}z\n</think>\n\n{content}"
+            content = f"{_OPENING}\n{self._mark}t{index}z\n</think>\n\n{content}"
         return {"role": "assistant", "content": content}
 
     def _pieces(self, text: str, sampled: Mapping[int, SampledReply]) -> list[str | SampledReply]:
@@ -352,15 +352,15 @@ class SplicingRenderer:
         for part in parts:
             found = _NUMBER.match(part, 1)
             assert found is not None
-            place, behind = int(found[1]), part[found.end() :]
-            reply = sampled[place]
+            index, behind = int(found[1]), part[found.end() :]
+            reply = sampled[index]
             if part[0] == "t":
                 if behind.strip() == "</think>":
-                    kept = place
+                    kept = index
                     before = _before_thinking(before, reply)
                 else:
                     before += str(reply.reply.reasoning) + behind
-            elif reply.reply.reasoning is None or kept == place:
+            elif reply.reply.reasoning is None or kept == index:
                 pieces += [before, reply]
                 before = behind
             else:

@@ -38,8 +38,8 @@ def stopped(
 
 
 def _cut(text: str, stops: Sequence[str]) -> str:
-    places = [text.find(stop) for stop in stops]
-    return text[: min((place for place in places if place >= 0), default=len(text))]
+    indices = [text.find(stop) for stop in stops]
+    return text[: min((index for index in indices if index >= 0), default=len(text))]
 
 
 class PassingStops:
@@ -60,8 +60,8 @@ class PassingStops:
         if not self._longest or self._ended:
             return "" if self._ended else text
         self._waiting += text
-        places = [place for stop in self._stops if (place := self._waiting.find(stop)) >= 0]
-        self._ended = bool(places)
-        end = min(places) if places else max(0, len(self._waiting) - self._longest + 1)
+        indices = [index for stop in self._stops if (index := self._waiting.find(stop)) >= 0]
+        self._ended = bool(indices)
+        end = min(indices) if indices else max(0, len(self._waiting) - self._longest + 1)
         passed, self._waiting = self._waiting[:end], self._waiting[end:]
         return passed

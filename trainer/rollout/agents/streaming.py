@@ -163,10 +163,10 @@ class _Thinking:
         if self._state == "opening" and not self._opened():
             return ""
         text = self._waiting.text
-        place = text.find(CLOSING)
-        if place >= 0:
-            self._state, self._waiting.text = "closed", text[place + len(CLOSING) :]
-            return text[:place].rstrip("\n")
+        index = text.find(CLOSING)
+        if index >= 0:
+            self._state, self._waiting.text = "closed", text[index + len(CLOSING) :]
+            return text[:index].rstrip("\n")
         return self._waiting.take(len(_before_partial(text, CLOSING).rstrip("\n")))
 
     def _opened(self) -> bool:
@@ -228,9 +228,9 @@ class _Said:
         if self._held or not self._waiting.add(text) or not (self._begun or self._begins()):
             return ""
         waiting = self._waiting.text
-        place = waiting.find(self._mark)
-        self._held = place >= 0
-        certain = waiting[:place] if self._held else _before_partial(waiting, self._mark)
+        index = waiting.find(self._mark)
+        self._held = index >= 0
+        certain = waiting[:index] if self._held else _before_partial(waiting, self._mark)
         return self._waiting.take(len(certain.rstrip()))
 
     def _begins(self) -> bool:

@@ -87,7 +87,7 @@ async def test_a_group_whose_steps_were_all_left_out_is_not_trained():
 async def test_an_update_that_is_left_out_trains_no_group():
     groups = played_groups(sharp_model())
     segment = groups[0].trajectories[0].segments[0]
-    segment.logprobs[segment.action_mask.index(True)] = float("nan")
+    segment.behaviour_logprobs[segment.action_mask.index(True)] = float("nan")
     assert await booked(groups, {"proximal": "behaviour"}) == {NOT_FINITE: 3}
 
 

@@ -19,7 +19,7 @@ from tests.support.agent_policy import (
 )
 from trainer.inference.torch_engine import TorchEngine
 from trainer.models.tiny import TinyPolicySettings, build_tiny_model
-from trainer.records.segment import Fork
+from trainer.records.segment import PrefixBreak
 
 
 def library(name):
@@ -39,7 +39,9 @@ async def test_an_agent_that_uses_tools_streams_and_sub_agents(name):
         await play(f"{endpoint.url}/s/{key}/v1", "any")
     assert_recorded(session.trajectory, policy.log)
     segments = session.trajectory.segments
-    assert Fork.CONVERSATION in {segment.fork for segment in segments}, "a sub-agent, or a shortened history"
+    assert PrefixBreak.CONVERSATION in {segment.prefix_break for segment in segments}, (
+        "a sub-agent, or a shortened history"
+    )
     turns_of = [
         sum(turn.segment == place for turn in session.trajectory.turns) for place in range(len(segments))
     ]

@@ -19,7 +19,7 @@ from tests.support.chat_templates import tokenizer_of
 from trainer.inference.base import SamplingParams
 from trainer.inference.torch_engine import TorchEngine
 from trainer.models.tiny import TinyPolicySettings, build_tiny_model
-from trainer.records.segment import Fork
+from trainer.records.segment import PrefixBreak
 from trainer.rollout.agents.splicing import SplicingRenderer
 from trainer.rollout.rendering import ChatRenderer
 
@@ -150,13 +150,16 @@ async def test_tool_choice_none_offers_no_tools(talk):
     assert "# Tools" not in TOKENIZER.decode(one.policy.log.calls[0][0].prompt_ids)
 
 
-async def test_several_choices_are_forks(talk):
+async def test_several_choices_are_prefix_breaks(talk):
     one = await talk(["a", "b", "c", "next"])
     got = await one.say([user("Hi")], n=3)
     assert [each.message.content for each in got.choices] == ["a", "b", "c"]
     assert len({request.seed for request, _ in one.policy.log.calls}) == 3
     assert_recorded(one.trajectory, one.policy.log)
-    assert [segment.fork for segment in one.trajectory.segments][1:] == [Fork.PARALLEL, Fork.PARALLEL]
+    assert [segment.prefix_break for segment in one.trajectory.segments][1:] == [
+        PrefixBreak.PARALLEL,
+        PrefixBreak.PARALLEL,
+    ]
     await one.say([user("Hi"), {"role": "assistant", "content": "b"}, user("go on")])
     assert len(one.trajectory.segments) == 3, "the second choice went on"
     assert_recorded(one.trajectory, one.policy.log)
@@ -183,14 +186,14 @@ async def test_edited_histories_retries_and_sub_agents_are_segments_with_parents
     await one.say(
         [messages[0], user("summary: first, second"), {"role": "assistant", "content": "second"}, user("x")]
     )
-    assert [segment.fork for segment in one.trajectory.segments] == [
+    assert [segment.prefix_break for segment in one.trajectory.segments] == [
         None,
-        Fork.RETRY,
-        Fork.CONVERSATION,
-        Fork.CONVERSATION,
+        PrefixBreak.RETRY,
+        PrefixBreak.CONVERSATION,
+        PrefixBreak.CONVERSATION,
     ]
     assert one.trajectory.segments[1].parent[0] == 0
-    assert one.trajectory.forks == 3
+    assert one.trajectory.prefix_breaks == 3
     assert_recorded(one.trajectory, one.policy.log)
     compacted = one.trajectory.segments[3].ids
     second = one.policy.log.calls[1][1].token_ids

@@ -91,7 +91,9 @@ def test_names_are_sessions_and_records_are_read_back(model, tmp_path):
         assert record.task.options == {"session": "run-1"}
         (segment,) = record.segments
         assert segment.ids == [*first.prompt_token_ids, *first.choices[0].token_ids]
-        sampled = [value for value, mask in zip(segment.logprobs, segment.action_mask, strict=True) if mask]
+        sampled = [
+            value for value, mask in zip(segment.behaviour_logprobs, segment.action_mask, strict=True) if mask
+        ]
         assert sampled == [each.logprob for each in first.choices[0].logprobs.content]
         greedy = [ask(f"{proxy.url}/s/{name}/v1", temperature=0).choices[0].token_ids for name in "ab"]
         assert greedy[0] == greedy[1], "an agent's own sampling is heeded"

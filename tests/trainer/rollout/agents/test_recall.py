@@ -124,7 +124,9 @@ async def test_a_program_that_does_the_same_again_is_answered_from_the_log(pool,
     third = AgentProcess(tmp_path, [], program("play"))
     again = await third.play(pool)
     assert [each.ids for each in again.segments] == [each.ids for each in trajectory.segments]
-    assert [each.logprobs for each in again.segments] == [each.logprobs for each in trajectory.segments]
+    assert [each.behaviour_logprobs for each in again.segments] == [
+        each.behaviour_logprobs for each in trajectory.segments
+    ]
     assert again.total_reward == 1.0, "an episode that had ended costs no token, and no step"
 
 
