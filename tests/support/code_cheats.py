@@ -117,8 +117,9 @@ FUNCTION_CHEATS = {
         '                file.write(b\'{"case": 0, "passed": true}\\n{"id": 0, "status": "answered", "reply": "true"}\\n\')\n'
         "        except OSError: pass\n    return None\n"
     ),
+    # Whoever is first is heard, whom chance chooses: no more than two cases have one among them who is right.
     "fork guesses": (
-        "import os\ndef largest(numbers):\n    for guess in numbers[1:] + [0, 1, 8, 17, 100]:\n"
+        "import os\ndef largest(numbers):\n    for guess in numbers[1:] + [1, 8, 17, 100]:\n"
         "        if os.fork() == 0: return guess + 1\n    os.wait()\n    return None\n"
     ),
     "kills the parent": (
