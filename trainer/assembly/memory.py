@@ -104,7 +104,7 @@ def sharding(settings: RunSettings, devices: Sequence[int] = ()) -> Sharding:
     own = len(devices) // backend.mesh.model_ranks
     return Sharding(
         backend.kind,
-        data=own or backend.data,
+        data=own or backend.mesh.data or backend.data,  # what is not said follows from the ranks
         tensor=backend.mesh.tensor,
         pipeline=backend.mesh.pipeline,
         context=backend.mesh.context,

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 
-from trainer.config.data import DatasetSettings
 from trainer.config.run import RunSettings
 from trainer.core.errors import ConfigError
 
@@ -85,18 +84,13 @@ def _of_evaluation(settings: RunSettings) -> Iterator[str]:
             f"evaluation.{unread[0]} is about evaluation.sets, and there are none: name one, or leave {unread[0]} out"
         )
     for name, evaluation_set in evaluation.sets.items():
-        if evaluation_set.dataset is not None and (unread := _of_the_stream(evaluation_set.dataset)):
+        # A route is one thing that data sets share, the weights of its verifiers in a stream among it.
+        dataset = evaluation_set.dataset
+        if dataset is not None and (unread := dataset.changed(*_OF_THE_STREAM)):
             yield (
                 f"evaluation.sets.{name}.dataset.{unread[0]} is of data sets that are trained on, and an evaluation "
                 "set plays the first rows, under its own name: leave it out"
             )
-
-
-def _of_the_stream(dataset: DatasetSettings) -> list[str]:
-    unread = dataset.changed(*_OF_THE_STREAM)
-    if dataset.route is not None and dataset.route.weights:
-        unread.append("route.weights")
-    return unread
 
 
 def _of_examples(settings: RunSettings) -> Iterator[str]:

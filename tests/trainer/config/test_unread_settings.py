@@ -57,10 +57,6 @@ UNREAD = [
     ),
     ([ROWS % ", weight: 2"], "evaluation.sets.rows.dataset.weight is of data sets"),
     ([ROWS % ", domain: sums"], "evaluation.sets.rows.dataset.domain is of data sets"),
-    (
-        [f"evaluation.sets.rows.dataset={{path: README.md, route: {ROUTE}}}"],
-        "evaluation.sets.rows.dataset.route.weights is of data sets",
-    ),
     (["tracking.patience_s=5"], "tracking.patience_s is how long trackers of others may take"),
 ]
 UNREAD_BY_PIPELINES = [
@@ -99,6 +95,7 @@ def test_what_nobody_reads_is_refused(capsys, words, message):
         # What is switched off by one key stays as it was written.
         [EVALUATION_SET, "evaluation.every=0", "evaluation.interim_episodes=5"],
         [ROWS % ", limit: 9, columns: {a: b}"],
+        [f"evaluation.sets.rows.dataset={{path: README.md, route: {ROUTE}}}"],
         ["tracking={patience_s: 5, mlflow: {}}"],
         [SFT, "sft.batch=4", "sft.held_out_every=4", "sft.held_out=[{path: README.md}]"],
         [TASKS, EXPERT, "sft.longer=leave_out", "sft.held_out=[{path: README.md}]"],
