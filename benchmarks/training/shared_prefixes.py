@@ -1,15 +1,13 @@
 """Optimizer steps in which tokens of rows that begin alike go through the model once, beside the same steps without.
 
     python benchmarks/training/shared_prefixes.py [--rounds 5] [--out benchmarks/results/shared_prefixes.json]
-    python benchmarks/training/shared_prefixes.py --calibrate [--device cuda --dtype bf16]
 
 Tiny models of Qwen3's, Llama's and Gemma-2's shape (4 layers, 128 wide, fp32), 8 episodes of 5 turns. First the
 gradients of both forms are compared, in every preset; then they take turns on one model and optimizer, as two copies
 of a model differ by some per cent in time, from where they lie in memory. Processor time of whole optimizer steps,
 forward, backward and AdamW: medians over the rounds, their ratio, and the quartiles of the rounds' own ratios. Where
 nothing is shared both make the same calls, and there are three times as many rounds. `held_mib` is what a micro-batch's
-forward pass holds for its backward pass, at most. `--calibrate` measures the constants of
-`trainer/backends/prefix_costs.py`.
+forward pass holds for its backward pass, at most.
 """
 
 import argparse
@@ -33,11 +31,6 @@ from trainer.backends.base import MicroBatch, TrainRow
 from trainer.backends.forward_pass import ForwardPass
 from trainer.backends.heads import PolicyHead, ValueHead
 from trainer.backends.optimizer import Schedule
-from trainer.backends.prefix_cache import hidden_states
-from trainer.backends.prefix_costs import Kernels, costs_of_calls
-from trainer.backends.prefix_layout import SharedTokens
-from trainer.backends.prefix_paths import paths_of
-from trainer.backends.prefix_tree import CallCosts, finest_tree
 from trainer.backends.torch_backend import TorchBackend
 from trainer.config.optimizer import OptimizerSettings
 from trainer.learn.batches import episode_batch
@@ -51,7 +44,7 @@ from trainer.records.trajectory import Outcome, Trajectory, Turn
 from trainer.tasks.task import Task
 
 VOCABULARY = 512
-_SHAPE = {
+SHAPE = {
     "vocab_size": VOCABULARY,
     "hidden_size": 128,
     "intermediate_size": 512,
@@ -63,9 +56,9 @@ _SHAPE = {
     "pad_token_id": 0,
 }
 MODELS: dict[str, PretrainedConfig] = {
-    "qwen3": Qwen3Config(**_SHAPE, tie_word_embeddings=True),
-    "llama": LlamaConfig(**_SHAPE),
-    "gemma2": Gemma2Config(**_SHAPE, sliding_window=64, query_pre_attn_scalar=32),
+    "qwen3": Qwen3Config(**SHAPE, tie_word_embeddings=True),
+    "llama": LlamaConfig(**SHAPE),
+    "gemma2": Gemma2Config(**SHAPE, sliding_window=64, query_pre_attn_scalar=32),
 }
 SCHEDULE = Schedule(1e-4, 0, 10, "constant")
 
@@ -279,107 +272,15 @@ def compared(name: str, rows: list[TrainRow], rounds: int) -> dict[str, object]:
     }
 
 
-# Calibration
-
-
-_CALLS = [(1, 64), (1, 512), (4, 256), (16, 24), (16, 128), (64, 24), (64, 64), (8, 512), (2, 1500)]
-_TREES = [
-    (rows, width, prefix)
-    for rows, width in [(2, 16), (8, 24), (8, 200), (32, 24), (32, 100)]
-    for prefix in (50, 300, 1000)
-]
-
-
-def calibrate(device: str, dtype: torch.dtype, shapes: list[dict[str, int]], rounds: int) -> None:
-    """Fit the constants of calls' costs to measured times."""
-    for shape in shapes:
-        config = Qwen3Config(**(_SHAPE | shape))
-        model = model_of(config, dtype).to(device)
-        head, features, seconds = PolicyHead(model, 1.0), [], []
-        unit = costs_of_calls(head.body, Kernels(1.0, 1.0, 1.0, 1.0, 0.0))
-        for rows, width, prefix in [*((*call, 0) for call in _CALLS), *_TREES]:
-            features.append(
-                [rows * width + prefix, prefix**2, rows * width * (prefix + width), rows * prefix, 2.0]
-                if prefix
-                else [rows * width, rows * width**2, 0.0, 0.0, 1.0]
-            )
-            seconds.append(_seconds(head, rows, width, prefix, rounds))
-        found = _nonnegative(np.array(features), np.array(seconds))
-        predicted = np.array(features) @ found
-        ratio = predicted / np.array(seconds)
-        relative = found / found[0]
-        kernels = {
-            "pair": relative[1] / unit.pair,
-            "masked_pair": relative[2] / unit.masked_pair,
-            "copied": relative[3] / unit.copied,
-            "layer, weights included": relative[4] / unit.call,
-        }
-        print(shape, {name: float(f"{value:.3g}") for name, value in kernels.items()})
-        print(
-            f"  {found[0] * 1e6:.3g} us a token; predicted / measured {ratio.min():.2f} to {ratio.max():.2f}"
-        )
-
-
-def _seconds(head: PolicyHead, rows: int, width: int, prefix: int, rounds: int) -> float:
-    draws = np.random.default_rng(0)
-    common = draws.integers(2, 500, prefix)
-    # Rows differ in their first token behind the prefix.
-    ids = [np.concatenate([common, [2 + row], draws.integers(2, 500, width - 1)]) for row in range(rows)]
-    paths = paths_of(ids)
-    shared = finest_tree(paths, [len(each) for each in ids], CallCosts(0.0, 0.0, 0.0, 1e9, 0.0))
-    device = head.body.device
-    wanted = [np.arange(len(each) - 2, len(each)) for each in ids]
-    tokens = SharedTokens.of(shared, [ids[row] for row in shared.paths], wanted, device)
-    clock = time.process_time if device.type == "cpu" else time.perf_counter
-    taken = []
-    for _ in range(rounds + 1):
-        head.zero_grad(set_to_none=False)
-        begun = clock()
-        hidden_states(head.body, tokens.calls).sum().backward()
-        if device.type != "cpu":
-            torch.accelerator.synchronize()
-        taken.append(clock() - begun)
-    return min(taken[1:])
-
-
-def _nonnegative(features: np.ndarray, seconds: np.ndarray) -> np.ndarray:
-    """Return the coefficients of least relative squares, none below zero."""
-    scaled = features / seconds[:, None]
-    active = list(range(features.shape[1]))
-    while True:
-        found = np.zeros(features.shape[1])
-        found[active] = np.linalg.lstsq(scaled[:, active], np.ones(len(seconds)), rcond=None)[0]
-        if (found >= 0).all():
-            return found
-        active = [each for each in active if found[each] > 0]
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--models", nargs="*", default=list(MODELS), choices=list(MODELS))
-    parser.add_argument("--calibrate", action="store_true")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--dtype", default="fp32", choices=["fp32", "bf16"])
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    if options.calibrate:
-        dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[options.dtype]
-        shapes = [
-            {"hidden_size": 64, "intermediate_size": 256, "num_hidden_layers": 3, "head_dim": 16},
-            {},
-            {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 2, "head_dim": 128},
-        ]
-        if options.device != "cpu":
-            shapes = [
-                {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "head_dim": 64,
-                 "num_attention_heads": 14, "num_key_value_heads": 2},
-            ]  # fmt: skip
-        calibrate(options.device, dtype, shapes, options.rounds)
-        return
     began = os.getloadavg()[0]
     commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
     results: dict[str, dict[str, object]] = {}
