@@ -8,7 +8,7 @@ environments known to Gymnasium (``gymnasium.make("rollgym/FrozenLake-v0")``), a
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from rollgym.gymnasium_plugin import register_environments
+from rollgym.gymnasium_plugin import register_once_gymnasium_is_imported
 
 __version__ = "0.1.0"
 
@@ -210,4 +210,4 @@ __all__ = [
 ]
 
 # Gymnasium has had no plug-in mechanism since 1.0: packages register when they are imported.
-register_environments()
+register_once_gymnasium_is_imported()
