@@ -4,7 +4,7 @@ import os
 import sys
 from pathlib import Path
 
-from env_server.access.tokens import Quota, add_token
+from rollgym.env_server.access.tokens import Quota, add_token
 
 _OWNER = 0o600
 _ANYBODY = 0o644

@@ -41,7 +41,7 @@ def main() -> int:
 
 def drawn(page: str) -> str:
     """Return a page with its drawings made anew: what stands between `<!-- rooms of X -->` and `<!-- end -->`."""
-    graph = grimp.build_graph(*FLOORS, "rollgym", include_external_packages=False, cache_dir=None)
+    graph = grimp.build_graph("rollgym", include_external_packages=False, cache_dir=None)
     modules = {name: graph.find_modules_directly_imported_by(name) for name in graph.modules}
     page = _between(page, "floors", _drawing(_arrows(modules, _floor_of)))
     for floor in FLOORS:
@@ -50,13 +50,13 @@ def drawn(page: str) -> str:
 
 
 def _floor_of(module: str) -> str | None:
-    floor = module.partition(".")[0]
+    floor = module.removeprefix("rollgym.").partition(".")[0]
     return floor if floor in FLOORS else None
 
 
 def _room_of(floor: str, module: str) -> str | None:
     """The package of a module within its floor; modules beside the packages share one room."""
-    parts = module.split(".")
+    parts = module.removeprefix("rollgym.").split(".")
     if parts[0] != floor:
         return None
     is_package = len(parts) > 1 and (PAGE.parent / floor / parts[1]).is_dir()

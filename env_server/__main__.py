@@ -1,8 +1,8 @@
-"""`python -m env_server` is `roll-serve`."""
+"""`python -m rollgym.env_server` is `roll-serve`."""
 
 import sys
 
-from env_server.cli import main
+from rollgym.env_server.cli import main
 
 if __name__ == "__main__":
     sys.exit(main())

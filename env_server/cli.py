@@ -10,13 +10,20 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from clients.process.installed import add_version
-from env_server.access.tokens import ROLES, Quota, add_token, retire_tokens, revoke_tokens, rotate_token
-from env_server.common.io_process import ProcessRank
-from env_server.common.settings import ConfigurationError, Settings, add_flags, load_settings
-from env_server.process.listening import bind, url_of
-from env_server.process.server import run_process
-from env_server.process.supervisor import supervise
+from rollgym.clients.process.installed import add_version
+from rollgym.env_server.access.tokens import (
+    ROLES,
+    Quota,
+    add_token,
+    retire_tokens,
+    revoke_tokens,
+    rotate_token,
+)
+from rollgym.env_server.common.io_process import ProcessRank
+from rollgym.env_server.common.settings import ConfigurationError, Settings, add_flags, load_settings
+from rollgym.env_server.process.listening import bind, url_of
+from rollgym.env_server.process.server import run_process
+from rollgym.env_server.process.supervisor import supervise
 
 
 def main(argv: Sequence[str] | None = None) -> int:

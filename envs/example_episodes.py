@@ -6,7 +6,7 @@ from typing import Any
 
 import gymnasium
 
-from envs.registry import EnvironmentSpec
+from rollgym.envs.registry import EnvironmentSpec
 
 MOST_TURNS = 6
 _LONGEST = 1_500

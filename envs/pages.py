@@ -1,7 +1,7 @@
 """A page of documentation for each built-in environment, made from what its class declares.
 
-    python -m envs.pages             # write the pages
-    python -m envs.pages --play      # play their example episodes anew, too (needs a sandbox and all extras)
+    python -m rollgym.envs.pages             # write the pages
+    python -m rollgym.envs.pages --play      # play their example episodes anew, too (needs a sandbox and all extras)
 
 What a class declares (`metadata`, docstring, the annotations of its constructor) stands on its page, and so do the
 recorded example episode (`episodes.json` beside the pages) and the baselines that
@@ -15,15 +15,15 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from clients.protocol.schema_words import wanted
-from envs.core.kwargs import Kwarg, kwargs_of
-from envs.example_episodes import environment_class, example_episode, written
-from envs.registry import EnvironmentSpec, builtin_environments
+from rollgym.clients.protocol.schema_words import wanted
+from rollgym.envs.core.kwargs import Kwarg, kwargs_of
+from rollgym.envs.example_episodes import environment_class, example_episode, written
+from rollgym.envs.registry import EnvironmentSpec, builtin_environments
 
 FOLDER = Path("docs/environments/reference")
 EPISODES = FOLDER / "episodes.json"
 BASELINES = Path("benchmarks/results/environment_baselines.json")
-_MADE = "<!-- Made by `python -m envs.pages`; what to change is in the class. -->"
+_MADE = "<!-- Made by `python -m rollgym.envs.pages`; what to change is in the class. -->"
 
 _RUN = "<!-- run by: tests/docs/test_environment_pages.py -->"
 
@@ -150,7 +150,7 @@ def _record(root: Path, ids: list[str]) -> None:
 def main() -> None:
     """Write the pages."""
     parser = argparse.ArgumentParser(
-        prog="python -m envs.pages", description="Write the environments' pages."
+        prog="python -m rollgym.envs.pages", description="Write the environments' pages."
     )
     parser.add_argument("--root", type=Path, default=Path(), help="The repository (default: here).")
     parser.add_argument(

@@ -13,124 +13,124 @@ from rollgym.gymnasium_plugin import register_once_gymnasium_is_imported
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from clients.client.client import EnvClient
-    from clients.client.env import RemoteEnv
-    from clients.client.session import EnvSession
-    from clients.client.vector import RemoteVectorEnv
-    from clients.client.verifier import RemoteVerifier
-    from clients.protocol.errors import ProblemError
-    from clients.protocol.spaces import UnicodeText
-    from env_server.common.settings import ConfigurationError
-    from env_server.process.mounting import create_app
-    from envs.adapters.text import TextAdapter
-    from envs.core.grid import GridGame
-    from envs.core.kwargs import OPERATOR, DeclaredKwargs, OneOf
-    from envs.core.text_game import TextGame
-    from envs.tools.base import ToolEnv
-    from envs.tools.tool import Tool, Toolbox
-    from envs.verifiers.base import Verdict, VerifierEnv
-    from envs.verifiers.function import TaskVerifier, verifier
-    from envs.verifiers.pool import PoolShare
-    from sandbox.conformance import SandboxConformance
-    from sandbox.core.base import Sandbox, SandboxSession, SandboxUnavailableError
-    from sandbox.core.cancelling import Cancellation
-    from sandbox.core.limits import Limits
-    from sandbox.core.probe import probe_sandbox
-    from sandbox.core.program import Program
-    from sandbox.core.result import Guarantees, Outcome, RunResult
-    from sandbox.local.backends import NamespaceSandbox
-    from sandbox.remote.remote import RemoteSandbox
-    from sandbox.selection import open_sandbox
-    from sandbox.warm.pool import WarmPool
-    from trainer.algorithms.batch import StepTokens, SurrogateInputs, TrajectoryBatch
-    from trainer.commands.learning import train, train_async
-    from trainer.config.load import load_settings
-    from trainer.config.run import RunSettings
-    from trainer.core.errors import ConfigError, RunError, TrainerError
-    from trainer.core.seeding import derive_seed
-    from trainer.models.load import model_folder
-    from trainer.records.images import Picture
-    from trainer.records.trajectory import Trajectory, Turn
-    from trainer.rollout.actors import Actor
-    from trainer.rollout.agent import play_episode
-    from trainer.rollout.context import Exchange
-    from trainer.tasks.task import Task, TaskSource
+    from rollgym.clients.client.client import EnvClient
+    from rollgym.clients.client.env import RemoteEnv
+    from rollgym.clients.client.session import EnvSession
+    from rollgym.clients.client.vector import RemoteVectorEnv
+    from rollgym.clients.client.verifier import RemoteVerifier
+    from rollgym.clients.protocol.errors import ProblemError
+    from rollgym.clients.protocol.spaces import UnicodeText
+    from rollgym.env_server.common.settings import ConfigurationError
+    from rollgym.env_server.process.mounting import create_app
+    from rollgym.envs.adapters.text import TextAdapter
+    from rollgym.envs.core.grid import GridGame
+    from rollgym.envs.core.kwargs import OPERATOR, DeclaredKwargs, OneOf
+    from rollgym.envs.core.text_game import TextGame
+    from rollgym.envs.tools.base import ToolEnv
+    from rollgym.envs.tools.tool import Tool, Toolbox
+    from rollgym.envs.verifiers.base import Verdict, VerifierEnv
+    from rollgym.envs.verifiers.function import TaskVerifier, verifier
+    from rollgym.envs.verifiers.pool import PoolShare
+    from rollgym.sandbox.conformance import SandboxConformance
+    from rollgym.sandbox.core.base import Sandbox, SandboxSession, SandboxUnavailableError
+    from rollgym.sandbox.core.cancelling import Cancellation
+    from rollgym.sandbox.core.limits import Limits
+    from rollgym.sandbox.core.probe import probe_sandbox
+    from rollgym.sandbox.core.program import Program
+    from rollgym.sandbox.core.result import Guarantees, Outcome, RunResult
+    from rollgym.sandbox.local.backends import NamespaceSandbox
+    from rollgym.sandbox.remote.remote import RemoteSandbox
+    from rollgym.sandbox.selection import open_sandbox
+    from rollgym.sandbox.warm.pool import WarmPool
+    from rollgym.trainer.algorithms.batch import StepTokens, SurrogateInputs, TrajectoryBatch
+    from rollgym.trainer.commands.learning import train, train_async
+    from rollgym.trainer.config.load import load_settings
+    from rollgym.trainer.config.run import RunSettings
+    from rollgym.trainer.core.errors import ConfigError, RunError, TrainerError
+    from rollgym.trainer.core.seeding import derive_seed
+    from rollgym.trainer.models.load import model_folder
+    from rollgym.trainer.records.images import Picture
+    from rollgym.trainer.records.trajectory import Trajectory, Turn
+    from rollgym.trainer.rollout.actors import Actor
+    from rollgym.trainer.rollout.agent import play_episode
+    from rollgym.trainer.rollout.context import Exchange
+    from rollgym.trainer.tasks.task import Task, TaskSource
 else:
     _EXPORTS = {
-        "clients.client.client": ("EnvClient",),
-        "clients.client.env": ("RemoteEnv",),
-        "clients.client.session": ("EnvSession",),
-        "clients.client.vector": ("RemoteVectorEnv",),
-        "clients.client.verifier": ("RemoteVerifier",),
-        "clients.protocol.errors": ("ProblemError",),
-        "clients.protocol.spaces": ("UnicodeText",),
-        "envs.adapters.text": ("TextAdapter",),
-        "envs.core.grid": ("GridGame",),
-        "envs.core.kwargs": (
+        "rollgym.clients.client.client": ("EnvClient",),
+        "rollgym.clients.client.env": ("RemoteEnv",),
+        "rollgym.clients.client.session": ("EnvSession",),
+        "rollgym.clients.client.vector": ("RemoteVectorEnv",),
+        "rollgym.clients.client.verifier": ("RemoteVerifier",),
+        "rollgym.clients.protocol.errors": ("ProblemError",),
+        "rollgym.clients.protocol.spaces": ("UnicodeText",),
+        "rollgym.envs.adapters.text": ("TextAdapter",),
+        "rollgym.envs.core.grid": ("GridGame",),
+        "rollgym.envs.core.kwargs": (
             "OPERATOR",
             "DeclaredKwargs",
             "OneOf",
         ),
-        "env_server.common.settings": ("ConfigurationError",),
-        "env_server.process.mounting": ("create_app",),
-        "envs.core.text_game": ("TextGame",),
-        "envs.tools.base": ("ToolEnv",),
-        "envs.tools.tool": ("Tool", "Toolbox"),
-        "envs.verifiers.base": (
+        "rollgym.env_server.common.settings": ("ConfigurationError",),
+        "rollgym.env_server.process.mounting": ("create_app",),
+        "rollgym.envs.core.text_game": ("TextGame",),
+        "rollgym.envs.tools.base": ("ToolEnv",),
+        "rollgym.envs.tools.tool": ("Tool", "Toolbox"),
+        "rollgym.envs.verifiers.base": (
             "Verdict",
             "VerifierEnv",
         ),
-        "envs.verifiers.function": (
+        "rollgym.envs.verifiers.function": (
             "TaskVerifier",
             "verifier",
         ),
-        "envs.verifiers.pool": ("PoolShare",),
-        "sandbox.conformance": ("SandboxConformance",),
-        "sandbox.core.base": (
+        "rollgym.envs.verifiers.pool": ("PoolShare",),
+        "rollgym.sandbox.conformance": ("SandboxConformance",),
+        "rollgym.sandbox.core.base": (
             "Sandbox",
             "SandboxSession",
             "SandboxUnavailableError",
         ),
-        "sandbox.core.cancelling": ("Cancellation",),
-        "sandbox.core.limits": ("Limits",),
-        "sandbox.core.probe": ("probe_sandbox",),
-        "sandbox.core.program": ("Program",),
-        "sandbox.core.result": (
+        "rollgym.sandbox.core.cancelling": ("Cancellation",),
+        "rollgym.sandbox.core.limits": ("Limits",),
+        "rollgym.sandbox.core.probe": ("probe_sandbox",),
+        "rollgym.sandbox.core.program": ("Program",),
+        "rollgym.sandbox.core.result": (
             "Guarantees",
             "Outcome",
             "RunResult",
         ),
-        "sandbox.local.backends": ("NamespaceSandbox",),
-        "sandbox.remote.remote": ("RemoteSandbox",),
-        "sandbox.selection": ("open_sandbox",),
-        "sandbox.warm.pool": ("WarmPool",),
-        "trainer.algorithms.batch": (
+        "rollgym.sandbox.local.backends": ("NamespaceSandbox",),
+        "rollgym.sandbox.remote.remote": ("RemoteSandbox",),
+        "rollgym.sandbox.selection": ("open_sandbox",),
+        "rollgym.sandbox.warm.pool": ("WarmPool",),
+        "rollgym.trainer.algorithms.batch": (
             "StepTokens",
             "SurrogateInputs",
             "TrajectoryBatch",
         ),
-        "trainer.commands.learning": (
+        "rollgym.trainer.commands.learning": (
             "train",
             "train_async",
         ),
-        "trainer.config.load": ("load_settings",),
-        "trainer.config.run": ("RunSettings",),
-        "trainer.core.errors": (
+        "rollgym.trainer.config.load": ("load_settings",),
+        "rollgym.trainer.config.run": ("RunSettings",),
+        "rollgym.trainer.core.errors": (
             "ConfigError",
             "RunError",
             "TrainerError",
         ),
-        "trainer.core.seeding": ("derive_seed",),
-        "trainer.models.load": ("model_folder",),
-        "trainer.records.images": ("Picture",),
-        "trainer.records.trajectory": (
+        "rollgym.trainer.core.seeding": ("derive_seed",),
+        "rollgym.trainer.models.load": ("model_folder",),
+        "rollgym.trainer.records.images": ("Picture",),
+        "rollgym.trainer.records.trajectory": (
             "Trajectory",
             "Turn",
         ),
-        "trainer.rollout.actors": ("Actor",),
-        "trainer.rollout.agent": ("play_episode",),
-        "trainer.rollout.context": ("Exchange",),
-        "trainer.tasks.task": (
+        "rollgym.trainer.rollout.actors": ("Actor",),
+        "rollgym.trainer.rollout.agent": ("play_episode",),
+        "rollgym.trainer.rollout.context": ("Exchange",),
+        "rollgym.trainer.tasks.task": (
             "Task",
             "TaskSource",
         ),

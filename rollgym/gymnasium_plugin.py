@@ -24,15 +24,15 @@ def register_environments() -> None:
     """
     from gymnasium.envs.registration import register, registry
 
-    from envs.registry import builtin_environments
+    from rollgym.envs.registry import builtin_environments
 
     remote = f"{NAMESPACE}/Remote-v0"
     if remote in registry:
         return
     register(
         id=remote,
-        entry_point="clients.client.env:RemoteEnv",
-        vector_entry_point="clients.client.vector:RemoteVectorEnv",
+        entry_point="rollgym.clients.client.env:RemoteEnv",
+        vector_entry_point="rollgym.clients.client.vector:RemoteVectorEnv",
     )
     for name, spec in builtin_environments().items():
         # The environments count their steps themselves (`truncated`), so Gymnasium need not.

@@ -10,13 +10,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from sandbox.core.base import Sandbox, SandboxUnavailableError
-from sandbox.core.limits import Limits
-from sandbox.core.naming import parse_name
-from sandbox.core.program import LANGUAGES, Program
-from sandbox.core.result import Guarantees, Outcome, RunResult
-from sandbox.local.supervised import SupervisedSandbox
-from sandbox.selection import BACKENDS, LEVELS, known_backends, open_sandbox, survey
+from rollgym.sandbox.core.base import Sandbox, SandboxUnavailableError
+from rollgym.sandbox.core.limits import Limits
+from rollgym.sandbox.core.naming import parse_name
+from rollgym.sandbox.core.program import LANGUAGES, Program
+from rollgym.sandbox.core.result import Guarantees, Outcome, RunResult
+from rollgym.sandbox.local.supervised import SupervisedSandbox
+from rollgym.sandbox.selection import BACKENDS, LEVELS, known_backends, open_sandbox, survey
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -82,7 +82,7 @@ def _add_check(commands: Any) -> None:
 
 def _check(options: argparse.Namespace) -> int:
     """Print what each case of the suite came to; the exit code is 1 where one fails."""
-    from sandbox.conformance import check_backend  # Imported late: one run has no use for it.
+    from rollgym.sandbox.conformance import check_backend  # Imported late: one run has no use for it.
 
     try:
         sandbox = open_sandbox(options.backend, minimum_level="none")

@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import Any, Literal, cast
 from unittest import SkipTest
 
-from sandbox.core.base import Sandbox
-from sandbox.core.cancelling import CancellableSandbox, Cancellation
-from sandbox.core.limits import Limits
-from sandbox.core.probe import probe_sandbox
-from sandbox.core.program import Program
-from sandbox.core.result import Guarantees, Outcome, RunResult
+from rollgym.sandbox.core.base import Sandbox
+from rollgym.sandbox.core.cancelling import CancellableSandbox, Cancellation
+from rollgym.sandbox.core.limits import Limits
+from rollgym.sandbox.core.probe import probe_sandbox
+from rollgym.sandbox.core.program import Program
+from rollgym.sandbox.core.result import Guarantees, Outcome, RunResult
 
 Verdict = Literal["pass", "fail", "skip"]
 _MIB = 1 << 20

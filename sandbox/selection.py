@@ -5,10 +5,10 @@ import inspect
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
-from sandbox.core.base import Sandbox, SandboxUnavailableError
-from sandbox.core.cancelling import CancellableSandbox
-from sandbox.core.naming import parse_name
-from sandbox.core.result import Guarantees
+from rollgym.sandbox.core.base import Sandbox, SandboxUnavailableError
+from rollgym.sandbox.core.cancelling import CancellableSandbox
+from rollgym.sandbox.core.naming import parse_name
+from rollgym.sandbox.core.result import Guarantees
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -18,12 +18,12 @@ LEVELS: tuple[Level, ...] = get_args(Level)
 """From the strongest to none."""
 
 _CLASSES: Mapping[str, str] = {
-    "namespaces": "sandbox.local.backends:NamespaceSandbox",
-    "bubblewrap": "sandbox.local.backends:BubblewrapSandbox",
-    "docker": "sandbox.containers.docker:DockerSandbox",
-    "landlock": "sandbox.local.backends:LandlockSandbox",
-    "unsafe": "sandbox.local.backends:UnsafeSandbox",
-    "remote": "sandbox.remote.remote:RemoteSandbox",
+    "namespaces": "rollgym.sandbox.local.backends:NamespaceSandbox",
+    "bubblewrap": "rollgym.sandbox.local.backends:BubblewrapSandbox",
+    "docker": "rollgym.sandbox.containers.docker:DockerSandbox",
+    "landlock": "rollgym.sandbox.local.backends:LandlockSandbox",
+    "unsafe": "rollgym.sandbox.local.backends:UnsafeSandbox",
+    "remote": "rollgym.sandbox.remote.remote:RemoteSandbox",
 }
 BACKENDS = tuple(_CLASSES)
 """Ours. Other packages have theirs in the entry points of `GROUP`."""

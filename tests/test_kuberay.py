@@ -14,9 +14,9 @@ import pytest
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from trainer.cluster.placement import place_roles
-from trainer.config.load import load_settings
-from trainer.config.run import RunSettings
+from rollgym.trainer.cluster.placement import place_roles
+from rollgym.trainer.config.load import load_settings
+from rollgym.trainer.config.run import RunSettings
 
 LONGEST_NAME = 47
 """Of a RayJob: names that are made of it have room for what is added."""

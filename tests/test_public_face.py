@@ -61,16 +61,16 @@ class Polite(VerifierEnv):
 rollgym.RemotEnv
 """
 REVEALED = (
-    "clients.client.env.RemoteEnv",
-    "clients.client.client.EnvClient",
-    "clients.client.verifier.RemoteVerifier",
-    "sandbox.core.base.Sandbox",
-    "trainer.config.run.RunSettings",
+    "rollgym.clients.client.env.RemoteEnv",
+    "rollgym.clients.client.client.EnvClient",
+    "rollgym.clients.client.verifier.RemoteVerifier",
+    "rollgym.sandbox.core.base.Sandbox",
+    "rollgym.trainer.config.run.RunSettings",
     "str",
     "pathlib.Path",
-    "clients.client.vector.RemoteVectorEnv",
-    "sandbox.core.result.Guarantees",
-    "envs.verifiers.base.Verdict",
+    "rollgym.clients.client.vector.RemoteVectorEnv",
+    "rollgym.sandbox.core.result.Guarantees",
+    "rollgym.envs.verifiers.base.Verdict",
 )
 
 
@@ -112,7 +112,7 @@ def imported(program: str) -> list[str]:
     nodes = list(ast.walk(ast.parse(program)))
     named = [each.module or "" for each in nodes if isinstance(each, ast.ImportFrom)]
     named += [alias.name for each in nodes if isinstance(each, ast.Import) for alias in each.names]
-    return [name for name in named if name.partition(".")[0] in PACKAGES and name != "rollgym"]
+    return [name for name in named if name.partition(".")[0] == "rollgym" and name != "rollgym"]
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
@@ -127,8 +127,8 @@ def test_readers_are_shown_this_face_and_no_other(page: Path) -> None:
 
 
 def test_an_import_past_the_face_is_found_wherever_it_stands() -> None:
-    past = "import rollgym\n\ndef train():\n    from trainer.cli import main\n    import clients.client.env\n"
-    assert imported(past) == ["trainer.cli", "clients.client.env"]
+    past = "import rollgym\n\ndef run():\n    from rollgym.trainer.cli import main\n    import rollgym.clients.client\n"
+    assert imported(past) == ["rollgym.trainer.cli", "rollgym.clients.client"]
 
 
 def test_the_packages_say_that_they_are_typed() -> None:
@@ -181,7 +181,7 @@ def test_mypy_knows_the_types_of_a_user(user: Path) -> None:
     assert tuple(revealed) == REVEALED, said
     assert len(re.findall(" error: ", said)) == 2, said
     assert 'has no attribute "RemotEnv"' in said
-    assert 'incompatible with supertype "envs.verifiers.base.VerifierEnv"' in said
+    assert 'incompatible with supertype "rollgym.envs.verifiers.base.VerifierEnv"' in said
 
 
 @pytest.mark.slow

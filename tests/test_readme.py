@@ -40,7 +40,7 @@ def test_the_custom_environment_is_the_one_that_is_run():
 
 def test_the_custom_environment_passes_the_check():
     result = subprocess.run(
-        [sys.executable, "-m", "clients.cli.main", "check", "examples.custom_environment:Countdown"],
+        [sys.executable, "-m", "rollgym.clients.cli.main", "check", "examples.custom_environment:Countdown"],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -54,7 +54,13 @@ def test_the_custom_environment_passes_the_check():
 def test_the_custom_environment_passes_the_audit_without_a_warning():
     result = subprocess.run(
         [
-            *(sys.executable, "-m", "clients.cli.main", "audit", "examples.custom_environment:Countdown"),
+            *(
+                sys.executable,
+                "-m",
+                "rollgym.clients.cli.main",
+                "audit",
+                "examples.custom_environment:Countdown",
+            ),
             *("--fail-on", "warning"),
         ],
         cwd=ROOT,
@@ -78,7 +84,7 @@ def test_who_says_one_number_to_the_custom_environment_is_paid_for_it_at_times()
 
 def test_the_custom_environment_is_served_from_the_working_directory():
     """As a console command does it, which has no working directory on its path."""
-    start = "import sys; sys.path[:] = [p for p in sys.path if p]; from env_server.cli import main; main()"
+    start = "import sys; sys.path[:] = [p for p in sys.path if p]; from rollgym.env_server.cli import main; main()"
     served = "examples.custom_environment:Countdown"
     command = [sys.executable, "-P", "-c", start, "--port", "0", "--env", served]
     with running(subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)) as server:
@@ -100,14 +106,14 @@ def typed(command: str) -> list[str]:
     [
         # With so few episodes; with those of the page it takes a quarter of a minute.
         (
-            "clients.cli.main",
+            "rollgym.clients.cli.main",
             "roll-env audit examples",
             ("--episodes", "5", "--budget-s", "10"),
             "",
             "Countdown  episodic",
         ),
         (
-            "trainer.cli",
+            "rollgym.trainer.cli",
             "roll-train rollout --policy human",
             (),
             "9\n8\n7\n6\n5\n4\n3\n2\n1\n0\n" * 20,

@@ -8,27 +8,27 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
-from clients.process.terminal import visible
-from clients.protocol.arrays import DecodeError, EncodeError
-from clients.protocol.errors import ProblemError
-from trainer.assembly.layout import check_model
-from trainer.cluster.placement import picture, place_roles
-from trainer.commands.arguments import parser_of, split_command
-from trainer.commands.defects import (
+from rollgym.clients.process.terminal import visible
+from rollgym.clients.protocol.arrays import DecodeError, EncodeError
+from rollgym.clients.protocol.errors import ProblemError
+from rollgym.trainer.assembly.layout import check_model
+from rollgym.trainer.cluster.placement import picture, place_roles
+from rollgym.trainer.commands.arguments import parser_of, split_command
+from rollgym.trainer.commands.defects import (
     described,
     is_short_of_memory,
     keep_traceback,
     memory_does_not_suffice,
     remedies_of_playing,
 )
-from trainer.commands.learning import large_imports, learn
-from trainer.commands.memory import plan_lines
-from trainer.config.checks import check_settings
-from trainer.config.load import dump_settings, load_settings
-from trainer.config.pipelines import check_command
-from trainer.config.run import RunSettings
-from trainer.core.ending import Ending
-from trainer.core.errors import PluginError, TrainerError
+from rollgym.trainer.commands.learning import large_imports, learn
+from rollgym.trainer.commands.memory import plan_lines
+from rollgym.trainer.config.checks import check_settings
+from rollgym.trainer.config.load import dump_settings, load_settings
+from rollgym.trainer.config.pipelines import check_command
+from rollgym.trainer.config.run import RunSettings
+from rollgym.trainer.core.ending import Ending
+from rollgym.trainer.core.errors import PluginError, TrainerError
 
 _MISTAKES = (TrainerError, ProblemError, EncodeError, DecodeError, ConnectionError, TimeoutError)
 """What ends a command with a line for the user, who can mend it: our own errors, and those of connections to servers.
@@ -116,7 +116,7 @@ def _of(known: Sequence[RunSettings]) -> RunSettings | None:
 
 def _report(options: argparse.Namespace) -> int:
     """Make the page of a run; needs no settings, and nothing that trains."""
-    from trainer.commands.report import report, serve  # Imported late: --help needs no web server.
+    from rollgym.trainer.commands.report import report, serve  # Imported late: --help needs no web server.
 
     if options.serve:
         return serve(options.run, options.port, open_page=options.open)
@@ -125,7 +125,7 @@ def _report(options: argparse.Namespace) -> int:
 
 def _algorithms(options: argparse.Namespace) -> int:
     """List the presets, or show one; needs no settings, and nothing that trains."""
-    from trainer.commands.algorithms import algorithms  # Imported late: --help needs no presets.
+    from rollgym.trainer.commands.algorithms import algorithms  # Imported late: --help needs no presets.
 
     return algorithms(options.name)
 
@@ -135,7 +135,7 @@ def _replay(options: argparse.Namespace) -> int:
     with large_imports():  # Imported late: torch takes seconds.
         from transformers.utils.logging import disable_progress_bar
 
-        from trainer.commands.replay import replay
+        from rollgym.trainer.commands.replay import replay
     disable_progress_bar()  # the command has a console of its own
 
     return asyncio.run(
@@ -179,9 +179,9 @@ async def _command(command: str, settings: RunSettings, options: argparse.Namesp
     with large_imports():
         from transformers.utils.logging import disable_progress_bar
 
-        from trainer.commands.policy import evaluate, export
-        from trainer.commands.probe import probe
-        from trainer.commands.rollout import rollout
+        from rollgym.trainer.commands.policy import evaluate, export
+        from rollgym.trainer.commands.probe import probe
+        from rollgym.trainer.commands.rollout import rollout
     disable_progress_bar()  # the run has a console of its own
     if options.probe:
         return await probe(settings)

@@ -20,6 +20,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
+from rollgym.trainer.inference.torch_engine import TorchEngine  # noqa: E402
+from rollgym.trainer.models.tiny import TinyPolicySettings, build_tiny_model  # noqa: E402
 from tests.support.agent_libraries import LIBRARIES, adder  # noqa: E402
 from tests.support.agent_policy import (  # noqa: E402
     LoggedClient,
@@ -30,8 +32,6 @@ from tests.support.agent_policy import (  # noqa: E402
     short_sampling,
     tool_tokenizer,
 )
-from trainer.inference.torch_engine import TorchEngine  # noqa: E402
-from trainer.models.tiny import TinyPolicySettings, build_tiny_model  # noqa: E402
 
 
 def main() -> int:

@@ -22,10 +22,10 @@ import httpx
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
+from rollgym.trainer.models.load import save_model  # noqa: E402
+from rollgym.trainer.models.tiny import TinyPolicySettings, build_tiny_model  # noqa: E402
 from tests.support.agent_policy import tool_tokenizer  # noqa: E402
 from tests.support.inference_server.running import InferenceServerProcess  # noqa: E402
-from trainer.models.load import save_model  # noqa: E402
-from trainer.models.tiny import TinyPolicySettings, build_tiny_model  # noqa: E402
 
 _BODY = {"model": "policy", "messages": [{"role": "user", "content": "Which way?"}], "max_tokens": 8}
 
@@ -65,7 +65,7 @@ def _proxy(folder: Path, upstream: str) -> subprocess.Popen:
     command = [
         sys.executable,
         "-m",
-        "trainer.commands.agent_proxy",
+        "rollgym.trainer.commands.agent_proxy",
         "--model",
         str(folder / "model"),
         "--port",

@@ -30,8 +30,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
+from rollgym.trainer.records.ledger import Fate, Ledger  # noqa: E402
 from tests.support.processes import descendants  # noqa: E402
-from trainer.records.ledger import Fate, Ledger  # noqa: E402
 
 COMPARED = 5
 """Steps whose losses are compared."""
@@ -211,7 +211,14 @@ def _played(run: Path, words: Sequence[str], kills: Path | None = None, steps: i
     if done.exists():
         return float(done.read_text())
     began = time.time()
-    command = [sys.executable, "-m", "trainer.cli", *words, f"output_dir={run}", "checkpoint.resume=auto"]
+    command = [
+        sys.executable,
+        "-m",
+        "rollgym.trainer.cli",
+        *words,
+        f"output_dir={run}",
+        "checkpoint.resume=auto",
+    ]
     with (run.parent / f"{run.name}.output").open("ab") as output:
         process = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT)
         try:

@@ -12,8 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from envs.verifiers.base import Verdict
-from envs.verifiers.code_tests import CodeTestsEnv
+from rollgym.envs.verifiers.base import Verdict
+from rollgym.envs.verifiers.code_tests import CodeTestsEnv
 
 ROOT = Path(__file__).parents[2]
 _local = threading.local()

@@ -1,4 +1,4 @@
-r"""What `trainer.algorithms` makes of the cases that other trainers' functions were recorded on.
+r"""What `rollgym.trainer.algorithms` makes of the cases that other trainers' functions were recorded on.
 
     PYTHONPATH=. python benchmarks/conformance/replay_peers.py CASES/*.jsonl \
         --out benchmarks/results/peer_algorithms.json

@@ -31,17 +31,17 @@ from trl.experimental.gkd import GKDTrainer
 from trl_preferences import preferences
 from trl_steps import OFF, PAIRS, batch_of, compared, data, ours, rows_of, saved, theirs, tiny
 
-from trainer.algorithms.aggregation import Denominators
-from trainer.backends.base import TrainRow
-from trainer.backends.distillation_head import Distance, DistillationHead
-from trainer.backends.heads import PolicyHead, ValueHead
-from trainer.backends.torch_backend import TorchBackend
-from trainer.learn.distilling import mean_loss
-from trainer.learn.pipelines.example_rows import whole_text
-from trainer.learn.pipelines.preferences import PreferenceRows, Ranking
-from trainer.learn.pipelines.sft import Imitation
-from trainer.models.reward_model import RewardModel
-from trainer.models.tokenizer import build_tiny_tokenizer
+from rollgym.trainer.algorithms.aggregation import Denominators
+from rollgym.trainer.backends.base import TrainRow
+from rollgym.trainer.backends.distillation_head import Distance, DistillationHead
+from rollgym.trainer.backends.heads import PolicyHead, ValueHead
+from rollgym.trainer.backends.torch_backend import TorchBackend
+from rollgym.trainer.learn.distilling import mean_loss
+from rollgym.trainer.learn.pipelines.example_rows import whole_text
+from rollgym.trainer.learn.pipelines.preferences import PreferenceRows, Ranking
+from rollgym.trainer.learn.pipelines.sft import Imitation
+from rollgym.trainer.models.reward_model import RewardModel
+from rollgym.trainer.models.tokenizer import build_tiny_tokenizer
 
 RESULT = Path(__file__).resolve().parents[1] / "results" / "trl_losses.json"
 TOLERANCE = 1e-6

@@ -12,13 +12,13 @@ from trl.experimental.cpo import CPOConfig, CPOTrainer
 from trl.experimental.orpo import ORPOConfig, ORPOTrainer
 from trl_steps import OFF, batch_of, compared, data, ours, rows_of, saved, theirs, tiny
 
-from trainer.algorithms.loss_settings import PreferenceLossSettings
-from trainer.algorithms.preference import strength
-from trainer.backends.heads import PolicyHead
-from trainer.backends.reference import FrozenModel
-from trainer.backends.torch_backend import TorchBackend
-from trainer.learn.pipelines.preferences import Preference, PreferenceRows, reference_sums
-from trainer.models.tokenizer import build_tiny_tokenizer
+from rollgym.trainer.algorithms.loss_settings import PreferenceLossSettings
+from rollgym.trainer.algorithms.preference import strength
+from rollgym.trainer.backends.heads import PolicyHead
+from rollgym.trainer.backends.reference import FrozenModel
+from rollgym.trainer.backends.torch_backend import TorchBackend
+from rollgym.trainer.learn.pipelines.preferences import Preference, PreferenceRows, reference_sums
+from rollgym.trainer.models.tokenizer import build_tiny_tokenizer
 
 
 def preferences(folder: Path) -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:

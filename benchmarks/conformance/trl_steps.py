@@ -8,13 +8,13 @@ import torch
 from datasets import Dataset
 from torch import Tensor
 
-from trainer.backends.base import TrainRow
-from trainer.backends.heads import Head
-from trainer.backends.optimizer import Schedule
-from trainer.backends.torch_backend import TorchBackend
-from trainer.config.optimizer import OptimizerSettings
-from trainer.models.tiny import TinyPolicySettings, build_tiny_model
-from trainer.models.tokenizer import build_tiny_tokenizer
+from rollgym.trainer.backends.base import TrainRow
+from rollgym.trainer.backends.heads import Head
+from rollgym.trainer.backends.optimizer import Schedule
+from rollgym.trainer.backends.torch_backend import TorchBackend
+from rollgym.trainer.config.optimizer import OptimizerSettings
+from rollgym.trainer.models.tiny import TinyPolicySettings, build_tiny_model
+from rollgym.trainer.models.tokenizer import build_tiny_tokenizer
 
 PAIRS = [
     ("Left or Right?", "Left.", "Right, I think."),

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from records import keep
 
-from clients.cli.main import main as roll_env
+from rollgym.clients.cli.main import main as roll_env
 
 
 def audited(env_id):

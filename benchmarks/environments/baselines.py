@@ -2,8 +2,8 @@
 
     python benchmarks/environments/baselines.py --out benchmarks/results/environment_baselines.json
 
-The pages of the environments in `docs/environments/reference` show these (`python -m envs.pages`). With ids, only those
-are audited anew, and the others stay in the file as they were.
+The pages of the environments in `docs/environments/reference` show these (`python -m rollgym.envs.pages`). With ids,
+only those are audited anew, and the others stay in the file as they were.
 """
 
 import argparse
@@ -13,8 +13,8 @@ import json
 import tempfile
 from pathlib import Path
 
-from clients.cli.main import main as roll_env
-from envs.registry import builtin_environments
+from rollgym.clients.cli.main import main as roll_env
+from rollgym.envs.registry import builtin_environments
 
 SECTIONS = ("baselines", "verifier", "difficulty")
 

@@ -12,7 +12,7 @@ from collections import Counter
 
 from records import keep
 
-from clients.cli.main import main as roll_env
+from rollgym.clients.cli.main import main as roll_env
 
 
 def checked(env_id):

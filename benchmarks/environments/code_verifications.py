@@ -11,8 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from envs.code.sandboxes import operator_sandbox
-from envs.verifiers.code_tests import CodeTestsEnv
+from rollgym.envs.code.sandboxes import operator_sandbox
+from rollgym.envs.verifiers.code_tests import CodeTestsEnv
 
 ROOT = Path(__file__).parents[2]
 _ASSERTS = [f"assert add({a}, {b}) == {a + b}" for a, b in ((1, 2), (3, 4), (-1, 1), (0, 0), (7, 8))]

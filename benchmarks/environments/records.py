@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from envs.registry import builtin_environments
+from rollgym.envs.registry import builtin_environments
 
 
 def keep(

@@ -22,9 +22,9 @@ from pathlib import Path
 
 import numpy as np
 
-from envs.games.sokoban.board import ACTIONS
-from envs.games.sokoban.environment import SokobanEnv
-from envs.games.sokoban.generator import Difficulty, generate
+from rollgym.envs.games.sokoban.board import ACTIONS
+from rollgym.envs.games.sokoban.environment import SokobanEnv
+from rollgym.envs.games.sokoban.generator import Difficulty, generate
 
 PEER = Path(__file__).parent / "gym_sokoban_peer.py"
 # Rows, columns, boxes, fewest moves, levels of ours.

@@ -22,7 +22,7 @@ from pathlib import Path
 import textarena
 from textarena.envs.registration import ENV_REGISTRY
 
-from envs.adapters.textarena import TextArenaAdapter
+from rollgym.envs.adapters.textarena import TextArenaAdapter
 
 PATIENCE_S = 20
 HOME = str(Path(textarena.__file__).parent)

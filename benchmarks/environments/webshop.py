@@ -21,11 +21,11 @@ from pathlib import Path
 
 import numpy as np
 
-from envs.webshop.cache import open_catalogue
-from envs.webshop.environment import WebShopEnv, goal_range
-from envs.webshop.expert import instruction_query
-from envs.webshop.generator import generate_records
-from envs.webshop.search import IndexWriter, SearchIndex
+from rollgym.envs.webshop.cache import open_catalogue
+from rollgym.envs.webshop.environment import WebShopEnv, goal_range
+from rollgym.envs.webshop.expert import instruction_query
+from rollgym.envs.webshop.generator import generate_records
+from rollgym.envs.webshop.search import IndexWriter, SearchIndex
 
 KINDS = 25
 VOCABULARY = 60_000

@@ -19,9 +19,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-import trainer.commands.train  # noqa: E402, F401 - what every run would import
+import rollgym.trainer.commands.train  # noqa: E402, F401 - what every run would import
+from rollgym.trainer.records.rollout_log import RolloutLog  # noqa: E402
 from tests.support.processes import env_server  # noqa: E402
-from trainer.records.rollout_log import RolloutLog  # noqa: E402
 
 CONFIG = """
 seed: 3
@@ -52,7 +52,7 @@ def cpu_seconds(arguments: list[str], written: Path) -> float:
                 close(log)
 
             RolloutLog.close = noting  # type: ignore[method-assign]
-            from trainer.cli import main
+            from rollgym.trainer.cli import main
 
             code = main(arguments)
         finally:

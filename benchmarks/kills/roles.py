@@ -21,7 +21,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from trainer.records.ledger import Fate, Ledger  # noqa: E402
+from rollgym.trainer.records.ledger import Fate, Ledger  # noqa: E402
 
 GROUPS = 4
 CONFIG = f"""
@@ -56,7 +56,7 @@ def main() -> int:
     config = options.work / "run.yaml"
     options.work.mkdir(parents=True)
     config.write_text(CONFIG)
-    words = [sys.executable, "-m", "trainer.cli", "--config", str(config), f"output_dir={run}"]
+    words = [sys.executable, "-m", "rollgym.trainer.cli", "--config", str(config), f"output_dir={run}"]
     words.append(f"steps={options.steps}")
     generator, killed = random.Random(options.seed), []
     with (options.work / "output").open("w") as output:

@@ -162,7 +162,7 @@ class Play:
             stack.callback(server.close)
             return server
 
-        environment = started("-m", "env_server", "--allow-expert")
+        environment = started("-m", "rollgym.env_server", "--allow-expert")
         config = self._work / "config.yaml"
         words = ["--config", str(config), "--env-url", environment.url, f"output_dir={self.run}"]
         words += [f"steps={self.steps}", f"rollout.max_staleness={self._staleness}"]
@@ -188,7 +188,7 @@ class Play:
         """Return a folder that servers of this architecture start from: a run of no steps writes it."""
         folder = self._work / "start"
         if not (folder / "model").exists():
-            command = [sys.executable, "-m", "trainer.cli", *words, f"output_dir={folder}", "steps=1"]
+            command = [sys.executable, "-m", "rollgym.trainer.cli", *words, f"output_dir={folder}", "steps=1"]
             subprocess.run(
                 command, check=True, cwd=ROOT, stdout=subprocess.DEVNULL, preexec_fn=end_with_parent
             )

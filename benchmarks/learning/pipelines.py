@@ -51,7 +51,7 @@ def roll_train(directory: Path, *words: str) -> float:
     """Make a run, or go on with it, and return the seconds that it took."""
     began = time.monotonic()
     if not (directory / "model").exists():
-        command = [sys.executable, "-m", "trainer.cli", *words, f"output_dir={directory}"]
+        command = [sys.executable, "-m", "rollgym.trainer.cli", *words, f"output_dir={directory}"]
         subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
     return time.monotonic() - began
 

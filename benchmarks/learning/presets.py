@@ -15,8 +15,8 @@ from pathlib import Path
 
 from summary import scores, vars_of
 
-from clients.measuring.statistics import Interval, rate_difference
-from trainer.core.run_files import read_lines
+from rollgym.clients.measuring.statistics import Interval, rate_difference
+from rollgym.trainer.core.run_files import read_lines
 
 ROOT = Path(__file__).parents[2]
 CONFIG = "benchmarks/learning/presets.yaml"
@@ -64,7 +64,7 @@ def overrides(preset: str) -> list[str]:
 
 def train(preset: str, seed: int, run: Path) -> None:
     """Make a run, or go on with it, and note its processor time and commit beside it."""
-    command = [sys.executable, "-m", "trainer.cli", "--config", CONFIG, *overrides(preset)]
+    command = [sys.executable, "-m", "rollgym.trainer.cli", "--config", CONFIG, *overrides(preset)]
     command += [f"seed={seed}", f"output_dir={run}", f"name={run.name}", "checkpoint.resume=auto"]
     commit = subprocess.run(
         ["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True, cwd=ROOT

@@ -15,7 +15,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from trainer.cli import main as roll_train
+from rollgym.trainer.cli import main as roll_train
 
 RESULT = Path(__file__).resolve().parents[1] / "results" / "replay.json"
 WORDS = (

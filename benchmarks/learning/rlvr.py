@@ -18,9 +18,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from clients.measuring.statistics import success_rate
-from envs.core.splits import split_of_text
-from trainer.core.run_files import read_lines
+from rollgym.clients.measuring.statistics import success_rate
+from rollgym.envs.core.splits import split_of_text
+from rollgym.trainer.core.run_files import read_lines
 
 ROOT = Path(__file__).parents[2]
 CONFIG = "benchmarks/learning/rlvr.yaml"
@@ -146,10 +146,12 @@ def play(seed: int) -> Path:
             "model.layers=3",
         ]
         words += ["model.max_length=96", "threads=1", "optimizer.learning_rate=2e-3", f"output_dir={read}"]
-        subprocess.run([sys.executable, "-m", "trainer.cli", "sft", *words, *shared], check=True, cwd=ROOT)
+        subprocess.run(
+            [sys.executable, "-m", "rollgym.trainer.cli", "sft", *words, *shared], check=True, cwd=ROOT
+        )
     if not (run / "curves.png").exists():
         words = [f"model.path={read / 'model'}", f"output_dir={run}"]
-        command = [sys.executable, "-m", "trainer.cli", "--config", CONFIG, *words, *shared]
+        command = [sys.executable, "-m", "rollgym.trainer.cli", "--config", CONFIG, *words, *shared]
         subprocess.run(command, check=True, cwd=ROOT)
     return run
 

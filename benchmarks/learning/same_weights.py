@@ -17,7 +17,7 @@ from pathlib import Path
 
 from presets import CONFIG, PRESETS, overrides
 
-from trainer.core.run_files import read_lines
+from rollgym.trainer.core.run_files import read_lines
 
 ROOT = Path(__file__).parents[2]
 RESULT = ROOT / "benchmarks" / "results" / "same_weights.json"
@@ -50,7 +50,7 @@ def trained(checkout: Path, words: list[str], steps: int) -> list[dict[str, obje
         command = [
             sys.executable,
             "-m",
-            "trainer.cli",
+            "rollgym.trainer.cli",
             *words,
             *SHORT,
             f"steps={steps}",

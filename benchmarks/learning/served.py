@@ -20,8 +20,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from clients.measuring.statistics import mean_interval, success_rate
-from trainer.core.run_files import read_lines
+from rollgym.clients.measuring.statistics import mean_interval, success_rate
+from rollgym.trainer.core.run_files import read_lines
 
 ROOT = Path(__file__).parents[2]
 CONFIG = "examples/frozen_lake_vllm.yaml"
@@ -68,7 +68,7 @@ def play(run: Path, words: list[str], seed: int, steps: int, episodes: int) -> N
     print(f"--- {run.name}", flush=True)
     run.parent.mkdir(parents=True, exist_ok=True)
     (run.parent / f"{run.name}.commit").write_text(commit())
-    command = [sys.executable, "-m", "trainer.cli", "--config", CONFIG, *words]
+    command = [sys.executable, "-m", "rollgym.trainer.cli", "--config", CONFIG, *words]
     command += [f"seed={seed}", f"steps={steps}", f"output_dir={run}", "checkpoint.resume=auto"]
     command.append(f"evaluation.sets.held_out.episodes={episodes}")
     if not run.name.partition("_seed")[0].endswith("_agent"):

@@ -5,8 +5,8 @@ import json
 import subprocess
 from pathlib import Path
 
-from clients.measuring.statistics import Interval, rate_difference, success_rate
-from trainer.core.run_files import read_lines
+from rollgym.clients.measuring.statistics import Interval, rate_difference, success_rate
+from rollgym.trainer.core.run_files import read_lines
 
 
 def scores(rows, evaluation_set, mode):

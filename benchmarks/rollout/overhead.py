@@ -34,25 +34,25 @@ sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
 
 from run import CountingSource  # noqa: E402
 
+from rollgym.trainer.config.run import PromptSettings  # noqa: E402
+from rollgym.trainer.inference.base import GenerationRequest, GenerationResult, SamplingParams  # noqa: E402
+from rollgym.trainer.inference.forwarding import GenerationQueue  # noqa: E402
+from rollgym.trainer.inference.server_client import ServerClient  # noqa: E402
+from rollgym.trainer.models.tokenizer import build_tiny_tokenizer  # noqa: E402
+from rollgym.trainer.records.group import GroupPlan  # noqa: E402
+from rollgym.trainer.records.ledger import Ledger  # noqa: E402
+from rollgym.trainer.rollout.actors import ModelActor  # noqa: E402
+from rollgym.trainer.rollout.admission import AdmissionWindow  # noqa: E402
+from rollgym.trainer.rollout.context import context_policy  # noqa: E402
+from rollgym.trainer.rollout.environments import EnvironmentPool  # noqa: E402
+from rollgym.trainer.rollout.episodes import EpisodePlayer  # noqa: E402
+from rollgym.trainer.rollout.prompts import PromptBuilder  # noqa: E402
+from rollgym.trainer.rollout.rendering import ChatRenderer  # noqa: E402
+from rollgym.trainer.rollout.scheduler import RolloutScheduler  # noqa: E402
+from rollgym.trainer.rollout.slots import BoundedSlots  # noqa: E402
+from rollgym.trainer.tasks.task import Task  # noqa: E402
 from tests.support.inference_server.running import InferenceServerProcess  # noqa: E402
 from tests.support.processes import env_server  # noqa: E402
-from trainer.config.run import PromptSettings  # noqa: E402
-from trainer.inference.base import GenerationRequest, GenerationResult, SamplingParams  # noqa: E402
-from trainer.inference.forwarding import GenerationQueue  # noqa: E402
-from trainer.inference.server_client import ServerClient  # noqa: E402
-from trainer.models.tokenizer import build_tiny_tokenizer  # noqa: E402
-from trainer.records.group import GroupPlan  # noqa: E402
-from trainer.records.ledger import Ledger  # noqa: E402
-from trainer.rollout.actors import ModelActor  # noqa: E402
-from trainer.rollout.admission import AdmissionWindow  # noqa: E402
-from trainer.rollout.context import context_policy  # noqa: E402
-from trainer.rollout.environments import EnvironmentPool  # noqa: E402
-from trainer.rollout.episodes import EpisodePlayer  # noqa: E402
-from trainer.rollout.prompts import PromptBuilder  # noqa: E402
-from trainer.rollout.rendering import ChatRenderer  # noqa: E402
-from trainer.rollout.scheduler import RolloutScheduler  # noqa: E402
-from trainer.rollout.slots import BoundedSlots  # noqa: E402
-from trainer.tasks.task import Task  # noqa: E402
 
 GROUP_SIZE = 8
 MAX_LENGTH = 4096

@@ -33,20 +33,20 @@ sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
 from profiles import FrozenLake  # noqa: E402
 from run import CountingSource, Schedule, play_run  # noqa: E402
 
+from rollgym.trainer.inference.base import GenerationRequest, SamplingParams  # noqa: E402
+from rollgym.trainer.inference.forwarding import GenerationQueue  # noqa: E402
+from rollgym.trainer.inference.server_client import ServerClient  # noqa: E402
+from rollgym.trainer.records.group import GroupPlan  # noqa: E402
+from rollgym.trainer.records.ledger import Ledger  # noqa: E402
+from rollgym.trainer.records.trajectory import Outcome, Trajectory  # noqa: E402
+from rollgym.trainer.rollout.admission import AdmissionWindow  # noqa: E402
+from rollgym.trainer.rollout.environments import EnvironmentPool  # noqa: E402
+from rollgym.trainer.rollout.scheduler import RolloutScheduler  # noqa: E402
+from rollgym.trainer.rollout.slots import EpisodeSlots  # noqa: E402
+from rollgym.trainer.tasks.task import Task  # noqa: E402
 from tests.support.inference_server.running import InferenceServerProcess  # noqa: E402
 from tests.support.processes import env_server  # noqa: E402
 from tests.support.virtual_time import run_virtually  # noqa: E402
-from trainer.inference.base import GenerationRequest, SamplingParams  # noqa: E402
-from trainer.inference.forwarding import GenerationQueue  # noqa: E402
-from trainer.inference.server_client import ServerClient  # noqa: E402
-from trainer.records.group import GroupPlan  # noqa: E402
-from trainer.records.ledger import Ledger  # noqa: E402
-from trainer.records.trajectory import Outcome, Trajectory  # noqa: E402
-from trainer.rollout.admission import AdmissionWindow  # noqa: E402
-from trainer.rollout.environments import EnvironmentPool  # noqa: E402
-from trainer.rollout.scheduler import RolloutScheduler  # noqa: E402
-from trainer.rollout.slots import EpisodeSlots  # noqa: E402
-from trainer.tasks.task import Task  # noqa: E402
 
 PROFILE = FrozenLake(groups=8, group_size=4, slots=8)
 """A quarter of the profile: the same share of work for each slot, and fewer requests for processes on few cores."""

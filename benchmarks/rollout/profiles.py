@@ -26,7 +26,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from trainer.core.seeding import generator
+from rollgym.trainer.core.seeding import generator
 
 _Z_99 = 2.3263478740408408
 _Z_CUT = 1.8419  # quantile of 1 - 0.0328

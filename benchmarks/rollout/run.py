@@ -34,16 +34,16 @@ sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
 
 from profiles import PROFILES, Profile  # noqa: E402
 
+from rollgym.trainer.inference.base import GenerationRequest, GenerationResult, SamplingParams  # noqa: E402
+from rollgym.trainer.inference.forwarding import GenerationQueue  # noqa: E402
+from rollgym.trainer.records.group import GroupPlan  # noqa: E402
+from rollgym.trainer.records.ledger import Ledger  # noqa: E402
+from rollgym.trainer.records.trajectory import Outcome, Trajectory  # noqa: E402
+from rollgym.trainer.rollout.admission import AdmissionWindow  # noqa: E402
+from rollgym.trainer.rollout.scheduler import RolloutScheduler  # noqa: E402
+from rollgym.trainer.rollout.slots import EpisodeSlots  # noqa: E402
+from rollgym.trainer.tasks.task import Task  # noqa: E402
 from tests.support.virtual_time import run_virtually  # noqa: E402
-from trainer.inference.base import GenerationRequest, GenerationResult, SamplingParams  # noqa: E402
-from trainer.inference.forwarding import GenerationQueue  # noqa: E402
-from trainer.records.group import GroupPlan  # noqa: E402
-from trainer.records.ledger import Ledger  # noqa: E402
-from trainer.records.trajectory import Outcome, Trajectory  # noqa: E402
-from trainer.rollout.admission import AdmissionWindow  # noqa: E402
-from trainer.rollout.scheduler import RolloutScheduler  # noqa: E402
-from trainer.rollout.slots import EpisodeSlots  # noqa: E402
-from trainer.tasks.task import Task  # noqa: E402
 
 SAMPLING = SamplingParams(1)
 

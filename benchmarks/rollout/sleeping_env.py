@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 import gymnasium
 from gymnasium import spaces
 
-from clients.protocol.spaces import UnicodeText
+from rollgym.clients.protocol.spaces import UnicodeText
 
 _DIGITS = "0123456789.e+- "
 

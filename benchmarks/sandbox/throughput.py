@@ -20,12 +20,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from sandbox.core.base import SandboxUnavailableError
-from sandbox.core.languages import host_toolchain
-from sandbox.core.program import Program
-from sandbox.core.result import Outcome
-from sandbox.selection import open_sandbox
-from sandbox.warm.pool import WarmPool
+from rollgym.sandbox.core.base import SandboxUnavailableError
+from rollgym.sandbox.core.languages import host_toolchain
+from rollgym.sandbox.core.program import Program
+from rollgym.sandbox.core.result import Outcome
+from rollgym.sandbox.selection import open_sandbox
+from rollgym.sandbox.warm.pool import WarmPool
 
 _PYTHON, _BASH = Program("python", "print(1)"), Program("bash", "echo 1")
 _BWRAP = ["bwrap", "--unshare-all", "--die-with-parent", "--ro-bind", "/usr", "/usr", "--symlink", "usr/lib", "/lib",

@@ -19,7 +19,7 @@ from starlette.applications import Starlette
 from starlette.routing import WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from envs.registry import builtin_environments
+from rollgym.envs.registry import builtin_environments
 
 Build = Callable[[], gymnasium.Env[Any, Any]]
 CONSTANT = {"observation": "P___\n_O_O\n___O\nO__G", "reward": 0.0, "terminated": False, "truncated": False}

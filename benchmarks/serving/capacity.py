@@ -30,7 +30,7 @@ from rounds import Rows, progress
 from wire import Dialect, Session, bare_walk, rollgym, rollgym_long, rollgym_walk
 
 _HERE = Path(__file__).parent
-_LAKE = "envs.games.frozen_lake:FrozenLakeEnv"
+_LAKE = "rollgym.envs.games.frozen_lake:FrozenLakeEnv"
 _LONG = "benchmarks.serving.long_replies:LongRepliesEnv"
 _SERVER = (*OWN_SERVER, "--env", f"LongReplies={_LONG}", "--isolation", "LongReplies=inline")
 _WARM_SESSIONS = 50

@@ -12,7 +12,7 @@ from wire import Dialect, Session
 _HERE = Path(__file__).parent
 OWN_SERVER = (
     "-m",
-    "env_server",
+    "rollgym.env_server",
     "--port",
     "0",
     "--max-sessions",

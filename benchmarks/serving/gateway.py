@@ -12,7 +12,7 @@ from pathlib import Path
 import processes
 from turns import of_processes, read_options, report, take_turns, wait_for
 
-SERVE = [sys.executable, "-m", "env_server", "--port", "0", "--workers", "1", "--log-level", "error"]
+SERVE = [sys.executable, "-m", "rollgym.env_server", "--port", "0", "--workers", "1", "--log-level", "error"]
 GATEWAY = [*SERVE, "--gateway", "--allow-network", "loopback"]
 COLUMNS = {
     "steps/s": "steps_per_s",

@@ -16,16 +16,16 @@ from fastapi import FastAPI
 from rounds import about, median, parser, progress, record, table, write
 from starlette.routing import Router
 
-from clients.protocol.frames import dumps, loads
-from env_server.access.context import Context
-from env_server.access.tokens import ANYONE, Tokens
-from env_server.catalog.catalog import Catalog
-from env_server.common.io_process import ProcessRank
-from env_server.common.settings import check_settings
-from env_server.http.call_routes import HEADERS, SERVICES, CallRoute, PlainRoute
-from env_server.http.calls import HOT_CALLS
-from env_server.messages.negotiation import read_headers
-from env_server.operations.services import Services
+from rollgym.clients.protocol.frames import dumps, loads
+from rollgym.env_server.access.context import Context
+from rollgym.env_server.access.tokens import ANYONE, Tokens
+from rollgym.env_server.catalog.catalog import Catalog
+from rollgym.env_server.common.io_process import ProcessRank
+from rollgym.env_server.common.settings import check_settings
+from rollgym.env_server.http.call_routes import HEADERS, SERVICES, CallRoute, PlainRoute
+from rollgym.env_server.http.calls import HOT_CALLS
+from rollgym.env_server.messages.negotiation import read_headers
+from rollgym.env_server.operations.services import Services
 
 Application = Callable[[dict[str, Any], Any, Any], Awaitable[None]]
 CALLS_AT_ONCE = 200

@@ -23,8 +23,8 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.soak.run import Server  # noqa: E402
-from clients.client.client import EnvClient  # noqa: E402
-from clients.protocol.errors import ProblemError  # noqa: E402
+from rollgym.clients.client.client import EnvClient  # noqa: E402
+from rollgym.clients.protocol.errors import ProblemError  # noqa: E402
 
 UPSTREAM = """
 import json, sys, time

@@ -4,7 +4,7 @@ from typing import Any, ClassVar
 
 import gymnasium
 
-from clients.protocol.spaces import UnicodeText
+from rollgym.clients.protocol.spaces import UnicodeText
 
 
 class LongRepliesEnv(gymnasium.Env[str, str]):

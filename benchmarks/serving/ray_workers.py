@@ -15,7 +15,7 @@ import processes
 from turns import ENV_ID, Case, read_options, report, take_turns
 
 _SERVE = (
-    *(sys.executable, "-m", "env_server", "--port", "0", "--log-level", "error"),
+    *(sys.executable, "-m", "rollgym.env_server", "--port", "0", "--log-level", "error"),
     *("--isolation", f"{ENV_ID}=process", "--workers"),
 )
 SERVERS = {
@@ -40,7 +40,7 @@ def part_of(pid: int, server: int) -> str:
     command = Path(f"/proc/{pid}/cmdline").read_bytes()
     if command.startswith(b"ray::Host"):
         return "actor"
-    return "child" if b"env_server.workers.child" in command else "other"
+    return "child" if b"rollgym.env_server.workers.child" in command else "other"
 
 
 def cpu_by_part(server: int) -> dict[str, float]:

@@ -25,7 +25,7 @@ from report import markdown
 from rounds import Rows, medians, progress
 from wire import ACTION, Session
 
-from envs.games.frozen_lake import FrozenLakeEnv
+from rollgym.envs.games.frozen_lake import FrozenLakeEnv
 
 _WARM_SESSIONS = 50
 _CHECKED_SEED = 1

@@ -28,7 +28,7 @@ COLUMNS = {
     "Redis": "redis_cpu_us_per_step",
     "p50 ms": "p50_ms",
 }
-LAKE = ["--no-builtin", "--env", "FrozenLake-v0=envs.games.frozen_lake:FrozenLakeEnv"]
+LAKE = ["--no-builtin", "--env", "FrozenLake-v0=rollgym.envs.games.frozen_lake:FrozenLakeEnv"]
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import processes
 
-from clients.client.client import EnvClient
+from rollgym.clients.client.client import EnvClient
 
 ENV_ID = "FrozenLake-v0"
 KWARGS = {"map": ["SFF", "FHF", "FFG"], "max_episode_steps": 100}

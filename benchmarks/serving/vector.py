@@ -28,7 +28,7 @@ from wire import Dialect, bare_gymnasium_batch, gymnasium_batch
 
 _HERE = Path(__file__).parent
 ENV_ID, COUNT = "FrozenLake-v1", 64
-_OWN = ("-m", "env_server", "--port", "0", "--gymnasium", ENV_ID, "--log-level", "warning")
+_OWN = ("-m", "rollgym.env_server", "--port", "0", "--gymnasium", ENV_ID, "--log-level", "warning")
 _INLINE = (*_OWN, "--isolation", f"{ENV_ID}=inline")
 _BARE = (str(_HERE / "bare.py"), "--gymnasium", ENV_ID)
 _BARE_ONLY = (str(_HERE / "bare.py"), "--env", "none")

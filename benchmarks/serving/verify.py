@@ -18,7 +18,7 @@ from load import HttpConnection, OwnSocketConnection
 from rounds import Rows
 from verdicts import items, nemo_gym, over_http, over_socket
 
-from envs.verifiers.arithmetic import ArithmeticEnv
+from rollgym.envs.verifiers.arithmetic import ArithmeticEnv
 
 BATCH = 64
 _SCORED = 20_000

@@ -18,8 +18,13 @@ from run import Server
 
 GAMES: dict[str, dict[str, Any]] = {"FrozenLake-v0": {}, "Slippery-v0": {"is_slippery": True}}
 SERVED = (
-    *("--no-builtin", "--env", "FrozenLake-v0=envs.games.frozen_lake:FrozenLakeEnv"),
-    *("--env", "Slippery-v0=envs.games.frozen_lake:FrozenLakeEnv", "--isolation", "Slippery-v0=process"),
+    *("--no-builtin", "--env", "FrozenLake-v0=rollgym.envs.games.frozen_lake:FrozenLakeEnv"),
+    *(
+        "--env",
+        "Slippery-v0=rollgym.envs.games.frozen_lake:FrozenLakeEnv",
+        "--isolation",
+        "Slippery-v0=process",
+    ),
 )
 GATEWAYS, NODES = 3, 4
 _MOST_STARTS = 60

@@ -11,9 +11,9 @@ from gateway_fleet import GAMES
 from progress import Progress
 from run import ACTIONS, LONGEST, digest_of
 
-from clients.client.client import EnvClient
-from clients.protocol.errors import ProblemError
-from envs.games.frozen_lake import FrozenLakeEnv
+from rollgym.clients.client.client import EnvClient
+from rollgym.clients.protocol.errors import ProblemError
+from rollgym.envs.games.frozen_lake import FrozenLakeEnv
 
 IDLE_S = 45.0
 Pause = Callable[[], float]

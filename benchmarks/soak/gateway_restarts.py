@@ -24,8 +24,8 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.soak.run import LINGER_S, SETTLE_S, Server, Task, digest_of, left_at  # noqa: E402
-from clients.client.client import EnvClient  # noqa: E402
-from clients.protocol.errors import ProblemError  # noqa: E402
+from rollgym.clients.client.client import EnvClient  # noqa: E402
+from rollgym.clients.protocol.errors import ProblemError  # noqa: E402
 
 # Of the whole catalog, so that what a node registers last is played as often as what it registers first.
 GAMES = (

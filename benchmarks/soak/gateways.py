@@ -31,7 +31,7 @@ from progress import Progress
 from run import ROOT, left_at
 from spreading_proxy import SpreadingProxy
 
-from clients.client.client import EnvClient
+from rollgym.clients.client.client import EnvClient
 
 SAVE_EVERY_S = 10.0
 

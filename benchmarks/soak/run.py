@@ -24,14 +24,19 @@ from typing import Any, NamedTuple
 import httpx
 import numpy as np
 
-from clients.client.client import EnvClient
-from clients.protocol.errors import ProblemError
+from rollgym.clients.client.client import EnvClient
+from rollgym.clients.protocol.errors import ProblemError
 
 ROOT = Path(__file__).resolve().parents[2]
 # Inline, in worker processes, and one with its own randomness at each step.
 GAMES = ("FrozenLake-v0", "Sokoban-v0", "Slippery-v0")
 ACTIONS = ("Left", "Down", "Right", "Up")
-SERVED = ("--env", "Slippery-v0=envs.games.frozen_lake:FrozenLakeEnv", "--isolation", "Slippery-v0=process")
+SERVED = (
+    "--env",
+    "Slippery-v0=rollgym.envs.games.frozen_lake:FrozenLakeEnv",
+    "--isolation",
+    "Slippery-v0=process",
+)
 KWARGS: dict[str, dict[str, Any]] = {"Slippery-v0": {"is_slippery": True}}
 LONGEST = 40
 # A session whose make was answered to nobody ends so long after the last socket that used it.
@@ -64,7 +69,15 @@ class Server:
     def start(self) -> "Server":
         self.process = subprocess.Popen(
             [
-                *(sys.executable, "-m", "env_server", "--port", str(self.port), "--log-level", "error"),
+                *(
+                    sys.executable,
+                    "-m",
+                    "rollgym.env_server",
+                    "--port",
+                    str(self.port),
+                    "--log-level",
+                    "error",
+                ),
                 *self.arguments,
             ],
             stdout=subprocess.PIPE,

@@ -54,17 +54,17 @@ from fixed_rollouts import (  # noqa: E402
     trl_inputs,
 )
 
-from trainer.backends.heads import PolicyHead  # noqa: E402
-from trainer.backends.optimizer import Schedule  # noqa: E402
-from trainer.backends.torch_backend import TorchBackend  # noqa: E402
-from trainer.config.optimizer import OptimizerSettings  # noqa: E402
-from trainer.core.device import DTYPES, torch_device  # noqa: E402
-from trainer.learn.batches import EpisodeBatch  # noqa: E402
-from trainer.learn.learner import Learner, Models  # noqa: E402
-from trainer.learn.utilisation import device_name, training_flops  # noqa: E402
-from trainer.models.shape import ModelShape  # noqa: E402
-from trainer.models.tiny import TinyPolicySettings, build_tiny_model  # noqa: E402
-from trainer.models.tokenizer import build_tiny_tokenizer  # noqa: E402
+from rollgym.trainer.backends.heads import PolicyHead  # noqa: E402
+from rollgym.trainer.backends.optimizer import Schedule  # noqa: E402
+from rollgym.trainer.backends.torch_backend import TorchBackend  # noqa: E402
+from rollgym.trainer.config.optimizer import OptimizerSettings  # noqa: E402
+from rollgym.trainer.core.device import DTYPES, torch_device  # noqa: E402
+from rollgym.trainer.learn.batches import EpisodeBatch  # noqa: E402
+from rollgym.trainer.learn.learner import Learner, Models  # noqa: E402
+from rollgym.trainer.learn.utilisation import device_name, training_flops  # noqa: E402
+from rollgym.trainer.models.shape import ModelShape  # noqa: E402
+from rollgym.trainer.models.tiny import TinyPolicySettings, build_tiny_model  # noqa: E402
+from rollgym.trainer.models.tokenizer import build_tiny_tokenizer  # noqa: E402
 
 _RECORDED = ("rounds", "micro", "prompt", "completion", "vocabulary", "hidden", "layers", "heads", "dtype")
 _WIDE = 512

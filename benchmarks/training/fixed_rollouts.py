@@ -5,17 +5,17 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from trainer.algorithms.batch import RowBatch
-from trainer.algorithms.credit import compute_advantages
-from trainer.algorithms.presets import resolve_preset
-from trainer.backends.base import TrainRow
-from trainer.backends.torch_backend import TorchBackend
-from trainer.learn.batches import EpisodeBatch, episode_batch
-from trainer.learn.rows import row_builder
-from trainer.records.group import Group
-from trainer.records.segment import Segment
-from trainer.records.trajectory import Outcome, Trajectory, Turn
-from trainer.tasks.task import Task
+from rollgym.trainer.algorithms.batch import RowBatch
+from rollgym.trainer.algorithms.credit import compute_advantages
+from rollgym.trainer.algorithms.presets import resolve_preset
+from rollgym.trainer.backends.base import TrainRow
+from rollgym.trainer.backends.torch_backend import TorchBackend
+from rollgym.trainer.learn.batches import EpisodeBatch, episode_batch
+from rollgym.trainer.learn.rows import row_builder
+from rollgym.trainer.records.group import Group
+from rollgym.trainer.records.segment import Segment
+from rollgym.trainer.records.trajectory import Outcome, Trajectory, Turn
+from rollgym.trainer.tasks.task import Task
 
 GROUPS, MEMBERS = 4, 8
 ALGORITHM = resolve_preset("grpo", {"proximal": "behaviour"})

@@ -43,7 +43,7 @@ def measure(overrides: list[str], steps: int) -> tuple[float, float]:
     with tempfile.TemporaryDirectory() as folder:
         words = [*_RUN, *overrides, f"steps={steps}", f"output_dir={folder}/run"]
         child = os.posix_spawn(
-            sys.executable, [sys.executable, "-m", "trainer.cli", *words], dict(os.environ)
+            sys.executable, [sys.executable, "-m", "rollgym.trainer.cli", *words], dict(os.environ)
         )
         _, status, usage = os.wait4(child, 0)
     if status:

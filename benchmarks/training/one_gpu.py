@@ -26,22 +26,22 @@ from typing import Any
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from trainer.backends.base import MicroBatch, TrainRow
-from trainer.backends.fsdp2 import fsdp2_backend
-from trainer.backends.heads import PolicyHead
-from trainer.backends.optimizer import Schedule
-from trainer.backends.rank_group import MeshShape, RankGroup, listen
-from trainer.backends.torch_backend import TorchBackend
-from trainer.backends.zero import zero_backend
-from trainer.config.model import LoraSettings
-from trainer.config.optimizer import OptimizerSettings
-from trainer.core.device import torch_device
-from trainer.inference.base import GenerationRequest, SamplingParams
-from trainer.inference.torch_engine import TorchEngine
-from trainer.learn.utilisation import accelerator_named, device_name, training_flops, utilisation
-from trainer.models.load import set_attention, without_chance
-from trainer.models.lora import add_lora
-from trainer.models.shape import ModelShape
+from rollgym.trainer.backends.base import MicroBatch, TrainRow
+from rollgym.trainer.backends.fsdp2 import fsdp2_backend
+from rollgym.trainer.backends.heads import PolicyHead
+from rollgym.trainer.backends.optimizer import Schedule
+from rollgym.trainer.backends.rank_group import MeshShape, RankGroup, listen
+from rollgym.trainer.backends.torch_backend import TorchBackend
+from rollgym.trainer.backends.zero import zero_backend
+from rollgym.trainer.config.model import LoraSettings
+from rollgym.trainer.config.optimizer import OptimizerSettings
+from rollgym.trainer.core.device import torch_device
+from rollgym.trainer.inference.base import GenerationRequest, SamplingParams
+from rollgym.trainer.inference.torch_engine import TorchEngine
+from rollgym.trainer.learn.utilisation import accelerator_named, device_name, training_flops, utilisation
+from rollgym.trainer.models.load import set_attention, without_chance
+from rollgym.trainer.models.lora import add_lora
+from rollgym.trainer.models.shape import ModelShape
 
 ROOT = Path(__file__).parents[2]
 SHAPE = {

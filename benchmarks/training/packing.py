@@ -19,8 +19,8 @@ from pathlib import Path
 
 import torch
 
-from trainer.backends.batching import length_buckets, pad_rows
-from trainer.models.tiny import TinyPolicySettings, build_tiny_model
+from rollgym.trainer.backends.batching import length_buckets, pad_rows
+from rollgym.trainer.models.tiny import TinyPolicySettings, build_tiny_model
 
 VOCABULARY = 897
 

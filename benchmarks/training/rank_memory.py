@@ -18,16 +18,16 @@ from typing import Any
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from trainer.backends.fsdp2 import fsdp2_backend
-from trainer.backends.heads import PolicyHead
-from trainer.backends.local_ranks import LocalRanks
-from trainer.backends.optimizer import Schedule
-from trainer.backends.rank_group import MeshShape
-from trainer.backends.ranked import Ranks
-from trainer.backends.zero import zero_backend
-from trainer.config.optimizer import OptimizerSettings
-from trainer.learn.step_metrics import memory_metrics
-from trainer.models.load import without_chance
+from rollgym.trainer.backends.fsdp2 import fsdp2_backend
+from rollgym.trainer.backends.heads import PolicyHead
+from rollgym.trainer.backends.local_ranks import LocalRanks
+from rollgym.trainer.backends.optimizer import Schedule
+from rollgym.trainer.backends.rank_group import MeshShape
+from rollgym.trainer.backends.ranked import Ranks
+from rollgym.trainer.backends.zero import zero_backend
+from rollgym.trainer.config.optimizer import OptimizerSettings
+from rollgym.trainer.learn.step_metrics import memory_metrics
+from rollgym.trainer.models.load import without_chance
 
 CONFIG = {
     "vocab_size": 8192,

@@ -24,24 +24,24 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, Gemma2Config, LlamaConfig, PretrainedConfig, Qwen3Config
 
-from trainer.algorithms.aggregation import collect
-from trainer.algorithms.presets import PRESETS, resolve_preset
-from trainer.algorithms.settings import AlgorithmSettings
-from trainer.backends.base import MicroBatch, TrainRow
-from trainer.backends.forward_pass import ForwardPass
-from trainer.backends.heads import PolicyHead, ValueHead
-from trainer.backends.optimizer import Schedule
-from trainer.backends.torch_backend import TorchBackend
-from trainer.config.optimizer import OptimizerSettings
-from trainer.learn.batches import episode_batch
-from trainer.learn.learner import Learner, Models
-from trainer.learn.rows import row_builder
-from trainer.models.load import without_chance
-from trainer.models.value_head import ValueModel
-from trainer.records.group import Group
-from trainer.records.segment import Segment
-from trainer.records.trajectory import Outcome, Trajectory, Turn
-from trainer.tasks.task import Task
+from rollgym.trainer.algorithms.aggregation import collect
+from rollgym.trainer.algorithms.presets import PRESETS, resolve_preset
+from rollgym.trainer.algorithms.settings import AlgorithmSettings
+from rollgym.trainer.backends.base import MicroBatch, TrainRow
+from rollgym.trainer.backends.forward_pass import ForwardPass
+from rollgym.trainer.backends.heads import PolicyHead, ValueHead
+from rollgym.trainer.backends.optimizer import Schedule
+from rollgym.trainer.backends.torch_backend import TorchBackend
+from rollgym.trainer.config.optimizer import OptimizerSettings
+from rollgym.trainer.learn.batches import episode_batch
+from rollgym.trainer.learn.learner import Learner, Models
+from rollgym.trainer.learn.rows import row_builder
+from rollgym.trainer.models.load import without_chance
+from rollgym.trainer.models.value_head import ValueModel
+from rollgym.trainer.records.group import Group
+from rollgym.trainer.records.segment import Segment
+from rollgym.trainer.records.trajectory import Outcome, Trajectory, Turn
+from rollgym.trainer.tasks.task import Task
 
 VOCABULARY = 512
 SHAPE = {

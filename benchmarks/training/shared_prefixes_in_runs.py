@@ -19,14 +19,14 @@ from pathlib import Path
 
 import torch
 
-from trainer.assembly.models import OwnModels
-from trainer.assembly.policy import build_policy
-from trainer.commands.train import train
-from trainer.config.load import load_settings
-from trainer.config.run import RunSettings
-from trainer.core.ending import Ending
-from trainer.learn.batches import EpisodeBatch
-from trainer.learn.learner import Learner
+from rollgym.trainer.assembly.models import OwnModels
+from rollgym.trainer.assembly.policy import build_policy
+from rollgym.trainer.commands.train import train
+from rollgym.trainer.config.load import load_settings
+from rollgym.trainer.config.run import RunSettings
+from rollgym.trainer.core.ending import Ending
+from rollgym.trainer.learn.batches import EpisodeBatch
+from rollgym.trainer.learn.learner import Learner
 
 ROOT = Path(__file__).parents[2]
 _SHORT = [

@@ -15,12 +15,12 @@ import torch
 from shared_prefixes import SHAPE, model_of
 from transformers import Qwen3Config
 
-from trainer.backends.heads import PolicyHead
-from trainer.backends.prefix_cache import hidden_states
-from trainer.backends.prefix_costs import Kernels, costs_of_calls
-from trainer.backends.prefix_layout import SharedTokens
-from trainer.backends.prefix_paths import paths_of
-from trainer.backends.prefix_tree import CallCosts, finest_tree
+from rollgym.trainer.backends.heads import PolicyHead
+from rollgym.trainer.backends.prefix_cache import hidden_states
+from rollgym.trainer.backends.prefix_costs import Kernels, costs_of_calls
+from rollgym.trainer.backends.prefix_layout import SharedTokens
+from rollgym.trainer.backends.prefix_paths import paths_of
+from rollgym.trainer.backends.prefix_tree import CallCosts, finest_tree
 
 _CALLS = [(1, 64), (1, 512), (4, 256), (16, 24), (16, 128), (64, 24), (64, 64), (8, 512), (2, 1500)]
 _TREES = [

@@ -8,7 +8,7 @@ from collections import defaultdict
 
 from reasoning_gym.factory import DATASETS
 
-from envs.verifiers.reasoning_gym import ReasoningGymEnv
+from rollgym.envs.verifiers.reasoning_gym import ReasoningGymEnv
 
 JUNK = ("no idea", "<answer>∞×@</answer>", "<answer>[[1, 'x'</answer>", "0")
 

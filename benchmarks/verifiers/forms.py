@@ -19,11 +19,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from clients.client.client import EnvClient
-from envs.verifiers.base import VerifierEnv
-from envs.verifiers.formats.environment import FormatEnv
-from envs.verifiers.formats.prompts import FAMILIES
-from envs.verifiers.instructions.environment import InstructionFollowingEnv
+from rollgym.clients.client.client import EnvClient
+from rollgym.envs.verifiers.base import VerifierEnv
+from rollgym.envs.verifiers.formats.environment import FormatEnv
+from rollgym.envs.verifiers.formats.prompts import FAMILIES
+from rollgym.envs.verifiers.instructions.environment import InstructionFollowingEnv
 from tests.support import form_answers, instruction_answers
 from tests.support.judge_double import JudgeDouble, honest
 from tests.support.processes import env_server

@@ -19,11 +19,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from envs.verifiers.base import VerifierEnv
-from envs.verifiers.mathematics import MathEnv
-from envs.verifiers.multiple_choice import MultipleChoiceEnv
-from envs.verifiers.question_answering import QuestionAnsweringEnv
-from envs.verifiers.reasoning_gym import ReasoningGymEnv
+from rollgym.envs.verifiers.base import VerifierEnv
+from rollgym.envs.verifiers.mathematics import MathEnv
+from rollgym.envs.verifiers.multiple_choice import MultipleChoiceEnv
+from rollgym.envs.verifiers.question_answering import QuestionAnsweringEnv
+from rollgym.envs.verifiers.reasoning_gym import ReasoningGymEnv
 
 ROOT = Path(__file__).parents[2]
 OPTIONS = ("match_types", "boxed_match_priority", "float_rounding", "strict", "allow_set_relation_comp")

@@ -12,14 +12,14 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from clients.audit.episodes import Episode, Mark
-from clients.audit.policies import GiveUp, Player, Policy
-from clients.audit.watch import Watch
-from clients.client.client import EnvClient
-from clients.client.operation import Operation
-from clients.client.session import EnvSession
-from clients.protocol.errors import ProblemError
-from clients.protocol.values import encode_value
+from rollgym.clients.audit.episodes import Episode, Mark
+from rollgym.clients.audit.policies import GiveUp, Player, Policy
+from rollgym.clients.audit.watch import Watch
+from rollgym.clients.client.client import EnvClient
+from rollgym.clients.client.operation import Operation
+from rollgym.clients.client.session import EnvSession
+from rollgym.clients.protocol.errors import ProblemError
+from rollgym.clients.protocol.values import encode_value
 
 _WIDEST, _NARROWEST = 64, 8
 _STEPS_AT_ONCE = 6_400

@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Sequence
 from statistics import median
 
-from clients.audit.arena import Game
-from clients.audit.card import Entry, Verdict
-from clients.audit.episodes import Episode, Tally, tally
-from clients.audit.policies import (
+from rollgym.clients.audit.arena import Game
+from rollgym.clients.audit.card import Entry, Verdict
+from rollgym.clients.audit.episodes import Episode, Tally, tally
+from rollgym.clients.audit.policies import (
     Policy,
     constant_policy,
     constants,
@@ -20,8 +20,8 @@ from clients.audit.policies import (
     script_policy,
     takes_text,
 )
-from clients.audit.subject import Subject
-from clients.protocol.errors import ProblemError
+from rollgym.clients.audit.subject import Subject
+from rollgym.clients.protocol.errors import ProblemError
 
 _SECTION = "baselines"
 _SCREEN = 10

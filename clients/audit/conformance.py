@@ -7,13 +7,13 @@ from typing import Any
 
 from gymnasium import spaces
 
-from clients.audit.card import Entry, Verdict
-from clients.audit.policies import GiveUp, constant_policy, listed_actions, random_policy, takes_text
-from clients.audit.subject import Subject
-from clients.checks.local import ODD_TEXTS
-from clients.client.session import EnvSession
-from clients.protocol.errors import ProblemError
-from clients.protocol.values import encode_value
+from rollgym.clients.audit.card import Entry, Verdict
+from rollgym.clients.audit.policies import GiveUp, constant_policy, listed_actions, random_policy, takes_text
+from rollgym.clients.audit.subject import Subject
+from rollgym.clients.checks.local import ODD_TEXTS
+from rollgym.clients.client.session import EnvSession
+from rollgym.clients.protocol.errors import ProblemError
+from rollgym.clients.protocol.values import encode_value
 
 _SECTION = "conformance"
 _NONSENSE = "qwzx no such action zxwq"

@@ -10,13 +10,13 @@ from functools import partial
 from itertools import pairwise
 from statistics import median
 
-from clients.audit.card import Entry, Verdict
-from clients.audit.policies import GiveUp, random_policy, takes_text
-from clients.audit.subject import Subject
-from clients.client.session import EnvSession
-from clients.measuring.long_texts import BEYOND_CHANCE_S, LIMIT_S, SIZES, long_texts
-from clients.measuring.metrics import seconds_out_of_line
-from clients.protocol.errors import ProblemError
+from rollgym.clients.audit.card import Entry, Verdict
+from rollgym.clients.audit.policies import GiveUp, random_policy, takes_text
+from rollgym.clients.audit.subject import Subject
+from rollgym.clients.client.session import EnvSession
+from rollgym.clients.measuring.long_texts import BEYOND_CHANCE_S, LIMIT_S, SIZES, long_texts
+from rollgym.clients.measuring.metrics import seconds_out_of_line
+from rollgym.clients.protocol.errors import ProblemError
 
 _SECTION = "costs"
 _RESETS = 40

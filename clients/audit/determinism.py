@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from clients.audit.arena import Game
-from clients.audit.card import Entry, Verdict
-from clients.audit.episodes import Episode
-from clients.audit.policies import GiveUp, Player, Policy, random_policy, script_policy
-from clients.audit.subject import Subject, discover
+from rollgym.clients.audit.arena import Game
+from rollgym.clients.audit.card import Entry, Verdict
+from rollgym.clients.audit.episodes import Episode
+from rollgym.clients.audit.policies import GiveUp, Player, Policy, random_policy, script_policy
+from rollgym.clients.audit.subject import Subject, discover
 
 _SECTION = "determinism"
 _EPISODES = 8

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from clients.measuring.statistics import Interval, success_rate
-from clients.protocol.errors import ProblemError
+from rollgym.clients.measuring.statistics import Interval, success_rate
+from rollgym.clients.protocol.errors import ProblemError
 
 
 class Mark(NamedTuple):

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from gymnasium import Space, spaces
 
-from clients.audit.policies import Wording, takes_text
+from rollgym.clients.audit.policies import Wording, takes_text
 
 _MAX_TEXT = 500
 _LONGEST_READ = 20_000

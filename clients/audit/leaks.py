@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from clients.audit.arena import Game
-from clients.audit.card import Entry, Verdict
-from clients.audit.episodes import Tally, tally
-from clients.audit.extracts import Extract, extracts
-from clients.audit.policies import GiveUp, Player, Policy, random_policy
-from clients.audit.subject import Subject
+from rollgym.clients.audit.arena import Game
+from rollgym.clients.audit.card import Entry, Verdict
+from rollgym.clients.audit.episodes import Tally, tally
+from rollgym.clients.audit.extracts import Extract, extracts
+from rollgym.clients.audit.policies import GiveUp, Player, Policy, random_policy
+from rollgym.clients.audit.subject import Subject
 
 _SECTION = "leaks"
 _SAMPLE = 6

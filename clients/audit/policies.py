@@ -11,8 +11,8 @@ from typing import Any
 
 from gymnasium import Space, spaces
 
-from clients.checks.trace import RandomActions
-from clients.protocol.spaces import UnicodeText
+from rollgym.clients.checks.trace import RandomActions
+from rollgym.clients.protocol.spaces import UnicodeText
 
 
 class GiveUp(Exception):  # noqa: N818 - no error: the player leaves

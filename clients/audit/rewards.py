@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 from statistics import fmean
 
-from clients.audit.card import Entry, Verdict
-from clients.audit.episodes import Episode
-from clients.audit.subject import Subject
+from rollgym.clients.audit.card import Entry, Verdict
+from rollgym.clients.audit.episodes import Episode
+from rollgym.clients.audit.subject import Subject
 
 _SECTION = "rewards"
 _ENOUGH = 20

@@ -6,16 +6,16 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import Any, NamedTuple
 
-from clients.audit.baselines import audit_baselines, audit_difficulty, audit_lengths
-from clients.audit.card import Card, Entry, Verdict
-from clients.audit.conformance import audit_conformance
-from clients.audit.costs import audit_costs
-from clients.audit.determinism import audit_determinism
-from clients.audit.leaks import audit_leaks
-from clients.audit.rewards import audit_rewards
-from clients.audit.scoring import audit_scoring
-from clients.audit.subject import Budget, Settings, Subject, discover
-from clients.client.client import EnvClient
+from rollgym.clients.audit.baselines import audit_baselines, audit_difficulty, audit_lengths
+from rollgym.clients.audit.card import Card, Entry, Verdict
+from rollgym.clients.audit.conformance import audit_conformance
+from rollgym.clients.audit.costs import audit_costs
+from rollgym.clients.audit.determinism import audit_determinism
+from rollgym.clients.audit.leaks import audit_leaks
+from rollgym.clients.audit.rewards import audit_rewards
+from rollgym.clients.audit.scoring import audit_scoring
+from rollgym.clients.audit.subject import Budget, Settings, Subject, discover
+from rollgym.clients.client.client import EnvClient
 
 
 class Part(NamedTuple):

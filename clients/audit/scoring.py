@@ -7,14 +7,22 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from clients.audit.arena import Game
-from clients.audit.card import Entry, Verdict
-from clients.audit.policies import Policy
-from clients.audit.subject import Subject
-from clients.audit.tasks import FULL, Task, draw_tasks, fields_said, fields_to_say, score_all, with_answers
-from clients.measuring.statistics import success_rate
-from clients.protocol.errors import ProblemError
-from clients.protocol.messages import Verdict as Score
+from rollgym.clients.audit.arena import Game
+from rollgym.clients.audit.card import Entry, Verdict
+from rollgym.clients.audit.policies import Policy
+from rollgym.clients.audit.subject import Subject
+from rollgym.clients.audit.tasks import (
+    FULL,
+    Task,
+    draw_tasks,
+    fields_said,
+    fields_to_say,
+    score_all,
+    with_answers,
+)
+from rollgym.clients.measuring.statistics import success_rate
+from rollgym.clients.protocol.errors import ProblemError
+from rollgym.clients.protocol.messages import Verdict as Score
 
 _SECTION = "verifier"
 _OUTCOMES = ("correct", "wrong", "partial", "unparsable", "timeout", "error")

@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 from gymnasium import Space
 
-from clients.audit.arena import UNLIMITED_STEPS, Arena, Game
-from clients.audit.episodes import Episode
-from clients.audit.policies import WORDINGS, Policy, Wording, listed_actions, takes_text
-from clients.audit.watch import Watch
-from clients.client.client import EnvClient
-from clients.client.session import EnvSession
-from clients.protocol.errors import ProblemError
-from clients.protocol.messages import EnvInfo
+from rollgym.clients.audit.arena import UNLIMITED_STEPS, Arena, Game
+from rollgym.clients.audit.episodes import Episode
+from rollgym.clients.audit.policies import WORDINGS, Policy, Wording, listed_actions, takes_text
+from rollgym.clients.audit.watch import Watch
+from rollgym.clients.client.client import EnvClient
+from rollgym.clients.client.session import EnvSession
+from rollgym.clients.protocol.errors import ProblemError
+from rollgym.clients.protocol.messages import EnvInfo
 
 _LONGEST_EPISODE = 2_000
 

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from clients.audit.arena import Arena, Game
-from clients.audit.policies import WORDINGS, GiveUp, Player, Policy
-from clients.audit.subject import Subject
-from clients.audit.watch import Watch
-from clients.protocol.messages import Verdict as Score
+from rollgym.clients.audit.arena import Arena, Game
+from rollgym.clients.audit.policies import WORDINGS, GiveUp, Player, Policy
+from rollgym.clients.audit.subject import Subject
+from rollgym.clients.audit.watch import Watch
+from rollgym.clients.protocol.messages import Verdict as Score
 
 FULL = 1.0 - 1e-6
 """A score from here on is one in full."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from gymnasium import Space
 
-from clients.protocol.errors import ProblemError
+from rollgym.clients.protocol.errors import ProblemError
 
 
 class Watch:

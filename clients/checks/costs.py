@@ -9,11 +9,11 @@ from typing import Any
 
 import gymnasium
 
-from clients.checks.report import Finding, Status
-from clients.checks.target import Target
-from clients.measuring.long_texts import BEYOND_CHANCE_S, LIMIT_S, SIZES, long_texts
-from clients.measuring.metrics import seconds_out_of_line
-from clients.protocol.spaces import UnicodeText
+from rollgym.clients.checks.report import Finding, Status
+from rollgym.clients.checks.target import Target
+from rollgym.clients.measuring.long_texts import BEYOND_CHANCE_S, LIMIT_S, SIZES, long_texts
+from rollgym.clients.measuring.metrics import seconds_out_of_line
+from rollgym.clients.protocol.spaces import UnicodeText
 
 _RESETS = 8
 _REPEATS = 3

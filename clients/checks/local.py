@@ -18,11 +18,18 @@ import orjson
 from gymnasium import spaces
 from gymnasium.utils.env_checker import check_env
 
-from clients.checks.report import Finding, Status
-from clients.checks.target import Target
-from clients.checks.trace import MAX_EPISODE_STEPS, SEEDS, RandomActions, episode, first_difference, trace
-from clients.protocol.spaces import UnicodeText, describe_space, parse_space
-from clients.protocol.values import EncodeError, decode_value, encode_value
+from rollgym.clients.checks.report import Finding, Status
+from rollgym.clients.checks.target import Target
+from rollgym.clients.checks.trace import (
+    MAX_EPISODE_STEPS,
+    SEEDS,
+    RandomActions,
+    episode,
+    first_difference,
+    trace,
+)
+from rollgym.clients.protocol.spaces import UnicodeText, describe_space, parse_space
+from rollgym.clients.protocol.values import EncodeError, decode_value, encode_value
 
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _PROCESS_TIMEOUT_S = 120.0
@@ -244,7 +251,7 @@ def _trace_elsewhere(target: Target) -> list[list[str]]:
         [
             sys.executable,
             "-m",
-            "clients.checks.trace",
+            "rollgym.clients.checks.trace",
             target.name,
             orjson.dumps(dict(target.kwargs)).decode(),
         ],
@@ -328,7 +335,7 @@ def _check_descriptions(properties: dict[str, Any]) -> Iterator[Finding]:
             check,
             Status.WARN,
             f"no description or no default: {', '.join(bare)}",
-            "say both in the schema, or declare them by annotations of `__init__` (`envs.core.kwargs.DeclaredKwargs`)",
+            "say both in the schema, or declare them by annotations of `__init__` (`rollgym.DeclaredKwargs`)",
         )
     else:
         yield Finding(check, Status.PASS)

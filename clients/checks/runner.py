@@ -6,8 +6,8 @@ import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from clients.checks.costs import check_costs
-from clients.checks.local import (
+from rollgym.clients.checks.costs import check_costs
+from rollgym.clients.checks.local import (
     check_gymnasium,
     check_kwargs,
     check_odd_actions,
@@ -16,9 +16,9 @@ from clients.checks.local import (
     check_spaces,
     check_stateless,
 )
-from clients.checks.report import Finding, Status
-from clients.checks.served import check_served
-from clients.checks.target import Target, TargetError
+from rollgym.clients.checks.report import Finding, Status
+from rollgym.clients.checks.served import check_served
+from rollgym.clients.checks.target import Target, TargetError
 
 Check = Callable[[Target], Iterator[Finding]]
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from clients.checks.report import Finding, Status
-from clients.checks.target import Target
-from clients.checks.trace import SEEDS, RandomActions, first_difference, trace
-from clients.client.env import RemoteEnv
-from clients.process.local_server import LocalServer
-from clients.protocol.errors import ProblemError
+from rollgym.clients.checks.report import Finding, Status
+from rollgym.clients.checks.target import Target
+from rollgym.clients.checks.trace import SEEDS, RandomActions, first_difference, trace
+from rollgym.clients.client.env import RemoteEnv
+from rollgym.clients.process.local_server import LocalServer
+from rollgym.clients.protocol.errors import ProblemError
 
 _STEPS = 50
 

@@ -13,7 +13,7 @@ import gymnasium
 import orjson
 from gymnasium.envs.registration import registry
 
-from clients.process.installed import installed_environments
+from rollgym.clients.process.installed import installed_environments
 
 _SERVED_NAME = "checked"
 

@@ -1,6 +1,6 @@
 """Traces: what an environment answers to seeded random play, as digests that can be compared.
 
-`python -m clients.checks.trace` prints one, so that another process can be compared with this one.
+`python -m rollgym.clients.checks.trace` prints one, so that another process can be compared with this one.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Any
 import gymnasium
 import orjson
 
-from clients.checks.target import Target
-from clients.protocol.episode import step_digest
-from clients.protocol.values import encode_value
+from rollgym.clients.checks.target import Target
+from rollgym.clients.protocol.episode import step_digest
+from rollgym.clients.protocol.values import encode_value
 
 MAX_EPISODE_STEPS = 200
 """Random play gives an episode up after so many steps."""

@@ -11,10 +11,10 @@ from typing import Any
 
 import orjson
 
-from clients.client.client import TOKEN_VARIABLE
-from clients.net.caller import bearer_headers
-from clients.net.transport import socket_url
-from clients.process.local_server import LocalServer
+from rollgym.clients.client.client import TOKEN_VARIABLE
+from rollgym.clients.net.caller import bearer_headers
+from rollgym.clients.net.transport import socket_url
+from rollgym.clients.process.local_server import LocalServer
 
 CONNECT_TIMEOUT_S = 3.0
 """A person who mistyped an address wants to know soon."""

@@ -14,11 +14,11 @@ import orjson
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from clients.audit.card import Card, Verdict, print_card
-from clients.audit.runner import PARTS, run_audit
-from clients.audit.subject import Budget, Settings
-from clients.checks.target import Target, TargetError
-from clients.cli.arguments import (
+from rollgym.clients.audit.card import Card, Verdict, print_card
+from rollgym.clients.audit.runner import PARTS, run_audit
+from rollgym.clients.audit.subject import Budget, Settings
+from rollgym.clients.checks.target import Target, TargetError
+from rollgym.clients.cli.arguments import (
     CONNECT_TIMEOUT_S,
     PATIENCE_S,
     UsageError,
@@ -30,9 +30,14 @@ from clients.cli.arguments import (
     read_seed,
     server_url,
 )
-from clients.client.client import EnvClient
-from clients.measuring.metrics import queued_by_metrics, queued_seconds, resident_by_metrics, resident_of_tree
-from clients.process.local_server import LocalServer
+from rollgym.clients.client.client import EnvClient
+from rollgym.clients.measuring.metrics import (
+    queued_by_metrics,
+    queued_seconds,
+    resident_by_metrics,
+    resident_of_tree,
+)
+from rollgym.clients.process.local_server import LocalServer
 
 # One worker, so that all sessions share a process: what leaks between them must show. The hash seeds differ, so that
 # what depends on them must show as well.

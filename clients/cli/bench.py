@@ -12,7 +12,7 @@ import orjson
 from rich.console import Console
 from rich.table import Table
 
-from clients.cli.arguments import (
+from rollgym.clients.cli.arguments import (
     CONNECT_TIMEOUT_S,
     PATIENCE_S,
     UsageError,
@@ -23,10 +23,10 @@ from clients.cli.arguments import (
     read_seed,
     server_url,
 )
-from clients.client.client import EnvClient
-from clients.client.session import EnvSession
-from clients.measuring.metrics import sum_of_metric
-from clients.protocol.errors import ProblemError
+from rollgym.clients.client.client import EnvClient
+from rollgym.clients.client.session import EnvSession
+from rollgym.clients.measuring.metrics import sum_of_metric
+from rollgym.clients.protocol.errors import ProblemError
 
 _SAMPLES = 64
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from clients.checks.report import print_report
-from clients.checks.runner import run_checks
-from clients.checks.target import Target, TargetError
-from clients.cli.arguments import UsageError, add_kwargs_argument, parse_kwargs
+from rollgym.clients.checks.report import print_report
+from rollgym.clients.checks.runner import run_checks
+from rollgym.clients.checks.target import Target, TargetError
+from rollgym.clients.cli.arguments import UsageError, add_kwargs_argument, parse_kwargs
 
 
 def add_parser(commands: Any) -> None:

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from clients.checks.report import Finding, Status, print_report
-from clients.process.local_server import LocalServer
+from rollgym.clients.checks.report import Finding, Status, print_report
+from rollgym.clients.process.local_server import LocalServer
 
 _PACKAGES = ("clients", "envs", "env_server", "sandbox", "trainer", "rollgym")
 _EXTRAS = {"train": ("torch", "transformers", "tokenizers", "safetensors", "tensorboard", "matplotlib")}
@@ -118,4 +118,6 @@ def _loopback() -> Iterator[Finding]:
         with LocalServer() as server:
             yield Finding("server", Status.PASS, f"started, and was ready at {server.url}")
     except ConnectionError as error:
-        yield Finding("server", Status.FAIL, str(error), "run `python -m env_server --port 0` to see more")
+        yield Finding(
+            "server", Status.FAIL, str(error), "run `python -m rollgym.env_server --port 0` to see more"
+        )

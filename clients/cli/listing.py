@@ -11,9 +11,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from clients.cli.arguments import CONNECT_TIMEOUT_S, add_server_arguments, server_url
-from clients.client.client import EnvClient
-from clients.protocol.messages import EnvInfo
+from rollgym.clients.cli.arguments import CONNECT_TIMEOUT_S, add_server_arguments, server_url
+from rollgym.clients.client.client import EnvClient
+from rollgym.clients.protocol.messages import EnvInfo
 
 _LEAST_DESCRIPTION = 20
 _EMPTY_FLEET = """\

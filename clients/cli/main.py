@@ -21,7 +21,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments[:1] == ["sandbox"] and arguments[1:2] != ["--version"]:
         # One program a call: it must not wait for the client and all that it imports. And `doctor` has to work where
         # another package is called `sandbox`.
-        from sandbox import command as sandbox_command
+        from rollgym.sandbox import command as sandbox_command
 
         return sandbox_command.main(arguments[1:])
     return _environments(arguments)
@@ -29,10 +29,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _environments(arguments: Sequence[str]) -> int:
     """Carry out the commands that talk to servers."""
-    from clients.cli.arguments import UsageError
-    from clients.client.client import TOKEN_VARIABLE
-    from clients.protocol.arrays import DecodeError, EncodeError
-    from clients.protocol.errors import ProblemError
+    from rollgym.clients.cli.arguments import UsageError
+    from rollgym.clients.client.client import TOKEN_VARIABLE
+    from rollgym.clients.protocol.arrays import DecodeError, EncodeError
+    from rollgym.clients.protocol.errors import ProblemError
 
     options = client_parser().parse_args(arguments)
     try:
@@ -55,8 +55,19 @@ def _environments(arguments: Sequence[str]) -> int:
 
 def client_parser() -> argparse.ArgumentParser:
     """Return the parser of `roll-env`'s words, but for those of `roll-env sandbox`."""
-    from clients.cli import audit, bench, check, doctor, listing, play, registering, replay, show, verify
-    from clients.process.installed import add_version
+    from rollgym.clients.cli import (
+        audit,
+        bench,
+        check,
+        doctor,
+        listing,
+        play,
+        registering,
+        replay,
+        show,
+        verify,
+    )
+    from rollgym.clients.process.installed import add_version
 
     parser = argparse.ArgumentParser(
         prog="roll-env", description="Look at, play, replay, check and measure environments."

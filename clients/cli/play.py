@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 from gymnasium import Space, spaces
 
-from clients.cli.arguments import (
+from rollgym.clients.cli.arguments import (
     CONNECT_TIMEOUT_S,
     PATIENCE_S,
     UsageError,
@@ -21,11 +21,11 @@ from clients.cli.arguments import (
     read_seed,
     server_url,
 )
-from clients.client.env import RemoteEnv
-from clients.process.terminal import ask, is_picture, picture_text, wrapped
-from clients.protocol.errors import ProblemError
-from clients.protocol.spaces import UnicodeText
-from clients.protocol.values import DecodeError, decode_value, encode_value
+from rollgym.clients.client.env import RemoteEnv
+from rollgym.clients.process.terminal import ask, is_picture, picture_text, wrapped
+from rollgym.clients.protocol.errors import ProblemError
+from rollgym.clients.protocol.spaces import UnicodeText
+from rollgym.clients.protocol.values import DecodeError, decode_value, encode_value
 
 _HELP = """\
   :quit         leave (so does the end of input)

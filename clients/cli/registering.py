@@ -11,16 +11,16 @@ from typing import Any, get_args
 
 import httpx
 
-from clients.checks.report import Finding, Status, print_report
-from clients.cli.arguments import UsageError, add_token_argument, read_number
-from clients.client.answers import member, reading
-from clients.net.caller import bearer_headers
-from clients.process.local_server import LocalServer
-from clients.protocol.addresses import server_parts
-from clients.protocol.arrays import DecodeError
-from clients.protocol.errors import RETRY_LATER, ProblemError
-from clients.protocol.frames import loads
-from clients.protocol.messages import HeartbeatReply, RegisterReply, UpstreamProtocol
+from rollgym.clients.checks.report import Finding, Status, print_report
+from rollgym.clients.cli.arguments import UsageError, add_token_argument, read_number
+from rollgym.clients.client.answers import member, reading
+from rollgym.clients.net.caller import bearer_headers
+from rollgym.clients.process.local_server import LocalServer
+from rollgym.clients.protocol.addresses import server_parts
+from rollgym.clients.protocol.arrays import DecodeError
+from rollgym.clients.protocol.errors import RETRY_LATER, ProblemError
+from rollgym.clients.protocol.frames import loads
+from rollgym.clients.protocol.messages import HeartbeatReply, RegisterReply, UpstreamProtocol
 
 _TIMEOUT_S = 120.0
 # A registration that is kept outlives a gateway or a server that is away for a while.

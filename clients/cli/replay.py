@@ -12,21 +12,21 @@ import numpy as np
 import orjson
 from pydantic import ValidationError
 
-from clients.cli.arguments import (
+from rollgym.clients.cli.arguments import (
     CONNECT_TIMEOUT_S,
     PATIENCE_S,
     UsageError,
     add_server_arguments,
     server_url,
 )
-from clients.client.client import EnvClient
-from clients.client.session import EnvSession
-from clients.process.background import BackgroundLoop
-from clients.process.terminal import ask
-from clients.protocol.arrays import DecodeError
-from clients.protocol.episode import PortableEpisode, step_digest
-from clients.protocol.errors import ProblemError
-from clients.protocol.values import decode_value, encode_value
+from rollgym.clients.client.client import EnvClient
+from rollgym.clients.client.session import EnvSession
+from rollgym.clients.process.background import BackgroundLoop
+from rollgym.clients.process.terminal import ask
+from rollgym.clients.protocol.arrays import DecodeError
+from rollgym.clients.protocol.episode import PortableEpisode, step_digest
+from rollgym.clients.protocol.errors import ProblemError
+from rollgym.clients.protocol.values import decode_value, encode_value
 
 _SHOWN_ELEMENTS = 16
 """An array with more elements than this is told by its shape and range."""

@@ -12,11 +12,11 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
-from clients.cli.arguments import CONNECT_TIMEOUT_S, add_server_arguments, server_url
-from clients.client.answers import reading
-from clients.client.client import EnvClient
-from clients.protocol.messages import EnvInfo
-from clients.protocol.schema_words import wanted
+from rollgym.clients.cli.arguments import CONNECT_TIMEOUT_S, add_server_arguments, server_url
+from rollgym.clients.client.answers import reading
+from rollgym.clients.client.client import EnvClient
+from rollgym.clients.protocol.messages import EnvInfo
+from rollgym.clients.protocol.schema_words import wanted
 
 _TOLD = ("observation", "actions", "reward")
 

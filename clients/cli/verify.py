@@ -9,8 +9,8 @@ from typing import Any
 
 import orjson
 
-from clients.checks.target import Target, TargetError
-from clients.cli.arguments import (
+from rollgym.clients.checks.target import Target, TargetError
+from rollgym.clients.cli.arguments import (
     CONNECT_TIMEOUT_S,
     UsageError,
     add_kwargs_argument,
@@ -18,7 +18,7 @@ from clients.cli.arguments import (
     checked_url,
     parse_kwargs,
 )
-from clients.client.verifier import RemoteVerifier
+from rollgym.clients.client.verifier import RemoteVerifier
 
 
 def add_parser(commands: Any) -> None:

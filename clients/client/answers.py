@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from clients.protocol.arrays import DecodeError
+from rollgym.clients.protocol.arrays import DecodeError
 
 _T = TypeVar("_T")
 _UNREADABLE = (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from clients.client.answers import reading
-from clients.client.operation import Operation
-from clients.client.waiting import wait_for_all
-from clients.net.caller import Caller
-from clients.protocol.arrays import DecodeError
-from clients.protocol.errors import RETRY_LATER, ProblemError
+from rollgym.clients.client.answers import reading
+from rollgym.clients.client.operation import Operation
+from rollgym.clients.client.waiting import wait_for_all
+from rollgym.clients.net.caller import Caller
+from rollgym.clients.protocol.arrays import DecodeError
+from rollgym.clients.protocol.errors import RETRY_LATER, ProblemError
 
 
 class Batch:

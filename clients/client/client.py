@@ -9,20 +9,20 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Literal, Self
 
-from clients.client.answers import member, reading
-from clients.client.batching import Batch
-from clients.client.keeper import SessionKeeper
-from clients.client.opener import SessionOpener
-from clients.client.operation import Operation, ResetResult, StepResult
-from clients.client.session import EnvSession
-from clients.client.waiting import wait_for_all
-from clients.net.caller import Caller
-from clients.net.pool import Timing
-from clients.protocol.arrays import DecodeError
-from clients.protocol.episode import PortableEpisode
-from clients.protocol.errors import ProblemError
-from clients.protocol.messages import EnvInfo, ServerInfo, Verdict
-from clients.protocol.values import encode_value
+from rollgym.clients.client.answers import member, reading
+from rollgym.clients.client.batching import Batch
+from rollgym.clients.client.keeper import SessionKeeper
+from rollgym.clients.client.opener import SessionOpener
+from rollgym.clients.client.operation import Operation, ResetResult, StepResult
+from rollgym.clients.client.session import EnvSession
+from rollgym.clients.client.waiting import wait_for_all
+from rollgym.clients.net.caller import Caller
+from rollgym.clients.net.pool import Timing
+from rollgym.clients.protocol.arrays import DecodeError
+from rollgym.clients.protocol.episode import PortableEpisode
+from rollgym.clients.protocol.errors import ProblemError
+from rollgym.clients.protocol.messages import EnvInfo, ServerInfo, Verdict
+from rollgym.clients.protocol.values import encode_value
 
 _CLOSE_TIMEOUT_S = 5.0
 

@@ -7,11 +7,11 @@ from typing import Any, ClassVar
 
 import gymnasium
 
-from clients.client.answers import render_modes
-from clients.client.client import CONNECT_TIMEOUT_S, Encoding, EnvClient
-from clients.client.session import EnvSession
-from clients.process.background import BackgroundLoop
-from clients.protocol.episode import PortableEpisode
+from rollgym.clients.client.answers import render_modes
+from rollgym.clients.client.client import CONNECT_TIMEOUT_S, Encoding, EnvClient
+from rollgym.clients.client.session import EnvSession
+from rollgym.clients.process.background import BackgroundLoop
+from rollgym.clients.protocol.episode import PortableEpisode
 
 MAX_SEED = 2**53
 """Seeds on the wire lie below this."""

@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import suppress
 
-from clients.client.session import EnvSession
-from clients.net.caller import Caller
-from clients.protocol.errors import ProblemError
+from rollgym.clients.client.session import EnvSession
+from rollgym.clients.net.caller import Caller
+from rollgym.clients.protocol.errors import ProblemError
 
 
 class SessionKeeper:

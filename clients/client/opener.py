@@ -8,13 +8,13 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from clients.client.answers import member, reading
-from clients.net.caller import Caller
-from clients.net.connection import Reply
-from clients.protocol.arrays import DecodeError
-from clients.protocol.episode import PortableEpisode
-from clients.protocol.errors import ProblemError
-from clients.protocol.values import encode_value
+from rollgym.clients.client.answers import member, reading
+from rollgym.clients.net.caller import Caller
+from rollgym.clients.net.connection import Reply
+from rollgym.clients.protocol.arrays import DecodeError
+from rollgym.clients.protocol.episode import PortableEpisode
+from rollgym.clients.protocol.errors import ProblemError
+from rollgym.clients.protocol.values import encode_value
 
 _TAKE_BACK_S = 60.0
 

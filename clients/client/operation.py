@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from clients.client.session import EnvSession
+    from rollgym.clients.client.session import EnvSession
 
 
 class ResetResult(NamedTuple):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from clients.protocol.episode import PortableEpisode, step_digest
+from rollgym.clients.protocol.episode import PortableEpisode, step_digest
 
 
 class EpisodeRecord:

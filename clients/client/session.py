@@ -6,21 +6,21 @@ import asyncio
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from clients.client.answers import member, reading, reward_of
-from clients.client.opener import GONE, UNANSWERED
-from clients.client.operation import Operation, ResetResult, StepResult
-from clients.client.record import EpisodeRecord
-from clients.client.waiting import wait_for_all
-from clients.protocol.arrays import DecodeError
-from clients.protocol.episode import PortableEpisode
-from clients.protocol.errors import ProblemError
-from clients.protocol.messages import EnvInfo
-from clients.protocol.spaces import parse_space
-from clients.protocol.values import decode_value, encode_value
+from rollgym.clients.client.answers import member, reading, reward_of
+from rollgym.clients.client.opener import GONE, UNANSWERED
+from rollgym.clients.client.operation import Operation, ResetResult, StepResult
+from rollgym.clients.client.record import EpisodeRecord
+from rollgym.clients.client.waiting import wait_for_all
+from rollgym.clients.protocol.arrays import DecodeError
+from rollgym.clients.protocol.episode import PortableEpisode
+from rollgym.clients.protocol.errors import ProblemError
+from rollgym.clients.protocol.messages import EnvInfo
+from rollgym.clients.protocol.spaces import parse_space
+from rollgym.clients.protocol.values import decode_value, encode_value
 
 if TYPE_CHECKING:
-    from clients.client.client import EnvClient
-    from clients.net.caller import Caller
+    from rollgym.clients.client.client import EnvClient
+    from rollgym.clients.net.caller import Caller
 
 _FINAL_REASONS = frozenset({"closed", "replay_diverged"})
 """Somebody ended the session on purpose, or it cannot be rebuilt: not for the client to undo."""

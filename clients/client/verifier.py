@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
-from clients.client.client import CONNECT_TIMEOUT_S, Encoding, EnvClient
-from clients.process.background import BackgroundLoop
-from clients.protocol.messages import Verdict
+from rollgym.clients.client.client import CONNECT_TIMEOUT_S, Encoding, EnvClient
+from rollgym.clients.process.background import BackgroundLoop
+from rollgym.clients.protocol.messages import Verdict
 
 
 class RemoteVerifier:

@@ -10,10 +10,10 @@ import re
 import secrets
 from typing import Any
 
-from clients.net.connection import Connection, Reply
-from clients.net.pool import ConnectionPool, Timing
-from clients.net.transport import MAX_MESSAGE_BYTES, ConnectionLost
-from clients.protocol.errors import RETRY_LATER, ProblemError
+from rollgym.clients.net.connection import Connection, Reply
+from rollgym.clients.net.pool import ConnectionPool, Timing
+from rollgym.clients.net.transport import MAX_MESSAGE_BYTES, ConnectionLost
+from rollgym.clients.protocol.errors import RETRY_LATER, ProblemError
 
 _GRACE_S = 30.0
 _TOKEN = re.compile(r"[!-~]*")

@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from clients.net.transport import ConnectionLost, WebSocket
-from clients.protocol.arrays import DecodeError
-from clients.protocol.errors import ProblemError
-from clients.protocol.frames import dumps, loads
+from rollgym.clients.net.transport import ConnectionLost, WebSocket
+from rollgym.clients.protocol.arrays import DecodeError
+from rollgym.clients.protocol.errors import ProblemError
+from rollgym.clients.protocol.frames import dumps, loads
 
 _TICK_S = 1.0
 

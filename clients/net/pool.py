@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
-from clients.net.connection import Connection
-from clients.net.transport import MAX_MESSAGE_BYTES, ConnectionLost, open_socket, socket_url
-from clients.protocol.errors import RETRY_LATER, ProblemError
-from clients.protocol.frames import SUBPROTOCOLS
+from rollgym.clients.net.connection import Connection
+from rollgym.clients.net.transport import MAX_MESSAGE_BYTES, ConnectionLost, open_socket, socket_url
+from rollgym.clients.protocol.errors import RETRY_LATER, ProblemError
+from rollgym.clients.protocol.frames import SUBPROTOCOLS
 
 _FIRST_DELAY_S = 0.05
 _MAX_DELAY_S = 2.0

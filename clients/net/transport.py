@@ -22,10 +22,10 @@ from websockets.protocol import State
 from websockets.typing import Subprotocol
 from websockets.uri import parse_uri
 
-from clients.protocol.addresses import server_parts
-from clients.protocol.arrays import DecodeError
-from clients.protocol.errors import ProblemError
-from clients.protocol.frames import loads
+from rollgym.clients.protocol.addresses import server_parts
+from rollgym.clients.protocol.arrays import DecodeError
+from rollgym.clients.protocol.errors import ProblemError
+from rollgym.clients.protocol.frames import loads
 
 MAX_MESSAGE_BYTES = 2**30
 """A message that is larger ends the connection, unless another limit is set."""

@@ -19,7 +19,7 @@ _STOP_TIMEOUT_S = 30.0
 
 
 class LocalServer:
-    """Runs `python -m env_server` on a free port of this machine.
+    """Runs `python -m rollgym.env_server` on a free port of this machine.
 
     Args:
         arguments: More of its command line.
@@ -43,7 +43,7 @@ class LocalServer:
         """
         self._log: IO[bytes] = tempfile.TemporaryFile()
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "env_server", "--port", "0", *self._arguments],
+            [sys.executable, "-m", "rollgym.env_server", "--port", "0", *self._arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=self._log,

@@ -7,7 +7,7 @@ from typing import Any, cast
 import msgpack
 import orjson
 
-from clients.protocol.arrays import DecodeError, EncodeError
+from rollgym.clients.protocol.arrays import DecodeError, EncodeError
 
 MEDIA_TYPES = {False: "application/json", True: "application/msgpack"}
 """The HTTP content type by `binary`."""

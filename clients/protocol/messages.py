@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
-from clients.protocol.episode import PortableEpisode
+from rollgym.clients.protocol.episode import PortableEpisode
 
 IDENTIFIER = r"^[A-Za-z0-9._-]{1,128}$"
 """What environment, session and registration ids look like."""

@@ -10,7 +10,14 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.spaces import Space
 
-from clients.protocol.arrays import DTYPES, MAX_DIMENSIONS, DecodeError, decode_array, encode_array, shown
+from rollgym.clients.protocol.arrays import (
+    DTYPES,
+    MAX_DIMENSIONS,
+    DecodeError,
+    decode_array,
+    encode_array,
+    shown,
+)
 
 _SAMPLE_ALPHABET = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 .,<>/\n\"'{}é√漢😀"
 _SAMPLE_MAX_LENGTH = 16

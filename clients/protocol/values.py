@@ -16,7 +16,7 @@ from gymnasium import spaces
 from gymnasium.spaces import GraphInstance, Space
 from gymnasium.vector.utils import concatenate, create_empty_array, iterate
 
-from clients.protocol.arrays import (
+from rollgym.clients.protocol.arrays import (
     INTEGER_LIMIT,
     DecodeError,
     EncodeError,
@@ -28,7 +28,7 @@ from clients.protocol.arrays import (
     encode_media,
     float_name,
 )
-from clients.protocol.spaces import UnicodeText
+from rollgym.clients.protocol.spaces import UnicodeText
 
 # Deeper free-form values cannot be written as JSON by every library, together with the frame around them.
 _MAX_DEPTH = 200

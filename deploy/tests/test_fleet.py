@@ -7,8 +7,8 @@ import httpx
 import pytest
 
 from deploy.tests.fleet import Fleet, eventually
-from envs.registry import builtin_environments
 from rollgym import RemoteEnv
+from rollgym.envs.registry import builtin_environments
 from tests.support.processes import read_lines, start_training, train
 
 TRAINING = str(Path(__file__).with_name("training.yaml"))

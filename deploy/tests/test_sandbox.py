@@ -10,8 +10,8 @@ from deploy.tests.fleet import Fleet
 # As an environment on a node does.
 RUN = """
 import json, sys
-from sandbox.core.program import Program
-from sandbox.selection import open_sandbox
+from rollgym.sandbox.core.program import Program
+from rollgym.sandbox.selection import open_sandbox
 sandbox = open_sandbox("remote:http://sandbox:8000?token_file=/run/tokens/sandbox")
 result = sandbox.run(Program(sys.argv[1], sys.argv[2]))
 print(json.dumps([result.outcome, result.stdout.decode(), result.stderr.decode(), result.guarantees.level]))

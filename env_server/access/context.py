@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from env_server.access.tokens import Caller
-from env_server.telemetry.logs import CURRENT_TRACE
+from rollgym.env_server.access.tokens import Caller
+from rollgym.env_server.telemetry.logs import CURRENT_TRACE
 
 
 class Context:

@@ -3,9 +3,9 @@
 from collections import Counter
 from collections.abc import Callable
 
-from clients.protocol.errors import ProblemError
-from env_server.access.tokens import Caller, Tokens
-from env_server.common.setting_sections import AccessSettings
+from rollgym.clients.protocol.errors import ProblemError
+from rollgym.env_server.access.tokens import Caller, Tokens
+from rollgym.env_server.common.setting_sections import AccessSettings
 
 _RETRY_AFTER_S = 5
 

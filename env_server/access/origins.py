@@ -4,7 +4,7 @@ import ipaddress
 from collections.abc import Iterable, Mapping
 from urllib.parse import SplitResult, urlsplit
 
-from clients.protocol.errors import ProblemError
+from rollgym.clients.protocol.errors import ProblemError
 
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 

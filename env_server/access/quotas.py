@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
-from clients.protocol.errors import ProblemError
-from env_server.access.tokens import Caller
-from env_server.common.io_process import ProcessRank
+from rollgym.clients.protocol.errors import ProblemError
+from rollgym.env_server.access.tokens import Caller
+from rollgym.env_server.common.io_process import ProcessRank
 
 ROWS = 4096
 """Names of tokens that are counted apart in the life of one server; those that come after share the last row."""

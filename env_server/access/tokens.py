@@ -15,9 +15,9 @@ from typing import Annotated, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from clients.protocol.errors import ProblemError
-from clients.protocol.yaml_text import read_yaml
-from env_server.common.settings import ConfigurationError
+from rollgym.clients.protocol.errors import ProblemError
+from rollgym.clients.protocol.yaml_text import read_yaml
+from rollgym.env_server.common.settings import ConfigurationError
 
 Role = Literal["play", "register", "admin"]
 ROLES: tuple[Role, ...] = ("play", "register", "admin")

@@ -5,9 +5,9 @@ from typing import Any
 
 from gymnasium import Space, spaces
 
-from clients.protocol.errors import ProblemError
-from clients.protocol.spaces import UnicodeText
-from clients.protocol.values import DecodeError, decode_value, encode_value
+from rollgym.clients.protocol.errors import ProblemError
+from rollgym.clients.protocol.spaces import UnicodeText
+from rollgym.clients.protocol.values import DecodeError, decode_value, encode_value
 
 ActionReader = Callable[[Any], tuple[Any, Any]]
 """Turns what a client sent into (the action, its form in JSON's encoding), or raises `invalid_action`.

@@ -3,10 +3,10 @@
 import difflib
 from collections.abc import Callable, Iterator, Mapping
 
-from clients.process.installed import installed_environments
-from clients.protocol.errors import ProblemError
-from env_server.catalog.entry import CatalogEntry
-from env_server.catalog.named_entries import (
+from rollgym.clients.process.installed import installed_environments
+from rollgym.clients.protocol.errors import ProblemError
+from rollgym.env_server.catalog.entry import CatalogEntry
+from rollgym.env_server.catalog.named_entries import (
     ID,
     class_entry,
     gymnasium_entry,
@@ -15,8 +15,8 @@ from env_server.catalog.named_entries import (
     named_class,
     named_id,
 )
-from env_server.common.settings import ConfigurationError, Settings
-from envs.registry import builtin_environments
+from rollgym.env_server.common.settings import ConfigurationError, Settings
+from rollgym.envs.registry import builtin_environments
 
 _NEAR_NAMES = 3
 

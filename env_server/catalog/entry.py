@@ -6,12 +6,12 @@ from typing import Any
 
 from gymnasium import Space
 
-from clients.protocol.spaces import UnicodeText, describe_space
-from clients.protocol.values import EncodeError, encode_value
-from env_server.catalog.actions import ActionReader, action_reader
-from env_server.catalog.kwargs_rules import KwargsRules
-from env_server.common.setting_sections import Isolation
-from env_server.workers.base import EnvSource
+from rollgym.clients.protocol.spaces import UnicodeText, describe_space
+from rollgym.clients.protocol.values import EncodeError, encode_value
+from rollgym.env_server.catalog.actions import ActionReader, action_reader
+from rollgym.env_server.catalog.kwargs_rules import KwargsRules
+from rollgym.env_server.common.setting_sections import Isolation
+from rollgym.env_server.workers.base import EnvSource
 
 
 @dataclass(slots=True)

@@ -6,12 +6,12 @@ from functools import cached_property
 from itertools import islice
 from typing import Any
 
-from clients.protocol.errors import ProblemError
-from clients.protocol.values import DecodeError, decode_value
-from env_server.common.settings import ConfigurationError
-from envs.core.json_schemas import SchemaValidator
-from envs.core.patterns import TooMuchWorkError
-from envs.core.schema_parts import SchemaError
+from rollgym.clients.protocol.errors import ProblemError
+from rollgym.clients.protocol.values import DecodeError, decode_value
+from rollgym.env_server.common.settings import ConfigurationError
+from rollgym.envs.core.json_schemas import SchemaValidator
+from rollgym.envs.core.patterns import TooMuchWorkError
+from rollgym.envs.core.schema_parts import SchemaError
 
 NO_KWARGS: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 """The schema of an environment that says nothing: a client sets nothing."""

@@ -10,13 +10,13 @@ from typing import Any
 import gymnasium
 from gymnasium.envs.registration import EnvSpec
 
-from clients.process.installed import InstalledEnvironment
-from env_server.catalog.entry import CatalogEntry
-from env_server.catalog.kwargs_rules import NO_KWARGS, KwargsRules
-from env_server.common.setting_sections import Isolation
-from env_server.common.settings import ConfigurationError, Settings
-from env_server.workers.base import EnvSource
-from envs.adapters.text import TextAdapter, step_limit, text_metadata
+from rollgym.clients.process.installed import InstalledEnvironment
+from rollgym.env_server.catalog.entry import CatalogEntry
+from rollgym.env_server.catalog.kwargs_rules import NO_KWARGS, KwargsRules
+from rollgym.env_server.common.setting_sections import Isolation
+from rollgym.env_server.common.settings import ConfigurationError, Settings
+from rollgym.env_server.workers.base import EnvSource
+from rollgym.envs.adapters.text import TextAdapter, step_limit, text_metadata
 
 ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 """What can be the id of an environment."""

@@ -5,7 +5,7 @@ from collections.abc import Callable, Generator
 from time import perf_counter
 from typing import Any
 
-from clients.protocol.errors import ProblemError
+from rollgym.clients.protocol.errors import ProblemError
 
 Listener = Callable[[Any, Any], None]
 """Takes a tag of the listener's own and the answer, or the `ProblemError` that is the answer."""

@@ -5,7 +5,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from clients.protocol.errors import ProblemError
+from rollgym.clients.protocol.errors import ProblemError
 
 _RETRY_S = 2
 ReasonCode = Literal[

@@ -11,8 +11,8 @@ import yaml
 from pydantic import ValidationError, model_validator
 from pydantic.fields import FieldInfo
 
-from clients.protocol.yaml_text import read_yaml
-from env_server.common.setting_sections import (
+from rollgym.clients.protocol.yaml_text import read_yaml
+from rollgym.env_server.common.setting_sections import (
     AccessSettings,
     CatalogSettings,
     GatewaySettings,

@@ -4,16 +4,16 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
-from clients.protocol.errors import ProblemError
-from clients.protocol.messages import AnnouncedEnvironment, AnnounceRequest, RegisterRequest
-from env_server.access.context import Context
-from env_server.access.tokens import Caller
-from env_server.gateway.registering import Registering
-from env_server.gateway.registry import Registration, Registry
-from env_server.gateway.upstream.targets import Target
-from env_server.messages.envelope import as_problem
-from env_server.messages.validation import invalid, requested
-from env_server.sessions.replies import Reply
+from rollgym.clients.protocol.errors import ProblemError
+from rollgym.clients.protocol.messages import AnnouncedEnvironment, AnnounceRequest, RegisterRequest
+from rollgym.env_server.access.context import Context
+from rollgym.env_server.access.tokens import Caller
+from rollgym.env_server.gateway.registering import Registering
+from rollgym.env_server.gateway.registry import Registration, Registry
+from rollgym.env_server.gateway.upstream.targets import Target
+from rollgym.env_server.messages.envelope import as_problem
+from rollgym.env_server.messages.validation import invalid, requested
+from rollgym.env_server.sessions.replies import Reply
 
 # What is not known by then is answered as pending; who announces comes again, with heartbeats for all the others.
 _ANSWER_WITHIN_S = 10.0

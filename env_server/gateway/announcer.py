@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 import httpx
 from pydantic import ValidationError
 
-from clients.protocol.errors import RETRY_LATER
-from clients.protocol.messages import AnnounceAnswer, AnnounceReply
-from env_server.common.settings import ConfigurationError, Settings
-from env_server.gateway.registry import DEFAULT_TTL_S
-from env_server.gateway.upstream.connections import connect
+from rollgym.clients.protocol.errors import RETRY_LATER
+from rollgym.clients.protocol.messages import AnnounceAnswer, AnnounceReply
+from rollgym.env_server.common.settings import ConfigurationError, Settings
+from rollgym.env_server.gateway.registry import DEFAULT_TTL_S
+from rollgym.env_server.gateway.upstream.connections import connect
 
 _BEAT_S = DEFAULT_TTL_S / 4
 _PENDING_S = 0.5

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple, cast
 
 import msgpack
 
-from clients.protocol.errors import ProblemError
-from env_server.journal.journal import EndReason
+from rollgym.clients.protocol.errors import ProblemError
+from rollgym.env_server.journal.journal import EndReason
 
 Arguments = tuple[Any, ...]
 """What the journal's script takes of one session."""

@@ -10,7 +10,7 @@ from typing import BinaryIO
 import orjson
 from pydantic import TypeAdapter, ValidationError
 
-from env_server.common.settings import ConfigurationError
+from rollgym.env_server.common.settings import ConfigurationError
 
 _MOVE = TypeAdapter(tuple[str, tuple[str, str] | None])
 # To write all moves anew takes the event loop's time, and a disk that was full a moment ago is likely to be so still.

@@ -6,13 +6,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from clients.protocol.errors import RETRY_LATER, ProblemError
-from env_server.common.setting_sections import TimeoutSettings
-from env_server.gateway.registry import Registration, Registry, no_server
-from env_server.gateway.relocation import PATIENCE_S
-from env_server.gateway.upstream.node import Node
-from env_server.sessions.replies import Reply, opened_sessions
-from env_server.telemetry.metrics import Metrics
+from rollgym.clients.protocol.errors import RETRY_LATER, ProblemError
+from rollgym.env_server.common.setting_sections import TimeoutSettings
+from rollgym.env_server.gateway.registry import Registration, Registry, no_server
+from rollgym.env_server.gateway.relocation import PATIENCE_S
+from rollgym.env_server.gateway.upstream.node import Node
+from rollgym.env_server.sessions.replies import Reply, opened_sessions
+from rollgym.env_server.telemetry.metrics import Metrics
 
 # A session may find so many nodes full or away, one after another.
 _ROUNDS = 4

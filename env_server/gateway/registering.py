@@ -8,27 +8,27 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
-from clients.protocol.errors import ProblemError
-from clients.protocol.messages import IDENTIFIER, HeartbeatRequest, RegisterRequest
-from env_server.access.context import Context
-from env_server.access.tokens import Caller
-from env_server.catalog.catalog import Catalog
-from env_server.catalog.entry import CatalogEntry
-from env_server.catalog.kwargs_rules import KwargsRules
-from env_server.common.settings import Settings
-from env_server.gateway.registry import DEFAULT_TTL_S, Registration, Registry
-from env_server.gateway.upstream.base import Upstream
-from env_server.gateway.upstream.gem import GemUpstream
-from env_server.gateway.upstream.http import HttpUpstream
-from env_server.gateway.upstream.http_client import TargetLimits
-from env_server.gateway.upstream.node import Node, Nodes
-from env_server.gateway.upstream.openenv import OpenEnvUpstream
-from env_server.gateway.upstream.probe import Check, probe
-from env_server.gateway.upstream.rollgym import RollgymUpstream
-from env_server.gateway.upstream.targets import Target, TargetRules
-from env_server.messages.validation import invalid, refuse_fields, requested
-from env_server.sessions.replies import Reply
-from env_server.workers.base import EnvSource
+from rollgym.clients.protocol.errors import ProblemError
+from rollgym.clients.protocol.messages import IDENTIFIER, HeartbeatRequest, RegisterRequest
+from rollgym.env_server.access.context import Context
+from rollgym.env_server.access.tokens import Caller
+from rollgym.env_server.catalog.catalog import Catalog
+from rollgym.env_server.catalog.entry import CatalogEntry
+from rollgym.env_server.catalog.kwargs_rules import KwargsRules
+from rollgym.env_server.common.settings import Settings
+from rollgym.env_server.gateway.registry import DEFAULT_TTL_S, Registration, Registry
+from rollgym.env_server.gateway.upstream.base import Upstream
+from rollgym.env_server.gateway.upstream.gem import GemUpstream
+from rollgym.env_server.gateway.upstream.http import HttpUpstream
+from rollgym.env_server.gateway.upstream.http_client import TargetLimits
+from rollgym.env_server.gateway.upstream.node import Node, Nodes
+from rollgym.env_server.gateway.upstream.openenv import OpenEnvUpstream
+from rollgym.env_server.gateway.upstream.probe import Check, probe
+from rollgym.env_server.gateway.upstream.rollgym import RollgymUpstream
+from rollgym.env_server.gateway.upstream.targets import Target, TargetRules
+from rollgym.env_server.messages.validation import invalid, refuse_fields, requested
+from rollgym.env_server.sessions.replies import Reply
+from rollgym.env_server.workers.base import EnvSource
 
 _ID_BYTES = 8
 _ANSWER_S = 5.0

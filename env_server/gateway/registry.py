@@ -9,15 +9,15 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from clients.protocol.errors import ProblemError
-from clients.protocol.messages import UpstreamProtocol
-from clients.protocol.spaces import describe_space
-from env_server.catalog.kwargs_rules import without_descriptions
-from env_server.gateway.roster import EndOfRegistration, Enrolled, Roster
-from env_server.gateway.upstream.base import EnvironmentSpec, Upstream
-from env_server.gateway.upstream.node import Node
-from env_server.gateway.upstream.targets import Target
-from env_server.telemetry.metrics import Metrics
+from rollgym.clients.protocol.errors import ProblemError
+from rollgym.clients.protocol.messages import UpstreamProtocol
+from rollgym.clients.protocol.spaces import describe_space
+from rollgym.env_server.catalog.kwargs_rules import without_descriptions
+from rollgym.env_server.gateway.roster import EndOfRegistration, Enrolled, Roster
+from rollgym.env_server.gateway.upstream.base import EnvironmentSpec, Upstream
+from rollgym.env_server.gateway.upstream.node import Node
+from rollgym.env_server.gateway.upstream.targets import Target
+from rollgym.env_server.telemetry.metrics import Metrics
 
 DEFAULT_TTL_S = 60.0
 _ID_BYTES = 16

@@ -10,24 +10,24 @@ from collections.abc import Coroutine, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from clients.protocol.errors import ProblemError
-from env_server.access.context import Context
-from env_server.access.tokens import Caller
-from env_server.gateway.journal_entries import Arguments, JournalAway, not_known
-from env_server.gateway.relayed_session import UNREADABLE, RelayedSession
-from env_server.gateway.relocation import PATIENCE_S, Relocation, renamed
-from env_server.gateway.session_names import parse_session_name
-from env_server.gateway.upstream.link import Passage
-from env_server.gateway.write_ahead import WriteAhead
-from env_server.journal.journal import END_REASONS
-from env_server.messages.envelope import as_problem
-from env_server.sessions.replies import Reply
-from env_server.sessions.sessions import Sessions
-from env_server.telemetry.logs import CURRENT_TRACE
-from env_server.telemetry.metrics import Metrics
+from rollgym.clients.protocol.errors import ProblemError
+from rollgym.env_server.access.context import Context
+from rollgym.env_server.access.tokens import Caller
+from rollgym.env_server.gateway.journal_entries import Arguments, JournalAway, not_known
+from rollgym.env_server.gateway.relayed_session import UNREADABLE, RelayedSession
+from rollgym.env_server.gateway.relocation import PATIENCE_S, Relocation, renamed
+from rollgym.env_server.gateway.session_names import parse_session_name
+from rollgym.env_server.gateway.upstream.link import Passage
+from rollgym.env_server.gateway.write_ahead import WriteAhead
+from rollgym.env_server.journal.journal import END_REASONS
+from rollgym.env_server.messages.envelope import as_problem
+from rollgym.env_server.sessions.replies import Reply
+from rollgym.env_server.sessions.sessions import Sessions
+from rollgym.env_server.telemetry.logs import CURRENT_TRACE
+from rollgym.env_server.telemetry.metrics import Metrics
 
 if TYPE_CHECKING:
-    from env_server.gateway.shared_journal import SharedJournal
+    from rollgym.env_server.gateway.shared_journal import SharedJournal
 
 _RETRY_S = 1.0
 _PROTOCOL = "rollgym"

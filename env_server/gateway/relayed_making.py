@@ -4,28 +4,28 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from clients.protocol.errors import ProblemError
-from clients.protocol.messages import ForkRequest, MakeRequest, RestoreRequest
-from clients.protocol.spaces import parse_space
-from clients.protocol.values import decode_value, encode_value
-from env_server.access.context import Context
-from env_server.access.tokens import Caller, Tokens
-from env_server.catalog.entry import CatalogEntry
-from env_server.common.setting_sections import TimeoutSettings
-from env_server.gateway.journal_entries import JournalAway, check
-from env_server.gateway.placement import Made, Placement, unreadable
-from env_server.gateway.registry import Registry
-from env_server.gateway.relayed_session import UNREADABLE, RelayedSession
-from env_server.gateway.relocation import PATIENCE_S, Relocation, renamed
-from env_server.gateway.session_names import session_name
-from env_server.gateway.session_release import SessionRelease
-from env_server.journal.journal import Journal
-from env_server.sessions.replies import Reply
-from env_server.sessions.sessions import Sessions
-from env_server.telemetry.metrics import Metrics
+from rollgym.clients.protocol.errors import ProblemError
+from rollgym.clients.protocol.messages import ForkRequest, MakeRequest, RestoreRequest
+from rollgym.clients.protocol.spaces import parse_space
+from rollgym.clients.protocol.values import decode_value, encode_value
+from rollgym.env_server.access.context import Context
+from rollgym.env_server.access.tokens import Caller, Tokens
+from rollgym.env_server.catalog.entry import CatalogEntry
+from rollgym.env_server.common.setting_sections import TimeoutSettings
+from rollgym.env_server.gateway.journal_entries import JournalAway, check
+from rollgym.env_server.gateway.placement import Made, Placement, unreadable
+from rollgym.env_server.gateway.registry import Registry
+from rollgym.env_server.gateway.relayed_session import UNREADABLE, RelayedSession
+from rollgym.env_server.gateway.relocation import PATIENCE_S, Relocation, renamed
+from rollgym.env_server.gateway.session_names import session_name
+from rollgym.env_server.gateway.session_release import SessionRelease
+from rollgym.env_server.journal.journal import Journal
+from rollgym.env_server.sessions.replies import Reply
+from rollgym.env_server.sessions.sessions import Sessions
+from rollgym.env_server.telemetry.metrics import Metrics
 
 if TYPE_CHECKING:
-    from env_server.gateway.shared_journal import SharedJournal
+    from rollgym.env_server.gateway.shared_journal import SharedJournal
 
 
 class RelayedOpening(NamedTuple):

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 from gymnasium import Space
 
-from clients.protocol.arrays import DecodeError
-from clients.protocol.episode import PortableEpisode, step_digest
-from clients.protocol.spaces import parse_space
-from clients.protocol.values import EncodeError, decode_value, encode_value
-from env_server.catalog.actions import action_reader
-from env_server.gateway.journal_entries import (
+from rollgym.clients.protocol.arrays import DecodeError
+from rollgym.clients.protocol.episode import PortableEpisode, step_digest
+from rollgym.clients.protocol.spaces import parse_space
+from rollgym.clients.protocol.values import EncodeError, decode_value, encode_value
+from rollgym.env_server.catalog.actions import action_reader
+from rollgym.env_server.gateway.journal_entries import (
     About,
     Arguments,
     Head,
@@ -24,15 +24,15 @@ from env_server.gateway.journal_entries import (
     stepped_on,
     whole,
 )
-from env_server.gateway.registry import Registration
-from env_server.gateway.upstream.node import Node
-from env_server.journal.journal import EndReason, Journal
-from env_server.sessions.replies import Reply
-from env_server.sessions.session import BaseSession
+from rollgym.env_server.gateway.registry import Registration
+from rollgym.env_server.gateway.upstream.node import Node
+from rollgym.env_server.journal.journal import EndReason, Journal
+from rollgym.env_server.sessions.replies import Reply
+from rollgym.env_server.sessions.session import BaseSession
 
 if TYPE_CHECKING:
-    from env_server.catalog.entry import CatalogEntry
-    from env_server.gateway.session_release import SessionRelease
+    from rollgym.env_server.catalog.entry import CatalogEntry
+    from rollgym.env_server.gateway.session_release import SessionRelease
 
 # What reading an answer of another form than the protocol's may raise.
 UNREADABLE = (

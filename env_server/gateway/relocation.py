@@ -6,21 +6,21 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import Any, NoReturn
 
-from clients.net.transport import ConnectionLost
-from clients.protocol.errors import RETRY_LATER, ProblemError
-from env_server.access.tokens import Caller, Tokens
-from env_server.catalog.catalog import Catalog
-from env_server.common.settings import Settings
-from env_server.gateway.moves import Moves
-from env_server.gateway.registry import Registration, Registry
-from env_server.gateway.relayed_session import UNREADABLE, RelayedSession
-from env_server.gateway.session_names import SessionName, parse_session_name
-from env_server.gateway.session_release import SessionRelease
-from env_server.gateway.shared_relocation import RECONNECT_S, SharedRelocation, begin_anew
-from env_server.gateway.upstream.node import Node, Nodes
-from env_server.journal.journal import Journal
-from env_server.sessions.sessions import Sessions, session_gone, unknown_session
-from env_server.telemetry.metrics import Metrics
+from rollgym.clients.net.transport import ConnectionLost
+from rollgym.clients.protocol.errors import RETRY_LATER, ProblemError
+from rollgym.env_server.access.tokens import Caller, Tokens
+from rollgym.env_server.catalog.catalog import Catalog
+from rollgym.env_server.common.settings import Settings
+from rollgym.env_server.gateway.moves import Moves
+from rollgym.env_server.gateway.registry import Registration, Registry
+from rollgym.env_server.gateway.relayed_session import UNREADABLE, RelayedSession
+from rollgym.env_server.gateway.session_names import SessionName, parse_session_name
+from rollgym.env_server.gateway.session_release import SessionRelease
+from rollgym.env_server.gateway.shared_relocation import RECONNECT_S, SharedRelocation, begin_anew
+from rollgym.env_server.gateway.upstream.node import Node, Nodes
+from rollgym.env_server.journal.journal import Journal
+from rollgym.env_server.sessions.sessions import Sessions, session_gone, unknown_session
+from rollgym.env_server.telemetry.metrics import Metrics
 
 # A node that is started again registers again within this time, as a rule.
 PATIENCE_S = 15.0

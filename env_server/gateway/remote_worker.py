@@ -6,10 +6,10 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from env_server.gateway.registry import Registration, Registry, no_server
-from env_server.gateway.upstream.base import SessionUnknownError, UpstreamError
-from env_server.telemetry.metrics import Metrics
-from env_server.workers.base import (
+from rollgym.env_server.gateway.registry import Registration, Registry, no_server
+from rollgym.env_server.gateway.upstream.base import SessionUnknownError, UpstreamError
+from rollgym.env_server.telemetry.metrics import Metrics
+from rollgym.env_server.workers.base import (
     EnvironmentRaised,
     EnvSource,
     OperationTimeout,

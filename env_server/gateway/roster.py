@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
-from clients.protocol.errors import ProblemError
+from rollgym.clients.protocol.errors import ProblemError
 
 EndOfRegistration = Literal["left", "expired", "refused"]
 

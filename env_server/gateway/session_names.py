@@ -9,7 +9,7 @@ import hmac
 import re
 from dataclasses import dataclass
 
-from env_server.gateway.upstream.node import NODE_KEY_CHARACTERS
+from rollgym.env_server.gateway.upstream.node import NODE_KEY_CHARACTERS
 
 _PROOF_BYTES = 10
 _PROOF = 16

@@ -4,15 +4,15 @@ import asyncio
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any
 
-from clients.protocol.errors import ProblemError
-from env_server.gateway.journal_entries import JournalAway
-from env_server.gateway.moves import Moves
-from env_server.gateway.registry import Registry
-from env_server.gateway.relayed_session import RelayedSession
-from env_server.journal.journal import EndReason
+from rollgym.clients.protocol.errors import ProblemError
+from rollgym.env_server.gateway.journal_entries import JournalAway
+from rollgym.env_server.gateway.moves import Moves
+from rollgym.env_server.gateway.registry import Registry
+from rollgym.env_server.gateway.relayed_session import RelayedSession
+from rollgym.env_server.journal.journal import EndReason
 
 if TYPE_CHECKING:
-    from env_server.gateway.shared_journal import SharedJournal
+    from rollgym.env_server.gateway.shared_journal import SharedJournal
 
 _CLOCK_SKEW_S = 1.0
 

@@ -22,8 +22,8 @@ from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError, RedisError
 
-from env_server.common.settings import ConfigurationError
-from env_server.gateway.journal_entries import (
+from rollgym.env_server.common.settings import ConfigurationError
+from rollgym.env_server.gateway.journal_entries import (
     LEASE_S,
     About,
     Arguments,
@@ -36,8 +36,8 @@ from env_server.gateway.journal_entries import (
     Write,
     flags,
 )
-from env_server.journal.journal import END_REASONS, EndReason
-from env_server.telemetry.durations import Durations
+from rollgym.env_server.journal.journal import END_REASONS, EndReason
+from rollgym.env_server.telemetry.durations import Durations
 
 _PREFIX = "rollgym:session:"
 _TRIAL = "rollgym:trial"
@@ -94,7 +94,7 @@ class SharedJournal:
             raise ConfigurationError(f"journal_url cannot be read: {error}") from error
         self._redis = Redis(connection_pool=pool)
         self._holder = secrets.token_hex(_HOLDER_BYTES)
-        self._script = files("env_server.gateway").joinpath(_SCRIPT).read_text("utf-8")
+        self._script = files("rollgym.env_server.gateway").joinpath(_SCRIPT).read_text("utf-8")
         self._digest = hashlib.sha1(self._script.encode(), usedforsecurity=False).hexdigest()
         self._loop = asyncio.get_running_loop()
         self._queue: list[tuple[Write, float]] = []

@@ -5,19 +5,19 @@ import contextlib
 import logging
 from typing import TYPE_CHECKING, Any, Literal
 
-from clients.protocol.episode import PortableEpisode
-from clients.protocol.errors import RETRY_LATER, ProblemError
-from env_server.common.setting_sections import TimeoutSettings
-from env_server.gateway.journal_entries import LEASE_S, Claim, JournalAway, SharedSession
-from env_server.gateway.registry import Registration, Registry
-from env_server.gateway.relayed_session import RelayedSession
-from env_server.gateway.upstream.node import Nodes
-from env_server.journal.journal import EndReason
-from env_server.sessions.sessions import Sessions, session_gone
-from env_server.telemetry.metrics import Metrics
+from rollgym.clients.protocol.episode import PortableEpisode
+from rollgym.clients.protocol.errors import RETRY_LATER, ProblemError
+from rollgym.env_server.common.setting_sections import TimeoutSettings
+from rollgym.env_server.gateway.journal_entries import LEASE_S, Claim, JournalAway, SharedSession
+from rollgym.env_server.gateway.registry import Registration, Registry
+from rollgym.env_server.gateway.relayed_session import RelayedSession
+from rollgym.env_server.gateway.upstream.node import Nodes
+from rollgym.env_server.journal.journal import EndReason
+from rollgym.env_server.sessions.sessions import Sessions, session_gone
+from rollgym.env_server.telemetry.metrics import Metrics
 
 if TYPE_CHECKING:
-    from env_server.gateway.shared_journal import SharedJournal
+    from rollgym.env_server.gateway.shared_journal import SharedJournal
 
 # How long a node may be away before its sessions go on elsewhere, where there is an elsewhere.
 RECONNECT_S = 1.0

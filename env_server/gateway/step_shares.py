@@ -9,14 +9,14 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from clients.protocol.errors import ProblemError
-from env_server.access.context import Context
-from env_server.common.event_loop import Pending
-from env_server.gateway.relay import InFlight, Relay
-from env_server.gateway.relayed_session import UNREADABLE, RelayedSession
-from env_server.gateway.upstream.link import Passage
-from env_server.gateway.upstream.node import Node
-from env_server.sessions.session import BaseSession
+from rollgym.clients.protocol.errors import ProblemError
+from rollgym.env_server.access.context import Context
+from rollgym.env_server.common.event_loop import Pending
+from rollgym.env_server.gateway.relay import InFlight, Relay
+from rollgym.env_server.gateway.relayed_session import UNREADABLE, RelayedSession
+from rollgym.env_server.gateway.upstream.link import Passage
+from rollgym.env_server.gateway.upstream.node import Node
+from rollgym.env_server.sessions.session import BaseSession
 
 _Step = tuple[int, RelayedSession, dict[str, Any]]
 """Its index in the client's batch, its session, and the operation as the node is to get it."""

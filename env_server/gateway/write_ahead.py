@@ -4,16 +4,16 @@ from collections.abc import Coroutine
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
-from clients.protocol.errors import ProblemError
-from env_server.gateway.journal_entries import Arguments, JournalAway, SharedSession, Write, check
-from env_server.gateway.relayed_session import UNREADABLE
-from env_server.journal.journal import END_REASONS, EndReason
-from env_server.sessions.replies import Reply
-from env_server.sessions.sessions import Sessions, session_gone
+from rollgym.clients.protocol.errors import ProblemError
+from rollgym.env_server.gateway.journal_entries import Arguments, JournalAway, SharedSession, Write, check
+from rollgym.env_server.gateway.relayed_session import UNREADABLE
+from rollgym.env_server.journal.journal import END_REASONS, EndReason
+from rollgym.env_server.sessions.replies import Reply
+from rollgym.env_server.sessions.sessions import Sessions, session_gone
 
 if TYPE_CHECKING:
-    from env_server.gateway.relay import InFlight
-    from env_server.gateway.shared_journal import SharedJournal
+    from rollgym.env_server.gateway.relay import InFlight
+    from rollgym.env_server.gateway.shared_journal import SharedJournal
 
 # Other gateways may move a session each time that it is looked for here.
 _MOST_TRIES = 8

@@ -6,15 +6,15 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from time import perf_counter
 from typing import Any
 
-from clients.protocol.arrays import EncodeError
-from clients.protocol.frames import dumps
-from env_server.access.context import Context
-from env_server.common.event_loop import SLICE_S, Pending, Slices
-from env_server.messages.envelope import FrameId, as_problem
-from env_server.messages.negotiation import too_large_reply
-from env_server.messages.validation import invalid
-from env_server.operations.operations import SOCKET_OPS, Calls, unknown_op
-from env_server.sessions.replies import Reply
+from rollgym.clients.protocol.arrays import EncodeError
+from rollgym.clients.protocol.frames import dumps
+from rollgym.env_server.access.context import Context
+from rollgym.env_server.common.event_loop import SLICE_S, Pending, Slices
+from rollgym.env_server.messages.envelope import FrameId, as_problem
+from rollgym.env_server.messages.negotiation import too_large_reply
+from rollgym.env_server.messages.validation import invalid
+from rollgym.env_server.operations.operations import SOCKET_OPS, Calls, unknown_op
+from rollgym.env_server.sessions.replies import Reply
 
 Results = list[dict[str, Any]]
 _Link = tuple[int, Mapping[str, Any], "Reply | Awaitable[Reply] | None"]

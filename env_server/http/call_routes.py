@@ -15,17 +15,17 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.routing import Match
 from starlette.types import Receive, Scope, Send
 
-from clients.protocol.errors import ProblemError
-from clients.protocol.messages import IDENTIFIER
-from env_server.access.context import Context
-from env_server.access.tokens import NOBODY, Role
-from env_server.common.io_process import going_away
-from env_server.messages.envelope import as_problem
-from env_server.messages.negotiation import answer, problem_answer, read_fields, wants_binary
-from env_server.messages.validation import ENVELOPE, Validated, invalid, misfit_problem, validate
-from env_server.operations.operations import SOCKET_OPS
-from env_server.operations.services import Services
-from env_server.sessions.replies import Reply
+from rollgym.clients.protocol.errors import ProblemError
+from rollgym.clients.protocol.messages import IDENTIFIER
+from rollgym.env_server.access.context import Context
+from rollgym.env_server.access.tokens import NOBODY, Role
+from rollgym.env_server.common.io_process import going_away
+from rollgym.env_server.messages.envelope import as_problem
+from rollgym.env_server.messages.negotiation import answer, problem_answer, read_fields, wants_binary
+from rollgym.env_server.messages.validation import ENVELOPE, Validated, invalid, misfit_problem, validate
+from rollgym.env_server.operations.operations import SOCKET_OPS
+from rollgym.env_server.operations.services import Services
+from rollgym.env_server.sessions.replies import Reply
 
 SERVICES = "rollgym.services"
 """Where a request's scope holds what answers it."""

@@ -5,8 +5,8 @@ from typing import Annotated, Any
 from fastapi import Query, Response
 from pydantic import BaseModel
 
-from clients.protocol.episode import PortableEpisode
-from clients.protocol.messages import (
+from rollgym.clients.protocol.episode import PortableEpisode
+from rollgym.clients.protocol.messages import (
     AnnounceReply,
     AnnounceRequest,
     CloseReply,
@@ -34,10 +34,10 @@ from clients.protocol.messages import (
     VerifyReply,
     VerifyRequest,
 )
-from env_server.http.call_routes import Call, PathId, PlainRoute, call_router
-from env_server.http.openapi import MAKES, ON_SESSION, RUNS, problems
-from env_server.operations.information import EnvsQuery, SessionsQuery
-from sandbox.remote.run_code import RunCodeReply, RunCodeRequest, SandboxReply
+from rollgym.env_server.http.call_routes import Call, PathId, PlainRoute, call_router
+from rollgym.env_server.http.openapi import MAKES, ON_SESSION, RUNS, problems
+from rollgym.env_server.operations.information import EnvsQuery, SessionsQuery
+from rollgym.sandbox.remote.run_code import RunCodeReply, RunCodeRequest, SandboxReply
 
 HOT_CALLS = call_router(route_class=PlainRoute)
 """What is called for each step, episode or score."""

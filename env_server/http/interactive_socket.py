@@ -19,17 +19,17 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.datastructures import Headers
 
-from clients.protocol.arrays import DecodeError
-from clients.protocol.errors import ProblemError
-from clients.protocol.frames import dumps, loads
-from env_server.access.context import Context
-from env_server.common.io_process import going_away
-from env_server.http.socket import POLICY_VIOLATION, Receive, Send, close_revoked, reject
-from env_server.messages.envelope import as_problem
-from env_server.messages.negotiation import too_large_request
-from env_server.messages.validation import invalid, validate
-from env_server.operations.interactive_sessions import InteractiveSession, InteractiveSessions
-from env_server.operations.services import Services
+from rollgym.clients.protocol.arrays import DecodeError
+from rollgym.clients.protocol.errors import ProblemError
+from rollgym.clients.protocol.frames import dumps, loads
+from rollgym.env_server.access.context import Context
+from rollgym.env_server.common.io_process import going_away
+from rollgym.env_server.http.socket import POLICY_VIOLATION, Receive, Send, close_revoked, reject
+from rollgym.env_server.messages.envelope import as_problem
+from rollgym.env_server.messages.negotiation import too_large_request
+from rollgym.env_server.messages.validation import invalid, validate
+from rollgym.env_server.operations.interactive_sessions import InteractiveSession, InteractiveSessions
+from rollgym.env_server.operations.services import Services
 
 # A read keeps a thread; who wants to wait for longer asks again.
 _LONGEST_READ_S = 5.0

@@ -9,10 +9,10 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel, ConfigDict
 from starlette.routing import BaseRoute
 
-from clients.protocol.errors import CODES, RETRY_LATER
-from clients.protocol.frames import MEDIA_TYPES
-from clients.protocol.messages import IDENTIFIER
-from env_server.messages.negotiation import PROBLEM_MEDIA_TYPE
+from rollgym.clients.protocol.errors import CODES, RETRY_LATER
+from rollgym.clients.protocol.frames import MEDIA_TYPES
+from rollgym.clients.protocol.messages import IDENTIFIER
+from rollgym.env_server.messages.negotiation import PROBLEM_MEDIA_TYPE
 
 ON_SESSION = ("unknown_session", "session_gone", "draining")
 RUNS = (*ON_SESSION, "busy", "not_reset", "env_error", "step_timeout", "upstream_error")

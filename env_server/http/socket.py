@@ -9,21 +9,21 @@ from typing import Any
 
 from starlette.datastructures import Headers
 
-from clients.protocol.arrays import DecodeError, EncodeError
-from clients.protocol.errors import ProblemError
-from clients.protocol.frames import SUBPROTOCOLS, dumps, loads
-from env_server.access.context import Context
-from env_server.access.open_sockets import ConnectionSlot
-from env_server.common.event_loop import SLICE_S, Pending
-from env_server.common.io_process import ProcessRank, going_away
-from env_server.http.batch import Results, Unfinished, encode_results, read_batch, run_batch
-from env_server.http.transport.write_coalescing import MORE
-from env_server.messages.envelope import FrameId, as_problem, bad_frame, frame_id, sendable
-from env_server.messages.negotiation import PROBLEM_MEDIA_TYPE, too_large_reply, too_large_request
-from env_server.messages.validation import invalid
-from env_server.operations.operations import SOCKET_OPS, unknown_op
-from env_server.operations.services import Services
-from env_server.sessions.replies import Reply
+from rollgym.clients.protocol.arrays import DecodeError, EncodeError
+from rollgym.clients.protocol.errors import ProblemError
+from rollgym.clients.protocol.frames import SUBPROTOCOLS, dumps, loads
+from rollgym.env_server.access.context import Context
+from rollgym.env_server.access.open_sockets import ConnectionSlot
+from rollgym.env_server.common.event_loop import SLICE_S, Pending
+from rollgym.env_server.common.io_process import ProcessRank, going_away
+from rollgym.env_server.http.batch import Results, Unfinished, encode_results, read_batch, run_batch
+from rollgym.env_server.http.transport.write_coalescing import MORE
+from rollgym.env_server.messages.envelope import FrameId, as_problem, bad_frame, frame_id, sendable
+from rollgym.env_server.messages.negotiation import PROBLEM_MEDIA_TYPE, too_large_reply, too_large_request
+from rollgym.env_server.messages.validation import invalid
+from rollgym.env_server.operations.operations import SOCKET_OPS, unknown_op
+from rollgym.env_server.operations.services import Services
+from rollgym.env_server.sessions.replies import Reply
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]

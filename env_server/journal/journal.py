@@ -5,7 +5,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import orjson
 
-from clients.protocol.episode import PortableEpisode, step_digest
+from rollgym.clients.protocol.episode import PortableEpisode, step_digest
 
 DIGEST_BYTES = 8
 

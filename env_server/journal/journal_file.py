@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import msgpack
 
-from env_server.journal.journal import EndedStep, EndReason, Journal
+from rollgym.env_server.journal.journal import EndedStep, EndReason, Journal
 
 _MAGIC = b"RGJRNL03"
 _HEAD = struct.Struct("<II")

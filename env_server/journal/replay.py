@@ -6,13 +6,13 @@ from typing import Any, NamedTuple
 
 from gymnasium import Space
 
-from clients.protocol.episode import step_digest
-from clients.protocol.errors import ProblemError
-from clients.protocol.values import EncodeError, decode_value, encode_value
-from env_server.catalog.actions import action_reader
-from env_server.common.event_loop import Slices
-from env_server.journal.journal import Journal
-from env_server.workers.base import EnvironmentRaised, EnvSource, StepOutcome, Worker
+from rollgym.clients.protocol.episode import step_digest
+from rollgym.clients.protocol.errors import ProblemError
+from rollgym.clients.protocol.values import EncodeError, decode_value, encode_value
+from rollgym.env_server.catalog.actions import action_reader
+from rollgym.env_server.common.event_loop import Slices
+from rollgym.env_server.journal.journal import Journal
+from rollgym.env_server.workers.base import EnvironmentRaised, EnvSource, StepOutcome, Worker
 
 
 class ReplayDiverged(Exception):  # noqa: N818 - the name says what happened

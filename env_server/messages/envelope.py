@@ -3,10 +3,10 @@
 import logging
 from typing import Any
 
-from clients.protocol.arrays import EncodeError
-from clients.protocol.errors import ProblemError
-from clients.protocol.frames import dumps
-from env_server.messages.validation import invalid
+from rollgym.clients.protocol.arrays import EncodeError
+from rollgym.clients.protocol.errors import ProblemError
+from rollgym.clients.protocol.frames import dumps
+from rollgym.env_server.messages.validation import invalid
 
 _MAX_ID_TEXT = 128
 _MAX_ID = 2**53

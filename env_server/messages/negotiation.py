@@ -6,10 +6,10 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from clients.protocol.arrays import DecodeError, EncodeError
-from clients.protocol.errors import ProblemError
-from clients.protocol.frames import MEDIA_TYPES, dumps, loads
-from env_server.messages.envelope import sendable
+from rollgym.clients.protocol.arrays import DecodeError, EncodeError
+from rollgym.clients.protocol.errors import ProblemError
+from rollgym.clients.protocol.frames import MEDIA_TYPES, dumps, loads
+from rollgym.env_server.messages.envelope import sendable
 
 _JSON = frozenset({"application/json", "text/json"})
 _MSGPACK = frozenset({"application/msgpack", "application/x-msgpack", "application/vnd.msgpack"})

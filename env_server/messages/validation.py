@@ -5,9 +5,9 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from clients.protocol.episode import PortableEpisode
-from clients.protocol.errors import ProblemError
-from clients.protocol.values import DecodeError, EncodeError, decode_value, encode_value
+from rollgym.clients.protocol.episode import PortableEpisode
+from rollgym.clients.protocol.errors import ProblemError
+from rollgym.clients.protocol.values import DecodeError, EncodeError, decode_value, encode_value
 
 _Model = TypeVar("_Model", bound=BaseModel)
 _MAX_ERRORS = 20

@@ -4,14 +4,14 @@ import asyncio
 from collections.abc import Awaitable, Mapping
 from typing import Any
 
-from clients.protocol.messages import CloseRequest
-from env_server.access.context import Context
-from env_server.gateway.relay import Relay
-from env_server.messages.validation import invalid, requested
-from env_server.operations.making import Making
-from env_server.peers.peers import Peers
-from env_server.sessions.replies import Reply, opened_sessions
-from env_server.sessions.sessions import Sessions
+from rollgym.clients.protocol.messages import CloseRequest
+from rollgym.env_server.access.context import Context
+from rollgym.env_server.gateway.relay import Relay
+from rollgym.env_server.messages.validation import invalid, requested
+from rollgym.env_server.operations.making import Making
+from rollgym.env_server.peers.peers import Peers
+from rollgym.env_server.sessions.replies import Reply, opened_sessions
+from rollgym.env_server.sessions.sessions import Sessions
 
 _MAX_CLOSE = 65536
 

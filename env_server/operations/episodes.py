@@ -6,22 +6,22 @@ from collections.abc import Awaitable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from clients.protocol.errors import ProblemError
-from clients.protocol.messages import RenderRequest, ResetRequest
-from clients.protocol.values import DecodeError, EncodeError, decode_value, encode_value
-from env_server.access.context import Context
-from env_server.catalog.entry import CatalogEntry
-from env_server.common.settings import Settings
-from env_server.journal.journal import EndedStep
-from env_server.journal.journal_file import JournalFile
-from env_server.messages.validation import invalid, requested
-from env_server.operations.failures import busy, environment_error, not_reset
-from env_server.operations.runner import Runner
-from env_server.sessions.replies import Reply, encode_given, encode_observation, reset_reply
-from env_server.sessions.session import ResetRecord, Running, Session, StepRecord
-from env_server.telemetry.metrics import Metrics
-from env_server.workers.base import EnvironmentRaised, OptionsRefused, StepOutcome
-from envs.core.reset_options import misfit
+from rollgym.clients.protocol.errors import ProblemError
+from rollgym.clients.protocol.messages import RenderRequest, ResetRequest
+from rollgym.clients.protocol.values import DecodeError, EncodeError, decode_value, encode_value
+from rollgym.env_server.access.context import Context
+from rollgym.env_server.catalog.entry import CatalogEntry
+from rollgym.env_server.common.settings import Settings
+from rollgym.env_server.journal.journal import EndedStep
+from rollgym.env_server.journal.journal_file import JournalFile
+from rollgym.env_server.messages.validation import invalid, requested
+from rollgym.env_server.operations.failures import busy, environment_error, not_reset
+from rollgym.env_server.operations.runner import Runner
+from rollgym.env_server.sessions.replies import Reply, encode_given, encode_observation, reset_reply
+from rollgym.env_server.sessions.session import ResetRecord, Running, Session, StepRecord
+from rollgym.env_server.telemetry.metrics import Metrics
+from rollgym.env_server.workers.base import EnvironmentRaised, OptionsRefused, StepOutcome
+from rollgym.envs.core.reset_options import misfit
 
 _SEEDS = 2**53
 _REFUSED_BY_RESET = frozenset({"TypeError", "ValueError"})

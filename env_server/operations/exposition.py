@@ -13,19 +13,19 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-from clients.measuring.metrics import queued_seconds
-from env_server.common.io_process import ProcessRank
-from env_server.common.setting_sections import Isolation
-from env_server.common.settings import Settings
-from env_server.gateway.registry import Registry
-from env_server.journal.journal_file import JournalFile
-from env_server.operations.worker_pools import WorkerPools
-from env_server.sessions.session import BaseSession
-from env_server.telemetry.durations import BOUNDS, Durations
-from env_server.telemetry.metrics import Metrics
+from rollgym.clients.measuring.metrics import queued_seconds
+from rollgym.env_server.common.io_process import ProcessRank
+from rollgym.env_server.common.setting_sections import Isolation
+from rollgym.env_server.common.settings import Settings
+from rollgym.env_server.gateway.registry import Registry
+from rollgym.env_server.journal.journal_file import JournalFile
+from rollgym.env_server.operations.worker_pools import WorkerPools
+from rollgym.env_server.sessions.session import BaseSession
+from rollgym.env_server.telemetry.durations import BOUNDS, Durations
+from rollgym.env_server.telemetry.metrics import Metrics
 
 if TYPE_CHECKING:
-    from env_server.gateway.shared_journal import SharedJournal
+    from rollgym.env_server.gateway.shared_journal import SharedJournal
 
 
 _LE = (*map(str, BOUNDS), "+Inf")

@@ -2,11 +2,11 @@
 
 import re
 
-from clients.protocol.errors import ProblemError
-from clients.protocol.values import DecodeError, EncodeError
-from env_server.messages.validation import invalid
-from env_server.sessions.session import Running, Session
-from env_server.workers.base import EnvironmentRaised, NoWorker, OperationTimeout, OptionsRefused
+from rollgym.clients.protocol.errors import ProblemError
+from rollgym.clients.protocol.values import DecodeError, EncodeError
+from rollgym.env_server.messages.validation import invalid
+from rollgym.env_server.sessions.session import Running, Session
+from rollgym.env_server.workers.base import EnvironmentRaised, NoWorker, OperationTimeout, OptionsRefused
 
 # A name in a path may hold blanks where the path is in quotes, or where another name follows; elsewhere it ends there,
 # or the words after a path would be taken for a part of it.

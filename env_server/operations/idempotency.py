@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 
 from gymnasium import Space
 
-from env_server.access.context import Context
-from env_server.journal.journal_file import Opening
-from env_server.operations.failures import busy, step_mismatch
-from env_server.operations.runner import Runner
-from env_server.sessions.replies import Reply, reset_reply, session_reply
-from env_server.sessions.session import ResetRecord, Session
-from env_server.sessions.sessions import Sessions, session_gone
+from rollgym.env_server.access.context import Context
+from rollgym.env_server.journal.journal_file import Opening
+from rollgym.env_server.operations.failures import busy, step_mismatch
+from rollgym.env_server.operations.runner import Runner
+from rollgym.env_server.sessions.replies import Reply, reset_reply, session_reply
+from rollgym.env_server.sessions.session import ResetRecord, Session
+from rollgym.env_server.sessions.sessions import Sessions, session_gone
 
 _Key = tuple[str, str, str]
 

@@ -7,15 +7,15 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from env_server.access.context import Context
-from env_server.catalog.catalog import Catalog
-from env_server.common.io_process import ProcessRank
-from env_server.common.settings import Settings
-from env_server.gateway.registering import Lineage
-from env_server.messages.validation import requested
-from env_server.peers.peers import Peers
-from env_server.sessions.replies import Reply
-from env_server.sessions.sessions import Sessions
+from rollgym.env_server.access.context import Context
+from rollgym.env_server.catalog.catalog import Catalog
+from rollgym.env_server.common.io_process import ProcessRank
+from rollgym.env_server.common.settings import Settings
+from rollgym.env_server.gateway.registering import Lineage
+from rollgym.env_server.messages.validation import requested
+from rollgym.env_server.peers.peers import Peers
+from rollgym.env_server.sessions.replies import Reply
+from rollgym.env_server.sessions.sessions import Sessions
 
 _LIMITS = (
     "max_request_bytes",

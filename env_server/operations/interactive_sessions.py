@@ -8,16 +8,16 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
 
-from clients.protocol.errors import ProblemError
-from env_server.access.tokens import Caller
-from env_server.common.io_process import going_away
-from env_server.common.setting_sections import SandboxSettings
-from env_server.messages.validation import validate
-from env_server.operations.sandbox import ServedSandbox, Slots, asked_for
-from env_server.sessions.replies import Reply
-from sandbox.core.base import SandboxSession, SandboxUnavailableError
-from sandbox.core.result import RunResult
-from sandbox.remote.run_code import RunCodeRequest, build_reply
+from rollgym.clients.protocol.errors import ProblemError
+from rollgym.env_server.access.tokens import Caller
+from rollgym.env_server.common.io_process import going_away
+from rollgym.env_server.common.setting_sections import SandboxSettings
+from rollgym.env_server.messages.validation import validate
+from rollgym.env_server.operations.sandbox import ServedSandbox, Slots, asked_for
+from rollgym.env_server.sessions.replies import Reply
+from rollgym.sandbox.core.base import SandboxSession, SandboxUnavailableError
+from rollgym.sandbox.core.result import RunResult
+from rollgym.sandbox.remote.run_code import RunCodeRequest, build_reply
 
 _T = TypeVar("_T")
 

@@ -8,29 +8,35 @@ from typing import Any
 
 import numpy as np
 
-from clients.protocol.episode import PortableEpisode
-from clients.protocol.errors import ProblemError
-from clients.protocol.messages import ForkRequest, MakeRequest, RestoreRequest
-from clients.protocol.values import DecodeError, EncodeError
-from env_server.access.context import Context
-from env_server.catalog.catalog import Catalog
-from env_server.catalog.entry import CatalogEntry
-from env_server.common.event_loop import Slices
-from env_server.common.settings import Settings
-from env_server.gateway.relayed_making import RelayedMaking, RelayedOpening
-from env_server.gateway.relayed_session import RelayedSession
-from env_server.journal.journal import Journal
-from env_server.journal.journal_file import JournaledSession, JournalFile, Opening
-from env_server.journal.replay import ReplayDiverged
-from env_server.messages.validation import episode_in_json, invalid, kwargs_in_json, requested
-from env_server.operations.episodes import Resetting
-from env_server.operations.failures import busy, environment_error, not_in_time, not_reset, worker_died
-from env_server.operations.idempotency import IdempotencyCache, OpenedSession, open_again
-from env_server.operations.runner import Runner
-from env_server.sessions.replies import Reply
-from env_server.sessions.session import BaseSession, ResetRecord, Session
-from env_server.sessions.sessions import Sessions, session_gone
-from env_server.workers.base import (
+from rollgym.clients.protocol.episode import PortableEpisode
+from rollgym.clients.protocol.errors import ProblemError
+from rollgym.clients.protocol.messages import ForkRequest, MakeRequest, RestoreRequest
+from rollgym.clients.protocol.values import DecodeError, EncodeError
+from rollgym.env_server.access.context import Context
+from rollgym.env_server.catalog.catalog import Catalog
+from rollgym.env_server.catalog.entry import CatalogEntry
+from rollgym.env_server.common.event_loop import Slices
+from rollgym.env_server.common.settings import Settings
+from rollgym.env_server.gateway.relayed_making import RelayedMaking, RelayedOpening
+from rollgym.env_server.gateway.relayed_session import RelayedSession
+from rollgym.env_server.journal.journal import Journal
+from rollgym.env_server.journal.journal_file import JournaledSession, JournalFile, Opening
+from rollgym.env_server.journal.replay import ReplayDiverged
+from rollgym.env_server.messages.validation import episode_in_json, invalid, kwargs_in_json, requested
+from rollgym.env_server.operations.episodes import Resetting
+from rollgym.env_server.operations.failures import (
+    busy,
+    environment_error,
+    not_in_time,
+    not_reset,
+    worker_died,
+)
+from rollgym.env_server.operations.idempotency import IdempotencyCache, OpenedSession, open_again
+from rollgym.env_server.operations.runner import Runner
+from rollgym.env_server.sessions.replies import Reply
+from rollgym.env_server.sessions.session import BaseSession, ResetRecord, Session
+from rollgym.env_server.sessions.sessions import Sessions, session_gone
+from rollgym.env_server.workers.base import (
     EnvironmentRaised,
     OperationTimeout,
     ServerFailed,

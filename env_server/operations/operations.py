@@ -6,32 +6,32 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol
 
-from clients.protocol.errors import ProblemError
-from env_server.access.context import Context
-from env_server.access.quotas import RateLimit
-from env_server.common.event_loop import Pending, is_given_up
-from env_server.common.io_process import Lifecycle
-from env_server.gateway.announcements import Announcements
-from env_server.gateway.registering import Registering
-from env_server.gateway.relay import Relay
-from env_server.gateway.relayed_session import RelayedSession
-from env_server.gateway.step_shares import StepShares
-from env_server.messages.validation import invalid, refuse_fields
-from env_server.operations.closing import Closing
-from env_server.operations.episodes import Rendering, Resetting
-from env_server.operations.information import Information
-from env_server.operations.making import Making
-from env_server.operations.sandbox import RunningCode
-from env_server.operations.stepping import Stepping
-from env_server.operations.verifying import Verifying
-from env_server.peers.peers import Peers
-from env_server.peers.request_affinity import RequestAffinity
-from env_server.sessions.replies import Reply
-from env_server.sessions.session import BaseSession, Session
-from env_server.sessions.sessions import Sessions
-from env_server.telemetry.durations import TIMED_STEPS
-from env_server.telemetry.logs import log_fields
-from env_server.telemetry.metrics import Metrics
+from rollgym.clients.protocol.errors import ProblemError
+from rollgym.env_server.access.context import Context
+from rollgym.env_server.access.quotas import RateLimit
+from rollgym.env_server.common.event_loop import Pending, is_given_up
+from rollgym.env_server.common.io_process import Lifecycle
+from rollgym.env_server.gateway.announcements import Announcements
+from rollgym.env_server.gateway.registering import Registering
+from rollgym.env_server.gateway.relay import Relay
+from rollgym.env_server.gateway.relayed_session import RelayedSession
+from rollgym.env_server.gateway.step_shares import StepShares
+from rollgym.env_server.messages.validation import invalid, refuse_fields
+from rollgym.env_server.operations.closing import Closing
+from rollgym.env_server.operations.episodes import Rendering, Resetting
+from rollgym.env_server.operations.information import Information
+from rollgym.env_server.operations.making import Making
+from rollgym.env_server.operations.sandbox import RunningCode
+from rollgym.env_server.operations.stepping import Stepping
+from rollgym.env_server.operations.verifying import Verifying
+from rollgym.env_server.peers.peers import Peers
+from rollgym.env_server.peers.request_affinity import RequestAffinity
+from rollgym.env_server.sessions.replies import Reply
+from rollgym.env_server.sessions.session import BaseSession, Session
+from rollgym.env_server.sessions.sessions import Sessions
+from rollgym.env_server.telemetry.durations import TIMED_STEPS
+from rollgym.env_server.telemetry.logs import log_fields
+from rollgym.env_server.telemetry.metrics import Metrics
 
 SOCKET_OPS = frozenset(
     {

@@ -6,13 +6,13 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from env_server.common.io_process import Lifecycle, Phase, ProcessRank, Reason, ReasonCode
-from env_server.gateway.roster import Roster
-from env_server.journal.journal_file import JournalFile
-from env_server.operations.worker_pools import WorkerPools
+from rollgym.env_server.common.io_process import Lifecycle, Phase, ProcessRank, Reason, ReasonCode
+from rollgym.env_server.gateway.roster import Roster
+from rollgym.env_server.journal.journal_file import JournalFile
+from rollgym.env_server.operations.worker_pools import WorkerPools
 
 if TYPE_CHECKING:
-    from env_server.gateway.shared_journal import SharedJournal
+    from rollgym.env_server.gateway.shared_journal import SharedJournal
 
 # Whoever asks more often than this is told what was found last.
 _FRESH_S = 1.0

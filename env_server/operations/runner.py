@@ -7,17 +7,17 @@ from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from typing import Any, TypeVar
 
-from clients.protocol.errors import ProblemError
-from clients.protocol.values import decode_value
-from env_server.common.event_loop import Slices
-from env_server.common.setting_sections import TimeoutSettings
-from env_server.journal.journal import EndedStep, Journal
-from env_server.journal.replay import ReplayDiverged, rebuild
-from env_server.operations.failures import environment_error, not_in_time, not_reset, worker_died
-from env_server.sessions.session import NO_REQUEST, ResetRecord, Running, Session, StepRecord
-from env_server.sessions.sessions import Sessions, session_gone
-from env_server.telemetry.metrics import Metrics, RebuildOutcome
-from env_server.workers.base import (
+from rollgym.clients.protocol.errors import ProblemError
+from rollgym.clients.protocol.values import decode_value
+from rollgym.env_server.common.event_loop import Slices
+from rollgym.env_server.common.setting_sections import TimeoutSettings
+from rollgym.env_server.journal.journal import EndedStep, Journal
+from rollgym.env_server.journal.replay import ReplayDiverged, rebuild
+from rollgym.env_server.operations.failures import environment_error, not_in_time, not_reset, worker_died
+from rollgym.env_server.sessions.session import NO_REQUEST, ResetRecord, Running, Session, StepRecord
+from rollgym.env_server.sessions.sessions import Sessions, session_gone
+from rollgym.env_server.telemetry.metrics import Metrics, RebuildOutcome
+from rollgym.env_server.workers.base import (
     EnvironmentRaised,
     NoWorker,
     OperationTimeout,

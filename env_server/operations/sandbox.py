@@ -9,21 +9,21 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
-from clients.protocol.errors import ProblemError
-from env_server.access.context import Context
-from env_server.access.tokens import Caller
-from env_server.common.event_loop import is_given_up
-from env_server.common.io_process import going_away
-from env_server.common.setting_sections import SandboxSettings
-from env_server.common.settings import ConfigurationError
-from env_server.messages.validation import invalid, refuse_fields, requested
-from env_server.sessions.replies import Reply
-from env_server.telemetry.metrics import Metrics
-from sandbox.core.base import SandboxUnavailableError
-from sandbox.core.cancelling import CancellableSandbox, Cancellation
-from sandbox.core.program import LANGUAGES
-from sandbox.remote.run_code import Run, RunCodeRequest, build_reply, read_request
-from sandbox.selection import open_cancellable
+from rollgym.clients.protocol.errors import ProblemError
+from rollgym.env_server.access.context import Context
+from rollgym.env_server.access.tokens import Caller
+from rollgym.env_server.common.event_loop import is_given_up
+from rollgym.env_server.common.io_process import going_away
+from rollgym.env_server.common.setting_sections import SandboxSettings
+from rollgym.env_server.common.settings import ConfigurationError
+from rollgym.env_server.messages.validation import invalid, refuse_fields, requested
+from rollgym.env_server.sessions.replies import Reply
+from rollgym.env_server.telemetry.metrics import Metrics
+from rollgym.sandbox.core.base import SandboxUnavailableError
+from rollgym.sandbox.core.cancelling import CancellableSandbox, Cancellation
+from rollgym.sandbox.core.program import LANGUAGES
+from rollgym.sandbox.remote.run_code import Run, RunCodeRequest, build_reply, read_request
+from rollgym.sandbox.selection import open_cancellable
 
 _RETRY_AFTER_S = 1
 _LIMITS = (

@@ -5,57 +5,57 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from clients.protocol.errors import ProblemError
-from env_server.access.context import Context
-from env_server.access.open_sockets import OpenSockets
-from env_server.access.quotas import QuotaCounters, RateLimit
-from env_server.access.tokens import Caller, Tokens
-from env_server.catalog.catalog import Catalog
-from env_server.catalog.entry import CatalogEntry
-from env_server.common.io_process import Lifecycle, Phase, ProcessRank, Reason
-from env_server.common.setting_sections import Isolation
-from env_server.common.settings import ConfigurationError, Settings
-from env_server.common.unanswered import Unanswered
-from env_server.gateway.announcements import Announcements
-from env_server.gateway.moves import Moves
-from env_server.gateway.registering import Lineage, Registering, catalog_entry
-from env_server.gateway.registry import Registration, Registry
-from env_server.gateway.relay import Relay
-from env_server.gateway.relayed_making import RelayedMaking
-from env_server.gateway.relocation import Relocation
-from env_server.gateway.remote_worker import RemoteWorker
-from env_server.gateway.roster import Roster
-from env_server.gateway.session_release import SessionRelease
-from env_server.gateway.shared_relocation import SharedRelocation
-from env_server.gateway.step_shares import StepShares
-from env_server.gateway.upstream.node import Nodes
-from env_server.journal.journal_file import JournalError, JournalFile
-from env_server.operations.episodes import Rendering, Resetting
-from env_server.operations.exposition import Exposition, aggregate
-from env_server.operations.information import Information
-from env_server.operations.interactive_sessions import InteractiveSessions
-from env_server.operations.making import Making
-from env_server.operations.operations import Calls, Operations
-from env_server.operations.readiness import Readiness
-from env_server.operations.runner import Runner
-from env_server.operations.sandbox import RunningCode, ServedSandbox
-from env_server.operations.stepping import Stepping
-from env_server.operations.verifying import Verifying
-from env_server.operations.worker_pools import WorkerPools
-from env_server.peers.forwarder import Forwarder
-from env_server.peers.peers import Peers
-from env_server.peers.request_affinity import RequestAffinity
-from env_server.sessions.replies import Reply
-from env_server.sessions.session import BaseSession
-from env_server.sessions.session_restore import SessionRestore
-from env_server.sessions.sessions import Sessions
-from env_server.telemetry.loop_watch import LoopWatch
-from env_server.telemetry.metrics import EnvironmentLabels, Metrics
-from env_server.workers.base import EnvironmentRaised, OperationTimeout, Worker, WorkerLost
+from rollgym.clients.protocol.errors import ProblemError
+from rollgym.env_server.access.context import Context
+from rollgym.env_server.access.open_sockets import OpenSockets
+from rollgym.env_server.access.quotas import QuotaCounters, RateLimit
+from rollgym.env_server.access.tokens import Caller, Tokens
+from rollgym.env_server.catalog.catalog import Catalog
+from rollgym.env_server.catalog.entry import CatalogEntry
+from rollgym.env_server.common.io_process import Lifecycle, Phase, ProcessRank, Reason
+from rollgym.env_server.common.setting_sections import Isolation
+from rollgym.env_server.common.settings import ConfigurationError, Settings
+from rollgym.env_server.common.unanswered import Unanswered
+from rollgym.env_server.gateway.announcements import Announcements
+from rollgym.env_server.gateway.moves import Moves
+from rollgym.env_server.gateway.registering import Lineage, Registering, catalog_entry
+from rollgym.env_server.gateway.registry import Registration, Registry
+from rollgym.env_server.gateway.relay import Relay
+from rollgym.env_server.gateway.relayed_making import RelayedMaking
+from rollgym.env_server.gateway.relocation import Relocation
+from rollgym.env_server.gateway.remote_worker import RemoteWorker
+from rollgym.env_server.gateway.roster import Roster
+from rollgym.env_server.gateway.session_release import SessionRelease
+from rollgym.env_server.gateway.shared_relocation import SharedRelocation
+from rollgym.env_server.gateway.step_shares import StepShares
+from rollgym.env_server.gateway.upstream.node import Nodes
+from rollgym.env_server.journal.journal_file import JournalError, JournalFile
+from rollgym.env_server.operations.episodes import Rendering, Resetting
+from rollgym.env_server.operations.exposition import Exposition, aggregate
+from rollgym.env_server.operations.information import Information
+from rollgym.env_server.operations.interactive_sessions import InteractiveSessions
+from rollgym.env_server.operations.making import Making
+from rollgym.env_server.operations.operations import Calls, Operations
+from rollgym.env_server.operations.readiness import Readiness
+from rollgym.env_server.operations.runner import Runner
+from rollgym.env_server.operations.sandbox import RunningCode, ServedSandbox
+from rollgym.env_server.operations.stepping import Stepping
+from rollgym.env_server.operations.verifying import Verifying
+from rollgym.env_server.operations.worker_pools import WorkerPools
+from rollgym.env_server.peers.forwarder import Forwarder
+from rollgym.env_server.peers.peers import Peers
+from rollgym.env_server.peers.request_affinity import RequestAffinity
+from rollgym.env_server.sessions.replies import Reply
+from rollgym.env_server.sessions.session import BaseSession
+from rollgym.env_server.sessions.session_restore import SessionRestore
+from rollgym.env_server.sessions.sessions import Sessions
+from rollgym.env_server.telemetry.loop_watch import LoopWatch
+from rollgym.env_server.telemetry.metrics import EnvironmentLabels, Metrics
+from rollgym.env_server.workers.base import EnvironmentRaised, OperationTimeout, Worker, WorkerLost
 
 if TYPE_CHECKING:
-    from env_server.gateway.shared_journal import SharedJournal
-    from env_server.operations.tracing import TracedOperations
+    from rollgym.env_server.gateway.shared_journal import SharedJournal
+    from rollgym.env_server.operations.tracing import TracedOperations
 
 _log = logging.getLogger(__name__)
 
@@ -369,7 +369,7 @@ def _tracing(
         return None
     try:
         # Servers that keep no traces need none of it.
-        from env_server.operations.tracing import TracedOperations
+        from rollgym.env_server.operations.tracing import TracedOperations
     except ImportError as error:
         raise ConfigurationError(
             f"trace_endpoint needs the extra otel (pip install 'rollgym[otel]'): {error}"
@@ -382,7 +382,7 @@ def _shared_journal(settings: Settings) -> "SharedJournal | None":
         return None
     try:
         # Gateways that keep what they know to themselves need none of it.
-        from env_server.gateway.shared_journal import SharedJournal
+        from rollgym.env_server.gateway.shared_journal import SharedJournal
     except ImportError as error:
         raise ConfigurationError(
             f"journal_url needs the extra redis (pip install 'rollgym[redis]'): {error}"

@@ -9,20 +9,26 @@ import math
 from collections.abc import Awaitable, Mapping
 from typing import Any, NamedTuple
 
-from clients.protocol.errors import ProblemError
-from clients.protocol.messages import StepRequest
-from clients.protocol.values import EncodeError
-from env_server.access.context import Context
-from env_server.common.setting_sections import SessionSettings
-from env_server.journal.journal_file import JournalFile
-from env_server.messages.validation import ENVELOPE, requested
-from env_server.operations.episodes import Resetting
-from env_server.operations.failures import busy, environment_error, episode_over, not_reset, step_mismatch
-from env_server.operations.runner import Runner
-from env_server.sessions.replies import Reply, encode_observation, step_reply
-from env_server.sessions.session import Running, Session, StepRecord
-from env_server.telemetry.metrics import Metrics
-from env_server.workers.base import EnvironmentRaised, StepOutcome
+from rollgym.clients.protocol.errors import ProblemError
+from rollgym.clients.protocol.messages import StepRequest
+from rollgym.clients.protocol.values import EncodeError
+from rollgym.env_server.access.context import Context
+from rollgym.env_server.common.setting_sections import SessionSettings
+from rollgym.env_server.journal.journal_file import JournalFile
+from rollgym.env_server.messages.validation import ENVELOPE, requested
+from rollgym.env_server.operations.episodes import Resetting
+from rollgym.env_server.operations.failures import (
+    busy,
+    environment_error,
+    episode_over,
+    not_reset,
+    step_mismatch,
+)
+from rollgym.env_server.operations.runner import Runner
+from rollgym.env_server.sessions.replies import Reply, encode_observation, step_reply
+from rollgym.env_server.sessions.session import Running, Session, StepRecord
+from rollgym.env_server.telemetry.metrics import Metrics
+from rollgym.env_server.workers.base import EnvironmentRaised, StepOutcome
 
 _PLAIN_FIELDS = ENVELOPE | {"action", "episode", "step", "autoreset", "reset"}
 _SEEDS = 2**53

@@ -16,13 +16,13 @@ from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from clients.protocol.errors import ProblemError
-from env_server.access.context import Context
-from env_server.common.io_process import ProcessRank
-from env_server.operations.operations import SOCKET_OPS, Calls
-from env_server.sessions.replies import Reply
-from env_server.sessions.session import BaseSession
-from env_server.telemetry.logs import CURRENT_TRACE
+from rollgym.clients.protocol.errors import ProblemError
+from rollgym.env_server.access.context import Context
+from rollgym.env_server.common.io_process import ProcessRank
+from rollgym.env_server.operations.operations import SOCKET_OPS, Calls
+from rollgym.env_server.sessions.replies import Reply
+from rollgym.env_server.sessions.session import BaseSession
+from rollgym.env_server.telemetry.logs import CURRENT_TRACE
 
 _TRACED = SOCKET_OPS - {"ping"} | {"register", "unregister", "sessions"}
 _LONGEST = 128

@@ -4,18 +4,18 @@ import math
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from clients.protocol.errors import ProblemError
-from clients.protocol.messages import VerifyRequest
-from clients.protocol.values import DecodeError, EncodeError, decode_value
-from env_server.access.context import Context
-from env_server.catalog.catalog import Catalog
-from env_server.catalog.entry import CatalogEntry
-from env_server.common.settings import Settings
-from env_server.messages.validation import invalid, requested
-from env_server.operations.failures import environment_error
-from env_server.sessions.replies import Reply, encode_given
-from env_server.telemetry.metrics import Metrics
-from env_server.workers.base import (
+from rollgym.clients.protocol.errors import ProblemError
+from rollgym.clients.protocol.messages import VerifyRequest
+from rollgym.clients.protocol.values import DecodeError, EncodeError, decode_value
+from rollgym.env_server.access.context import Context
+from rollgym.env_server.catalog.catalog import Catalog
+from rollgym.env_server.catalog.entry import CatalogEntry
+from rollgym.env_server.common.settings import Settings
+from rollgym.env_server.messages.validation import invalid, requested
+from rollgym.env_server.operations.failures import environment_error
+from rollgym.env_server.sessions.replies import Reply, encode_given
+from rollgym.env_server.telemetry.metrics import Metrics
+from rollgym.env_server.workers.base import (
     EnvironmentRaised,
     OperationTimeout,
     ServerLost,

@@ -2,13 +2,13 @@
 
 from collections.abc import Iterable
 
-from env_server.catalog.entry import CatalogEntry
-from env_server.common.setting_sections import Isolation
-from env_server.common.settings import ConfigurationError, Settings
-from env_server.workers.base import Worker
-from env_server.workers.inline import InlineWorker
-from env_server.workers.process import ProcessWorker
-from env_server.workers.thread import ThreadWorker
+from rollgym.env_server.catalog.entry import CatalogEntry
+from rollgym.env_server.common.setting_sections import Isolation
+from rollgym.env_server.common.settings import ConfigurationError, Settings
+from rollgym.env_server.workers.base import Worker
+from rollgym.env_server.workers.inline import InlineWorker
+from rollgym.env_server.workers.process import ProcessWorker
+from rollgym.env_server.workers.thread import ThreadWorker
 
 
 class WorkerPools:
@@ -75,7 +75,7 @@ def _process_worker(settings: Settings, here: ProcessWorker) -> Worker:
         return here
     try:
         # Ray is no part of the base install.
-        from env_server.workers.ray.worker import ray_worker
+        from rollgym.env_server.workers.ray.worker import ray_worker
     except ImportError as error:
         raise ConfigurationError(
             f"`workers: ray` needs Ray, which cannot be imported ({error}): pip install 'rollgym[ray]'"

@@ -10,13 +10,13 @@ from typing import Any, cast
 
 import msgpack
 
-from clients.protocol.arrays import EncodeError
-from clients.protocol.errors import ProblemError
-from clients.protocol.frames import dumps
-from env_server.common.event_loop import is_given_up
-from env_server.common.io_process import going_away
-from env_server.common.settings import ConfigurationError
-from env_server.messages.envelope import as_problem, sendable
+from rollgym.clients.protocol.arrays import EncodeError
+from rollgym.clients.protocol.errors import ProblemError
+from rollgym.clients.protocol.frames import dumps
+from rollgym.env_server.common.event_loop import is_given_up
+from rollgym.env_server.common.io_process import going_away
+from rollgym.env_server.common.settings import ConfigurationError
+from rollgym.env_server.messages.envelope import as_problem, sendable
 
 Handler = Callable[[Mapping[str, Any], str, dict[str, Any], bool], Awaitable[Any]]
 """Answers a call: from whom it is, the operation, its fields, and whether values are for MessagePack."""

@@ -4,11 +4,11 @@ import contextlib
 from collections.abc import Mapping
 from typing import Any
 
-from clients.protocol.errors import ProblemError
-from env_server.access.context import Context
-from env_server.common.io_process import ProcessRank, Reason
-from env_server.peers.forwarder import Forwarder
-from env_server.sessions.replies import Reply
+from rollgym.clients.protocol.errors import ProblemError
+from rollgym.env_server.access.context import Context
+from rollgym.env_server.common.io_process import ProcessRank, Reason
+from rollgym.env_server.peers.forwarder import Forwarder
+from rollgym.env_server.sessions.replies import Reply
 
 # Whoever asks for readiness does not wait for long.
 _READY_WITHIN_S = 0.5

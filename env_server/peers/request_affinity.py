@@ -4,8 +4,8 @@ import mmap
 import struct
 from hashlib import blake2b
 
-from env_server.access.quotas import map_shared
-from env_server.common.io_process import ProcessRank
+from rollgym.env_server.access.quotas import map_shared
+from rollgym.env_server.common.io_process import ProcessRank
 
 _SLOT = struct.Struct("<Q")
 _SLOTS = 1 << 16

@@ -10,24 +10,24 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Match, Route, Router, WebSocketRoute
 
-from clients.protocol.errors import ProblemError
-from clients.protocol.frames import dumps
-from env_server.access.origins import Origins
-from env_server.access.tokens import Tokens
-from env_server.common.io_process import Lifecycle, Phase
-from env_server.http.call_routes import HEADERS, SERVICES, answered, problem_response
-from env_server.http.calls import CALLS, HOT_CALLS, REGISTRATION_CALLS, RUN_CODE_CALLS
-from env_server.http.console.pages import Console
-from env_server.http.interactive_socket import serve_interactive_socket
-from env_server.http.openapi import describe
-from env_server.http.socket import Receive, Send, reject, serve_socket
-from env_server.messages.negotiation import answer, own_path, read_headers
-from env_server.operations.services import Services
-from env_server.protocols.gem import GEM_CALLS
-from env_server.protocols.mcp import McpAdapter
-from env_server.protocols.mcp_description import MCP_PATH, described_mcp
-from env_server.protocols.openenv import OPENENV_CALLS, OPENENV_HEALTH
-from env_server.protocols.openenv_socket import serve_openenv_socket
+from rollgym.clients.protocol.errors import ProblemError
+from rollgym.clients.protocol.frames import dumps
+from rollgym.env_server.access.origins import Origins
+from rollgym.env_server.access.tokens import Tokens
+from rollgym.env_server.common.io_process import Lifecycle, Phase
+from rollgym.env_server.http.call_routes import HEADERS, SERVICES, answered, problem_response
+from rollgym.env_server.http.calls import CALLS, HOT_CALLS, REGISTRATION_CALLS, RUN_CODE_CALLS
+from rollgym.env_server.http.console.pages import Console
+from rollgym.env_server.http.interactive_socket import serve_interactive_socket
+from rollgym.env_server.http.openapi import describe
+from rollgym.env_server.http.socket import Receive, Send, reject, serve_socket
+from rollgym.env_server.messages.negotiation import answer, own_path, read_headers
+from rollgym.env_server.operations.services import Services
+from rollgym.env_server.protocols.gem import GEM_CALLS
+from rollgym.env_server.protocols.mcp import McpAdapter
+from rollgym.env_server.protocols.mcp_description import MCP_PATH, described_mcp
+from rollgym.env_server.protocols.openenv import OPENENV_CALLS, OPENENV_HEALTH
+from rollgym.env_server.protocols.openenv_socket import serve_openenv_socket
 
 Scope = MutableMapping[str, Any]
 

@@ -4,15 +4,15 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
-from env_server.access.tokens import Tokens
-from env_server.catalog.catalog import Catalog
-from env_server.catalog.named_entries import named_class
-from env_server.common.io_process import ProcessRank
-from env_server.common.settings import ConfigurationError, Settings
-from env_server.http.transport.serving import EmbeddedServer, http_config
-from env_server.operations.services import Services
-from env_server.process.app import App
-from env_server.process.listening import bind, url_of
+from rollgym.env_server.access.tokens import Tokens
+from rollgym.env_server.catalog.catalog import Catalog
+from rollgym.env_server.catalog.named_entries import named_class
+from rollgym.env_server.common.io_process import ProcessRank
+from rollgym.env_server.common.settings import ConfigurationError, Settings
+from rollgym.env_server.http.transport.serving import EmbeddedServer, http_config
+from rollgym.env_server.operations.services import Services
+from rollgym.env_server.process.app import App
+from rollgym.env_server.process.listening import bind, url_of
 
 __all__ = ["ConfigurationError", "serve_here"]
 

@@ -2,7 +2,7 @@
 
 import socket
 
-from env_server.common.settings import ConfigurationError
+from rollgym.env_server.common.settings import ConfigurationError
 
 _BACKLOG = 4096
 # A peer that vanished without a word is noticed by the kernel after about two minutes, while a client that is alive but

@@ -7,15 +7,15 @@ from typing import Any
 
 from starlette.routing import Router
 
-from clients.protocol.errors import ProblemError
-from env_server.access.tokens import Tokens
-from env_server.catalog.catalog import Catalog
-from env_server.common.io_process import ProcessRank
-from env_server.common.settings import ConfigurationError, Settings, check_settings
-from env_server.http.socket import Receive, Send
-from env_server.messages.negotiation import problem_answer
-from env_server.operations.services import Services
-from env_server.process.app import App, Scope
+from rollgym.clients.protocol.errors import ProblemError
+from rollgym.env_server.access.tokens import Tokens
+from rollgym.env_server.catalog.catalog import Catalog
+from rollgym.env_server.common.io_process import ProcessRank
+from rollgym.env_server.common.settings import ConfigurationError, Settings, check_settings
+from rollgym.env_server.http.socket import Receive, Send
+from rollgym.env_server.messages.negotiation import problem_answer
+from rollgym.env_server.operations.services import Services
+from rollgym.env_server.process.app import App, Scope
 
 # What a program around it says for itself: where it listens, how it logs, what its environment variables are.
 _OF_A_PROGRAM = (

@@ -10,18 +10,18 @@ import socket
 import sys
 from collections.abc import Callable
 
-from env_server.access.tokens import Tokens
-from env_server.catalog.catalog import Catalog
-from env_server.common.io_process import ProcessRank
-from env_server.common.settings import ConfigurationError, Settings
-from env_server.gateway.announcer import Announcer
-from env_server.http.transport.serving import DrainingServer, http_config
-from env_server.operations.services import Services
-from env_server.process.app import App
-from env_server.process.listening import url_of
-from env_server.telemetry.logs import configure_logs, describe_records
-from env_server.telemetry.loop_watch import StandstillWatch
-from sandbox.core.naming import VARIABLE as SANDBOX_VARIABLE
+from rollgym.env_server.access.tokens import Tokens
+from rollgym.env_server.catalog.catalog import Catalog
+from rollgym.env_server.common.io_process import ProcessRank
+from rollgym.env_server.common.settings import ConfigurationError, Settings
+from rollgym.env_server.gateway.announcer import Announcer
+from rollgym.env_server.http.transport.serving import DrainingServer, http_config
+from rollgym.env_server.operations.services import Services
+from rollgym.env_server.process.app import App
+from rollgym.env_server.process.listening import url_of
+from rollgym.env_server.telemetry.logs import configure_logs, describe_records
+from rollgym.env_server.telemetry.loop_watch import StandstillWatch
+from rollgym.sandbox.core.naming import VARIABLE as SANDBOX_VARIABLE
 
 _log = logging.getLogger(__name__)
 

@@ -13,16 +13,16 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from env_server.access.quotas import start_quota_counters
-from env_server.common.io_process import ProcessRank
-from env_server.common.settings import ConfigurationError, Settings
-from env_server.process.listening import bind, reserve, url_of
-from env_server.process.server import run_process
-from env_server.telemetry.logs import configure_logs
+from rollgym.env_server.access.quotas import start_quota_counters
+from rollgym.env_server.common.io_process import ProcessRank
+from rollgym.env_server.common.settings import ConfigurationError, Settings
+from rollgym.env_server.process.listening import bind, reserve, url_of
+from rollgym.env_server.process.server import run_process
+from rollgym.env_server.telemetry.logs import configure_logs
 
 _BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from env_server.process.supervisor import main; sys.exit(main())"
+    "from rollgym.env_server.process.supervisor import main; sys.exit(main())"
 )
 _FIRST_BACKOFF_S = 0.1
 _MAX_BACKOFF_S = 10.0

@@ -5,11 +5,11 @@ from typing import Any
 from fastapi import Response
 from pydantic import BaseModel, ConfigDict
 
-from clients.protocol.messages import Identifier, Seed
-from env_server.http.call_routes import Call, PlainRoute, call_router
-from env_server.http.openapi import MAKES, RUNS, problems
-from env_server.protocols.operating import operate, step_by_text
-from env_server.sessions.replies import Reply
+from rollgym.clients.protocol.messages import Identifier, Seed
+from rollgym.env_server.http.call_routes import Call, PlainRoute, call_router
+from rollgym.env_server.http.openapi import MAKES, RUNS, problems
+from rollgym.env_server.protocols.operating import operate, step_by_text
+from rollgym.env_server.sessions.replies import Reply
 
 PREFIX = "/apis/v1/envs/gem"
 """Where ROCK's clients look for it."""

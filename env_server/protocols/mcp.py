@@ -11,15 +11,15 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from clients.protocol.arrays import DecodeError
-from clients.protocol.errors import ProblemError
-from clients.protocol.frames import loads
-from env_server.access.context import Context
-from env_server.messages.envelope import as_problem
-from env_server.messages.negotiation import answer, problem_answer, read_fields
-from env_server.messages.validation import invalid, validate
-from env_server.operations.services import Services
-from env_server.protocols.mcp_forms import (
+from rollgym.clients.protocol.arrays import DecodeError
+from rollgym.clients.protocol.errors import ProblemError
+from rollgym.clients.protocol.frames import loads
+from rollgym.env_server.access.context import Context
+from rollgym.env_server.messages.envelope import as_problem
+from rollgym.env_server.messages.negotiation import answer, problem_answer, read_fields
+from rollgym.env_server.messages.validation import invalid, validate
+from rollgym.env_server.operations.services import Services
+from rollgym.env_server.protocols.mcp_forms import (
     INVALID_PARAMS,
     INVALID_REQUEST,
     METHOD_NOT_FOUND,
@@ -42,8 +42,8 @@ from env_server.protocols.mcp_forms import (
     step_result,
     version_message,
 )
-from env_server.protocols.operating import operate, step_by_text
-from env_server.sessions.replies import Reply
+from rollgym.env_server.protocols.operating import operate, step_by_text
+from rollgym.env_server.sessions.replies import Reply
 
 _SESSION = "Mcp-Session-Id"
 _VERSION = "mcp-protocol-version"

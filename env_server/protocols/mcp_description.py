@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from clients.protocol.frames import MEDIA_TYPES
-from clients.protocol.messages import IDENTIFIER
-from env_server.http.openapi import MAKES, RUNS, problems
-from env_server.protocols.mcp_forms import VERSIONS
+from rollgym.clients.protocol.frames import MEDIA_TYPES
+from rollgym.clients.protocol.messages import IDENTIFIER
+from rollgym.env_server.http.openapi import MAKES, RUNS, problems
+from rollgym.env_server.protocols.mcp_forms import VERSIONS
 
 MCP_PATH = "/mcp/{env_id}"
 """Where each environment is an MCP server."""

@@ -6,14 +6,14 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from clients.protocol.errors import ProblemError
-from clients.protocol.frames import dumps
-from clients.protocol.messages import Seed
-from env_server.messages.validation import invalid
-from env_server.protocols.openenv_forms import value_schema
-from env_server.sessions.replies import Reply
-from envs.tools.formats.calls import ToolCall, is_shallow, read_calls
-from envs.tools.formats.table import FORMATS
+from rollgym.clients.protocol.errors import ProblemError
+from rollgym.clients.protocol.frames import dumps
+from rollgym.clients.protocol.messages import Seed
+from rollgym.env_server.messages.validation import invalid
+from rollgym.env_server.protocols.openenv_forms import value_schema
+from rollgym.env_server.sessions.replies import Reply
+from rollgym.envs.tools.formats.calls import ToolCall, is_shallow, read_calls
+from rollgym.envs.tools.formats.table import FORMATS
 
 VERSIONS = ("2025-11-25", "2025-06-18", "2025-03-26")
 """The revisions of the protocol that are spoken, the newest first; all have sessions that `initialize` begins."""

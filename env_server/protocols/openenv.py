@@ -5,9 +5,9 @@ from typing import Any
 
 from fastapi import Response
 
-from env_server.http.call_routes import Call, PathId, call_router
-from env_server.http.openapi import MAKES, problems
-from env_server.protocols.openenv_forms import (
+from rollgym.env_server.http.call_routes import Call, PathId, call_router
+from rollgym.env_server.http.openapi import MAKES, problems
+from rollgym.env_server.protocols.openenv_forms import (
     OpenEnvHealth,
     OpenEnvMetadata,
     OpenEnvReply,
@@ -19,8 +19,8 @@ from env_server.protocols.openenv_forms import (
     observation_payload,
     schemas_payload,
 )
-from env_server.protocols.operating import operate
-from env_server.sessions.replies import Reply
+from rollgym.env_server.protocols.operating import operate
+from rollgym.env_server.sessions.replies import Reply
 
 PREFIX = "/openenv/{env_id}"
 """The base URL of an environment for OpenEnv's clients."""

@@ -6,11 +6,11 @@ from typing import Annotated, Any
 from gymnasium import spaces
 from pydantic import BaseModel, ConfigDict, Field
 
-from clients.protocol.errors import ProblemError
-from clients.protocol.messages import Seed
-from clients.protocol.spaces import parse_space
-from env_server.messages.envelope import sendable
-from env_server.sessions.replies import Reply
+from rollgym.clients.protocol.errors import ProblemError
+from rollgym.clients.protocol.messages import Seed
+from rollgym.clients.protocol.spaces import parse_space
+from rollgym.env_server.messages.envelope import sendable
+from rollgym.env_server.sessions.replies import Reply
 
 TEXT_SPACES = frozenset({"Text", "UnicodeText"})
 """The types of space, as they are described, whose observations are in the field `text`."""

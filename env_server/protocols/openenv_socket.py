@@ -7,18 +7,18 @@ from typing import Any
 
 from starlette.datastructures import Headers
 
-from clients.protocol.arrays import DecodeError
-from clients.protocol.errors import ProblemError
-from clients.protocol.frames import dumps, loads
-from env_server.access.context import Context
-from env_server.access.open_sockets import ConnectionSlot
-from env_server.common.io_process import going_away
-from env_server.http.socket import Receive, Send, close_revoked, name_socket, reject
-from env_server.messages.envelope import as_problem
-from env_server.messages.negotiation import too_large_reply, too_large_request
-from env_server.messages.validation import invalid, validate
-from env_server.operations.services import Services
-from env_server.protocols.openenv_forms import (
+from rollgym.clients.protocol.arrays import DecodeError
+from rollgym.clients.protocol.errors import ProblemError
+from rollgym.clients.protocol.frames import dumps, loads
+from rollgym.env_server.access.context import Context
+from rollgym.env_server.access.open_sockets import ConnectionSlot
+from rollgym.env_server.common.io_process import going_away
+from rollgym.env_server.http.socket import Receive, Send, close_revoked, name_socket, reject
+from rollgym.env_server.messages.envelope import as_problem
+from rollgym.env_server.messages.negotiation import too_large_reply, too_large_request
+from rollgym.env_server.messages.validation import invalid, validate
+from rollgym.env_server.operations.services import Services
+from rollgym.env_server.protocols.openenv_forms import (
     OpenEnvAction,
     OpenEnvResetRequest,
     error_payload,
@@ -26,8 +26,8 @@ from env_server.protocols.openenv_forms import (
     state_payload,
     wire_error,
 )
-from env_server.protocols.operating import operate
-from env_server.sessions.replies import Reply
+from rollgym.env_server.protocols.operating import operate
+from rollgym.env_server.sessions.replies import Reply
 
 
 async def serve_openenv_socket(

@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 from typing import Any
 
-from clients.protocol.arrays import DecodeError
-from clients.protocol.errors import ProblemError
-from clients.protocol.frames import loads
-from env_server.access.context import Context
-from env_server.operations.operations import Calls
-from env_server.sessions.replies import Reply
+from rollgym.clients.protocol.arrays import DecodeError
+from rollgym.clients.protocol.errors import ProblemError
+from rollgym.clients.protocol.frames import loads
+from rollgym.env_server.access.context import Context
+from rollgym.env_server.operations.operations import Calls
+from rollgym.env_server.sessions.replies import Reply
 
 
 async def operate(operations: Calls, context: Context, op: str, fields: Mapping[str, Any]) -> Reply:

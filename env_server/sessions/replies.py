@@ -7,12 +7,12 @@ import orjson
 from gymnasium import Space
 from gymnasium.spaces import Discrete
 
-from clients.protocol.arrays import INTEGER_LIMIT
-from clients.protocol.spaces import UnicodeText, describe_space
-from clients.protocol.values import EncodeError, encode_value
-from env_server.access.context import Context
-from env_server.sessions.session import ResetRecord, Session, StepRecord
-from env_server.workers.base import StepOutcome
+from rollgym.clients.protocol.arrays import INTEGER_LIMIT
+from rollgym.clients.protocol.spaces import UnicodeText, describe_space
+from rollgym.clients.protocol.values import EncodeError, encode_value
+from rollgym.env_server.access.context import Context
+from rollgym.env_server.sessions.session import ResetRecord, Session, StepRecord
+from rollgym.env_server.workers.base import StepOutcome
 
 Reply = dict[str, Any]
 

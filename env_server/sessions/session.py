@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gymnasium import Space
 
-from clients.protocol.episode import PortableEpisode
-from clients.protocol.errors import ProblemError
-from clients.protocol.values import encode_value
-from env_server.catalog.actions import action_reader
-from env_server.journal.journal import EndReason
-from env_server.workers.base import StepOutcome, Worker
-from env_server.workers.inline import InlineWorker
+from rollgym.clients.protocol.episode import PortableEpisode
+from rollgym.clients.protocol.errors import ProblemError
+from rollgym.clients.protocol.values import encode_value
+from rollgym.env_server.catalog.actions import action_reader
+from rollgym.env_server.journal.journal import EndReason
+from rollgym.env_server.workers.base import StepOutcome, Worker
+from rollgym.env_server.workers.inline import InlineWorker
 
 if TYPE_CHECKING:
-    from env_server.catalog.entry import CatalogEntry
-    from env_server.journal.journal import Journal
+    from rollgym.env_server.catalog.entry import CatalogEntry
+    from rollgym.env_server.journal.journal import Journal
 
 _REMEMBERED_RESETS = 4
 NO_REQUEST = ""

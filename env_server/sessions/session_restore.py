@@ -4,14 +4,14 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from env_server.access.tokens import Caller, Tokens
-from env_server.catalog.catalog import Catalog
-from env_server.catalog.entry import CatalogEntry
-from env_server.journal.journal import EndReason
-from env_server.journal.journal_file import JournaledSession, JournalFile
-from env_server.sessions.session import Session
-from env_server.sessions.sessions import Sessions
-from env_server.workers.base import Worker
+from rollgym.env_server.access.tokens import Caller, Tokens
+from rollgym.env_server.catalog.catalog import Catalog
+from rollgym.env_server.catalog.entry import CatalogEntry
+from rollgym.env_server.journal.journal import EndReason
+from rollgym.env_server.journal.journal_file import JournaledSession, JournalFile
+from rollgym.env_server.sessions.session import Session
+from rollgym.env_server.sessions.sessions import Sessions
+from rollgym.env_server.workers.base import Worker
 
 _log = logging.getLogger(__name__)
 

@@ -9,15 +9,15 @@ from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
-from clients.protocol.errors import ProblemError
-from env_server.access.quotas import QuotaCounters
-from env_server.access.tokens import Caller
-from env_server.common.io_process import ProcessRank
-from env_server.common.settings import Settings
-from env_server.journal.journal import EndReason
-from env_server.journal.journal_file import JournalFile
-from env_server.sessions.session import BaseSession
-from env_server.telemetry.metrics import Metrics
+from rollgym.clients.protocol.errors import ProblemError
+from rollgym.env_server.access.quotas import QuotaCounters
+from rollgym.env_server.access.tokens import Caller
+from rollgym.env_server.common.io_process import ProcessRank
+from rollgym.env_server.common.settings import Settings
+from rollgym.env_server.journal.journal import EndReason
+from rollgym.env_server.journal.journal_file import JournalFile
+from rollgym.env_server.sessions.session import BaseSession
+from rollgym.env_server.telemetry.metrics import Metrics
 
 _RUNNING_WAIT_S = 1.0
 _COMPACT_ABOVE = 64

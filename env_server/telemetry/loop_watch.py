@@ -8,9 +8,9 @@ import time
 import traceback
 from collections.abc import Mapping
 
-from env_server.common.setting_sections import Isolation
-from env_server.telemetry.durations import LongRun, OperationTimes
-from env_server.telemetry.metrics import Metrics
+from rollgym.env_server.common.setting_sections import Isolation
+from rollgym.env_server.telemetry.durations import LongRun, OperationTimes
+from rollgym.env_server.telemetry.metrics import Metrics
 
 _INTERVAL_S = 0.5
 # What runs in a thread is to blame for nothing that is shorter: others run beside it.

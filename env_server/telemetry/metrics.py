@@ -5,8 +5,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from clients.protocol.errors import ProblemError
-from env_server.telemetry.durations import Durations
+from rollgym.clients.protocol.errors import ProblemError
+from rollgym.env_server.telemetry.durations import Durations
 
 OTHER = "other"
 """The label of all environments that have none of their own."""

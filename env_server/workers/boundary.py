@@ -8,9 +8,16 @@ from typing import Any, NoReturn, TypeVar
 import gymnasium
 from gymnasium.utils import seeding
 
-from clients.protocol.frames import dumps
-from clients.protocol.spaces import check_size, describe_space
-from env_server.workers.base import EnvironmentRaised, EnvSource, NoWorker, Spaces, StepOutcome, Verdict
+from rollgym.clients.protocol.frames import dumps
+from rollgym.clients.protocol.spaces import check_size, describe_space
+from rollgym.env_server.workers.base import (
+    EnvironmentRaised,
+    EnvSource,
+    NoWorker,
+    Spaces,
+    StepOutcome,
+    Verdict,
+)
 
 Environment = gymnasium.Env[Any, Any]
 _T = TypeVar("_T")

@@ -16,11 +16,11 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from clients.protocol.spaces import describe_space
-from env_server.telemetry.logs import LogFormat, configure_logs, describe_records
-from env_server.workers import boundary
-from env_server.workers.base import EnvironmentRaised, EnvSource, Verdict
-from env_server.workers.wire import (
+from rollgym.clients.protocol.spaces import describe_space
+from rollgym.env_server.telemetry.logs import LogFormat, configure_logs, describe_records
+from rollgym.env_server.workers import boundary
+from rollgym.env_server.workers.base import EnvironmentRaised, EnvSource, Verdict
+from rollgym.env_server.workers.wire import (
     RAISED,
     READY,
     RESULT,

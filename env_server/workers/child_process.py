@@ -15,15 +15,23 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Literal
 
-from env_server.telemetry.durations import OperationTimes
-from env_server.telemetry.logs import LogFormat
-from env_server.workers.base import EnvironmentRaised, OperationTimeout, WorkerLost
-from env_server.workers.wire import READY, RESULT, Frame, FrameReader, dump_request, frame, load_result
+from rollgym.env_server.telemetry.durations import OperationTimes
+from rollgym.env_server.telemetry.logs import LogFormat
+from rollgym.env_server.workers.base import EnvironmentRaised, OperationTimeout, WorkerLost
+from rollgym.env_server.workers.wire import (
+    READY,
+    RESULT,
+    Frame,
+    FrameReader,
+    dump_request,
+    frame,
+    load_result,
+)
 
 # The child has the import path of this process: environments are imported there as the catalog found them here.
 _BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from env_server.workers.child import main; main(int(sys.argv[2]), sys.argv[3])"
+    "from rollgym.env_server.workers.child import main; main(int(sys.argv[2]), sys.argv[3])"
 )
 _START_TIMEOUT_S = 120.0
 _ABANDONED_GRACE_S = 1.0

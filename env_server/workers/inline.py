@@ -4,9 +4,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from env_server.telemetry.durations import LONG_S, TIMED_STEPS
-from env_server.workers import boundary
-from env_server.workers.base import (
+from rollgym.env_server.telemetry.durations import LONG_S, TIMED_STEPS
+from rollgym.env_server.workers import boundary
+from rollgym.env_server.workers.base import (
     EnvironmentRaised,
     EnvSource,
     Spaces,

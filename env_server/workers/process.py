@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from clients.protocol.arrays import DecodeError
-from env_server.telemetry.logs import LogFormat
-from env_server.workers.base import (
+from rollgym.clients.protocol.arrays import DecodeError
+from rollgym.env_server.telemetry.logs import LogFormat
+from rollgym.env_server.workers.base import (
     EnvironmentRaised,
     EnvSource,
     NoWorker,
@@ -22,9 +22,9 @@ from env_server.workers.base import (
     Worker,
     WorkerLost,
 )
-from env_server.workers.child_process import ChildProcess
-from env_server.workers.scoring import Scoring
-from env_server.workers.wire import read_space
+from rollgym.env_server.workers.child_process import ChildProcess
+from rollgym.env_server.workers.scoring import Scoring
+from rollgym.env_server.workers.wire import read_space
 
 _CLOSE_TIMEOUT_S = 10.0
 _PREPARE_TIMEOUT_S = 120.0

@@ -11,8 +11,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from env_server.workers import boundary
-from env_server.workers.base import (
+from rollgym.env_server.workers import boundary
+from rollgym.env_server.workers.base import (
     EnvironmentRaised,
     EnvSource,
     NoWorker,
@@ -20,8 +20,8 @@ from env_server.workers.base import (
     Verdict,
     WorkerLost,
 )
-from env_server.workers.child_process import ChildProcess
-from env_server.workers.wire import dump_request
+from rollgym.env_server.workers.child_process import ChildProcess
+from rollgym.env_server.workers.wire import dump_request
 
 _PREPARE_TIMEOUT_S = 120.0
 _TRIES = 3

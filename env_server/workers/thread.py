@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from env_server.common.event_loop import is_given_up
-from env_server.telemetry.durations import LONG_S
-from env_server.workers import boundary
-from env_server.workers.base import (
+from rollgym.env_server.common.event_loop import is_given_up
+from rollgym.env_server.telemetry.durations import LONG_S
+from rollgym.env_server.workers import boundary
+from rollgym.env_server.workers.base import (
     EnvironmentRaised,
     EnvSource,
     NoWorker,
@@ -20,7 +20,7 @@ from env_server.workers.base import (
     Worker,
     WorkerLost,
 )
-from env_server.workers.thread_pool import ThreadPool
+from rollgym.env_server.workers.thread_pool import ThreadPool
 
 _CLOSE_TIMEOUT_S = 10.0
 _log = logging.getLogger(__name__)

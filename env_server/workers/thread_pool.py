@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from env_server.workers.base import EnvironmentRaised, NoWorker, OperationTimeout
+from rollgym.env_server.workers.base import EnvironmentRaised, NoWorker, OperationTimeout
 
 _log = logging.getLogger(__name__)
 

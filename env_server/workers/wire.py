@@ -15,8 +15,8 @@ import orjson
 from gymnasium import Space
 from gymnasium.spaces import GraphInstance
 
-from clients.protocol.arrays import MediaBytes
-from clients.protocol.spaces import parse_space
+from rollgym.clients.protocol.arrays import MediaBytes
+from rollgym.clients.protocol.spaces import parse_space
 
 _HEADER = struct.Struct("<IIB")
 _PROTOCOL = 5

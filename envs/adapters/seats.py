@@ -9,8 +9,8 @@ import numpy as np
 from pydantic import Field
 from pydantic.json_schema import SkipJsonSchema
 
-from envs.core.kwargs import OneOf
-from envs.core.text_game import GameKwargs, Move, Refusal, TextGame
+from rollgym.envs.core.kwargs import OneOf
+from rollgym.envs.core.text_game import GameKwargs, Move, Refusal, TextGame
 
 Opponent = Callable[[str, Sequence[str], np.random.Generator], str]
 """Says what an opponent does, from what it sees, the actions that are listed, and a generator of the episode's own."""

@@ -11,12 +11,12 @@ from gymnasium.spaces import Text
 from gymnasium.utils import seeding
 from pydantic import Field
 
-from clients.protocol.spaces import UnicodeText
-from envs.adapters.known import Sheet, sheet_of
-from envs.adapters.text_actions import action_text
-from envs.adapters.text_observations import ObservationText, plain_drawing
-from envs.core.kwargs import OPERATOR, DeclaredKwargs, OneOf
-from envs.core.profiles import PROFILES, profile_named, reply_format, said_actions
+from rollgym.clients.protocol.spaces import UnicodeText
+from rollgym.envs.adapters.known import Sheet, sheet_of
+from rollgym.envs.adapters.text_actions import action_text
+from rollgym.envs.adapters.text_observations import ObservationText, plain_drawing
+from rollgym.envs.core.kwargs import OPERATOR, DeclaredKwargs, OneOf
+from rollgym.envs.core.profiles import PROFILES, profile_named, reply_format, said_actions
 
 DEFAULT_MAX_STEPS = 1_000
 """Turns of an episode of an environment that has no limit of its own: unreadable replies would go on for ever."""

@@ -11,8 +11,8 @@ import numpy as np
 from gymnasium import Space, spaces
 from numpy.typing import NDArray
 
-from clients.protocol.values import DecodeError, decode_value
-from envs.core.profiles import bare_word
+from rollgym.clients.protocol.values import DecodeError, decode_value
+from rollgym.envs.core.profiles import bare_word
 
 Inside = Literal["exact", "contains"]
 

@@ -9,7 +9,7 @@ from gymnasium import Space, spaces
 from gymnasium.vector.utils import iterate
 from numpy.typing import NDArray
 
-from clients.protocol.spaces import UnicodeText
+from rollgym.clients.protocol.spaces import UnicodeText
 
 _MOST_NUMBERS = 2_000
 _COLOUR = re.compile(r"\x1b\[([0-9;]*)m")

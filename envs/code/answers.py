@@ -6,7 +6,7 @@ from typing import Any
 
 import orjson
 
-from envs.code.inside import values
+from rollgym.envs.code.inside import values
 
 NOT_RUN = "not run, since another test had failed"
 """Why a test is not passed that was not needed any more."""

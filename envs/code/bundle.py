@@ -3,9 +3,9 @@
 from functools import cache
 from importlib import import_module, resources
 
-from sandbox.core.program import Program
+from rollgym.sandbox.core.program import Program
 
-_PACKAGES = ("envs", "envs.code", "envs.code.inside")
+_PACKAGES = ("rollgym", "rollgym.envs", "rollgym.envs.code", "rollgym.envs.code.inside")
 _NEEDED = {
     "candidate": ("values", "processes", "execution", "objects"),
     "checker": ("values", "execution", "objects", "stops", "proxies", "tested_program", "pytest_stand_in"),
@@ -30,7 +30,7 @@ def _add(name, source):
 
 @cache
 def program(name: str) -> Program:
-    """Return a module of `envs.code.inside`, with those that it uses, as a program that runs its `main`."""
+    """Return a module of `rollgym.envs.code.inside`, with those that it uses, as a program that runs its `main`."""
     lines = [f"_add({package!r}, '').__path__ = []" for package in _PACKAGES]
     lines += [f"_add({f'{_PACKAGES[-1]}.{each}'!r}, {_source(each)!r})" for each in (*_NEEDED[name], name)]
     lines.append(f"_sys.modules[{f'{_PACKAGES[-1]}.{name}'!r}].main()")

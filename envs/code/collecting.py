@@ -7,7 +7,7 @@ passed by whatever is written, or by nothing.
 import ast
 from collections.abc import Iterable, Iterator, Sequence
 
-from envs.code.item import ItemError
+from rollgym.envs.code.item import ItemError
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 _Scope = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef

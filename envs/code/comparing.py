@@ -8,7 +8,7 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
-from envs.code.asserts import Relation
+from rollgym.envs.code.asserts import Relation
 
 _NUMBERS = int | float | complex | Decimal | Fraction
 _STREAM_TOLERANCE = 1e-6

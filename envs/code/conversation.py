@@ -9,14 +9,14 @@ from typing import Any, Self
 
 import orjson
 
-from envs.code.answers import LATE, MISSING, NOT_RUN, Checked, read_answers, whole_characters
-from envs.code.bundle import program
-from envs.code.inside import values
-from envs.code.inside.tested_program import NO_ANSWER, UNLOADABLE
-from envs.code.sandboxes import GraderFaultError, raise_faults
-from envs.code.suites import Script, Suite
-from sandbox.core.base import Sandbox, SandboxSession
-from sandbox.core.limits import Limits
+from rollgym.envs.code.answers import LATE, MISSING, NOT_RUN, Checked, read_answers, whole_characters
+from rollgym.envs.code.bundle import program
+from rollgym.envs.code.inside import values
+from rollgym.envs.code.inside.tested_program import NO_ANSWER, UNLOADABLE
+from rollgym.envs.code.sandboxes import GraderFaultError, raise_faults
+from rollgym.envs.code.suites import Script, Suite
+from rollgym.sandbox.core.base import Sandbox, SandboxSession
+from rollgym.sandbox.core.limits import Limits
 
 _LONGEST_LINE = 2 * values.MAX_CHARACTERS
 _EVALUATION = Limits(wall_seconds=20.0, output_kb=16 * 1024)
@@ -211,7 +211,7 @@ class ProgramSession:
 
     Args:
         sandbox: Where it runs.
-        name: The module of `envs.code.inside`.
+        name: The module of `rollgym.envs.code.inside`.
         files: Laid into its working directory.
         memory_mb: MiB of all that runs in it.
     """

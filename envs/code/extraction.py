@@ -3,8 +3,8 @@
 import re
 from dataclasses import dataclass
 
-from envs.core.replies import fenced_blocks, strip_thinking
-from sandbox.core.program import Language
+from rollgym.envs.core.replies import fenced_blocks, strip_thinking
+from rollgym.sandbox.core.program import Language
 
 # Hardly any program has none of these, and most other texts that are short have none: they need no sandbox.
 _PROGRAM = re.compile(r"\b(?:def|return|import|include|print|class|lambda|for|while|yield|pass)\b|[=(]")

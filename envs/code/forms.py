@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from envs.code.item import Call, Item, ItemError, Reference, Stream
-from envs.code.live_code_bench import private_cases
-from envs.code.suites import readable, suite_of_check, suite_of_list, suite_of_pytest
+from rollgym.envs.code.item import Call, Item, ItemError, Reference, Stream
+from rollgym.envs.code.live_code_bench import private_cases
+from rollgym.envs.code.suites import readable, suite_of_check, suite_of_list, suite_of_pytest
 
 _LEETCODE_NAMES = """\
 import bisect, collections, datetime, functools, heapq, itertools, math, operator, random, re, string, sys

@@ -12,16 +12,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
-from envs.code.answers import LATE, NOT_RUN, Answer, Checked, Result, result_of
-from envs.code.comparing import holds, same, same_approximately, same_stream
-from envs.code.conversation import Conversation, evaluate
-from envs.code.inside import values
-from envs.code.item import Item, ItemError, Reference, sent_arguments
-from envs.code.limits import GradingLimits
-from envs.code.runs import Calls, Runs, Units
-from envs.code.sandboxes import GraderFaultError
-from envs.code.suites import Suite
-from sandbox.core.base import Sandbox
+from rollgym.envs.code.answers import LATE, NOT_RUN, Answer, Checked, Result, result_of
+from rollgym.envs.code.comparing import holds, same, same_approximately, same_stream
+from rollgym.envs.code.conversation import Conversation, evaluate
+from rollgym.envs.code.inside import values
+from rollgym.envs.code.item import Item, ItemError, Reference, sent_arguments
+from rollgym.envs.code.limits import GradingLimits
+from rollgym.envs.code.runs import Calls, Runs, Units
+from rollgym.envs.code.sandboxes import GraderFaultError
+from rollgym.envs.code.suites import Suite
+from rollgym.sandbox.core.base import Sandbox
 
 _SHOWN = 500
 

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from envs.code.inside import values
-from sandbox.core.program import Language
+from rollgym.envs.code.inside import values
+from rollgym.sandbox.core.program import Language
 
 if TYPE_CHECKING:
-    from envs.code.suites import Suite
+    from rollgym.envs.code.suites import Suite
 
 
 class ItemError(ValueError):

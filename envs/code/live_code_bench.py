@@ -8,7 +8,7 @@ import pickle
 import zlib
 from typing import Any, NoReturn
 
-from envs.code.item import ItemError
+from rollgym.envs.code.item import ItemError
 
 _MOST_BYTES = 256 * 1024 * 1024
 

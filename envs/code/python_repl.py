@@ -3,14 +3,14 @@
 import json
 from typing import Any, ClassVar
 
-from envs.code.answers import read_answers, whole_characters
-from envs.code.conversation import ProgramSession
-from envs.code.goals import Goal, same_answer
-from envs.code.inside import values
-from envs.code.repl_goals import draw_goal
-from envs.code.sessions import SessionEnv
-from envs.code.turns import cut
-from envs.core.splits import Split
+from rollgym.envs.code.answers import read_answers, whole_characters
+from rollgym.envs.code.conversation import ProgramSession
+from rollgym.envs.code.goals import Goal, same_answer
+from rollgym.envs.code.inside import values
+from rollgym.envs.code.repl_goals import draw_goal
+from rollgym.envs.code.sessions import SessionEnv
+from rollgym.envs.code.turns import cut
+from rollgym.envs.core.splits import Split
 
 _MARGIN_SECONDS = 10.0
 _NOTES = {

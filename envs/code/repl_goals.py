@@ -6,8 +6,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from envs.code.goals import Goal
-from envs.core.splits import Split, split_of_text
+from rollgym.envs.code.goals import Goal
+from rollgym.envs.core.splits import Split, split_of_text
 
 _REGIONS = ("north", "south", "east", "west")
 _PRODUCTS = ("lamp", "desk", "chair", "shelf", "clock")

@@ -7,17 +7,17 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from envs.code.answers import GIVEN_UP, LATE, NOT_ASKED, Answer, Result, read_answers, result_of
-from envs.code.bundle import program
-from envs.code.conversation import Lines
-from envs.code.inside import values
-from envs.code.item import sent_arguments
-from envs.code.limits import Deadline, GradingLimits
-from envs.code.sandboxes import GraderFaultError, raise_faults
-from sandbox.core.base import Sandbox
-from sandbox.core.limits import Limits
-from sandbox.core.program import Language, Program
-from sandbox.core.result import Outcome, RunResult
+from rollgym.envs.code.answers import GIVEN_UP, LATE, NOT_ASKED, Answer, Result, read_answers, result_of
+from rollgym.envs.code.bundle import program
+from rollgym.envs.code.conversation import Lines
+from rollgym.envs.code.inside import values
+from rollgym.envs.code.item import sent_arguments
+from rollgym.envs.code.limits import Deadline, GradingLimits
+from rollgym.envs.code.sandboxes import GraderFaultError, raise_faults
+from rollgym.sandbox.core.base import Sandbox
+from rollgym.sandbox.core.limits import Limits
+from rollgym.sandbox.core.program import Language, Program
+from rollgym.sandbox.core.result import Outcome, RunResult
 
 Units = Sequence[tuple[str, str]]
 """Sources that are loaded one after the other as one module, each with a file name."""

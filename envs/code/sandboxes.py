@@ -2,10 +2,10 @@
 
 from functools import cache
 
-from sandbox.core.base import Sandbox, SandboxUnavailableError
-from sandbox.core.naming import VARIABLE
-from sandbox.core.result import Outcome, RunResult
-from sandbox.selection import open_sandbox
+from rollgym.sandbox.core.base import Sandbox, SandboxUnavailableError
+from rollgym.sandbox.core.naming import VARIABLE
+from rollgym.sandbox.core.result import Outcome, RunResult
+from rollgym.sandbox.selection import open_sandbox
 
 
 @cache

@@ -3,12 +3,12 @@
 import hashlib
 from typing import Any, ClassVar
 
-from envs.code.conversation import ProgramSession
-from envs.code.goals import Goal, same_answer
-from envs.code.sessions import SessionEnv
-from envs.code.shell_goals import draw_goal
-from envs.code.turns import cut
-from envs.core.splits import Split
+from rollgym.envs.code.conversation import ProgramSession
+from rollgym.envs.code.goals import Goal, same_answer
+from rollgym.envs.code.sessions import SessionEnv
+from rollgym.envs.code.shell_goals import draw_goal
+from rollgym.envs.code.turns import cut
+from rollgym.envs.core.splits import Split
 
 _MARGIN_SECONDS = 10.0
 

@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from envs.code.goals import Goal
-from envs.core.splits import Split, split_of_text
+from rollgym.envs.code.goals import Goal
+from rollgym.envs.core.splits import Split, split_of_text
 
 _FOLDERS = ("app", "app/core", "data", "docs", "docs/old", "tools")
 _STEMS = ("alpha", "beta", "gamma", "delta", "omega", "sigma", "kappa", "theta")

@@ -5,8 +5,8 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from envs.code.asserts import Assertion, split_assertion, uses
-from envs.code.item import ItemError
+from rollgym.envs.code.asserts import Assertion, split_assertion, uses
+from rollgym.envs.code.item import ItemError
 
 _Kind = Literal["context", "pair", "case", "bare", "dropped"]
 SOLUTION = "solution"

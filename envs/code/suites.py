@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from envs.code.asserts import free_names, uses
-from envs.code.collecting import Leading, collect, is_test
-from envs.code.item import ItemError
-from envs.code.steps import (
+from rollgym.envs.code.asserts import free_names, uses
+from rollgym.envs.code.collecting import Leading, collect, is_test
+from rollgym.envs.code.item import ItemError
+from rollgym.envs.code.steps import (
     SOLUTION,
     Numbers,
     Pair,

@@ -10,15 +10,15 @@ import numpy as np
 import orjson
 from pydantic import Field
 
-from envs.code.forms import read_item
-from envs.code.item import ItemError
-from envs.code.problems.lists import LISTS
-from envs.code.problems.numbers import NUMBERS
-from envs.code.problems.problem import Problem
-from envs.code.problems.streams import STREAMS
-from envs.code.problems.texts import TEXTS
-from envs.core.kwargs import OPERATOR
-from envs.core.splits import Split, split_of_text
+from rollgym.envs.code.forms import read_item
+from rollgym.envs.code.item import ItemError
+from rollgym.envs.code.problems.lists import LISTS
+from rollgym.envs.code.problems.numbers import NUMBERS
+from rollgym.envs.code.problems.problem import Problem
+from rollgym.envs.code.problems.streams import STREAMS
+from rollgym.envs.code.problems.texts import TEXTS
+from rollgym.envs.core.kwargs import OPERATOR
+from rollgym.envs.core.splits import Split, split_of_text
 
 TaskData = Annotated[
     str | None,

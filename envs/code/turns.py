@@ -8,8 +8,8 @@ from typing import Any
 
 import gymnasium
 
-from clients.protocol.spaces import UnicodeText
-from envs.core.kwargs import DeclaredKwargs
+from rollgym.clients.protocol.spaces import UnicodeText
+from rollgym.envs.core.kwargs import DeclaredKwargs
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 import jsonschema
 
-from envs.core.schema_work import ITEMS_OF_A_LOOK, WORK
+from rollgym.envs.core.schema_work import ITEMS_OF_A_LOOK, WORK
 
 
 def unevaluated_items(

@@ -8,8 +8,8 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 from pydantic import Field
 
-from envs.core.kwargs import OneOf
-from envs.core.text_game import Move, NamedGame
+from rollgym.envs.core.kwargs import OneOf
+from rollgym.envs.core.text_game import Move, NamedGame
 
 __all__ = ["GridGame", "Move", "Observation"]
 

@@ -18,11 +18,11 @@ from jsonschema.exceptions import best_match
 from jsonschema.validators import extend
 from referencing import Registry
 
-from envs.core import patterns
-from envs.core.evaluated import unevaluated_items, unevaluated_properties
-from envs.core.patterns import TooMuchWorkError
-from envs.core.schema_parts import SchemaError, checked_parts
-from envs.core.schema_work import ITEMS_OF_A_LOOK, WORK, ReadSchema, Work
+from rollgym.envs.core import patterns
+from rollgym.envs.core.evaluated import unevaluated_items, unevaluated_properties
+from rollgym.envs.core.patterns import TooMuchWorkError
+from rollgym.envs.core.schema_parts import SchemaError, checked_parts
+from rollgym.envs.core.schema_work import ITEMS_OF_A_LOOK, WORK, ReadSchema, Work
 
 _LARGEST_SCHEMA = 64 * 1024
 _DEEPEST_VALUE = 200

@@ -41,7 +41,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 from typing_extensions import TypedDict
 
-from clients.protocol.schema_words import wanted
+from rollgym.clients.protocol.schema_words import wanted
 
 T = TypeVar("T")
 _SHORT = reprlib.Repr()

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
-from envs.core.replies import ANSWER_WITHIN, boxes, has_thought, strip_thinking, tagged
+from rollgym.envs.core.replies import ANSWER_WITHIN, boxes, has_thought, strip_thinking, tagged
 
 _SPECIAL = re.compile(r"<\|[^|<>]*\|>")
 _QUOTES = "\"'`.“”‘’ \t\r\n"

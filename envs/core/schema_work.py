@@ -6,8 +6,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
-from envs.core import patterns
-from envs.core.patterns import TooMuchWorkError
+from rollgym.envs.core import patterns
+from rollgym.envs.core.patterns import TooMuchWorkError
 
 ITEMS_OF_A_LOOK = 50
 """How many items one look may go through."""

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from envs.core.kwargs import OneOf
+from rollgym.envs.core.kwargs import OneOf
 
 Split = Literal["train", "valid", "test"]
 

@@ -10,10 +10,17 @@ import gymnasium
 from gymnasium import Space
 from pydantic import Field
 
-from clients.protocol.spaces import UnicodeText
-from envs.core.kwargs import DeclaredKwargs, OneOf, RenderMode
-from envs.core.profiles import PROFILES, name_table, named_action, profile_named, reply_format, said_actions
-from envs.core.reset_options import checked_options
+from rollgym.clients.protocol.spaces import UnicodeText
+from rollgym.envs.core.kwargs import DeclaredKwargs, OneOf, RenderMode
+from rollgym.envs.core.profiles import (
+    PROFILES,
+    name_table,
+    named_action,
+    profile_named,
+    reply_format,
+    said_actions,
+)
+from rollgym.envs.core.reset_options import checked_options
 
 Action = TypeVar("Action")
 

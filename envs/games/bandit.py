@@ -6,7 +6,7 @@ from typing import Annotated, Any, Unpack
 
 from pydantic import Field
 
-from envs.core.text_game import GameKwargs, Move, NamedGame, Refusal
+from rollgym.envs.core.text_game import GameKwargs, Move, NamedGame, Refusal
 
 NAMES = ("Phoenix", "Dragon", "Tortoise", "Fox", "Raven", "Bear", "Otter", "Lynx")
 _STORIES: Mapping[float, str] = {

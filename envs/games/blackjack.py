@@ -6,7 +6,7 @@ from typing import Annotated, Any, Unpack
 
 from pydantic import Field
 
-from envs.core.text_game import GameKwargs, Move, NamedGame, StepLimit
+from rollgym.envs.core.text_game import GameKwargs, Move, NamedGame, StepLimit
 
 ACTIONS = ("Hit", "Stick")
 _HIT = 0

@@ -9,9 +9,9 @@ from typing import Annotated, Any, NamedTuple, Unpack
 import numpy as np
 from pydantic import Field
 
-from envs.core.splits import Split, TaskSplit, checked_split, split_of_text
-from envs.core.text_game import GameKwargs, Move, Refusal, TextGame
-from envs.games.countdown_numbers import ExpressionError, draw_sum, evaluate, solve, take_apart
+from rollgym.envs.core.splits import Split, TaskSplit, checked_split, split_of_text
+from rollgym.envs.core.text_game import GameKwargs, Move, Refusal, TextGame
+from rollgym.envs.games.countdown_numbers import ExpressionError, draw_sum, evaluate, solve, take_apart
 
 # About twenty milliseconds: whoever shares the process waits.
 _TRIES, _BUILT = 400, 200

@@ -7,10 +7,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from envs.core.grid import GridGame, Move, Observation
-from envs.core.splits import SPLIT, checked_split
-from envs.core.text_game import GameKwargs, StepLimit
-from envs.games.frozen_lake_maps import (
+from rollgym.envs.core.grid import GridGame, Move, Observation
+from rollgym.envs.core.splits import SPLIT, checked_split
+from rollgym.envs.core.text_game import GameKwargs, StepLimit
+from rollgym.envs.games.frozen_lake_maps import (
     MAX_SIDE,
     MapWishes,
     Rows,

@@ -6,7 +6,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from envs.core.splits import Split, split_of_text
+from rollgym.envs.core.splits import Split, split_of_text
 
 Rows = tuple[str, ...]
 

@@ -6,8 +6,8 @@ from typing import Annotated, Any, Unpack
 
 from pydantic import Field
 
-from envs.core.kwargs import OneOf
-from envs.core.text_game import GameKwargs, Move, NamedGame, Refusal
+from rollgym.envs.core.kwargs import OneOf
+from rollgym.envs.core.text_game import GameKwargs, Move, NamedGame, Refusal
 
 ACTIONS = ("Up", "Down", "Left", "Right")
 _FOUR_PROBABILITY = 0.1

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Unpack
 
 from pydantic import Field
 
-from envs.core.text_game import GameKwargs, Move, Refusal, TextGame, read_numbers
+from rollgym.envs.core.text_game import GameKwargs, Move, Refusal, TextGame, read_numbers
 
 _LARGEST = 10**9
 

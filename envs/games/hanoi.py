@@ -7,8 +7,8 @@ from typing import Annotated, Any, Unpack
 import numpy as np
 from pydantic import Field
 
-from envs.core.splits import SPLIT, Split, checked_split, split_of_text
-from envs.core.text_game import GameKwargs, Move, Refusal, TextGame
+from rollgym.envs.core.splits import SPLIT, Split, checked_split, split_of_text
+from rollgym.envs.core.text_game import GameKwargs, Move, Refusal, TextGame
 
 PEGS = "ABC"
 _TARGET = 2

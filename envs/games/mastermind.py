@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from envs.core.text_game import GameKwargs, Move, Refusal, TextGame
+from rollgym.envs.core.text_game import GameKwargs, Move, Refusal, TextGame
 
 _MOST_CODES = 100_000
 _CODE = re.compile(r"[1-9](?:[\s,;]?\s?[1-9]){0,7}", re.ASCII)

@@ -7,11 +7,11 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from envs.core.grid import GridGame
-from envs.core.kwargs import OneOf
-from envs.core.splits import SPLIT, Split, checked_split
-from envs.core.text_game import GameKwargs, Move, Refusal, StepLimit
-from envs.games.maze_maps import Cell, Maze, draw_maze, example_maze, longest_way
+from rollgym.envs.core.grid import GridGame
+from rollgym.envs.core.kwargs import OneOf
+from rollgym.envs.core.splits import SPLIT, Split, checked_split
+from rollgym.envs.core.text_game import GameKwargs, Move, Refusal, StepLimit
+from rollgym.envs.games.maze_maps import Cell, Maze, draw_maze, example_maze, longest_way
 
 ACTIONS = ("Up", "Down", "Left", "Right")
 _SHOWN = ("map", "coordinates", "both")

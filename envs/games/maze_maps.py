@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from envs.core.splits import Split, split_of_text
+from rollgym.envs.core.splits import Split, split_of_text
 
 WAYS = ((-1, 0), (1, 0), (0, -1), (0, 1))
 """Rows and columns that each action adds: up, down, left, right."""

@@ -6,8 +6,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from envs.core.splits import Split, split_of_text
-from envs.games.minesweeper_solver import Clue, Effort, TooHardError, mine_chances
+from rollgym.envs.core.splits import Split, split_of_text
+from rollgym.envs.games.minesweeper_solver import Clue, Effort, TooHardError, mine_chances
 
 _TRIES = 2_000
 # About thirty milliseconds: whoever shares the process waits.

@@ -5,10 +5,10 @@ from typing import Annotated, Any, Unpack
 
 from pydantic import Field
 
-from envs.core.splits import SPLIT, checked_split
-from envs.core.text_game import GameKwargs, Move, Refusal, StepLimit, TextGame, read_numbers
-from envs.games.minefield import Minefield, draw_minefield
-from envs.games.minesweeper_solver import Effort, TooHardError, guessed_chances, mine_chances
+from rollgym.envs.core.splits import SPLIT, checked_split
+from rollgym.envs.core.text_game import GameKwargs, Move, Refusal, StepLimit, TextGame, read_numbers
+from rollgym.envs.games.minefield import Minefield, draw_minefield
+from rollgym.envs.games.minesweeper_solver import Effort, TooHardError, guessed_chances, mine_chances
 
 _VERBS = ("reveal", "flag")
 _MOST = 16

@@ -5,10 +5,10 @@ from typing import Annotated, Any, Unpack
 
 from pydantic import Field
 
-from envs.core.kwargs import OneOf
-from envs.core.splits import SPLIT, checked_split, split_of_text
-from envs.core.text_game import GameKwargs, Move, Refusal, TextGame, read_numbers
-from envs.games.sudoku_grids import (
+from rollgym.envs.core.kwargs import OneOf
+from rollgym.envs.core.splits import SPLIT, checked_split, split_of_text
+from rollgym.envs.core.text_game import GameKwargs, Move, Refusal, TextGame, read_numbers
+from rollgym.envs.games.sudoku_grids import (
     BOXES,
     FEW_CLUES,
     Grid,

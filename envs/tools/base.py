@@ -10,12 +10,12 @@ from typing import Annotated, Any, TypedDict
 import gymnasium
 from pydantic import Field
 
-from clients.protocol.spaces import UnicodeText
-from envs.core.kwargs import DeclaredKwargs, OneOf, RenderMode
-from envs.core.reset_options import checked_options
-from envs.tools.formats.calls import Reading, ToolCall, read_calls
-from envs.tools.formats.table import FORMATS, format_named
-from envs.tools.tool import Toolbox, ToolResult, shortened, text_of_tools
+from rollgym.clients.protocol.spaces import UnicodeText
+from rollgym.envs.core.kwargs import DeclaredKwargs, OneOf, RenderMode
+from rollgym.envs.core.reset_options import checked_options
+from rollgym.envs.tools.formats.calls import Reading, ToolCall, read_calls
+from rollgym.envs.tools.formats.table import FORMATS, format_named
+from rollgym.envs.tools.tool import Toolbox, ToolResult, shortened, text_of_tools
 
 CallFormat = Annotated[str, OneOf(*FORMATS), Field(description="How the policy writes calls.")]
 CallsPerTurn = Annotated[int, Field(ge=1, le=64, description="Calls that one reply may hold.")]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from decimal import Context, Decimal
 from fractions import Fraction
 
-from envs.tools.tool import Tool, ToolError, parameters
+from rollgym.envs.tools.tool import Tool, ToolError, parameters
 
 _TOKEN = re.compile(r"\s*(?:(\d+(?:\.\d*)?(?:[eE][+-]?\d{1,3})?|\.\d+)|([A-Za-z_]\w*)|(\*\*|//|[-+*/%^(),]))")
 _LONGEST = 1_000

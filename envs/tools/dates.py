@@ -3,7 +3,7 @@
 import re
 from datetime import date, timedelta
 
-from envs.tools.tool import Tool, ToolError, parameters
+from rollgym.envs.tools.tool import Tool, ToolError, parameters
 
 WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 _FORM = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")

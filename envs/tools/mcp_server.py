@@ -6,10 +6,10 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from clients.process.background import BackgroundLoop
-from envs.core.json_schemas import SchemaValidator
-from envs.core.schema_parts import SchemaError
-from envs.tools.tool import Tool, ToolError
+from rollgym.clients.process.background import BackgroundLoop
+from rollgym.envs.core.json_schemas import SchemaValidator
+from rollgym.envs.core.schema_parts import SchemaError
+from rollgym.envs.tools.tool import Tool, ToolError
 
 if TYPE_CHECKING:
     from mcp import Client

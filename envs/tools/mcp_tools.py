@@ -8,14 +8,14 @@ from typing import Annotated, Any, Unpack
 
 from pydantic import Field
 
-from envs.core.kwargs import OPERATOR
-from envs.core.replies import last_tagged
-from envs.core.splits import TaskSplit, checked_split, split_of_text
-from envs.tools.base import CallsPerTurn, Heard, StepLimit, ToolEnv, ToolKwargs, digest
-from envs.tools.formats.calls import ToolCall
-from envs.tools.mcp_server import McpServer, McpServerError, chosen_tools, parse_address
-from envs.tools.tasks import answers_agree
-from envs.tools.tool import Toolbox, ToolResult
+from rollgym.envs.core.kwargs import OPERATOR
+from rollgym.envs.core.replies import last_tagged
+from rollgym.envs.core.splits import TaskSplit, checked_split, split_of_text
+from rollgym.envs.tools.base import CallsPerTurn, Heard, StepLimit, ToolEnv, ToolKwargs, digest
+from rollgym.envs.tools.formats.calls import ToolCall
+from rollgym.envs.tools.mcp_server import McpServer, McpServerError, chosen_tools, parse_address
+from rollgym.envs.tools.tasks import answers_agree
+from rollgym.envs.tools.tool import Toolbox, ToolResult
 
 
 @dataclass(frozen=True, slots=True)

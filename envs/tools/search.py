@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from envs.tools.tool import Tool, parameters
+from rollgym.envs.tools.tool import Tool, parameters
 
 _WORD = re.compile(r"\w+")
 _SATURATION, _LENGTH_WEIGHT = 1.2, 0.75

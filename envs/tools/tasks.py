@@ -8,11 +8,11 @@ from types import MappingProxyType
 
 import numpy as np
 
-from envs.tools.calculator import calculate, number_text
-from envs.tools.dates import WEEKDAYS
-from envs.tools.formats.calls import ToolCall
-from envs.tools.search import Document
-from envs.tools.world import City, World, draw_world
+from rollgym.envs.tools.calculator import calculate, number_text
+from rollgym.envs.tools.dates import WEEKDAYS
+from rollgym.envs.tools.formats.calls import ToolCall
+from rollgym.envs.tools.search import Document
+from rollgym.envs.tools.world import City, World, draw_world
 
 _ITEMS = ("apples", "boxes", "candles", "drums", "envelopes", "flags", "gloves", "hats", "lamps", "maps")
 _FIRST_DAY = date(1950, 1, 1)

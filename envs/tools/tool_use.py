@@ -5,16 +5,16 @@ from typing import Annotated, Any, ClassVar, Unpack
 
 from pydantic import Field
 
-from envs.core.kwargs import SomeOf
-from envs.core.replies import last_tagged
-from envs.core.splits import TaskSplit, checked_split, split_of_text
-from envs.tools.base import CallsPerTurn, Heard, Running, StepLimit, ToolEnv, ToolKwargs, digest
-from envs.tools.calculator import CALCULATOR
-from envs.tools.dates import DATE_TOOLS
-from envs.tools.formats.calls import ToolCall
-from envs.tools.search import Corpus
-from envs.tools.tasks import KINDS, Task, answers_agree
-from envs.tools.tool import Tool, Toolbox, ToolError, ToolResult, parameters
+from rollgym.envs.core.kwargs import SomeOf
+from rollgym.envs.core.replies import last_tagged
+from rollgym.envs.core.splits import TaskSplit, checked_split, split_of_text
+from rollgym.envs.tools.base import CallsPerTurn, Heard, Running, StepLimit, ToolEnv, ToolKwargs, digest
+from rollgym.envs.tools.calculator import CALCULATOR
+from rollgym.envs.tools.dates import DATE_TOOLS
+from rollgym.envs.tools.formats.calls import ToolCall
+from rollgym.envs.tools.search import Corpus
+from rollgym.envs.tools.tasks import KINDS, Task, answers_agree
+from rollgym.envs.tools.tool import Tool, Toolbox, ToolError, ToolResult, parameters
 
 TOOL_GROUPS = ("calculator", "search", "store", "dates")
 _TRIES = 1_000

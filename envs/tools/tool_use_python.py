@@ -5,15 +5,15 @@ from typing import Annotated, Any, ClassVar, Unpack
 
 from pydantic import Field
 
-from envs.code.sandboxes import operator_sandbox
-from envs.core.kwargs import SomeOf
-from envs.tools.tasks import KINDS
-from envs.tools.tool import Tool, ToolError, parameters
-from envs.tools.tool_use import TOOL_GROUPS, ToolUseEnv, ToolUseKwargs
-from sandbox.core.base import Sandbox
-from sandbox.core.limits import Limits
-from sandbox.core.program import Program
-from sandbox.core.result import Outcome, RunResult
+from rollgym.envs.code.sandboxes import operator_sandbox
+from rollgym.envs.core.kwargs import SomeOf
+from rollgym.envs.tools.tasks import KINDS
+from rollgym.envs.tools.tool import Tool, ToolError, parameters
+from rollgym.envs.tools.tool_use import TOOL_GROUPS, ToolUseEnv, ToolUseKwargs
+from rollgym.sandbox.core.base import Sandbox
+from rollgym.sandbox.core.limits import Limits
+from rollgym.sandbox.core.program import Program
+from rollgym.sandbox.core.result import Outcome, RunResult
 
 PYTHON_GROUPS = (*TOOL_GROUPS, "python")
 

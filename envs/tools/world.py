@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from envs.tools.search import Document
+from rollgym.envs.tools.search import Document
 
 _STARTS = (
     "Bel",

@@ -5,7 +5,7 @@ A policy may write whatever it likes. What is refused here costs a look at each 
 
 import re
 
-from envs.verifiers.powers import has_large_power
+from rollgym.envs.verifiers.powers import has_large_power
 
 LONGEST = 2000
 _DEEPEST = 40

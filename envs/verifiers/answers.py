@@ -4,10 +4,10 @@ import re
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from envs.verifiers.composed_numbers import ComposedNumber, read_composed
-from envs.verifiers.exact import NotExact, Value
-from envs.verifiers.latex import plain, words
-from envs.verifiers.numerals import decimals, read_value
+from rollgym.envs.verifiers.composed_numbers import ComposedNumber, read_composed
+from rollgym.envs.verifiers.exact import NotExact, Value
+from rollgym.envs.verifiers.latex import plain, words
+from rollgym.envs.verifiers.numerals import decimals, read_value
 
 _KEPT = 1024
 # "1,22" is one number where commas are decimal signs, and two elsewhere.

@@ -8,10 +8,10 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from envs.core.kwargs import RenderMode
-from envs.core.replies import ANSWER_WITHIN, boxes, last_tagged, strip_thinking
-from envs.core.splits import SPLIT, checked_split, split_of_text
-from envs.verifiers.base import Verdict, VerifierEnv
+from rollgym.envs.core.kwargs import RenderMode
+from rollgym.envs.core.replies import ANSWER_WITHIN, boxes, last_tagged, strip_thinking
+from rollgym.envs.core.splits import SPLIT, checked_split, split_of_text
+from rollgym.envs.verifiers.base import Verdict, VerifierEnv
 
 _INTEGER = re.compile(r"[-+−]?(?<![\d.])\d+(?:[,_ ]\d{3})*(?!\.?\d)")
 _QUESTION = re.compile(r"\d{1,9}(?: [-+*] \d{1,9}){1,15}")

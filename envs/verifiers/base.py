@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 import gymnasium
 
-from clients.protocol.spaces import UnicodeText
-from envs.core.kwargs import DeclaredKwargs, RenderMode
+from rollgym.clients.protocol.spaces import UnicodeText
+from rollgym.envs.core.kwargs import DeclaredKwargs, RenderMode
 
 Outcome = Literal["correct", "wrong", "partial", "unparsable", "timeout", "error"]
 

@@ -5,18 +5,18 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from envs.code.answers import NOT_RUN, Checked
-from envs.code.extraction import extract
-from envs.code.forms import read_item, read_question
-from envs.code.grader import Grader
-from envs.code.item import ItemError
-from envs.code.limits import GradingLimits, TestSeconds
-from envs.code.sandboxes import GraderFaultError, operator_sandbox
-from envs.code.tasks import TaskData, TaskSource
-from envs.core.kwargs import OneOf, RenderMode
-from envs.core.splits import TaskSplit, checked_split
-from envs.verifiers.base import Verdict, VerifierEnv
-from sandbox.core.base import SandboxUnavailableError
+from rollgym.envs.code.answers import NOT_RUN, Checked
+from rollgym.envs.code.extraction import extract
+from rollgym.envs.code.forms import read_item, read_question
+from rollgym.envs.code.grader import Grader
+from rollgym.envs.code.item import ItemError
+from rollgym.envs.code.limits import GradingLimits, TestSeconds
+from rollgym.envs.code.sandboxes import GraderFaultError, operator_sandbox
+from rollgym.envs.code.tasks import TaskData, TaskSource
+from rollgym.envs.core.kwargs import OneOf, RenderMode
+from rollgym.envs.core.splits import TaskSplit, checked_split
+from rollgym.envs.verifiers.base import Verdict, VerifierEnv
+from rollgym.sandbox.core.base import SandboxUnavailableError
 
 SCORINGS = ("fraction", "all")
 

@@ -6,11 +6,11 @@ from fractions import Fraction
 from math import isfinite
 from typing import Literal
 
-from envs.verifiers.affordable import depth
-from envs.verifiers.answers import Answer, read_answer, read_reference
-from envs.verifiers.composed_numbers import same_composed
-from envs.verifiers.exact import approximate, rational, scale
-from envs.verifiers.latex import canonical
+from rollgym.envs.verifiers.affordable import depth
+from rollgym.envs.verifiers.answers import Answer, read_answer, read_reference
+from rollgym.envs.verifiers.composed_numbers import same_composed
+from rollgym.envs.verifiers.exact import approximate, rational, scale
+from rollgym.envs.verifiers.latex import canonical
 
 Reason = Literal[
     "equal_numbers",

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
 
-from envs.verifiers.exact import NotExact, rational
-from envs.verifiers.latex import unwrapped
-from envs.verifiers.numerals import read_value
+from rollgym.envs.verifiers.exact import NotExact, rational
+from rollgym.envs.verifiers.latex import unwrapped
+from rollgym.envs.verifiers.numerals import read_value
 
 _LONGEST = 200
 _LARGEST_BASE = 36

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from envs.core.kwargs import OPERATOR, RenderMode
-from envs.verifiers.base import Outcome, Verdict, VerifierEnv
+from rollgym.envs.core.kwargs import OPERATOR, RenderMode
+from rollgym.envs.verifiers.base import Outcome, Verdict, VerifierEnv
 
 _FULL = 1.0 - 1e-9
 _DEFAULT: tuple[Mapping[str, Any], ...] = ({"verifier": "Arithmetic-v0"},)
@@ -189,7 +189,7 @@ def _part(given: Mapping[str, Any], trusted: bool) -> _Part:
 
 def _verifier(name: str, kwargs: Mapping[str, Any], trusted: bool) -> VerifierEnv:
     # The registry lists this module, too, by its name.
-    from envs.registry import builtin_environments
+    from rollgym.envs.registry import builtin_environments
 
     spec = builtin_environments().get(name)
     module, _, attribute = (spec.entry_point if spec is not None else ":").partition(":")

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from envs.core import replies
-from envs.core.replies import ANSWER_WITHIN, Box, boxes, last_tagged
-from envs.verifiers.latex import UNITS
+from rollgym.envs.core import replies
+from rollgym.envs.core.replies import ANSWER_WITHIN, Box, boxes, last_tagged
+from rollgym.envs.verifiers.latex import UNITS
 
 Place = Literal["box", "tag", "phrase", "whole", "formula", "number"]
 

@@ -7,8 +7,8 @@ from typing import Any, ClassVar, Protocol, get_args
 
 import numpy as np
 
-from envs.core.kwargs import RenderMode
-from envs.verifiers.base import Outcome, Verdict, VerifierEnv
+from rollgym.envs.core.kwargs import RenderMode
+from rollgym.envs.verifiers.base import Outcome, Verdict, VerifierEnv
 
 Task = Mapping[str, Any]
 DrawTask = Callable[[np.random.Generator], Task]

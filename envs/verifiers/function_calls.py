@@ -6,14 +6,14 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from envs.core.kwargs import OneOf, RenderMode, SomeOf
-from envs.core.replies import tagged
-from envs.core.splits import TaskSplit, checked_split, split_of_text
-from envs.tools.bfcl import KNOWN_TYPES, grade_calls
-from envs.tools.formats.calls import Schemas, ToolCall, read_calls
-from envs.tools.formats.table import FORMATS, format_named
-from envs.verifiers.base import Verdict, VerifierEnv
-from envs.verifiers.function_requests import FUNCTIONS, draw_requests
+from rollgym.envs.core.kwargs import OneOf, RenderMode, SomeOf
+from rollgym.envs.core.replies import tagged
+from rollgym.envs.core.splits import TaskSplit, checked_split, split_of_text
+from rollgym.envs.tools.bfcl import KNOWN_TYPES, grade_calls
+from rollgym.envs.tools.formats.calls import Schemas, ToolCall, read_calls
+from rollgym.envs.tools.formats.table import FORMATS, format_named
+from rollgym.envs.verifiers.base import Verdict, VerifierEnv
+from rollgym.envs.verifiers.function_requests import FUNCTIONS, draw_requests
 
 CATEGORIES = ("simple", "multiple", "parallel", "irrelevance")
 _JSON_TYPES = {"dict": "object", "float": "number", "tuple": "array", "any": "string"}

@@ -11,15 +11,15 @@ from typing import Annotated, Any
 import orjson
 from pydantic import Field
 
-from envs.core.kwargs import OPERATOR, RenderMode
-from envs.core.replies import strip_thinking
-from envs.core.splits import SPLIT, checked_split, split_of_text
-from envs.verifiers.base import Verdict, VerifierEnv
-from envs.verifiers.judging.endpoint import Endpoint, JudgeClient, JudgeError, JudgeTimeoutError
-from envs.verifiers.judging.ledger import Budget, Ledger, MemoryLedger, SharedLedger
-from envs.verifiers.judging.questions import draw_question
-from envs.verifiers.judging.templates import Template, templates_of
-from envs.verifiers.judging.verdicts import UnreadableVerdictError
+from rollgym.envs.core.kwargs import OPERATOR, RenderMode
+from rollgym.envs.core.replies import strip_thinking
+from rollgym.envs.core.splits import SPLIT, checked_split, split_of_text
+from rollgym.envs.verifiers.base import Verdict, VerifierEnv
+from rollgym.envs.verifiers.judging.endpoint import Endpoint, JudgeClient, JudgeError, JudgeTimeoutError
+from rollgym.envs.verifiers.judging.ledger import Budget, Ledger, MemoryLedger, SharedLedger
+from rollgym.envs.verifiers.judging.questions import draw_question
+from rollgym.envs.verifiers.judging.templates import Template, templates_of
+from rollgym.envs.verifiers.judging.verdicts import UnreadableVerdictError
 
 _URL, _MODEL = "ROLLGYM_JUDGE_URL", "ROLLGYM_JUDGE_MODEL"
 _LONGEST_FIELD = 100_000

@@ -10,13 +10,13 @@ from typing import Annotated, Any, Literal, cast
 
 from pydantic import Field
 
-from envs.core.kwargs import OPERATOR, OneOf, RenderMode, SomeOf
-from envs.core.splits import SPLIT, checked_split, split_of_text
-from envs.verifiers.answers import both_signs
-from envs.verifiers.arguments import is_reference
-from envs.verifiers.base import Outcome, Verdict, VerifierEnv
-from envs.verifiers.comparison import UNDECIDED, Asked, Comparison, asked_of, compare, is_exact
-from envs.verifiers.extraction import (
+from rollgym.envs.core.kwargs import OPERATOR, OneOf, RenderMode, SomeOf
+from rollgym.envs.core.splits import SPLIT, checked_split, split_of_text
+from rollgym.envs.verifiers.answers import both_signs
+from rollgym.envs.verifiers.arguments import is_reference
+from rollgym.envs.verifiers.base import Outcome, Verdict, VerifierEnv
+from rollgym.envs.verifiers.comparison import UNDECIDED, Asked, Comparison, asked_of, compare, is_exact
+from rollgym.envs.verifiers.extraction import (
     Found,
     box_count,
     inside_dollars,
@@ -27,9 +27,9 @@ from envs.verifiers.extraction import (
     strip_thinking,
     without_formulas,
 )
-from envs.verifiers.latex import typeset, without_lead_in
-from envs.verifiers.mathematics_tasks import KINDS, draw
-from envs.verifiers.symbolic import Judgement, SymbolicComparison
+from rollgym.envs.verifiers.latex import typeset, without_lead_in
+from rollgym.envs.verifiers.mathematics_tasks import KINDS, draw
+from rollgym.envs.verifiers.symbolic import Judgement, SymbolicComparison
 
 _TRIES = 10_000
 _LONGEST_WHOLE = 200

@@ -7,11 +7,11 @@ from typing import Annotated, Any
 from numpy.random import Generator
 from pydantic import Field
 
-from envs.core.kwargs import RenderMode
-from envs.core.splits import SPLIT, checked_split, split_of_text
-from envs.verifiers.base import Verdict, VerifierEnv
-from envs.verifiers.extraction import marked_answer, strip_thinking
-from envs.verifiers.latex import unwrapped
+from rollgym.envs.core.kwargs import RenderMode
+from rollgym.envs.core.splits import SPLIT, checked_split, split_of_text
+from rollgym.envs.verifiers.base import Verdict, VerifierEnv
+from rollgym.envs.verifiers.extraction import marked_answer, strip_thinking
+from rollgym.envs.verifiers.latex import unwrapped
 
 LETTERS = "ABCDEFGHIJ"
 _TRIES = 10_000

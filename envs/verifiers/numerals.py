@@ -3,7 +3,7 @@
 import re
 from fractions import Fraction
 
-from envs.verifiers.exact import (
+from rollgym.envs.verifiers.exact import (
     LARGEST_EXPONENT,
     NotExact,
     Value,

@@ -19,12 +19,12 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
-from clients.measuring.metrics import queued_seconds
+from rollgym.clients.measuring.metrics import queued_seconds
 
 # The child has the import path of this process.
 _BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from envs.verifiers.pool_child import main; main(int(sys.argv[2]), sys.argv[3], int(sys.argv[4]))"
+    "from rollgym.envs.verifiers.pool_child import main; main(int(sys.argv[2]), sys.argv[3], int(sys.argv[4]))"
 )
 _START_TIMEOUT_S = 120.0
 _MEMORY_BYTES = 4 * 2**30

@@ -12,16 +12,16 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field
 
-from envs.core.kwargs import OneOf, RenderMode, SomeOf
-from envs.core.splits import SPLIT, checked_split, split_of_text
-from envs.verifiers.arguments import is_reference
-from envs.verifiers.base import Verdict, VerifierEnv
-from envs.verifiers.comparison import Asked, asked_of
-from envs.verifiers.exact import NotExact, approximate, rational
-from envs.verifiers.extraction import marked_answer, numbers_in, strip_thinking
-from envs.verifiers.latex import plain, unwrapped
-from envs.verifiers.numerals import read_value
-from envs.verifiers.question_answering_tasks import KINDS, draw
+from rollgym.envs.core.kwargs import OneOf, RenderMode, SomeOf
+from rollgym.envs.core.splits import SPLIT, checked_split, split_of_text
+from rollgym.envs.verifiers.arguments import is_reference
+from rollgym.envs.verifiers.base import Verdict, VerifierEnv
+from rollgym.envs.verifiers.comparison import Asked, asked_of
+from rollgym.envs.verifiers.exact import NotExact, approximate, rational
+from rollgym.envs.verifiers.extraction import marked_answer, numbers_in, strip_thinking
+from rollgym.envs.verifiers.latex import plain, unwrapped
+from rollgym.envs.verifiers.numerals import read_value
+from rollgym.envs.verifiers.question_answering_tasks import KINDS, draw
 
 Metric = Literal["auto", "exact", "f1", "contains", "number", "date", "boolean"]
 METRICS: tuple[Metric, ...] = get_args(Metric)

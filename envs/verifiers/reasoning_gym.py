@@ -7,13 +7,13 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from envs.core.kwargs import RenderMode
-from envs.core.splits import TaskSplit, checked_split, split_of_text
-from envs.verifiers.base import Verdict, VerifierEnv
-from envs.verifiers.extraction import last_box, last_tag, strip_thinking
-from envs.verifiers.pool import CallFailed, CallTimeout, NoProcess, PoolShare
+from rollgym.envs.core.kwargs import RenderMode
+from rollgym.envs.core.splits import TaskSplit, checked_split, split_of_text
+from rollgym.envs.verifiers.base import Verdict, VerifierEnv
+from rollgym.envs.verifiers.extraction import last_box, last_tag, strip_thinking
+from rollgym.envs.verifiers.pool import CallFailed, CallTimeout, NoProcess, PoolShare
 
-_CALL = "envs.verifiers.reasoning_gym_call:call"
+_CALL = "rollgym.envs.verifiers.reasoning_gym_call:call"
 _NAME = re.compile("[a-z0-9_]{1,64}")
 _TRIES = 200
 _LARGEST_SEED = 2**31

@@ -4,10 +4,10 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from envs.core.kwargs import RenderMode
-from envs.core.patterns import TooMuchWorkError
-from envs.core.splits import checked_split, split_of_text
-from envs.verifiers.base import Verdict, VerifierEnv
+from rollgym.envs.core.kwargs import RenderMode
+from rollgym.envs.core.patterns import TooMuchWorkError
+from rollgym.envs.core.splits import checked_split, split_of_text
+from rollgym.envs.verifiers.base import Verdict, VerifierEnv
 
 _TRIES = 10_000
 _SAID = 80

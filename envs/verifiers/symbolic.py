@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
-from envs.verifiers.affordable import too_much
-from envs.verifiers.pool import CallFailed, CallTimeout, NoProcess, PoolShare
+from rollgym.envs.verifiers.affordable import too_much
+from rollgym.envs.verifiers.pool import CallFailed, CallTimeout, NoProcess, PoolShare
 
-_CALL = "envs.verifiers.math_verify_call:compare"
+_CALL = "rollgym.envs.verifiers.math_verify_call:compare"
 _PLAIN_ANSWER = "$1$"
 _KEPT = 1024
 

@@ -10,8 +10,14 @@ from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 
-from envs.webshop.catalogue import LOAD_SEED, Catalogue, build_catalogue
-from envs.webshop.sources import CatalogueError, CatalogueSource, GeneratedSource, find_files, fingerprint
+from rollgym.envs.webshop.catalogue import LOAD_SEED, Catalogue, build_catalogue
+from rollgym.envs.webshop.sources import (
+    CatalogueError,
+    CatalogueSource,
+    GeneratedSource,
+    find_files,
+    fingerprint,
+)
 
 _log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from envs.webshop.columns import (
+from rollgym.envs.webshop.columns import (
     Rows,
     SortedKeys,
     read_array,
@@ -19,7 +19,7 @@ from envs.webshop.columns import (
     write_rows,
     write_sorted_keys,
 )
-from envs.webshop.goals import (
+from rollgym.envs.webshop.goals import (
     Goal,
     HumanInstruction,
     asked_for,
@@ -32,9 +32,9 @@ from envs.webshop.goals import (
     human_goal,
     read_human_instructions,
 )
-from envs.webshop.products import Product, read_products, search_text
-from envs.webshop.search import Facets, IndexWriter, SearchIndex, write_facets
-from envs.webshop.sources import CatalogueSource
+from rollgym.envs.webshop.products import Product, read_products, search_text
+from rollgym.envs.webshop.search import Facets, IndexWriter, SearchIndex, write_facets
+from rollgym.envs.webshop.sources import CatalogueSource
 
 GoalKind = Literal["human", "synthetic"]
 LOAD_SEED = 1234

@@ -7,12 +7,12 @@ words of the request a product's texts lack.
 from collections.abc import Mapping
 from functools import lru_cache
 
-from envs.webshop.catalogue import Catalogue
-from envs.webshop.expert import instruction_query
-from envs.webshop.goals import NO_LIMIT
-from envs.webshop.products import Product, search_text
-from envs.webshop.shop import BACK, BUY, NEXT, PREVIOUS, SUB_PAGES, Action, Shop
-from envs.webshop.words import words_and_stems, words_of
+from rollgym.envs.webshop.catalogue import Catalogue
+from rollgym.envs.webshop.expert import instruction_query
+from rollgym.envs.webshop.goals import NO_LIMIT
+from rollgym.envs.webshop.products import Product, search_text
+from rollgym.envs.webshop.shop import BACK, BUY, NEXT, PREVIOUS, SUB_PAGES, Action, Shop
+from rollgym.envs.webshop.words import words_and_stems, words_of
 
 _MOST_VALUES = 24
 _LONGEST_VALUE = 14

@@ -7,21 +7,21 @@ from typing import Annotated, Any
 import gymnasium
 from pydantic import Field
 
-from clients.protocol.spaces import UnicodeText
-from envs.core.kwargs import OPERATOR, DeclaredKwargs, OneOf, RenderMode
-from envs.core.profiles import reply_format, said_actions
-from envs.core.reset_options import checked_options
-from envs.core.splits import SPLIT, Split, checked_split
-from envs.core.text_game import StepLimit
-from envs.webshop.cache import open_catalogue
-from envs.webshop.catalogue import GoalKind
-from envs.webshop.compact import RULES, as_compact_text, codes
-from envs.webshop.expert import Expert, instruction_query
-from envs.webshop.goals import Goal
-from envs.webshop.nouns import noun_extractor
-from envs.webshop.rendering import as_html, as_quoted_text, as_rich_text, as_text, page_parts
-from envs.webshop.shop import BACK, NEXT, Action, Shop, parse_action
-from envs.webshop.wordings import WORDINGS, wording_named
+from rollgym.clients.protocol.spaces import UnicodeText
+from rollgym.envs.core.kwargs import OPERATOR, DeclaredKwargs, OneOf, RenderMode
+from rollgym.envs.core.profiles import reply_format, said_actions
+from rollgym.envs.core.reset_options import checked_options
+from rollgym.envs.core.splits import SPLIT, Split, checked_split
+from rollgym.envs.core.text_game import StepLimit
+from rollgym.envs.webshop.cache import open_catalogue
+from rollgym.envs.webshop.catalogue import GoalKind
+from rollgym.envs.webshop.compact import RULES, as_compact_text, codes
+from rollgym.envs.webshop.expert import Expert, instruction_query
+from rollgym.envs.webshop.goals import Goal
+from rollgym.envs.webshop.nouns import noun_extractor
+from rollgym.envs.webshop.rendering import as_html, as_quoted_text, as_rich_text, as_text, page_parts
+from rollgym.envs.webshop.shop import BACK, NEXT, Action, Shop, parse_action
+from rollgym.envs.webshop.wordings import WORDINGS, wording_named
 
 OBSERVATIONS = ("text", "text_rich", "html")
 _CHINESE = re.compile(r"[\u4e00-\u9fff]")

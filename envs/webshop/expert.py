@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping
 
-from envs.webshop.goals import NO_LIMIT
-from envs.webshop.products import Product
-from envs.webshop.reward import count_attributes, count_options, score_purchase
-from envs.webshop.shop import BACK, BUY, MOST_RESULTS, NEXT, PER_PAGE, PREVIOUS, SEARCH, Action, Shop
+from rollgym.envs.webshop.goals import NO_LIMIT
+from rollgym.envs.webshop.products import Product
+from rollgym.envs.webshop.reward import count_attributes, count_options, score_purchase
+from rollgym.envs.webshop.shop import BACK, BUY, MOST_RESULTS, NEXT, PER_PAGE, PREVIOUS, SEARCH, Action, Shop
 
 
 def instruction_query(shop: Shop) -> str:

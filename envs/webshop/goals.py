@@ -10,7 +10,7 @@ from functools import reduce
 from operator import add
 from typing import Any
 
-from envs.webshop.products import Product
+from rollgym.envs.webshop.products import Product
 
 _PRICE_STEPS = tuple(10.0 * step for step in range(1, 100))
 _STEPS_ABOVE = 4

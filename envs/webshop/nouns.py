@@ -4,7 +4,7 @@ import re
 from functools import lru_cache
 from typing import Any
 
-from envs.webshop.reward import NounExtractor
+from rollgym.envs.webshop.reward import NounExtractor
 
 _WORD = re.compile(r"[A-Za-z]{2,}")
 _MODEL = "en_core_web_sm"

@@ -1,16 +1,16 @@
-"""Builds a catalogue before a server needs it: `python -m envs.webshop.prepare --data-dir DIRECTORY`."""
+"""Builds a catalogue before a server needs it: `python -m rollgym.envs.webshop.prepare --data-dir DIRECTORY`."""
 
 import argparse
 import sys
 from collections.abc import Sequence
 
-from envs.webshop.cache import open_catalogue
-from envs.webshop.sources import CatalogueError
+from rollgym.envs.webshop.cache import open_catalogue
+from rollgym.envs.webshop.sources import CatalogueError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Build a catalogue unless it was built before; return the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m envs.webshop.prepare", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m rollgym.envs.webshop.prepare", description=__doc__)
     parser.add_argument("--data-dir", help="Directory with WebShop's files; the made-up shop if absent.")
     parser.add_argument("--num-products", type=int, help="Products to read; all if absent.")
     parser.add_argument("--cache-dir", help="Where catalogues are kept.")

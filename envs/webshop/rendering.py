@@ -5,7 +5,7 @@ import json
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
-from envs.webshop.shop import Shop
+from rollgym.envs.webshop.shop import Shop
 
 SEPARATOR = " [SEP] "
 _ESCAPES = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "'": "\\u0027"})

@@ -8,8 +8,8 @@ from typing import Any
 from rapidfuzz import fuzz
 from rapidfuzz.utils import default_process
 
-from envs.webshop.goals import Goal
-from envs.webshop.products import Product
+from rollgym.envs.webshop.goals import Goal
+from rollgym.envs.webshop.products import Product
 
 NounExtractor = Callable[[str], Sequence[str]]
 """Gives the nouns of a title, in lower case and as often as they occur."""

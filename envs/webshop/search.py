@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.webshop.columns import SortedKeys, read_array, write_array, write_sorted_keys
-from envs.webshop.words import words_of
+from rollgym.envs.webshop.columns import SortedKeys, read_array, write_array, write_sorted_keys
+from rollgym.envs.webshop.words import words_of
 
 _K1, _B = 0.9, 0.4
 # Lucene keeps a document's length in a byte: exact below 24, then with four significant bits.

@@ -8,10 +8,10 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from envs.webshop.catalogue import Catalogue
-from envs.webshop.goals import Goal
-from envs.webshop.products import Product
-from envs.webshop.reward import NounExtractor, Score, score_purchase
+from rollgym.envs.webshop.catalogue import Catalogue
+from rollgym.envs.webshop.goals import Goal
+from rollgym.envs.webshop.products import Product
+from rollgym.envs.webshop.reward import NounExtractor, Score, score_purchase
 
 Page = Literal["index", "search_results", "item_page", "item_sub_page", "done"]
 SearchEngine = Callable[[str, int], Sequence[int]]

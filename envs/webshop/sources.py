@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import orjson
 
-from envs.webshop.generator import Records, generate_records
+from rollgym.envs.webshop.generator import Records, generate_records
 
 _PAIRS = (
     ("items_shuffle.json", "items_ins_v2.json"),

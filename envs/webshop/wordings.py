@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Literal
 
-from envs.core.profiles import PROFILES, Profile
+from rollgym.envs.core.profiles import PROFILES, Profile
 
 
 @dataclass(frozen=True, slots=True)

@@ -233,7 +233,7 @@ def words_of(name: str, case: Case, options: argparse.Namespace) -> list[str]:
 def command_of(name: str, case: Case, options: argparse.Namespace) -> list[str]:
     """Return the command line of a case."""
     words = words_of(name, case, options)
-    return [sys.executable, "-m", "trainer.cli", "--config", str(HERE / case.config), *words]
+    return [sys.executable, "-m", "rollgym.trainer.cli", "--config", str(HERE / case.config), *words]
 
 
 def show(name: str, case: Case, options: argparse.Namespace) -> None:

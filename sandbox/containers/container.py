@@ -11,17 +11,17 @@ from typing import Any
 import docker
 from docker.models.containers import Container as DockerContainer
 
-from sandbox.containers.conversation import Conversation, ConversationEndedError
-from sandbox.containers.engine import ENGINE_ERRORS
-from sandbox.containers.flags import Shape, container_options, run_limits
-from sandbox.containers.inside.frames import INPUT, READY, RESULT, RUN, STOP
-from sandbox.core.languages import ENVIRONMENT, Toolchain
-from sandbox.core.limits import Limits
-from sandbox.core.outcomes import Facts, Stop, classify
-from sandbox.core.result import Guarantees, Outcome, RunResult
-from sandbox.core.uploads import too_large
+from rollgym.sandbox.containers.conversation import Conversation, ConversationEndedError
+from rollgym.sandbox.containers.engine import ENGINE_ERRORS
+from rollgym.sandbox.containers.flags import Shape, container_options, run_limits
+from rollgym.sandbox.containers.inside.frames import INPUT, READY, RESULT, RUN, STOP
+from rollgym.sandbox.core.languages import ENVIRONMENT, Toolchain
+from rollgym.sandbox.core.limits import Limits
+from rollgym.sandbox.core.outcomes import Facts, Stop, classify
+from rollgym.sandbox.core.result import Guarantees, Outcome, RunResult
+from rollgym.sandbox.core.uploads import too_large
 
-_PACKAGE = "sandbox.containers.inside"
+_PACKAGE = "rollgym.sandbox.containers.inside"
 # In the order in which they import each other.
 _MODULES = ("frames", "files", "run", "main")
 _START = """
@@ -36,7 +36,7 @@ sys.modules[name].main()
 
 def first_process() -> str:
     """Return the program of the first process, for `python3 -c`."""
-    parents = [_PACKAGE.rsplit(".", depth)[0] for depth in (2, 1)]
+    parents = [_PACKAGE.rsplit(".", depth)[0] for depth in (3, 2, 1)]
     sources = [(name, "") for name in (*parents, _PACKAGE)]
     for name in _MODULES:
         text = resources.files(_PACKAGE).joinpath(f"{name}.py").read_text("utf-8")

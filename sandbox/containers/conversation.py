@@ -7,7 +7,7 @@ import ssl
 import struct
 import time
 
-from sandbox.containers.inside.frames import HEADER, frame
+from rollgym.sandbox.containers.inside.frames import HEADER, frame
 
 _DOCKER_HEADER = struct.Struct(">BxxxI")
 _STANDARD_OUTPUT = 1

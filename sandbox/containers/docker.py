@@ -12,20 +12,20 @@ from typing import TypeVar
 
 import docker
 
-from sandbox.containers.container import Container, ContainerLostError, Order, failed
-from sandbox.containers.engine import connect
-from sandbox.containers.flags import Shape
-from sandbox.containers.pool import Containers, Loan
-from sandbox.containers.session import ContainerSession
-from sandbox.core.base import SandboxSession, SandboxUnavailableError
-from sandbox.core.cancelling import Cancellation
-from sandbox.core.languages import MissingToolError, Toolchain, commands
-from sandbox.core.limits import DEFAULT_LIMITS, Limits
-from sandbox.core.probe import probe_sandbox
-from sandbox.core.program import Program
-from sandbox.core.result import Guarantees, Outcome, RunResult
-from sandbox.core.uploads import EndedSession, refused
-from sandbox.supervisor.files import plain_names, plain_parts
+from rollgym.sandbox.containers.container import Container, ContainerLostError, Order, failed
+from rollgym.sandbox.containers.engine import connect
+from rollgym.sandbox.containers.flags import Shape
+from rollgym.sandbox.containers.pool import Containers, Loan
+from rollgym.sandbox.containers.session import ContainerSession
+from rollgym.sandbox.core.base import SandboxSession, SandboxUnavailableError
+from rollgym.sandbox.core.cancelling import Cancellation
+from rollgym.sandbox.core.languages import MissingToolError, Toolchain, commands
+from rollgym.sandbox.core.limits import DEFAULT_LIMITS, Limits
+from rollgym.sandbox.core.probe import probe_sandbox
+from rollgym.sandbox.core.program import Program
+from rollgym.sandbox.core.result import Guarantees, Outcome, RunResult
+from rollgym.sandbox.core.uploads import EndedSession, refused
+from rollgym.sandbox.supervisor.files import plain_names, plain_parts
 
 DEFAULT_IMAGE = "python:3.11-slim-bookworm"
 _Content = TypeVar("_Content")

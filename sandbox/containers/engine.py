@@ -3,8 +3,8 @@
 import docker
 import requests
 
-from sandbox.containers.flags import LABEL
-from sandbox.core.base import SandboxUnavailableError
+from rollgym.sandbox.containers.flags import LABEL
+from rollgym.sandbox.core.base import SandboxUnavailableError
 
 ENGINE_ERRORS = (docker.errors.DockerException, requests.exceptions.RequestException, OSError)
 """What the Docker SDK raises where the engine cannot be reached or refuses."""

@@ -6,9 +6,9 @@ from typing import Any
 
 from docker.types import LogConfig
 
-from sandbox.containers.inside.files import WORKING_DIRECTORY
-from sandbox.containers.seccomp import profile_text
-from sandbox.core.limits import Limits
+from rollgym.sandbox.containers.inside.files import WORKING_DIRECTORY
+from rollgym.sandbox.containers.seccomp import profile_text
+from rollgym.sandbox.core.limits import Limits
 
 LABEL = "rollgym.sandbox"
 _NOBODY = 65534

@@ -4,9 +4,9 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from sandbox.containers.container import Container, ContainerLostError
-from sandbox.containers.flags import Shape
-from sandbox.core.result import Outcome, RunResult
+from rollgym.sandbox.containers.container import Container, ContainerLostError
+from rollgym.sandbox.containers.flags import Shape
+from rollgym.sandbox.core.result import Outcome, RunResult
 
 # After these a container has nothing but clean directories to show; after all others it is taken away.
 _HARMLESS = frozenset({Outcome.OK, Outcome.NON_ZERO_EXIT, Outcome.TIME_LIMIT, Outcome.COMPILE_ERROR})

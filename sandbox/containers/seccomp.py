@@ -1,6 +1,7 @@
 """The system calls of containers, as Docker wants them: what is not listed does not exist.
 
-`python -m sandbox.containers.seccomp` writes the profile that the `sandbox` service of compose.yaml is started with.
+`python -m rollgym.sandbox.containers.seccomp` writes the profile that the `sandbox` service of compose.yaml
+is started with.
 """
 
 import json

@@ -4,9 +4,9 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from sandbox.containers.container import ContainerLostError, Order
-from sandbox.containers.pool import Loan
-from sandbox.core.result import Outcome, RunResult
+from rollgym.sandbox.containers.container import ContainerLostError, Order
+from rollgym.sandbox.containers.pool import Loan
+from rollgym.sandbox.core.result import Outcome, RunResult
 
 _LATE_S = 10.0
 _KEPT_BYTES = 4 * 1024 * 1024

@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Mapping
 from typing import Protocol
 
-from sandbox.core.limits import DEFAULT_LIMITS, Limits
-from sandbox.core.program import Program
-from sandbox.core.result import Guarantees, RunResult
+from rollgym.sandbox.core.limits import DEFAULT_LIMITS, Limits
+from rollgym.sandbox.core.program import Program
+from rollgym.sandbox.core.result import Guarantees, RunResult
 
 
 class SandboxSession(Protocol):

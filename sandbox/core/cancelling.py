@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Protocol
 
-from sandbox.core.base import Sandbox
-from sandbox.core.limits import DEFAULT_LIMITS, Limits
-from sandbox.core.program import Program
-from sandbox.core.result import RunResult
+from rollgym.sandbox.core.base import Sandbox
+from rollgym.sandbox.core.limits import DEFAULT_LIMITS, Limits
+from rollgym.sandbox.core.program import Program
+from rollgym.sandbox.core.result import RunResult
 
 
 class Cancellation:

@@ -5,8 +5,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from sandbox.core.limits import Limits
-from sandbox.core.result import Outcome
+from rollgym.sandbox.core.limits import Limits
+from rollgym.sandbox.core.result import Outcome
 
 Stop = Literal["time", "output", "memory", "pids", "disk"]
 

@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 
-from sandbox.core.limits import Limits
-from sandbox.core.program import Program
-from sandbox.core.result import Outcome, RunResult
+from rollgym.sandbox.core.limits import Limits
+from rollgym.sandbox.core.program import Program
+from rollgym.sandbox.core.result import Outcome, RunResult
 
 _PAGE = 4096
 _MIB = 1 << 20

@@ -5,7 +5,7 @@ import os
 import struct
 from collections.abc import Iterable
 
-from sandbox.kernel.calls import PR_SET_NO_NEW_PRIVS, KernelError, prctl
+from rollgym.sandbox.kernel.calls import PR_SET_NO_NEW_PRIVS, KernelError, prctl
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _VERSION_FLAG, _RULE_PATH_BENEATH = 1, 1

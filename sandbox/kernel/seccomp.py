@@ -8,7 +8,7 @@ import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from sandbox.kernel.calls import PR_SET_NO_NEW_PRIVS, KernelError, prctl
+from rollgym.sandbox.kernel.calls import PR_SET_NO_NEW_PRIVS, KernelError, prctl
 
 # Of each call, its number on x86_64 and on aarch64; None where that machine has no such call.
 REFUSED: dict[str, tuple[int | None, int | None]] = {

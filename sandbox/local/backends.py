@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from sandbox.core.base import SandboxUnavailableError
-from sandbox.core.result import Guarantees
-from sandbox.kernel import calls, landlock, seccomp
-from sandbox.local.supervised import SupervisedSandbox
-from sandbox.supervisor import bwrap
-from sandbox.supervisor.order import Confinement
+from rollgym.sandbox.core.base import SandboxUnavailableError
+from rollgym.sandbox.core.result import Guarantees
+from rollgym.sandbox.kernel import calls, landlock, seccomp
+from rollgym.sandbox.local.supervised import SupervisedSandbox
+from rollgym.sandbox.supervisor import bwrap
+from rollgym.sandbox.supervisor.order import Confinement
 
 
 class NamespaceSandbox(SupervisedSandbox):

@@ -6,8 +6,8 @@ import select
 import socket
 from collections.abc import Callable
 
-from sandbox.core.result import Outcome, RunResult
-from sandbox.supervisor.frames import Frame, FrameError, receive_frame
+from rollgym.sandbox.core.result import Outcome, RunResult
+from rollgym.sandbox.supervisor.frames import Frame, FrameError, receive_frame
 
 _CHUNK = 1 << 16
 

@@ -12,9 +12,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
-from sandbox.core.base import SandboxSession, SandboxUnavailableError
-from sandbox.core.cancelling import Cancellation
-from sandbox.core.languages import (
+from rollgym.sandbox.core.base import SandboxSession, SandboxUnavailableError
+from rollgym.sandbox.core.cancelling import Cancellation
+from rollgym.sandbox.core.languages import (
     ENVIRONMENT,
     WORKING_DIRECTORY,
     Commands,
@@ -22,19 +22,26 @@ from sandbox.core.languages import (
     commands,
     host_toolchain,
 )
-from sandbox.core.limits import DEFAULT_LIMITS, LONGEST_SECONDS, Limits
-from sandbox.core.outcomes import Facts, classify
-from sandbox.core.probe import probe_sandbox
-from sandbox.core.program import Program
-from sandbox.core.result import Guarantees, Outcome, RunResult
-from sandbox.core.uploads import EndedSession, refused
-from sandbox.local.session import SupervisedSession
-from sandbox.supervisor.frames import Frame, FrameError, receive_frame, send_frame
-from sandbox.supervisor.order import Confinement, Order, Stage
+from rollgym.sandbox.core.limits import DEFAULT_LIMITS, LONGEST_SECONDS, Limits
+from rollgym.sandbox.core.outcomes import Facts, classify
+from rollgym.sandbox.core.probe import probe_sandbox
+from rollgym.sandbox.core.program import Program
+from rollgym.sandbox.core.result import Guarantees, Outcome, RunResult
+from rollgym.sandbox.core.uploads import EndedSession, refused
+from rollgym.sandbox.local.session import SupervisedSession
+from rollgym.sandbox.supervisor.frames import Frame, FrameError, receive_frame, send_frame
+from rollgym.sandbox.supervisor.order import Confinement, Order, Stage
 
-_START = "import sys; sys.path.insert(0, sys.argv[1]); from sandbox.supervisor.launcher import main; main()"
+# `rollgym` is an empty package there: what its own `__init__` does is nothing for a process without site-packages.
+_START = """
+import sys, types
+package = sys.modules["rollgym"] = types.ModuleType("rollgym")
+package.__path__ = [sys.argv[1]]
+from rollgym.sandbox.supervisor.launcher import main
+main()
+"""
 _CLOSING_SECONDS = 10.0
-_PACKAGE_PARENT = str(Path(__file__).resolve().parents[2])
+_PACKAGE = str(Path(__file__).resolve().parents[2])
 
 
 class Launcher:
@@ -92,7 +99,7 @@ class Launcher:
         if self._socket is not None:
             self._socket.close()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        arguments = [sys.executable, "-I", "-S", "-c", _START, _PACKAGE_PARENT]
+        arguments = [sys.executable, "-I", "-S", "-c", _START, _PACKAGE]
         arguments += [str(theirs.fileno()), self._confinement]
         with theirs:
             # An empty environment: what a program may learn by breaking out of everything else is not there.

@@ -10,15 +10,15 @@ from typing import Any
 
 import httpx
 
-from sandbox.core.base import SandboxSession, SandboxUnavailableError
-from sandbox.core.limits import DEFAULT_LIMITS, Limits
-from sandbox.core.probe import probe_sandbox
-from sandbox.core.program import Program
-from sandbox.core.result import Guarantees, Outcome, RunResult
-from sandbox.core.uploads import EndedSession, refused, too_large
-from sandbox.remote.run_code import SandboxReply, build_request, read_guarantees, read_reply
-from sandbox.remote.session import open_remote_session
-from sandbox.supervisor.files import plain_names
+from rollgym.sandbox.core.base import SandboxSession, SandboxUnavailableError
+from rollgym.sandbox.core.limits import DEFAULT_LIMITS, Limits
+from rollgym.sandbox.core.probe import probe_sandbox
+from rollgym.sandbox.core.program import Program
+from rollgym.sandbox.core.result import Guarantees, Outcome, RunResult
+from rollgym.sandbox.core.uploads import EndedSession, refused, too_large
+from rollgym.sandbox.remote.run_code import SandboxReply, build_request, read_guarantees, read_reply
+from rollgym.sandbox.remote.session import open_remote_session
+from rollgym.sandbox.supervisor.files import plain_names
 
 _CONNECT_S = 10.0
 # A run waits for its turn at the server, and its answer for the network.

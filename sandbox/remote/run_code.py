@@ -11,10 +11,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from sandbox.core.limits import DEFAULT_LIMITS, Limits
-from sandbox.core.program import Language, Program
-from sandbox.core.result import Guarantees, Outcome, RunResult
-from sandbox.supervisor.files import plain_parts
+from rollgym.sandbox.core.limits import DEFAULT_LIMITS, Limits
+from rollgym.sandbox.core.program import Language, Program
+from rollgym.sandbox.core.result import Guarantees, Outcome, RunResult
+from rollgym.sandbox.supervisor.files import plain_parts
 
 _MOST_MEMORY_MB = 1 << 20
 _MOST_SECONDS = 86_400.0

@@ -11,10 +11,10 @@ from websockets.exceptions import ConnectionClosed, InvalidHandshake
 from websockets.frames import CloseCode
 from websockets.sync.client import ClientConnection, connect
 
-from sandbox.core.base import SandboxSession, SandboxUnavailableError
-from sandbox.core.result import Outcome, RunResult
-from sandbox.core.uploads import EndedSession, too_large
-from sandbox.remote.run_code import read_reply
+from rollgym.sandbox.core.base import SandboxSession, SandboxUnavailableError
+from rollgym.sandbox.core.result import Outcome, RunResult
+from rollgym.sandbox.core.uploads import EndedSession, too_large
+from rollgym.sandbox.remote.run_code import read_reply
 
 _CONNECT_S = 10.0
 _ANSWER_S = 60.0

@@ -9,13 +9,13 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-from sandbox.supervisor import rootfs
-from sandbox.supervisor.order import Order
+from rollgym.sandbox.supervisor import rootfs
+from rollgym.sandbox.supervisor.order import Order
 
 PROGRAM = "bwrap"
 CODE = "/run/rollgym.zip"
 # Python of the system starts it: the interpreter of the server may lie where only the server can read.
-_START = f"import sys; sys.path.insert(0, {CODE!r}); from sandbox.supervisor.init import main; main()"
+_START = f"import sys; sys.path.insert(0, {CODE!r}); from rollgym.sandbox.supervisor.init import main; main()"
 _PACKAGES = ("", "core", "kernel", "supervisor")
 _UNCHECKED = (1).to_bytes(4, "little")
 _SHARED_MEMORY_MB = 8
@@ -35,9 +35,10 @@ def inner_code() -> bytes:
     package = Path(__file__).resolve().parents[1]
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w") as archive:
+        archive.writestr("rollgym/__init__.py", b"")
         for name in _PACKAGES:
             for source in sorted((package / name).glob("*.py")):
-                inside = f"sandbox/{name}/{source.name}".replace("//", "/")
+                inside = f"rollgym/sandbox/{name}/{source.name}".replace("//", "/")
                 archive.writestr(inside, source.read_bytes())
                 # Compiled beforehand for this version of Python; another one takes the source.
                 code = marshal.dumps(compile(source.read_bytes(), inside, "exec", dont_inherit=True))

@@ -9,12 +9,12 @@ import socket
 from dataclasses import dataclass
 from typing import assert_never
 
-from sandbox.kernel import calls
-from sandbox.supervisor import bwrap, rootfs
-from sandbox.supervisor.cgroups import ControlGroup, Parents, unique_name
-from sandbox.supervisor.init import run_init
-from sandbox.supervisor.jails import Jail, NamespaceJail, PlainJail
-from sandbox.supervisor.order import Order
+from rollgym.sandbox.kernel import calls
+from rollgym.sandbox.supervisor import bwrap, rootfs
+from rollgym.sandbox.supervisor.cgroups import ControlGroup, Parents, unique_name
+from rollgym.sandbox.supervisor.init import run_init
+from rollgym.sandbox.supervisor.jails import Jail, NamespaceJail, PlainJail
+from rollgym.sandbox.supervisor.order import Order
 
 _NEW_NAMESPACES = (
     calls.CLONE_NEWUSER

@@ -14,10 +14,10 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from sandbox.supervisor import files
-from sandbox.supervisor.frames import Frame, FrameError, receive_frame, send_frame
-from sandbox.supervisor.jails import InnerJail, Jail
-from sandbox.supervisor.restrictions import apply_limits, resource_limits, spawn
+from rollgym.sandbox.supervisor import files
+from rollgym.sandbox.supervisor.frames import Frame, FrameError, receive_frame, send_frame
+from rollgym.sandbox.supervisor.jails import InnerJail, Jail
+from rollgym.sandbox.supervisor.restrictions import apply_limits, resource_limits, spawn
 
 _REAP_SECONDS = 2.0
 

@@ -7,8 +7,8 @@ import shutil
 import signal
 from typing import Protocol
 
-from sandbox.kernel import calls, landlock, seccomp
-from sandbox.supervisor import rootfs, tree
+from rollgym.sandbox.kernel import calls, landlock, seccomp
+from rollgym.sandbox.supervisor import rootfs, tree
 
 _NOBODY = 65534
 

@@ -8,11 +8,11 @@ import signal
 import socket
 import sys
 
-from sandbox.kernel import seccomp
-from sandbox.supervisor import bwrap
-from sandbox.supervisor.cgroups import Parents, find_parents
-from sandbox.supervisor.frames import FrameError
-from sandbox.supervisor.monitor import monitor
+from rollgym.sandbox.kernel import seccomp
+from rollgym.sandbox.supervisor import bwrap
+from rollgym.sandbox.supervisor.cgroups import Parents, find_parents
+from rollgym.sandbox.supervisor.frames import FrameError
+from rollgym.sandbox.supervisor.monitor import monitor
 
 
 def main() -> None:

@@ -10,15 +10,15 @@ import threading
 import time
 from typing import Any
 
-from sandbox.kernel import calls
-from sandbox.supervisor import tree
-from sandbox.supervisor.cgroups import Parents
-from sandbox.supervisor.entering import FirstProcess, enter
-from sandbox.supervisor.files import exceeds
-from sandbox.supervisor.frames import Frame, FrameError, receive_frame, send_frame
-from sandbox.supervisor.jails import remove_tree
-from sandbox.supervisor.order import Order, Stage
-from sandbox.supervisor.streams import CappedStream, Feed
+from rollgym.sandbox.kernel import calls
+from rollgym.sandbox.supervisor import tree
+from rollgym.sandbox.supervisor.cgroups import Parents
+from rollgym.sandbox.supervisor.entering import FirstProcess, enter
+from rollgym.sandbox.supervisor.files import exceeds
+from rollgym.sandbox.supervisor.frames import Frame, FrameError, receive_frame, send_frame
+from rollgym.sandbox.supervisor.jails import remove_tree
+from rollgym.sandbox.supervisor.order import Order, Stage
+from rollgym.sandbox.supervisor.streams import CappedStream, Feed
 
 HARD_OUTPUT_BYTES = 32 << 20
 """A program that writes more than this to one stream is ended."""

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from sandbox.core.limits import Limits
+from rollgym.sandbox.core.limits import Limits
 
 Confinement = Literal["namespaces", "bubblewrap", "landlock", "unsafe"]
 

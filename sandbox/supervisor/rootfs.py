@@ -4,7 +4,7 @@ import contextlib
 import os
 from collections.abc import Iterable
 
-from sandbox.kernel.calls import (
+from rollgym.sandbox.kernel.calls import (
     MS_BIND,
     MS_NODEV,
     MS_NOEXEC,

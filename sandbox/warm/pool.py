@@ -12,13 +12,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from sandbox.core.base import Sandbox, SandboxSession, SandboxUnavailableError
-from sandbox.core.limits import DEFAULT_LIMITS, Limits
-from sandbox.core.program import Program
-from sandbox.core.result import Guarantees, Outcome, RunResult
-from sandbox.core.uploads import refused
-from sandbox.local.supervised import result_of_stage
-from sandbox.supervisor.monitor import HARD_OUTPUT_BYTES
+from rollgym.sandbox.core.base import Sandbox, SandboxSession, SandboxUnavailableError
+from rollgym.sandbox.core.limits import DEFAULT_LIMITS, Limits
+from rollgym.sandbox.core.program import Program
+from rollgym.sandbox.core.result import Guarantees, Outcome, RunResult
+from rollgym.sandbox.core.uploads import refused
+from rollgym.sandbox.local.supervised import result_of_stage
+from rollgym.sandbox.supervisor.monitor import HARD_OUTPUT_BYTES
 
 _MIB = 1 << 20
 _SOURCE = "main.py"

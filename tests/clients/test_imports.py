@@ -19,9 +19,9 @@ def run(code: str) -> str:
     "code",
     [
         "import rollgym; rollgym.EnvClient, rollgym.RemoteEnv, rollgym.RemoteVectorEnv, rollgym.RemoteVerifier",
-        "import clients.cli.main",
+        "import rollgym.clients.cli.main",
         "import runpy, sys, contextlib; sys.argv = ['roll-serve', '--help']\n"
-        "with contextlib.suppress(SystemExit): runpy.run_module('env_server', run_name='__main__')",
+        "with contextlib.suppress(SystemExit): runpy.run_module('rollgym.env_server', run_name='__main__')",
     ],
 )
 def test_nothing_heavy_is_imported(code: str) -> None:
@@ -31,7 +31,8 @@ def test_nothing_heavy_is_imported(code: str) -> None:
 def test_our_environments_are_registered_as_names_only() -> None:
     code = (
         "import sys, rollgym, gymnasium; spec = gymnasium.spec('rollgym/FrozenLake-v0');"
-        "print('envs.games.frozen_lake' in sys.modules, 'clients.client.env' in sys.modules, 'pydantic' in sys.modules)"
+        "print('rollgym.envs.games.frozen_lake' in sys.modules, 'rollgym.clients.client.env' in sys.modules,"
+        " 'pydantic' in sys.modules)"
     )
     assert run(code) == "False False False"
 

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from clients.client.client import EnvClient
-from clients.client.session import EnvSession
-from clients.protocol.errors import ProblemError
+from rollgym.clients.client.client import EnvClient
+from rollgym.clients.client.session import EnvSession
+from rollgym.clients.protocol.errors import ProblemError
 from tests.support.peer_processes import PeerServer, play
 from tests.support.solved import Solved, solve
 from tests.support.wire import Server

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from clients.client.client import EnvClient
-from env_server.access.tokens import add_token
+from rollgym.clients.client.client import EnvClient
+from rollgym.env_server.access.tokens import add_token
 from tests.support.peer_processes import PeerServer, play
 from tests.support.solved import solve
 from tests.support.wire import Server

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from clients.cli.main import main
-from envs.pages import FOLDER
-from envs.registry import builtin_environments
+from rollgym.clients.cli.main import main
+from rollgym.envs.pages import FOLDER
+from rollgym.envs.registry import builtin_environments
 from tests.support.client_server import ServerProcess
 from tests.support.judge_double import JudgeDouble
 from tests.support.processes import ROOT

@@ -8,9 +8,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from env_server.access.tokens import add_token
-from sandbox.core.base import SandboxUnavailableError
-from sandbox.selection import open_sandbox
+from rollgym.env_server.access.tokens import add_token
+from rollgym.sandbox.core.base import SandboxUnavailableError
+from rollgym.sandbox.selection import open_sandbox
 from tests.support import redis_server, shell_blocks
 from tests.support.client_server import ServerProcess
 from tests.support.readers_folder import make_readers_folder

@@ -17,14 +17,17 @@ from typing import Any
 import pytest
 import yaml
 
-from clients.client.client import EnvClient
-from clients.process.installed import GROUP as ENVIRONMENTS
-from clients.protocol.errors import ProblemError
-from clients.protocol.messages import ResetRequest, StepReply, StepRequest
-from env_server.access.tokens import add_token
-from env_server.common.io_process import Reason, ReasonCode
-from env_server.common.settings import ConfigurationError, check_settings
-from sandbox.selection import GROUP as SANDBOXES
+from rollgym.clients.client.client import EnvClient
+from rollgym.clients.process.installed import GROUP as ENVIRONMENTS
+from rollgym.clients.protocol.errors import ProblemError
+from rollgym.clients.protocol.messages import ResetRequest, StepReply, StepRequest
+from rollgym.env_server.access.tokens import add_token
+from rollgym.env_server.common.io_process import Reason, ReasonCode
+from rollgym.env_server.common.settings import ConfigurationError, check_settings
+from rollgym.sandbox.selection import GROUP as SANDBOXES
+from rollgym.trainer.config.load import settings_from
+from rollgym.trainer.config.run import RunSettings
+from rollgym.trainer.core.errors import ConfigError
 from tests.support.client_server import ServerProcess
 from tests.support.judge_double import JudgeDouble
 from tests.support.processes import ROOT
@@ -33,9 +36,6 @@ from tests.support.sandboxes import working_sandbox
 from tests.support.shell_blocks import not_to_be_run
 from tests.support.snippets import CHECKED, SHELLS, SHOWN, Fence, fences_of, pages, read_fences
 from tests.support.typed_commands import MistakeError, check_commands
-from trainer.config.load import settings_from
-from trainer.config.run import RunSettings
-from trainer.core.errors import ConfigError
 
 FENCES = [fence for page in pages() for fence in fences_of(page)]
 READERS_RUN = {"tasks": [{"env_id": "FrozenLake-v0"}], "deterministic": False}
@@ -135,7 +135,7 @@ def test_commands_are_understood(fence: Fence) -> None:
         ("roll-agent-proxy --upstream http://127.0.0.1", "--model"),
         ("make tea", "no such target"),
         ("python benchmarks/serving/vector.py --rouns 2", "--rouns"),
-        ("python -m envs.webshop.prepare --products 2", "--products"),
+        ("python -m rollgym.envs.webshop.prepare --products 2", "--products"),
         ("pip install 'rollgym[rays]'", "no extra 'rays'"),
         ("docker compose --profile moon up", "no profile 'moon'"),
         ("docker compose up --scale moons=2", "no service 'moons=2'"),

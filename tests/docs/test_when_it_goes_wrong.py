@@ -11,21 +11,21 @@ from pathlib import Path
 import httpx
 import pytest
 
-from clients.client.env import RemoteEnv
-from clients.protocol.errors import ProblemError
-from env_server.common.settings import ConfigurationError
-from env_server.process.listening import reserve
-from sandbox.core.base import SandboxUnavailableError
-from sandbox.selection import open_sandbox
+from rollgym.clients.client.env import RemoteEnv
+from rollgym.clients.protocol.errors import ProblemError
+from rollgym.env_server.common.settings import ConfigurationError
+from rollgym.env_server.process.listening import reserve
+from rollgym.sandbox.core.base import SandboxUnavailableError
+from rollgym.sandbox.selection import open_sandbox
+from rollgym.trainer.backends.skipping import SkippedSteps
+from rollgym.trainer.commands.resume import keep_settings
+from rollgym.trainer.config.inference import vllm_lora_rank
+from rollgym.trainer.config.load import settings_from
+from rollgym.trainer.core.errors import TrainerError
+from rollgym.trainer.core.run_files import write_errors
+from rollgym.trainer.core.run_lock import run_lock
 from tests.support.client_server import ServerProcess
 from tests.support.processes import ROOT
-from trainer.backends.skipping import SkippedSteps
-from trainer.commands.resume import keep_settings
-from trainer.config.inference import vllm_lora_rank
-from trainer.config.load import settings_from
-from trainer.core.errors import TrainerError
-from trainer.core.run_files import write_errors
-from trainer.core.run_lock import run_lock
 
 PAGE = (ROOT / "docs" / "when_it_goes_wrong.md").read_text()
 GUIDE = (ROOT / "docs" / "guides" / "own_model.md").read_text()

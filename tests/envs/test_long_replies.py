@@ -11,20 +11,20 @@ import warnings
 
 import pytest
 
-from clients.measuring.long_texts import long_texts
-from envs.code.extraction import extract
-from envs.core.profiles import PROFILES
-from envs.core.replies import ANSWER_WITHIN, boxes, fenced_lines, last_tagged, strip_thinking
-from envs.games.guess_number import GuessNumberEnv
-from envs.registry import builtin_environments
-from envs.tools.formats.calls import read_calls
-from envs.tools.formats.table import FORMATS
-from envs.tools.tool_use import ToolUseEnv
-from envs.verifiers.extraction import last_formula_or_number, marked_answer
-from envs.verifiers.extraction import strip_thinking as answering
-from envs.verifiers.instructions.environment import InstructionFollowingEnv
-from envs.verifiers.judging.verdicts import CriteriaVerdict, TokenVerdict, UnreadableVerdictError
-from envs.webshop.shop import parse_action
+from rollgym.clients.measuring.long_texts import long_texts
+from rollgym.envs.code.extraction import extract
+from rollgym.envs.core.profiles import PROFILES
+from rollgym.envs.core.replies import ANSWER_WITHIN, boxes, fenced_lines, last_tagged, strip_thinking
+from rollgym.envs.games.guess_number import GuessNumberEnv
+from rollgym.envs.registry import builtin_environments
+from rollgym.envs.tools.formats.calls import read_calls
+from rollgym.envs.tools.formats.table import FORMATS
+from rollgym.envs.tools.tool_use import ToolUseEnv
+from rollgym.envs.verifiers.extraction import last_formula_or_number, marked_answer
+from rollgym.envs.verifiers.extraction import strip_thinking as answering
+from rollgym.envs.verifiers.instructions.environment import InstructionFollowingEnv
+from rollgym.envs.verifiers.judging.verdicts import CriteriaVerdict, TokenVerdict, UnreadableVerdictError
+from rollgym.envs.webshop.shop import parse_action
 
 STALLS_S = 1.0
 PARSED_S = 0.15

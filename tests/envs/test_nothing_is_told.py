@@ -10,9 +10,9 @@ from typing import Any
 import gymnasium
 import pytest
 
-from envs.registry import builtin_environments
-from envs.verifiers.base import VerifierEnv
-from envs.verifiers.code_tests import CodeTestsEnv
+from rollgym.envs.registry import builtin_environments
+from rollgym.envs.verifiers.base import VerifierEnv
+from rollgym.envs.verifiers.code_tests import CodeTestsEnv
 from tests.support.code_items import FUNCTION_ITEMS, PROGRAM_ITEMS
 
 

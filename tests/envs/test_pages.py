@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from envs.example_episodes import environment_class, example_episode
-from envs.pages import EPISODES, FOLDER, pages
-from envs.registry import builtin_environments
+from rollgym.envs.example_episodes import environment_class, example_episode
+from rollgym.envs.pages import EPISODES, FOLDER, pages
+from rollgym.envs.registry import builtin_environments
 
 ROOT = Path(__file__).parents[2]
-REMAKE = "run `python -m envs.pages`, and with `--play` where an example episode has changed"
+REMAKE = "run `python -m rollgym.envs.pages`, and with `--play` where an example episode has changed"
 
 
 def test_the_pages_are_those_that_the_classes_make() -> None:
@@ -42,7 +42,7 @@ def test_a_page_has_all_of_its_parts(env_id: str) -> None:
         for spec in builtin_environments().values()
         # Those that need neither a sandbox, nor an extra, nor a catalogue.
         if spec.entry_point.startswith(
-            ("envs.games", "envs.frozen", "envs.games.sokoban", "envs.tools.tool_use:")
+            ("rollgym.envs.games", "rollgym.envs.games.sokoban", "rollgym.envs.tools.tool_use:")
         )
     ],
 )

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from sandbox.core.base import Sandbox, SandboxUnavailableError
-from sandbox.selection import make_sandbox
+from rollgym.sandbox.core.base import Sandbox, SandboxUnavailableError
+from rollgym.sandbox.selection import make_sandbox
 from tests.support.processes import running
 from tests.support.wire import Server
 

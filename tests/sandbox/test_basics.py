@@ -4,12 +4,12 @@ import contextlib
 
 import pytest
 
-from sandbox.conformance import SandboxConformance
-from sandbox.core.base import Sandbox
-from sandbox.core.languages import host_toolchain
-from sandbox.core.limits import Limits
-from sandbox.core.program import Language, Program
-from sandbox.core.result import Outcome
+from rollgym.sandbox.conformance import SandboxConformance
+from rollgym.sandbox.core.base import Sandbox
+from rollgym.sandbox.core.languages import host_toolchain
+from rollgym.sandbox.core.limits import Limits
+from rollgym.sandbox.core.program import Language, Program
+from rollgym.sandbox.core.result import Outcome
 
 
 class TestConformance(SandboxConformance):

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from sandbox.command import sandbox_parser
-from sandbox.core.base import SandboxUnavailableError
-from sandbox.selection import open_sandbox
+from rollgym.sandbox.command import sandbox_parser
+from rollgym.sandbox.core.base import SandboxUnavailableError
+from rollgym.sandbox.selection import open_sandbox
 
-_COMMAND = [sys.executable, "-m", "clients.cli.main", "sandbox"]
+_COMMAND = [sys.executable, "-m", "rollgym.clients.cli.main", "sandbox"]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -93,7 +93,7 @@ def test_the_table_names_every_back_end() -> None:
 
 def test_the_command_starts_without_the_client() -> None:
     heavy = ("httpx", "numpy", "pydantic", "rich")
-    code = f"import sys, clients.cli.main; print([name for name in {heavy} if name in sys.modules])"
+    code = f"import sys, rollgym.clients.cli.main; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
     )

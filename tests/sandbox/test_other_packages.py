@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.conformance import check_backend
-from sandbox.core.base import Sandbox, SandboxSession, SandboxUnavailableError
-from sandbox.core.limits import DEFAULT_LIMITS, Limits
-from sandbox.core.program import Program
-from sandbox.core.result import Guarantees, RunResult
-from sandbox.selection import BACKENDS, known_backends, make_sandbox, open_cancellable, open_sandbox
+from rollgym.sandbox.conformance import check_backend
+from rollgym.sandbox.core.base import Sandbox, SandboxSession, SandboxUnavailableError
+from rollgym.sandbox.core.limits import DEFAULT_LIMITS, Limits
+from rollgym.sandbox.core.program import Program
+from rollgym.sandbox.core.result import Guarantees, RunResult
+from rollgym.sandbox.selection import BACKENDS, known_backends, make_sandbox, open_cancellable, open_sandbox
 from tests.support.processes import ROOT
 
 PACKAGE = '''
@@ -68,7 +68,7 @@ def install(site: Path, name: str, entries: str) -> None:
 
 def roll_env(site: Path, *arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
-        [sys.executable, "-m", "clients.cli.main", "sandbox", *arguments],
+        [sys.executable, "-m", "rollgym.clients.cli.main", "sandbox", *arguments],
         env=os.environ | {"PYTHONPATH": f"{site}{os.pathsep}{ROOT}"} | environment,
         cwd=site, capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
@@ -84,7 +84,7 @@ def test_it_is_known_and_opened_by_its_name(site: Path) -> None:
 def test_it_is_never_chosen_and_held_to_the_level_that_is_asked_for(site: Path) -> None:
     with pytest.raises(SandboxUnavailableError, match="keeps the level none here, and landlock is asked for"):
         open_sandbox("borrowed")
-    assert type(make_sandbox("namespaces")).__module__ == "sandbox.local.backends"
+    assert type(make_sandbox("namespaces")).__module__ == "rollgym.sandbox.local.backends"
 
 
 def test_one_that_is_broken_is_named_with_its_package(site: Path) -> None:
@@ -171,7 +171,7 @@ def test_the_suite_finds_what_a_back_end_does_not_do() -> None:
 
 
 def test_a_server_is_not_given_what_cannot_be_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sandbox.selection.make_sandbox", lambda name: Boastful())
+    monkeypatch.setattr("rollgym.sandbox.selection.make_sandbox", lambda name: Boastful())
     with pytest.raises(SandboxUnavailableError, match="boastful cannot end a run that nobody waits for"):
         open_cancellable("namespaces")
     monkeypatch.undo()

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandbox.containers.inside import files
-from sandbox.core.languages import Toolchain, commands
-from sandbox.core.limits import Limits
-from sandbox.core.outcomes import Facts, classify
-from sandbox.core.program import Program
-from sandbox.core.result import Outcome
-from sandbox.supervisor.files import collect, lay
-from sandbox.supervisor.frames import FrameError, receive_frame, send_frame
+from rollgym.sandbox.containers.inside import files
+from rollgym.sandbox.core.languages import Toolchain, commands
+from rollgym.sandbox.core.limits import Limits
+from rollgym.sandbox.core.outcomes import Facts, classify
+from rollgym.sandbox.core.program import Program
+from rollgym.sandbox.core.result import Outcome
+from rollgym.sandbox.supervisor.files import collect, lay
+from rollgym.sandbox.supervisor.frames import FrameError, receive_frame, send_frame
 
 
 @given(

@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from sandbox.core.base import SandboxUnavailableError
-from sandbox.core.limits import Limits
-from sandbox.core.program import Program
-from sandbox.core.result import Outcome
-from sandbox.local.backends import NamespaceSandbox
-from sandbox.selection import BACKENDS, make_sandbox, open_sandbox, survey
+from rollgym.sandbox.core.base import SandboxUnavailableError
+from rollgym.sandbox.core.limits import Limits
+from rollgym.sandbox.core.program import Program
+from rollgym.sandbox.core.result import Outcome
+from rollgym.sandbox.local.backends import NamespaceSandbox
+from rollgym.sandbox.selection import BACKENDS, make_sandbox, open_sandbox, survey
 
 
 def test_the_best_one_is_opened_and_is_never_the_unsafe_one() -> None:

@@ -11,17 +11,17 @@ from collections.abc import Iterator
 
 import pytest
 
-from sandbox.containers.conversation import Conversation
-from sandbox.containers.inside.frames import INPUT
-from sandbox.core.languages import Toolchain, commands
-from sandbox.core.limits import Limits
-from sandbox.core.program import Language, Program
-from sandbox.core.result import Outcome
-from sandbox.core.uploads import refused
-from sandbox.local.backends import NamespaceSandbox
-from sandbox.remote.remote import RemoteSandbox
-from sandbox.selection import make_sandbox
-from sandbox.warm.pool import WarmPool
+from rollgym.sandbox.containers.conversation import Conversation
+from rollgym.sandbox.containers.inside.frames import INPUT
+from rollgym.sandbox.core.languages import Toolchain, commands
+from rollgym.sandbox.core.limits import Limits
+from rollgym.sandbox.core.program import Language, Program
+from rollgym.sandbox.core.result import Outcome
+from rollgym.sandbox.core.uploads import refused
+from rollgym.sandbox.local.backends import NamespaceSandbox
+from rollgym.sandbox.remote.remote import RemoteSandbox
+from rollgym.sandbox.selection import make_sandbox
+from rollgym.sandbox.warm.pool import WarmPool
 from tests.support.sandboxes import working_sandbox
 from tests.support.wire import Server
 

@@ -7,24 +7,24 @@ from collections.abc import Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 
-from tests.support.chat_templates import tokenizer_of
-from trainer.inference.base import (
+from rollgym.trainer.inference.base import (
     GenerationRequest,
     GenerationResult,
     InferenceCounters,
     InferenceHealth,
     SamplingParams,
 )
-from trainer.records.trajectory import Trajectory
-from trainer.rollout.agents.black_box import SessionTable
-from trainer.rollout.agents.endpoint import agents_app
-from trainer.rollout.agents.policy_service import PolicyService
-from trainer.rollout.agents.replies import format_of_template
-from trainer.rollout.agents.serving import serve_app
-from trainer.rollout.agents.session import AgentSession
-from trainer.rollout.agents.splicing import SplicingRenderer
-from trainer.rollout.rendering import ChatRenderer
-from trainer.tasks.task import Task
+from rollgym.trainer.records.trajectory import Trajectory
+from rollgym.trainer.rollout.agents.black_box import SessionTable
+from rollgym.trainer.rollout.agents.endpoint import agents_app
+from rollgym.trainer.rollout.agents.policy_service import PolicyService
+from rollgym.trainer.rollout.agents.replies import format_of_template
+from rollgym.trainer.rollout.agents.serving import serve_app
+from rollgym.trainer.rollout.agents.session import AgentSession
+from rollgym.trainer.rollout.agents.splicing import SplicingRenderer
+from rollgym.trainer.rollout.rendering import ChatRenderer
+from rollgym.trainer.tasks.task import Task
+from tests.support.chat_templates import tokenizer_of
 
 # The shape of Qwen2.5's template, tools included.
 QWEN_TOOLS = (

@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from trainer.algorithms.batch import LossInputs, RowBatch, StepTokens, TrajectoryBatch
-from trainer.algorithms.objective import bounded_difference
-from trainer.algorithms.prepare import prepare_step
-from trainer.algorithms.ratio import elsewhere
-from trainer.algorithms.settings import AlgorithmSettings
+from rollgym.trainer.algorithms.batch import LossInputs, RowBatch, StepTokens, TrajectoryBatch
+from rollgym.trainer.algorithms.objective import bounded_difference
+from rollgym.trainer.algorithms.prepare import prepare_step
+from rollgym.trainer.algorithms.ratio import elsewhere
+from rollgym.trainer.algorithms.settings import AlgorithmSettings
 
 FIELDS = ("logprobs", "old", "behaviour", "reference", "entropy", "values", "squares")
 

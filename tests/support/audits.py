@@ -8,13 +8,13 @@ from functools import partial
 from types import ModuleType
 from typing import Any, Self
 
-from clients.audit.card import Card, Entry, Verdict
-from clients.audit.costs import audit_costs
-from clients.audit.runner import run_audit
-from clients.audit.subject import Budget, Settings, Subject, discover
-from clients.client.client import EnvClient
-from clients.measuring.metrics import queued_seconds, resident_of_tree
-from clients.process.local_server import LocalServer
+from rollgym.clients.audit.card import Card, Entry, Verdict
+from rollgym.clients.audit.costs import audit_costs
+from rollgym.clients.audit.runner import run_audit
+from rollgym.clients.audit.subject import Budget, Settings, Subject, discover
+from rollgym.clients.client.client import EnvClient
+from rollgym.clients.measuring.metrics import queued_seconds, resident_of_tree
+from rollgym.clients.process.local_server import LocalServer
 
 
 class Auditor:

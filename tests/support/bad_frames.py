@@ -11,7 +11,7 @@ from typing import Any
 
 import msgpack
 
-from clients.protocol.errors import CODES
+from rollgym.clients.protocol.errors import CODES
 from tests.support.wire import Server
 
 HANDSHAKE = (

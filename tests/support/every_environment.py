@@ -2,7 +2,7 @@
 
 from importlib import import_module
 
-from envs.registry import builtin_environments
+from rollgym.envs.registry import builtin_environments
 
 for _spec in builtin_environments().values():
     import_module(_spec.entry_point.partition(":")[0])

@@ -4,8 +4,8 @@ import os
 
 import torch
 
+from rollgym.trainer.backends.local_ranks import LocalRanks
 from tests.support.preloaded import RANK, can_be_forked, fork
-from trainer.backends.local_ranks import LocalRanks
 
 
 class ForkedRanks(LocalRanks):

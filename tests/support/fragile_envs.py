@@ -15,8 +15,8 @@ from typing import Any, ClassVar
 import gymnasium
 import numpy as np
 
-from clients.protocol.spaces import UnicodeText
-from clients.protocol.values import encode_value
+from rollgym.clients.protocol.spaces import UnicodeText
+from rollgym.clients.protocol.values import encode_value
 
 
 class Beacon:

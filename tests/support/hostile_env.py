@@ -4,7 +4,7 @@ from typing import Any, ClassVar
 
 import gymnasium
 
-from clients.protocol.spaces import UnicodeText
+from rollgym.clients.protocol.spaces import UnicodeText
 
 IMAGE = "<img src=/stolen onerror=\"window.stolen='image'\">"
 SCRIPT = "<script>window.stolen='script'</script>"

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import gymnasium
 
-from clients.protocol.spaces import UnicodeText
+from rollgym.clients.protocol.spaces import UnicodeText
 
 DIRECTORY = "INTERLEAVED_ENVS"
 """The variable that names the directory of the files."""

@@ -11,9 +11,9 @@ from collections import Counter
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from clients.net.transport import WebSocket, open_socket
-from clients.protocol.errors import CODES
-from clients.protocol.frames import SUBPROTOCOLS, dumps, loads
+from rollgym.clients.net.transport import WebSocket, open_socket
+from rollgym.clients.protocol.errors import CODES
+from rollgym.clients.protocol.frames import SUBPROTOCOLS, dumps, loads
 from tests.support.interleaved_envs import EPISODIC
 
 # Nothing that is asked for here takes longer than a second, even on a machine that is busy with other things.

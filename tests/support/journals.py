@@ -9,8 +9,8 @@ from copy import copy
 from pathlib import Path
 from typing import Any
 
-from env_server.journal.journal import Journal
-from env_server.journal.journal_file import JournaledSession, JournalFile, Opening
+from rollgym.env_server.journal.journal import Journal
+from rollgym.env_server.journal.journal_file import JournaledSession, JournalFile, Opening
 
 MAGIC = 8
 """Bytes before the first record."""

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable
 
-from envs.games.sokoban.levels import FileLevel
+from rollgym.envs.games.sokoban.levels import FileLevel
 
 
 def format_levels(levels: Iterable[FileLevel], *, run_length: bool = False) -> str:

@@ -9,11 +9,11 @@ import json
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from trainer.backends.base import MicroBatch, TrainRow
-from trainer.backends.heads import PolicyHead
-from trainer.backends.torch_backend import Schedule, TorchBackend
-from trainer.config.optimizer import OptimizerSettings
-from trainer.learn.step_metrics import memory_metrics
+from rollgym.trainer.backends.base import MicroBatch, TrainRow
+from rollgym.trainer.backends.heads import PolicyHead
+from rollgym.trainer.backends.torch_backend import Schedule, TorchBackend
+from rollgym.trainer.config.optimizer import OptimizerSettings
+from rollgym.trainer.learn.step_metrics import memory_metrics
 
 ROWS, TOKENS, MICRO_BATCHES = 4, 128, 2
 CONFIG = {

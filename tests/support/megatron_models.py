@@ -5,14 +5,14 @@ from importlib.util import find_spec
 import pytest
 import torch
 
+from rollgym.trainer.backends.optimizer import Schedule
+from rollgym.trainer.backends.rank_group import MeshShape
+from rollgym.trainer.backends.ranked import RankedBackend
+from rollgym.trainer.backends.reference import FrozenModel
+from rollgym.trainer.backends.torch_backend import TorchBackend
+from rollgym.trainer.learn.learner import Models
 from tests.support.megatron_ranks import MegatronRecipe, family_head
 from tests.support.sharded_models import WIDTH
-from trainer.backends.optimizer import Schedule
-from trainer.backends.rank_group import MeshShape
-from trainer.backends.ranked import RankedBackend
-from trainer.backends.reference import FrozenModel
-from trainer.backends.torch_backend import TorchBackend
-from trainer.learn.learner import Models
 
 needs_megatron = pytest.mark.skipif(
     find_spec("megatron") is None, reason="the extra [megatron] is not installed"

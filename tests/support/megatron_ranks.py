@@ -13,14 +13,14 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
+from rollgym.trainer.backends.heads import PolicyHead, ValueHead
+from rollgym.trainer.backends.optimizer import Schedule
+from rollgym.trainer.backends.rank_group import MeshShape
+from rollgym.trainer.backends.vocabulary_parallel import sharded_logprobs
+from rollgym.trainer.config.optimizer import OptimizerSettings
+from rollgym.trainer.models.load import without_chance
+from rollgym.trainer.models.value_head import ValueModel
 from tests.support.tiny_models import VOCABULARY, sharp_model
-from trainer.backends.heads import PolicyHead, ValueHead
-from trainer.backends.optimizer import Schedule
-from trainer.backends.rank_group import MeshShape
-from trainer.backends.vocabulary_parallel import sharded_logprobs
-from trainer.config.optimizer import OptimizerSettings
-from trainer.models.load import without_chance
-from trainer.models.value_head import ValueModel
 
 _COMMON = {
     "vocab_size": VOCABULARY + 1,  # which two ranks do not divide evenly
@@ -113,7 +113,7 @@ class MegatronRecipe:
             from tests.support.cuda_on_cpu import install
 
             install()
-        from trainer.backends.megatron.backend import megatron_backend, megatron_model
+        from rollgym.trainer.backends.megatron.backend import megatron_backend, megatron_model
 
         if group.shape != self.mesh:
             leave_groups()
@@ -196,7 +196,7 @@ class Generated:
     def joined(self, mesh):
         """Return the ranks of this rank's own groups, of which messages really go."""
         state = self._state
-        from trainer.backends.megatron.model import join_groups
+        from rollgym.trainer.backends.megatron.model import join_groups
 
         leave_groups()
 

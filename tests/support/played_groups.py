@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import numpy as np
 
+from rollgym.trainer.records.group import Group
+from rollgym.trainer.records.segment import Segment
+from rollgym.trainer.records.trajectory import Outcome, Trajectory, Turn
+from rollgym.trainer.tasks.task import Task
 from tests.support.tiny_models import reference_logprobs
-from trainer.records.group import Group
-from trainer.records.segment import Segment
-from trainer.records.trajectory import Outcome, Trajectory, Turn
-from trainer.tasks.task import Task
 
 
 def played_groups(model, groups=3, members=4, seed=0) -> list[Group]:

@@ -1,8 +1,8 @@
 """Parts of a run as a user writes them, for settings that name `module:attr`."""
 
-from trainer.rollout.agent import play_episode
-from trainer.rollout.context import full_history
-from trainer.tasks.task import Task
+from rollgym.trainer.rollout.agent import play_episode
+from rollgym.trainer.rollout.context import full_history
+from rollgym.trainer.tasks.task import Task
 
 
 def pay_valid_replies(trajectory):

@@ -71,14 +71,14 @@ class Command(NamedTuple):
 
 TRAIN = Command(
     "roll-train",
-    "trainer.cli",
-    ("trainer.commands.train", "trainer.commands.policy", "trainer.commands.rollout"),
+    "rollgym.trainer.cli",
+    ("rollgym.trainer.commands.train", "rollgym.trainer.commands.policy", "rollgym.trainer.commands.rollout"),
 )
-SERVE = Command("roll-serve", "env_server.cli", ("tests.support.every_environment",))
+SERVE = Command("roll-serve", "rollgym.env_server.cli", ("tests.support.every_environment",))
 RANK = Command(
     "rank",
-    "trainer.backends.rank",
-    ("tests.support.sharded_models", "deepspeed", "trainer.backends.megatron.backend"),
+    "rollgym.trainer.backends.rank",
+    ("tests.support.sharded_models", "deepspeed", "rollgym.trainer.backends.megatron.backend"),
     (("OMP_NUM_THREADS", "1"),),
     # Modules are found here where the test finds them.
     ("RANK", "WORLD_SIZE", "LOCAL_RANK", "GLOO_SOCKET_IFNAME", "PYTHONPATH"),

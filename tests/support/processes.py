@@ -77,7 +77,7 @@ def start_server(
     if can_be_forked(SERVE, environment):
         return fork(SERVE, arguments, environment, stdin=stdin, stderr=stderr)
     return subprocess.Popen(
-        [sys.executable, "-m", "env_server", *arguments],
+        [sys.executable, "-m", "rollgym.env_server", *arguments],
         stdin=stdin,
         stdout=subprocess.PIPE,
         stderr=stderr,
@@ -111,7 +111,7 @@ def start_training(*arguments: str, fresh: bool = False) -> "Forked | subprocess
     if not fresh and can_be_forked(TRAIN, environment):
         return fork(TRAIN, arguments, environment)
     return subprocess.Popen(
-        [sys.executable, "-m", "trainer.cli", *arguments],
+        [sys.executable, "-m", "rollgym.trainer.cli", *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -4,9 +4,9 @@ from typing import Any, ClassVar
 
 import gymnasium
 
-from clients.protocol.spaces import UnicodeText
-from sandbox.core.program import Program
-from sandbox.selection import open_sandbox
+from rollgym.clients.protocol.spaces import UnicodeText
+from rollgym.sandbox.core.program import Program
+from rollgym.sandbox.selection import open_sandbox
 
 
 class Programs(gymnasium.Env[str, str]):

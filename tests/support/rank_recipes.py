@@ -11,18 +11,18 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
+from rollgym.trainer.algorithms.aggregation import collect
+from rollgym.trainer.backends.fsdp2 import fsdp2_backend, fsdp2_model
+from rollgym.trainer.backends.heads import PolicyHead, ValueHead
+from rollgym.trainer.backends.optimizer import Schedule
+from rollgym.trainer.backends.reference import ShardedPolicyWithoutAdapters
+from rollgym.trainer.backends.zero import zero_backend
+from rollgym.trainer.config.model import LoraSettings
+from rollgym.trainer.config.optimizer import OptimizerSettings
+from rollgym.trainer.models.lora import add_lora
+from rollgym.trainer.models.value_head import ValueModel
 from tests.support.megatron_ranks import family_model
 from tests.support.tiny_models import adapted_model, sharp_model
-from trainer.algorithms.aggregation import collect
-from trainer.backends.fsdp2 import fsdp2_backend, fsdp2_model
-from trainer.backends.heads import PolicyHead, ValueHead
-from trainer.backends.optimizer import Schedule
-from trainer.backends.reference import ShardedPolicyWithoutAdapters
-from trainer.backends.zero import zero_backend
-from trainer.config.model import LoraSettings
-from trainer.config.optimizer import OptimizerSettings
-from trainer.models.lora import add_lora
-from trainer.models.value_head import ValueModel
 
 
 def head_of(role: str, seed: int = 0, *, lora: bool = False):

@@ -5,9 +5,9 @@ from typing import Any, ClassVar
 
 import gymnasium
 
-from clients.protocol.spaces import UnicodeText
-from trainer.records.trajectory import Outcome, Trajectory
-from trainer.rollout.actors import View
+from rollgym.clients.protocol.spaces import UnicodeText
+from rollgym.trainer.records.trajectory import Outcome, Trajectory
+from rollgym.trainer.rollout.actors import View
 
 
 class NoisyEcho(gymnasium.Env[str, str]):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.support.processes import ROOT
 
-_SCRIPT = "import sys\n\nfrom trainer.cli import main\n\nsys.exit(main())\n"
+_SCRIPT = "import sys\n\nfrom rollgym.trainer.cli import main\n\nsys.exit(main())\n"
 
 
 def console_script(directory: Path, *arguments: str) -> subprocess.Popen[str]:

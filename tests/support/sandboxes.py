@@ -2,8 +2,8 @@
 
 import pytest
 
-from envs.code.sandboxes import operator_sandbox
-from sandbox.core.base import Sandbox, SandboxUnavailableError
+from rollgym.envs.code.sandboxes import operator_sandbox
+from rollgym.sandbox.core.base import Sandbox, SandboxUnavailableError
 
 
 def working_sandbox() -> Sandbox:

@@ -8,7 +8,7 @@ import msgpack
 import requests
 import schemathesis
 
-from clients.protocol.messages import IDENTIFIER
+from rollgym.clients.protocol.messages import IDENTIFIER
 
 MSGPACK = "application/msgpack"
 ENV_IDS = os.environ.get("SCHEMA_ENV_IDS", "Count").split(",")

@@ -5,13 +5,13 @@ import torch
 from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-from trainer.backends.base import TrainRow
-from trainer.config.model import VisionSettings
-from trainer.models.load import without_chance
-from trainer.models.pictures import PictureProcessor, own_inputs
-from trainer.models.tiny import TinyPolicySettings, build_tiny_model, tiny_pictures
-from trainer.models.tokenizer import IMAGE, build_tiny_tokenizer
-from trainer.records.images import Picture, PlacedImage
+from rollgym.trainer.backends.base import TrainRow
+from rollgym.trainer.config.model import VisionSettings
+from rollgym.trainer.models.load import without_chance
+from rollgym.trainer.models.pictures import PictureProcessor, own_inputs
+from rollgym.trainer.models.tiny import TinyPolicySettings, build_tiny_model, tiny_pictures
+from rollgym.trainer.models.tokenizer import IMAGE, build_tiny_tokenizer
+from rollgym.trainer.records.images import Picture, PlacedImage
 
 VISION = VisionSettings(image_size=16, patch_size=8, layers=1)
 TOKENIZER = build_tiny_tokenizer(sees=True)

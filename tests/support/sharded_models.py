@@ -6,22 +6,22 @@ from functools import partial
 import pytest
 import torch
 
+from rollgym.trainer.algorithms.aggregation import Denominators
+from rollgym.trainer.algorithms.presets import resolve_preset
+from rollgym.trainer.backends.base import TrainRow
+from rollgym.trainer.backends.optimizer import Schedule
+from rollgym.trainer.backends.rank_group import MeshShape
+from rollgym.trainer.backends.ranked import RankedBackend
+from rollgym.trainer.backends.reference import FrozenModel
+from rollgym.trainer.backends.torch_backend import TorchBackend
+from rollgym.trainer.config.optimizer import OptimizerSettings
+from rollgym.trainer.learn.batches import episode_batch
+from rollgym.trainer.learn.learner import Learner, Models
+from rollgym.trainer.learn.pipelines.sft import _negative_log_likelihood
+from rollgym.trainer.learn.rows import row_builder
 from tests.support.played_groups import played_groups
 from tests.support.rank_recipes import Recipe, head_of
 from tests.support.tiny_models import sharp_model
-from trainer.algorithms.aggregation import Denominators
-from trainer.algorithms.presets import resolve_preset
-from trainer.backends.base import TrainRow
-from trainer.backends.optimizer import Schedule
-from trainer.backends.rank_group import MeshShape
-from trainer.backends.ranked import RankedBackend
-from trainer.backends.reference import FrozenModel
-from trainer.backends.torch_backend import TorchBackend
-from trainer.config.optimizer import OptimizerSettings
-from trainer.learn.batches import episode_batch
-from trainer.learn.learner import Learner, Models
-from trainer.learn.pipelines.sft import _negative_log_likelihood
-from trainer.learn.rows import row_builder
 
 WIDTH = 16
 TOKENS = 120

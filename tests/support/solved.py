@@ -2,7 +2,7 @@
 
 from typing import Any, NamedTuple
 
-from clients.client.client import EnvClient
+from rollgym.clients.client.client import EnvClient
 
 
 class Solved(NamedTuple):

@@ -2,9 +2,9 @@
 
 import torch
 
-from trainer.config.model import LoraSettings
-from trainer.models.lora import add_lora, is_adapter
-from trainer.models.tiny import TinyPolicySettings, build_tiny_model
+from rollgym.trainer.config.model import LoraSettings
+from rollgym.trainer.models.lora import add_lora, is_adapter
+from rollgym.trainer.models.tiny import TinyPolicySettings, build_tiny_model
 
 VOCABULARY = 40
 

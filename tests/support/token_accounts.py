@@ -9,10 +9,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from rollgym.trainer.records.ledger import LEDGER_FILE
+from rollgym.trainer.records.rollout_log import ROLLOUT_LOG_FOLDER, Entry, EpisodeKey, RolloutLog
+from rollgym.trainer.records.trajectory import Trajectory
 from tests.support.training_forks import ARCHIVE, ENGINE_LOG
-from trainer.records.ledger import LEDGER_FILE
-from trainer.records.rollout_log import ROLLOUT_LOG_FOLDER, Entry, EpisodeKey, RolloutLog
-from trainer.records.trajectory import Trajectory
 
 Reply = tuple[tuple[int, ...], bytes]
 """Ids of a reply, and its log-probabilities as they are in memory."""

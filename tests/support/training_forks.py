@@ -82,7 +82,7 @@ class TrainingForks:
 
 
 def _serve() -> None:
-    import trainer.commands.train  # noqa: F401 - what every run would import
+    import rollgym.trainer.commands.train  # noqa: F401 - what every run would import
 
     left: dict[int, int] = {}
     for line in sys.stdin:
@@ -124,7 +124,7 @@ def _fork(arguments: list[str], output: Path, beside: Path) -> int:
         os.dup2(descriptor, 2)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         _keep(beside)
-        from trainer.cli import main
+        from rollgym.trainer.cli import main
 
         code = main(arguments)
     finally:
@@ -134,8 +134,8 @@ def _fork(arguments: list[str], output: Path, beside: Path) -> int:
 
 def _keep(beside: Path) -> None:
     """Have this process keep what its inference client says, and what it deletes of the rollout log."""
-    from trainer.records.rollout_log import RolloutLog
-    from trainer.rollout.logged_client import LoggedClient
+    from rollgym.trainer.records.rollout_log import RolloutLog
+    from rollgym.trainer.rollout.logged_client import LoggedClient
 
     settle, make = RolloutLog.settle, LoggedClient.__init__
     archive = beside / ARCHIVE

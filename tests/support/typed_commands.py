@@ -15,19 +15,19 @@ from collections.abc import Callable, Iterator, Sequence
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from clients.cli.main import client_parser
-from clients.protocol.messages import MakeRequest, RegisterRequest, StepRequest
-from env_server.cli import server_parser, token_parser
-from env_server.common.settings import ConfigurationError
-from env_server.common.settings import load_settings as load_server_settings
-from envs.registry import builtin_environments
-from sandbox.command import sandbox_parser
+from rollgym.clients.cli.main import client_parser
+from rollgym.clients.protocol.messages import MakeRequest, RegisterRequest, StepRequest
+from rollgym.env_server.cli import server_parser, token_parser
+from rollgym.env_server.common.settings import ConfigurationError
+from rollgym.env_server.common.settings import load_settings as load_server_settings
+from rollgym.envs.registry import builtin_environments
+from rollgym.sandbox.command import sandbox_parser
+from rollgym.trainer.commands import agent_proxy
+from rollgym.trainer.commands.arguments import parser_of, split_command
+from rollgym.trainer.config.load import load_settings
+from rollgym.trainer.config.pipelines import check_command
+from rollgym.trainer.core.errors import ConfigError
 from tests.support.processes import ROOT
-from trainer.commands import agent_proxy
-from trainer.commands.arguments import parser_of, split_command
-from trainer.config.load import load_settings
-from trainer.config.pipelines import check_command
-from trainer.core.errors import ConfigError
 
 _SYSTEMS = ("cat", "cd", "curl", "docker", "export", "git", "kill", "mkdir", "printf", "ray", "redis-server")
 _OTHERS = frozenset({*_SYSTEMS, "vllm/bin/pip", "vllm/bin/python", ".ci/run"})
@@ -215,7 +215,7 @@ def _serve(arguments: Sequence[str]) -> None:
     settings = load_server_settings(flags, ROOT / config if in_repository else None)
     for entry in settings.env:
         module, _, name = entry.rpartition("=")[2].partition(":")
-        if module.partition(".")[0] in ("envs", "examples"):
+        if module.partition(".")[0] in ("rollgym", "examples"):
             _importable(module, name)
     for name in settings.operator_kwargs:
         _served(name, [entry.partition("=")[0] for entry in settings.env])

@@ -12,9 +12,9 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from rollgym.trainer.cli import main
+from rollgym.trainer.commands import train
 from tests.support.processes import env_server, read_lines
-from trainer.cli import main
-from trainer.commands import train
 
 STEPS, GROUPS, MEMBERS, LONG = 3, 2, 2, 10
 RUN = (

@@ -10,20 +10,20 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+from rollgym.trainer import cli
+from rollgym.trainer.commands.policy import trained_policy
+from rollgym.trainer.config import checks
+from rollgym.trainer.config.load import load_settings
+from rollgym.trainer.core.errors import ConfigError
+from rollgym.trainer.core.run_files import WriteError, write_errors
+from rollgym.trainer.core.run_lock import output_lock
+from rollgym.trainer.models.load import save_weights
+from rollgym.trainer.models.lora import adapter_tensors, save_adapter
+from rollgym.trainer.models.weights import parameters_of
+from rollgym.trainer.records.checkpoint import RunState, load_checkpoint
+from rollgym.trainer.records.checkpoint_store import CheckpointStore
 from tests.support.processes import env_server
 from tests.support.tiny_models import adapted_model, sharp_model
-from trainer import cli
-from trainer.commands.policy import trained_policy
-from trainer.config import checks
-from trainer.config.load import load_settings
-from trainer.core.errors import ConfigError
-from trainer.core.run_files import WriteError, write_errors
-from trainer.core.run_lock import output_lock
-from trainer.models.load import save_weights
-from trainer.models.lora import adapter_tensors, save_adapter
-from trainer.models.weights import parameters_of
-from trainer.records.checkpoint import RunState, load_checkpoint
-from trainer.records.checkpoint_store import CheckpointStore
 
 WORDS = [
     "tasks=[{env_id: FrozenLake-v0, kwargs: {size: 3, split: train, max_episode_steps: 6}}]",

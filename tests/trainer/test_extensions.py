@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from rollgym.trainer.cli import main
 from tests.support.processes import env_server, read_lines
-from trainer.cli import main
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 EXTENSIONS = EXAMPLES / "extensions"

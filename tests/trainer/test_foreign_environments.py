@@ -5,10 +5,10 @@ from pathlib import Path
 import httpx
 import pytest
 
+from rollgym.trainer.core.run_files import read_lines
 from tests.support.client_server import ServerProcess
 from tests.support.foreign_servers import ForeignServer
 from tests.support.processes import ROOT, train
-from trainer.core.run_files import read_lines
 
 CONFIG = """
 seed: 1

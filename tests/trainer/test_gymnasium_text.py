@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from rollgym.trainer.cli import main
 from tests.support.processes import env_server, read_lines
-from trainer.cli import main
 
 MODULE = '''
 import gymnasium
@@ -71,8 +71,8 @@ def test_a_language_model_plays_what_takes_gymnasiums_text(tmp_path: Path, monke
     ],
 )
 def test_a_module_that_registers_nothing_is_named(tmp_path, monkeypatch, named, message):
-    from env_server.catalog.catalog import Catalog, ConfigurationError
-    from env_server.common.settings import Settings
+    from rollgym.env_server.catalog.catalog import Catalog, ConfigurationError
+    from rollgym.env_server.common.settings import Settings
 
     (tmp_path / "broken_author.py").write_text("1 / 0\n")
     monkeypatch.syspath_prepend(str(tmp_path))

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from rollgym.trainer.config.checks import check_settings
+from rollgym.trainer.config.load import load_settings
+from rollgym.trainer.core.errors import ConfigError
+from rollgym.trainer.models.load import load_model, load_tokenizer
+from rollgym.trainer.models.pictures import PictureProcessor, load_pictures
 from tests.support.processes import env_server, read_lines, refused, train
-from trainer.config.checks import check_settings
-from trainer.config.load import load_settings
-from trainer.core.errors import ConfigError
-from trainer.models.load import load_model, load_tokenizer
-from trainer.models.pictures import PictureProcessor, load_pictures
 
 CONFIG = """
 seed: 3

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from rollgym.trainer.cli import main
+from rollgym.trainer.core.console import RunConsole
+from rollgym.trainer.core.errors import RoleDiedError
+from rollgym.trainer.records.checkpoint_store import CheckpointStore
+from rollgym.trainer.records.ledger import Fate, Ledger
 from tests.support.processes import ROOT, end, env_server, read_lines, running, start_training, train_until
-from trainer.cli import main
-from trainer.core.console import RunConsole
-from trainer.core.errors import RoleDiedError
-from trainer.records.checkpoint_store import CheckpointStore
-from trainer.records.ledger import Fate, Ledger
 
 ROOM = 24_000
 """Bytes of a file that hold the run's tokenizer, and neither its records nor a checkpoint."""
@@ -141,7 +141,7 @@ def test_the_second_ctrl_c_ends_at_once(common, tmp_path):
         "import time\n\n\ndef reward(trajectory):\n    print('stuck', flush=True)\n    time.sleep(1000)\n"
     )
     environment = os.environ | {"PYTHONUNBUFFERED": "1", "PYTHONPATH": f"{tmp_path}:{ROOT}"}
-    command = [sys.executable, "-m", "trainer.cli", *common, "rollout.reward=stuck:reward"]
+    command = [sys.executable, "-m", "rollgym.trainer.cli", *common, "rollout.reward=stuck:reward"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=tmp_path, env=environment)
     with running(process):
         assert process.stdout is not None
@@ -364,7 +364,7 @@ def test_a_server_in_whose_place_another_stands_is_named_with_the_way_to_go_on(r
 
 
 def start_server(port: str = "0", *words: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "env_server", "--port", port, *words]
+    command = [sys.executable, "-m", "rollgym.env_server", "--port", port, *words]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from trainer.backends.transport import RankFailedError
-from trainer.cli import main
-from trainer.core.run_lock import output_lock
+from rollgym.trainer.backends.transport import RankFailedError
+from rollgym.trainer.cli import main
+from rollgym.trainer.core.run_lock import output_lock
 
 LAKE = [
     "tasks=[{env_id: FrozenLake-v0, kwargs: {size: 4}}]",
@@ -186,7 +186,7 @@ def test_a_defect_is_no_mistake_of_the_users(capfd, tmp_path, monkeypatch):
     async def broken(*_):
         raise ValueError("invalid literal")
 
-    monkeypatch.setattr("trainer.commands.train.train", broken)
+    monkeypatch.setattr("rollgym.trainer.commands.train.train", broken)
     assert main([*LAKE, "output_dir=out"]) == 1
     said = capfd.readouterr().err
     assert said.startswith("roll-train: a defect: ValueError: invalid literal (")
@@ -197,7 +197,10 @@ def test_a_defect_is_no_mistake_of_the_users(capfd, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("command", "function"),
-    [("eval", "trainer.commands.policy.evaluate"), ("rollout", "trainer.commands.rollout.rollout")],
+    [
+        ("eval", "rollgym.trainer.commands.policy.evaluate"),
+        ("rollout", "rollgym.trainer.commands.rollout.rollout"),
+    ],
 )
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory."), MemoryError()])
 def test_playing_without_memory_names_what_takes_less(capfd, monkeypatch, command, function, error):
@@ -234,7 +237,7 @@ def test_a_device_without_memory_names_what_takes_less(capfd, monkeypatch, error
     async def trains(*_, **__):
         raise error
 
-    monkeypatch.setattr("trainer.commands.train._train", trains)
+    monkeypatch.setattr("rollgym.trainer.commands.train._train", trains)
     message = complaint(capfd, "output_dir=out", "optimizer.tokens_per_micro_batch=512")
     assert "memory does not suffice: " in message
     assert said in message
@@ -250,7 +253,7 @@ def test_any_other_error_of_torch_stays_a_defect(capfd, monkeypatch):
     async def trains(*_, **__):
         raise RuntimeError("expected all tensors on one device")
 
-    monkeypatch.setattr("trainer.commands.train._train", trains)
+    monkeypatch.setattr("rollgym.trainer.commands.train._train", trains)
     assert main([*LAKE, "output_dir=out"]) == 1
     assert "a defect: RuntimeError: expected all tensors" in capfd.readouterr().err
 
@@ -258,7 +261,7 @@ def test_any_other_error_of_torch_stays_a_defect(capfd, monkeypatch):
 def test_an_environment_that_can_never_be_made_ends_the_run(capfd, tmp_path):
     case = f"unmade_{tmp_path.name}"
     (tmp_path / f"{case}.py").write_text(
-        "import gymnasium\nfrom clients.protocol.spaces import UnicodeText\n\n\n"
+        "import gymnasium\nfrom rollgym.clients.protocol.spaces import UnicodeText\n\n\n"
         "class Unmade(gymnasium.Env):\n"
         "    observation_space = action_space = UnicodeText(64)\n"
         "    kwargs_schema = {'type': 'object', 'properties': {'level': {'type': 'integer'}}}\n\n"
@@ -291,10 +294,8 @@ def test_a_served_environment_is_a_class(capfd):
 
 
 def test_reading_words_and_settings_waits_for_no_tensors():
-    heavy = (
-        "import sys, trainer.cli; print([name for name in ('torch', 'transformers') if name in sys.modules])"
-    )
+    said = "import sys, rollgym.trainer.cli; print([name for name in ('torch', 'transformers') if name in sys.modules])"
     printed = subprocess.run(
-        [sys.executable, "-c", heavy], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", said], capture_output=True, text=True, timeout=60, check=True
     )
     assert printed.stdout == "[]\n", "--help and --dry-run would take seconds"

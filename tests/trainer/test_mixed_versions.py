@@ -5,15 +5,15 @@ import asyncio
 import pytest
 import torch
 
+from rollgym.trainer.algorithms.corrections import banded, importance_weights, truncated
+from rollgym.trainer.inference.base import GenerationRequest, SamplingParams
+from rollgym.trainer.inference.forwarding import GenerationQueue
+from rollgym.trainer.inference.torch_engine import TorchEngine
+from rollgym.trainer.learn.rows import step_rows, trajectory_rows
+from rollgym.trainer.records.trajectory import Trajectory, Turn
+from rollgym.trainer.rollout.recorder import Recorder
+from rollgym.trainer.tasks.task import Task
 from tests.support.tiny_models import WeightsOf, reference_logprobs, sharp_model
-from trainer.algorithms.corrections import banded, importance_weights, truncated
-from trainer.inference.base import GenerationRequest, SamplingParams
-from trainer.inference.forwarding import GenerationQueue
-from trainer.inference.torch_engine import TorchEngine
-from trainer.learn.rows import step_rows, trajectory_rows
-from trainer.records.trajectory import Trajectory, Turn
-from trainer.rollout.recorder import Recorder
-from trainer.tasks.task import Task
 
 PROMPT = [3, 4]
 LENGTH = 40

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 import yaml
 
+from rollgym.trainer.config.load import load_settings
+from rollgym.trainer.config.unread import check_unread
+from rollgym.trainer.evaluation.evaluation_sets import build_evaluation_set
+from rollgym.trainer.rollout.environments import EnvironmentPool
+from rollgym.trainer.rollout.rendering import ChatRenderer
 from tests.support.chat_templates import tokenizer_of
 from tests.support.processes import ROOT, env_server
-from trainer.config.load import load_settings
-from trainer.config.unread import check_unread
-from trainer.evaluation.evaluation_sets import build_evaluation_set
-from trainer.rollout.environments import EnvironmentPool
-from trainer.rollout.rendering import ChatRenderer
 
 SCRIPT = ROOT / "examples" / "one_gpu" / "run.py"
 _spec = importlib.util.spec_from_file_location("one_gpu", SCRIPT)
@@ -41,7 +41,7 @@ def test_a_dry_run_shows_every_case_with_settings_that_load(monkeypatch, capsys,
         name: value for part in said.split("\n\n") for name, value in (yaml.safe_load(part) or {}).items()
     }
     assert list(shown) == list(one_gpu.CASES)
-    commands = [shlex.split(line[2:]) for line in said.splitlines() if "-m trainer.cli" in line]
+    commands = [shlex.split(line[2:]) for line in said.splitlines() if "-m rollgym.trainer.cli" in line]
     assert len(commands) == len(shown)
     for (name, value), command in zip(shown.items(), commands, strict=True):
         case = one_gpu.CASES[name]

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from rollgym.trainer.cli import main
+from rollgym.trainer.core.run_lock import run_lock
 from tests.support.processes import env_server, read_lines
-from trainer.cli import main
-from trainer.core.run_lock import run_lock
 
 STEPS = 2
 

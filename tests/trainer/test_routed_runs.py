@@ -10,12 +10,12 @@ import pytest
 import torch
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
+from rollgym.trainer.cli import main
+from rollgym.trainer.models.load import save_model
+from rollgym.trainer.models.tokenizer import build_tiny_tokenizer
+from rollgym.trainer.records.trajectory import Trajectory
 from tests.support.inference_server.running import InferenceServer
 from tests.support.processes import read_lines
-from trainer.cli import main
-from trainer.models.load import save_model
-from trainer.models.tokenizer import build_tiny_tokenizer
-from trainer.records.trajectory import Trajectory
 
 pytestmark = pytest.mark.slow
 STEPS = 3

@@ -127,8 +127,8 @@ def test_an_asynchronous_run_accounts_for_every_task_after_a_kill(tmp_path, conf
         line["task"]["index"]: line["task"]["seed"]
         for line in read_lines(tmp_path / "run" / "episodes.jsonl")
     }
-    from trainer.config.load import load_settings
-    from trainer.tasks.sources import MixtureTaskSource
+    from rollgym.trainer.config.load import load_settings
+    from rollgym.trainer.tasks.sources import MixtureTaskSource
 
     settings = load_settings(config)
     source = MixtureTaskSource(settings.tasks, settings.seed)

@@ -9,10 +9,10 @@ import pytest
 import yaml
 
 import rollgym
+from rollgym.trainer.commands.learning import _resolved, train
+from rollgym.trainer.config.load import load_settings
+from rollgym.trainer.records.trajectory import Trajectory
 from tests.support.processes import read_lines
-from trainer.commands.learning import _resolved, train
-from trainer.config.load import load_settings
-from trainer.records.trajectory import Trajectory
 
 CONFIG: dict[str, Any] = {
     "seed": 3,

@@ -6,9 +6,9 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
-from trainer.algorithms.modes import Baseline, GaeMask, Scale, Singleton, WhitenForm
-from trainer.core.former_names import with_current_keys
-from trainer.core.strict import Count, Fraction, Settings
+from rollgym.trainer.algorithms.modes import Baseline, GaeMask, Scale, Singleton, WhitenForm
+from rollgym.trainer.core.former_names import with_current_keys
+from rollgym.trainer.core.strict import Count, Fraction, Settings
 
 Unit = Literal["trajectory", "step"]
 

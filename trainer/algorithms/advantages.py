@@ -5,7 +5,7 @@ from typing import Literal, NamedTuple, assert_never
 import torch
 from torch import Tensor
 
-from trainer.algorithms.modes import Baseline, GaeMask, Scale, WhitenForm
+from rollgym.trainer.algorithms.modes import Baseline, GaeMask, Scale, WhitenForm
 
 # A deviation up to this is rounding noise of equal scores.
 NO_DEVIATION = 1e-6

@@ -11,8 +11,8 @@ from typing import Self, assert_never
 import torch
 from torch import Tensor
 
-from trainer.algorithms.modes import AggregationMode
-from trainer.core.device import widest_float
+from rollgym.trainer.algorithms.modes import AggregationMode
+from rollgym.trainer.core.device import widest_float
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from trainer.algorithms.token_settings import (
+from rollgym.trainer.algorithms.token_settings import (
     BandCorrection,
     CorrectionSettings,
     NoCorrection,

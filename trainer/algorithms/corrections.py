@@ -12,8 +12,8 @@ from typing import assert_never
 import torch
 from torch import Tensor
 
-from trainer.algorithms.modes import Measure, Statistic, WeightLevel
-from trainer.algorithms.ratio import segment_max, segment_sum
+from rollgym.trainer.algorithms.modes import Measure, Statistic, WeightLevel
+from rollgym.trainer.algorithms.ratio import segment_max, segment_sum
 
 _LOG_WEIGHT_LIMIT = 20.0
 _SMALLEST_PROBABILITY = 1e-6

@@ -6,37 +6,37 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from trainer.algorithms.advantage_settings import (
+from rollgym.trainer.algorithms.advantage_settings import (
     GaeAdvantage,
     MovingBaselineAdvantage,
     OptimalTokenAdvantage,
     SpoAdvantage,
     TokenReturnAdvantage,
 )
-from trainer.algorithms.advantages import (
+from rollgym.trainer.algorithms.advantages import (
     bi_level_advantages,
     generalized_advantages,
     group_statistics,
     length_adaptive_lambda,
     whitened,
 )
-from trainer.algorithms.batch import RowBatch, TrajectoryBatch, required
-from trainer.algorithms.episodes import EpisodeChoice, choose_episodes
-from trainer.algorithms.filters import FilterResult, filter_groups
-from trainer.algorithms.kl import centred_kl_advantages, kl_estimate
-from trainer.algorithms.returns import token_returns
-from trainer.algorithms.rewards import (
+from rollgym.trainer.algorithms.batch import RowBatch, TrajectoryBatch, required
+from rollgym.trainer.algorithms.episodes import EpisodeChoice, choose_episodes
+from rollgym.trainer.algorithms.filters import FilterResult, filter_groups
+from rollgym.trainer.algorithms.kl import centred_kl_advantages, kl_estimate
+from rollgym.trainer.algorithms.returns import token_returns
+from rollgym.trainer.algorithms.rewards import (
     TurnValues,
     normalised_rewards,
     placed_rewards,
     turn_charges,
     turn_rewards,
 )
-from trainer.algorithms.settings import AlgorithmSettings
-from trainer.algorithms.state import AlgorithmState, with_averages, with_outcomes
-from trainer.algorithms.stream import TokenStream
-from trainer.algorithms.token_baseline import optimal_token_baseline_advantages
-from trainer.algorithms.turn_credit import (
+from rollgym.trainer.algorithms.settings import AlgorithmSettings
+from rollgym.trainer.algorithms.state import AlgorithmState, with_averages, with_outcomes
+from rollgym.trainer.algorithms.stream import TokenStream
+from rollgym.trainer.algorithms.token_baseline import optimal_token_baseline_advantages
+from rollgym.trainer.algorithms.turn_credit import (
     greedy_scores,
     returns_of,
     total_scores,

@@ -6,7 +6,7 @@ from typing import assert_never
 import torch
 from torch import Tensor
 
-from trainer.algorithms.modes import Divergence
+from rollgym.trainer.algorithms.modes import Divergence
 
 
 def divergence(student: Tensor, teacher: Tensor, kind: Divergence, weight: float = 0.5) -> Tensor:

@@ -7,14 +7,14 @@ from numbers import Real
 import numpy as np
 from torch import Tensor
 
-from trainer.algorithms.batch import TrajectoryBatch
-from trainer.algorithms.filter_settings import (
+from rollgym.trainer.algorithms.batch import TrajectoryBatch
+from rollgym.trainer.algorithms.filter_settings import (
     CustomEpisodes,
     EpisodeSettings,
     ResampledEpisodes,
     ShortestEpisodes,
 )
-from trainer.core.plugins import load_plugin
+from rollgym.trainer.core.plugins import load_plugin
 
 
 @dataclass(frozen=True, slots=True)

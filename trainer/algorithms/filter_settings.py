@@ -4,7 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
-from trainer.core.strict import Amount, Count, Fraction, Settings
+from rollgym.trainer.core.strict import Amount, Count, Fraction, Settings
 
 
 class NoFilter(Settings):

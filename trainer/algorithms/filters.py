@@ -7,9 +7,9 @@ from typing import TypeGuard, assert_never
 
 import torch
 
-from trainer.algorithms.advantages import NO_DEVIATION, group_statistics
-from trainer.algorithms.batch import TrajectoryBatch
-from trainer.algorithms.filter_settings import (
+from rollgym.trainer.algorithms.advantages import NO_DEVIATION, group_statistics
+from rollgym.trainer.algorithms.batch import TrajectoryBatch
+from rollgym.trainer.algorithms.filter_settings import (
     CustomFilter,
     FilterSettings,
     GroupwiseFilter,
@@ -19,7 +19,7 @@ from trainer.algorithms.filter_settings import (
     TopFractionFilter,
     TopPFilter,
 )
-from trainer.core.plugins import Plugin, load_plugin
+from rollgym.trainer.core.plugins import Plugin, load_plugin
 
 _Ranked = TopFractionFilter | TopCountFilter | TopPFilter | MinPFilter
 _ZERO = 1e-10

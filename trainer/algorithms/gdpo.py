@@ -6,8 +6,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from trainer.algorithms.advantages import group_advantages
-from trainer.algorithms.modes import Scale
+from rollgym.trainer.algorithms.advantages import group_advantages
+from rollgym.trainer.algorithms.modes import Scale
 
 
 def gdpo_advantages(

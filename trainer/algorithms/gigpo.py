@@ -7,9 +7,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from trainer.algorithms.advantages import group_advantages
-from trainer.algorithms.modes import Scale, Singleton
-from trainer.algorithms.rewards import TurnValues, discounted_turn_returns
+from rollgym.trainer.algorithms.advantages import group_advantages
+from rollgym.trainer.algorithms.modes import Scale, Singleton
+from rollgym.trainer.algorithms.rewards import TurnValues, discounted_turn_returns
 
 
 def anchor_groups(

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import torch
 
-from trainer.algorithms.advantages import NO_DEVIATION, group_advantages
-from trainer.algorithms.rewards import TurnValues, charged_turn_returns
+from rollgym.trainer.algorithms.advantages import NO_DEVIATION, group_advantages
+from rollgym.trainer.algorithms.rewards import TurnValues, charged_turn_returns
 
 _Step = tuple[int, int]
 _SAME = 1e-9

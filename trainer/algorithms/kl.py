@@ -5,8 +5,8 @@ from typing import assert_never
 import torch
 from torch import Tensor
 
-from trainer.algorithms.modes import KLEstimator
-from trainer.algorithms.returns import token_returns
+from rollgym.trainer.algorithms.modes import KLEstimator
+from rollgym.trainer.algorithms.returns import token_returns
 
 _LOG_RATIO_LIMIT = 20.0
 _K3_LIMIT = 10.0

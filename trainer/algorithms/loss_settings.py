@@ -4,8 +4,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
-from trainer.algorithms.modes import AggregationMode, KLEstimator, RatioLevel
-from trainer.core.strict import Amount, Fraction, Settings
+from rollgym.trainer.algorithms.modes import AggregationMode, KLEstimator, RatioLevel
+from rollgym.trainer.core.strict import Amount, Fraction, Settings
 
 
 class RatioSettings(Settings):

@@ -5,16 +5,16 @@ from typing import assert_never
 import torch
 from torch import Tensor
 
-from trainer.algorithms.aggregation import Denominators, Metrics, aggregate, collect, share
-from trainer.algorithms.batch import LossInputs, SurrogateInputs, required
-from trainer.algorithms.corrections import (
+from rollgym.trainer.algorithms.aggregation import Denominators, Metrics, aggregate, collect, share
+from rollgym.trainer.algorithms.batch import LossInputs, SurrogateInputs, required
+from rollgym.trainer.algorithms.corrections import (
     banded,
     importance_weights,
     interpolated_logprobs,
     truncated,
 )
-from trainer.algorithms.kl import kl_estimate
-from trainer.algorithms.losses import (
+from rollgym.trainer.algorithms.kl import kl_estimate
+from rollgym.trainer.algorithms.losses import (
     SurrogateLoss,
     cpgd_surrogate,
     dppo_surrogate,
@@ -28,9 +28,9 @@ from trainer.algorithms.losses import (
     vespo_surrogate,
     weighted_surrogate,
 )
-from trainer.algorithms.ratio import Clip, clipped_difference, log_ratio
-from trainer.algorithms.settings import AlgorithmSettings
-from trainer.core.plugins import load_plugin
+from rollgym.trainer.algorithms.ratio import Clip, clipped_difference, log_ratio
+from rollgym.trainer.algorithms.settings import AlgorithmSettings
+from rollgym.trainer.core.plugins import load_plugin
 
 
 def policy_loss(

@@ -2,7 +2,7 @@
 
 They are means over a whole batch, and couple its rows: the two replies of a pair, and with KTO all of the batch. What
 they read of a row is one number, the sum of its tokens' log-probabilities, so their gradients are a weight for each row
-(`trainer.learn.pipelines.preferences`), whatever micro-batch or rank computes it.
+(`rollgym.trainer.learn.pipelines.preferences`), whatever micro-batch or rank computes it.
 
 Where implementations differ, docs/pipelines.md says what is taken.
 """
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from trainer.algorithms.loss_settings import PreferenceLossSettings
+from rollgym.trainer.algorithms.loss_settings import PreferenceLossSettings
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,21 +10,21 @@ from typing import assert_never
 import torch
 from torch import Tensor
 
-from trainer.algorithms.batch import StepTokens
-from trainer.algorithms.corrections import (
+from rollgym.trainer.algorithms.batch import StepTokens
+from rollgym.trainer.algorithms.corrections import (
     banded,
     importance_weights,
     normalised,
     rejection_mask,
     truncated,
 )
-from trainer.algorithms.loss_settings import PpoSurrogate
-from trainer.algorithms.losses import ppo_surrogate
-from trainer.algorithms.settings import AlgorithmSettings
-from trainer.algorithms.stream import TokenStream
-from trainer.algorithms.token_settings import ClipCovSelection, CustomSelection, Rejection
-from trainer.core.errors import InvalidNumberError
-from trainer.core.plugins import load_plugin
+from rollgym.trainer.algorithms.loss_settings import PpoSurrogate
+from rollgym.trainer.algorithms.losses import ppo_surrogate
+from rollgym.trainer.algorithms.settings import AlgorithmSettings
+from rollgym.trainer.algorithms.stream import TokenStream
+from rollgym.trainer.algorithms.token_settings import ClipCovSelection, CustomSelection, Rejection
+from rollgym.trainer.core.errors import InvalidNumberError
+from rollgym.trainer.core.plugins import load_plugin
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from trainer.algorithms.advantage_settings import by_current_keys
-from trainer.algorithms.papers import groups, surrogates, turns
-from trainer.algorithms.papers.paper import Paper
-from trainer.algorithms.settings import AlgorithmSettings
+from rollgym.trainer.algorithms.advantage_settings import by_current_keys
+from rollgym.trainer.algorithms.papers import groups, surrogates, turns
+from rollgym.trainer.algorithms.papers.paper import Paper
+from rollgym.trainer.algorithms.settings import AlgorithmSettings
 
 PAPERS: Mapping[str, Paper] = MappingProxyType(
     {paper.name: paper for paper in (*groups.PAPERS, *surrogates.PAPERS, *turns.PAPERS)}

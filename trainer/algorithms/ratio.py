@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from trainer.algorithms.modes import RatioLevel
+from rollgym.trainer.algorithms.modes import RatioLevel
 
 
 def log_ratio(

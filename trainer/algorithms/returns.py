@@ -5,7 +5,7 @@ from typing import assert_never
 import torch
 from torch import Tensor
 
-from trainer.algorithms.modes import ReturnMask
+from rollgym.trainer.algorithms.modes import ReturnMask
 
 
 def token_returns(

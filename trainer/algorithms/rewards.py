@@ -5,10 +5,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from trainer.algorithms.batch import TrajectoryBatch
-from trainer.algorithms.filter_settings import RewardSettings
-from trainer.algorithms.state import Moments
-from trainer.algorithms.stream import TokenStream
+from rollgym.trainer.algorithms.batch import TrajectoryBatch
+from rollgym.trainer.algorithms.filter_settings import RewardSettings
+from rollgym.trainer.algorithms.state import Moments
+from rollgym.trainer.algorithms.stream import TokenStream
 
 TurnValues = list[list[float]]
 _EPSILON = 1e-6

@@ -8,22 +8,22 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from trainer.algorithms.advantage_settings import (
+from rollgym.trainer.algorithms.advantage_settings import (
     AdvantageSettings,
     GroupAdvantage,
     OptimalTokenAdvantage,
     SpoAdvantage,
     TokenReturnAdvantage,
 )
-from trainer.algorithms.correction_presets import correction_named
-from trainer.algorithms.filter_settings import (
+from rollgym.trainer.algorithms.correction_presets import correction_named
+from rollgym.trainer.algorithms.filter_settings import (
     AllEpisodes,
     EpisodeSettings,
     FilterSettings,
     NoFilter,
     RewardSettings,
 )
-from trainer.algorithms.loss_settings import (
+from rollgym.trainer.algorithms.loss_settings import (
     AggregationSettings,
     CriticSettings,
     KLSettings,
@@ -32,7 +32,7 @@ from trainer.algorithms.loss_settings import (
     RatioSettings,
     SurrogateSettings,
 )
-from trainer.algorithms.token_settings import (
+from rollgym.trainer.algorithms.token_settings import (
     BandCorrection,
     CorrectionSettings,
     NoCorrection,
@@ -41,7 +41,7 @@ from trainer.algorithms.token_settings import (
     SelectionSettings,
     TruncateCorrection,
 )
-from trainer.core.strict import Amount, Settings
+from rollgym.trainer.core.strict import Amount, Settings
 
 _OWN_RETURNS = ("group", "turn", "gigpo", "hgpo", "spo", "moving_baseline")
 _PER_TOKEN = ("gae", "bi_level_gae", "token_return", "optimal_token")

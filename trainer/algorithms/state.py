@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
-from trainer.algorithms.advantage_settings import MovingBaselineAdvantage, SpoAdvantage
-from trainer.algorithms.loss_settings import KLSettings
+from rollgym.trainer.algorithms.advantage_settings import MovingBaselineAdvantage, SpoAdvantage
+from rollgym.trainer.algorithms.loss_settings import KLSettings
 
 LARGEST_CHANGE = 0.2
 """By which part of itself an adaptive coefficient moves at most, once `horizon` episodes are played."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from trainer.algorithms.batch import RowBatch
+from rollgym.trainer.algorithms.batch import RowBatch
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
-from trainer.algorithms.modes import Measure, Statistic, WeightLevel
-from trainer.core.strict import Settings
+from rollgym.trainer.algorithms.modes import Measure, Statistic, WeightLevel
+from rollgym.trainer.core.strict import Settings
 
 Part = Annotated[float, Field(gt=0.0, le=1.0)]
 _SIGNED = ("k1", "probability")

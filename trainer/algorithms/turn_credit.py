@@ -7,29 +7,29 @@ from typing import assert_never
 import torch
 from torch import Tensor
 
-from trainer.algorithms.advantage_settings import (
+from rollgym.trainer.algorithms.advantage_settings import (
     GdpoAdvantage,
     GroupAdvantage,
     MovingBaselineAdvantage,
     SpoAdvantage,
     TurnAdvantage,
 )
-from trainer.algorithms.advantages import group_advantages, informative_factor
-from trainer.algorithms.batch import TrajectoryBatch
-from trainer.algorithms.gdpo import gdpo_advantages
-from trainer.algorithms.gigpo import anchor_groups, gigpo_advantages
-from trainer.algorithms.hgpo import hgpo_advantages
-from trainer.algorithms.rewards import (
+from rollgym.trainer.algorithms.advantages import group_advantages, informative_factor
+from rollgym.trainer.algorithms.batch import TrajectoryBatch
+from rollgym.trainer.algorithms.gdpo import gdpo_advantages
+from rollgym.trainer.algorithms.gigpo import anchor_groups, gigpo_advantages
+from rollgym.trainer.algorithms.hgpo import hgpo_advantages
+from rollgym.trainer.algorithms.rewards import (
     TurnValues,
     charged_turn_returns,
     discounted_return,
     turn_charges,
     turn_rewards,
 )
-from trainer.algorithms.settings import AlgorithmSettings
-from trainer.algorithms.state import AlgorithmState, moving_baseline_advantages, worth_of
-from trainer.core.numbers import finite_number
-from trainer.core.plugins import Plugin, load_plugin
+from rollgym.trainer.algorithms.settings import AlgorithmSettings
+from rollgym.trainer.algorithms.state import AlgorithmState, moving_baseline_advantages, worth_of
+from rollgym.trainer.core.numbers import finite_number
+from rollgym.trainer.core.plugins import Plugin, load_plugin
 
 
 def returns_of(settings: AlgorithmSettings, batch: TrajectoryBatch) -> list[float]:

@@ -8,30 +8,30 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from clients.client.session import EnvSession
-from trainer.assembly.players import Players, model_actor, sampling_params
-from trainer.assembly.policy import Policy
-from trainer.config.agents import agent_kind, command_line
-from trainer.config.run import RunSettings
-from trainer.core.console import RunConsole
-from trainer.core.plugins import Plugin, load_plugin
-from trainer.inference.base import SamplingParams
-from trainer.records.trajectory import Trajectory
-from trainer.rollout.agent import play_episode
-from trainer.rollout.agents.black_box import BlackBoxPlayer, open_black_box
-from trainer.rollout.agents.policy_service import PolicyService
-from trainer.rollout.agents.replies import ToolFormat, format_of_template
-from trainer.rollout.agents.runners import AgentRunner, ProgramRunner, ServiceRunner
-from trainer.rollout.agents.sandboxed import (
+from rollgym.clients.client.session import EnvSession
+from rollgym.trainer.assembly.players import Players, model_actor, sampling_params
+from rollgym.trainer.assembly.policy import Policy
+from rollgym.trainer.config.agents import agent_kind, command_line
+from rollgym.trainer.config.run import RunSettings
+from rollgym.trainer.core.console import RunConsole
+from rollgym.trainer.core.plugins import Plugin, load_plugin
+from rollgym.trainer.inference.base import SamplingParams
+from rollgym.trainer.records.trajectory import Trajectory
+from rollgym.trainer.rollout.agent import play_episode
+from rollgym.trainer.rollout.agents.black_box import BlackBoxPlayer, open_black_box
+from rollgym.trainer.rollout.agents.policy_service import PolicyService
+from rollgym.trainer.rollout.agents.replies import ToolFormat, format_of_template
+from rollgym.trainer.rollout.agents.runners import AgentRunner, ProgramRunner, ServiceRunner
+from rollgym.trainer.rollout.agents.sandboxed import (
     PORT,
     SandboxedRunner,
     SandboxPlan,
     absolute_words,
     open_agent_sandbox,
 )
-from trainer.rollout.agents.splicing import SplicingRenderer
-from trainer.rollout.episodes import PlayEpisode, play_coroutine
-from trainer.tasks.task import Task
+from rollgym.trainer.rollout.agents.splicing import SplicingRenderer
+from rollgym.trainer.rollout.episodes import PlayEpisode, play_coroutine
+from rollgym.trainer.tasks.task import Task
 
 _SHOWN_FOLDER = "/var/tmp"
 """Where the endpoint's socket lies that sandboxes show: `/tmp` is their own."""

@@ -2,20 +2,20 @@
 
 from transformers import PreTrainedModel
 
-from trainer.assembly.teachers import distillation_head
-from trainer.backends.base import Scorer
-from trainer.backends.heads import Head, PolicyHead, ValueHead
-from trainer.backends.optimizer import Schedule
-from trainer.backends.prefix_costs import sharing_costs
-from trainer.backends.reference import FrozenModel, PolicyWithoutAdapters
-from trainer.backends.torch_backend import TorchBackend
-from trainer.config.run import RunSettings
-from trainer.core.device import DTYPES
-from trainer.core.seeding import derive_seed
-from trainer.models.lora import add_lora
-from trainer.models.reward_model import RewardModel
-from trainer.models.value_head import ValueModel
-from trainer.models.weights import twin_of
+from rollgym.trainer.assembly.teachers import distillation_head
+from rollgym.trainer.backends.base import Scorer
+from rollgym.trainer.backends.heads import Head, PolicyHead, ValueHead
+from rollgym.trainer.backends.optimizer import Schedule
+from rollgym.trainer.backends.prefix_costs import sharing_costs
+from rollgym.trainer.backends.reference import FrozenModel, PolicyWithoutAdapters
+from rollgym.trainer.backends.torch_backend import TorchBackend
+from rollgym.trainer.config.run import RunSettings
+from rollgym.trainer.core.device import DTYPES
+from rollgym.trainer.core.seeding import derive_seed
+from rollgym.trainer.models.lora import add_lora
+from rollgym.trainer.models.reward_model import RewardModel
+from rollgym.trainer.models.value_head import ValueModel
+from rollgym.trainer.models.weights import twin_of
 
 
 def policy_head(model: PreTrainedModel, temperature: float) -> PolicyHead:

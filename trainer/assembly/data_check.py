@@ -5,14 +5,14 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from clients.client.client import EnvClient
-from clients.protocol.errors import ProblemError
-from trainer.core.errors import ConfigError
-from trainer.core.run_files import write_errors, write_whole
-from trainer.records.checkpoint import CheckpointError
-from trainer.rollout.environments import EnvironmentPool
-from trainer.rollout.mixtures import item_of
-from trainer.tasks.dataset import RowStream
+from rollgym.clients.client.client import EnvClient
+from rollgym.clients.protocol.errors import ProblemError
+from rollgym.trainer.core.errors import ConfigError
+from rollgym.trainer.core.run_files import write_errors, write_whole
+from rollgym.trainer.records.checkpoint import CheckpointError
+from rollgym.trainer.rollout.environments import EnvironmentPool
+from rollgym.trainer.rollout.mixtures import item_of
+from rollgym.trainer.tasks.dataset import RowStream
 
 DATA_FILE = "data.json"
 """What a run's directory keeps of its data: a digest of each domain."""

@@ -6,11 +6,11 @@ from contextlib import asynccontextmanager
 
 from transformers import PreTrainedModel
 
-from trainer.config.inference import DialectName
-from trainer.inference.base import InferenceClient
-from trainer.inference.errors import WrongKeyError
-from trainer.inference.server_client import ServerClient
-from trainer.inference.torch_engine import TorchEngine
+from rollgym.trainer.config.inference import DialectName
+from rollgym.trainer.inference.base import InferenceClient
+from rollgym.trainer.inference.errors import WrongKeyError
+from rollgym.trainer.inference.server_client import ServerClient
+from rollgym.trainer.inference.torch_engine import TorchEngine
 
 _MOST_ROWS = 64
 """Replies that the engine in this process draws at once."""

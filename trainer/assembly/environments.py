@@ -4,23 +4,23 @@ import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 
-from clients.client.client import TOKEN_VARIABLE
-from trainer.config.run import RunSettings
-from trainer.core.console import RunConsole
-from trainer.core.embedded_server import embedded_server
-from trainer.core.plugins import load_plugin
-from trainer.rollout.environments import OPERATION_TIMEOUT_S, EnvironmentPool
-from trainer.rollout.outages import OutageReport
-from trainer.tasks.curriculum import CurriculumTaskSource
-from trainer.tasks.dataset import load_streams
-from trainer.tasks.sources import (
+from rollgym.clients.client.client import TOKEN_VARIABLE
+from rollgym.trainer.config.run import RunSettings
+from rollgym.trainer.core.console import RunConsole
+from rollgym.trainer.core.embedded_server import embedded_server
+from rollgym.trainer.core.plugins import load_plugin
+from rollgym.trainer.rollout.environments import OPERATION_TIMEOUT_S, EnvironmentPool
+from rollgym.trainer.rollout.outages import OutageReport
+from rollgym.trainer.tasks.curriculum import CurriculumTaskSource
+from rollgym.trainer.tasks.dataset import load_streams
+from rollgym.trainer.tasks.sources import (
     EnvironmentStream,
     InterleavedTaskSource,
     MixtureTaskSource,
     OwnTaskSource,
     TaskStream,
 )
-from trainer.tasks.task import TaskSource
+from rollgym.trainer.tasks.task import TaskSource
 
 _STREAM_BLOCK = 1000
 

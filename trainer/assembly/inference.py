@@ -18,35 +18,40 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from trainer.assembly.probe import probe_log_probabilities
-from trainer.cluster.cluster import Cluster
-from trainer.cluster.placement import ACTOR_INFERENCE
-from trainer.cluster.server_host import InferenceProgram
-from trainer.config.checks import check_broadcast
-from trainer.config.inference import LaunchSettings
-from trainer.config.run import RunSettings
-from trainer.config.servers_file import read_servers
-from trainer.core.console import RunConsole
-from trainer.core.device import torch_device
-from trainer.core.errors import ConfigError
-from trainer.inference.base import InferenceClient, SamplingParams
-from trainer.inference.dialect import Capabilities, Seen
-from trainer.inference.errors import WrongKeyError
-from trainer.inference.launch import launched
-from trainer.inference.members import Roster
-from trainer.inference.pool import ServerPool
-from trainer.inference.roster import FileRoster
-from trainer.inference.server_client import ServerClient
-from trainer.inference.server_programs import ServedModel, choose_ports, require_program, server_processes
-from trainer.inference.server_updates import TensorCarrier
-from trainer.inference.torch_engine import TorchEngine
-from trainer.learn.weights.broadcast import TensorBroadcast
-from trainer.learn.weights.folders import ModelLayout, WeightFolders
-from trainer.learn.weights.source import ModelWeights
-from trainer.learn.weights.verification import WeightCheck, probe_prompts, tolerance_for
-from trainer.models.load import model_folder
-from trainer.models.tokenizer import vocabulary_of
-from trainer.models.weights import base_tensors
+from rollgym.trainer.assembly.probe import probe_log_probabilities
+from rollgym.trainer.cluster.cluster import Cluster
+from rollgym.trainer.cluster.placement import ACTOR_INFERENCE
+from rollgym.trainer.cluster.server_host import InferenceProgram
+from rollgym.trainer.config.checks import check_broadcast
+from rollgym.trainer.config.inference import LaunchSettings
+from rollgym.trainer.config.run import RunSettings
+from rollgym.trainer.config.servers_file import read_servers
+from rollgym.trainer.core.console import RunConsole
+from rollgym.trainer.core.device import torch_device
+from rollgym.trainer.core.errors import ConfigError
+from rollgym.trainer.inference.base import InferenceClient, SamplingParams
+from rollgym.trainer.inference.dialect import Capabilities, Seen
+from rollgym.trainer.inference.errors import WrongKeyError
+from rollgym.trainer.inference.launch import launched
+from rollgym.trainer.inference.members import Roster
+from rollgym.trainer.inference.pool import ServerPool
+from rollgym.trainer.inference.roster import FileRoster
+from rollgym.trainer.inference.server_client import ServerClient
+from rollgym.trainer.inference.server_programs import (
+    ServedModel,
+    choose_ports,
+    require_program,
+    server_processes,
+)
+from rollgym.trainer.inference.server_updates import TensorCarrier
+from rollgym.trainer.inference.torch_engine import TorchEngine
+from rollgym.trainer.learn.weights.broadcast import TensorBroadcast
+from rollgym.trainer.learn.weights.folders import ModelLayout, WeightFolders
+from rollgym.trainer.learn.weights.source import ModelWeights
+from rollgym.trainer.learn.weights.verification import WeightCheck, probe_prompts, tolerance_for
+from rollgym.trainer.models.load import model_folder
+from rollgym.trainer.models.tokenizer import vocabulary_of
+from rollgym.trainer.models.weights import base_tensors
 
 _MEGABYTE = 2**20
 

@@ -7,13 +7,13 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 
-from trainer.cluster.cluster import Cluster, open_cluster
-from trainer.cluster.placement import place_roles
-from trainer.config.cluster import JudgeSettings
-from trainer.config.data import DatasetSettings
-from trainer.config.run import RunSettings
-from trainer.core.embedded_server import embedded_server
-from trainer.core.errors import ConfigError
+from rollgym.trainer.cluster.cluster import Cluster, open_cluster
+from rollgym.trainer.cluster.placement import place_roles
+from rollgym.trainer.config.cluster import JudgeSettings
+from rollgym.trainer.config.data import DatasetSettings
+from rollgym.trainer.config.run import RunSettings
+from rollgym.trainer.core.embedded_server import embedded_server
+from rollgym.trainer.core.errors import ConfigError
 
 Serve = Callable[[Sequence[str], Sequence[str]], AbstractAsyncContextManager[str]]
 """Serves environments, started with further words, while its context is open, and gives the server's URL."""

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
-from trainer.assembly.memory import model_config
-from trainer.config.run import RunSettings
-from trainer.core.errors import ConfigError
-from trainer.models.division import check_layout, check_routed, check_server, check_tensor
+from rollgym.trainer.assembly.memory import model_config
+from rollgym.trainer.config.run import RunSettings
+from rollgym.trainer.core.errors import ConfigError
+from rollgym.trainer.models.division import check_layout, check_routed, check_server, check_tensor
 
 
 def check_combinations(settings: RunSettings) -> None:

@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from trainer.config.backend import BackendSettings
-from trainer.config.checks import HUB_NAME
-from trainer.config.distillation import DistillSettings
-from trainer.config.model import LoraSettings, ModelSettings
-from trainer.config.run import RunSettings
-from trainer.core.errors import ConfigError
-from trainer.models.memory_plan import (
+from rollgym.trainer.config.backend import BackendSettings
+from rollgym.trainer.config.checks import HUB_NAME
+from rollgym.trainer.config.distillation import DistillSettings
+from rollgym.trainer.config.model import LoraSettings, ModelSettings
+from rollgym.trainer.config.run import RunSettings
+from rollgym.trainer.core.errors import ConfigError
+from rollgym.trainer.models.memory_plan import (
     Engine,
     MemoryPlan,
     Need,
@@ -24,7 +24,7 @@ from trainer.models.memory_plan import (
     frozen_need,
     trained_need,
 )
-from trainer.models.shape import KNOWN, ModelShape, tiny_config
+from rollgym.trainer.models.shape import KNOWN, ModelShape, tiny_config
 
 _LAUNCHED_SHARE = 0.9
 """What a server takes of its device's memory where nobody says (vLLM's own choice)."""

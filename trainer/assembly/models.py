@@ -9,23 +9,28 @@ from typing import Protocol
 
 import torch
 
-from trainer.assembly.backends import critic_backend, policy_backend, reference_model, warm_start_backend
-from trainer.assembly.layout import check_combinations
-from trainer.assembly.policy import Policy, build_policy
-from trainer.assembly.rank_recipe import RankRecipe, Role
-from trainer.assembly.standing import RankGroups, mesh_shape
-from trainer.assembly.turns import SharedDevices
-from trainer.backends.base import Scorer, TrainBackend
-from trainer.backends.ranked import RankedBackend, Ranks
-from trainer.cluster.cluster import Cluster
-from trainer.cluster.local_roles import RANKS_FOLDER
-from trainer.cluster.placement import ACTOR_TRAIN, CRITIC, REFERENCE, Placement
-from trainer.config.run import RunSettings
-from trainer.core.console import RunConsole
-from trainer.core.device import torch_device
-from trainer.core.errors import ConfigError
-from trainer.learn.learner import Models
-from trainer.models.division import check_layout
+from rollgym.trainer.assembly.backends import (
+    critic_backend,
+    policy_backend,
+    reference_model,
+    warm_start_backend,
+)
+from rollgym.trainer.assembly.layout import check_combinations
+from rollgym.trainer.assembly.policy import Policy, build_policy
+from rollgym.trainer.assembly.rank_recipe import RankRecipe, Role
+from rollgym.trainer.assembly.standing import RankGroups, mesh_shape
+from rollgym.trainer.assembly.turns import SharedDevices
+from rollgym.trainer.backends.base import Scorer, TrainBackend
+from rollgym.trainer.backends.ranked import RankedBackend, Ranks
+from rollgym.trainer.cluster.cluster import Cluster
+from rollgym.trainer.cluster.local_roles import RANKS_FOLDER
+from rollgym.trainer.cluster.placement import ACTOR_TRAIN, CRITIC, REFERENCE, Placement
+from rollgym.trainer.config.run import RunSettings
+from rollgym.trainer.core.console import RunConsole
+from rollgym.trainer.core.device import torch_device
+from rollgym.trainer.core.errors import ConfigError
+from rollgym.trainer.learn.learner import Models
+from rollgym.trainer.models.division import check_layout
 
 _START = "start"
 

@@ -8,27 +8,27 @@ from functools import partial
 import torch
 from transformers import PreTrainedModel
 
-from trainer.assembly.backends import policy_backend
-from trainer.assembly.environments import server_urls
-from trainer.assembly.inference import open_inference
-from trainer.assembly.policy import Policy, build_policy
-from trainer.assembly.probe import try_pictures
-from trainer.cluster.cluster import Cluster
-from trainer.config.run import RunSettings
-from trainer.core.console import RunConsole
-from trainer.inference.base import InferenceClient, SamplingParams
-from trainer.inference.forwarding import GenerationQueue
-from trainer.learn.weights.publisher import WeightPublisher
-from trainer.models.pictures import PictureProcessor
-from trainer.rollout.actors import ModelActor
-from trainer.rollout.batcher import DeterministicBatcher
-from trainer.rollout.context import context_policy
-from trainer.rollout.environments import EnvironmentPool
-from trainer.rollout.logged_client import LoggedClient
-from trainer.rollout.prompts import PromptBuilder
-from trainer.rollout.recall import Recall
-from trainer.rollout.rendering import ChatRenderer
-from trainer.rollout.slots import BoundedSlots, EpisodeSlots
+from rollgym.trainer.assembly.backends import policy_backend
+from rollgym.trainer.assembly.environments import server_urls
+from rollgym.trainer.assembly.inference import open_inference
+from rollgym.trainer.assembly.policy import Policy, build_policy
+from rollgym.trainer.assembly.probe import try_pictures
+from rollgym.trainer.cluster.cluster import Cluster
+from rollgym.trainer.config.run import RunSettings
+from rollgym.trainer.core.console import RunConsole
+from rollgym.trainer.inference.base import InferenceClient, SamplingParams
+from rollgym.trainer.inference.forwarding import GenerationQueue
+from rollgym.trainer.learn.weights.publisher import WeightPublisher
+from rollgym.trainer.models.pictures import PictureProcessor
+from rollgym.trainer.rollout.actors import ModelActor
+from rollgym.trainer.rollout.batcher import DeterministicBatcher
+from rollgym.trainer.rollout.context import context_policy
+from rollgym.trainer.rollout.environments import EnvironmentPool
+from rollgym.trainer.rollout.logged_client import LoggedClient
+from rollgym.trainer.rollout.prompts import PromptBuilder
+from rollgym.trainer.rollout.recall import Recall
+from rollgym.trainer.rollout.rendering import ChatRenderer
+from rollgym.trainer.rollout.slots import BoundedSlots, EpisodeSlots
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,19 +8,19 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from trainer.config.checks import why_blind
-from trainer.config.run import RunSettings
-from trainer.core.device import DTYPES, torch_device
-from trainer.core.errors import ConfigError
-from trainer.core.numbers import MOST_IDS
-from trainer.core.seeding import derive_seed
-from trainer.models.load import load_model, load_tokenizer, model_folder
-from trainer.models.lora import ADAPTER_CONFIG, add_lora, load_adapter
-from trainer.models.pictures import BLIND, PictureProcessor, load_pictures, sees
-from trainer.models.tiny import TinyPolicySettings, build_tiny_model, tiny_pictures
-from trainer.models.tokenizer import IMAGE, build_tiny_tokenizer, stop_ids, vocabulary_of
-from trainer.models.weights import place
-from trainer.rollout.rendering import ChatRenderer
+from rollgym.trainer.config.checks import why_blind
+from rollgym.trainer.config.run import RunSettings
+from rollgym.trainer.core.device import DTYPES, torch_device
+from rollgym.trainer.core.errors import ConfigError
+from rollgym.trainer.core.numbers import MOST_IDS
+from rollgym.trainer.core.seeding import derive_seed
+from rollgym.trainer.models.load import load_model, load_tokenizer, model_folder
+from rollgym.trainer.models.lora import ADAPTER_CONFIG, add_lora, load_adapter
+from rollgym.trainer.models.pictures import BLIND, PictureProcessor, load_pictures, sees
+from rollgym.trainer.models.tiny import TinyPolicySettings, build_tiny_model, tiny_pictures
+from rollgym.trainer.models.tokenizer import IMAGE, build_tiny_tokenizer, stop_ids, vocabulary_of
+from rollgym.trainer.models.weights import place
+from rollgym.trainer.rollout.rendering import ChatRenderer
 
 
 @dataclass(frozen=True, slots=True)

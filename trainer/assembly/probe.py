@@ -7,13 +7,18 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from trainer.backends.heads import PolicyHead
-from trainer.config.run import RunSettings
-from trainer.core.errors import ConfigError
-from trainer.inference.base import GenerationRequest, GenerationResult, InferenceClient, SamplingParams
-from trainer.models.pictures import PictureProcessor, image_tensors, own_inputs
-from trainer.records.images import Picture, PlacedImage
-from trainer.rollout.rendering import ChatRenderer
+from rollgym.trainer.backends.heads import PolicyHead
+from rollgym.trainer.config.run import RunSettings
+from rollgym.trainer.core.errors import ConfigError
+from rollgym.trainer.inference.base import (
+    GenerationRequest,
+    GenerationResult,
+    InferenceClient,
+    SamplingParams,
+)
+from rollgym.trainer.models.pictures import PictureProcessor, image_tensors, own_inputs
+from rollgym.trainer.records.images import Picture, PlacedImage
+from rollgym.trainer.rollout.rendering import ChatRenderer
 
 TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 0.25}
 """Largest difference of two log-probabilities that rounding can make, by the type of numbers.

@@ -7,18 +7,18 @@ from typing import Any, Literal
 import torch
 from transformers import PreTrainedModel
 
-from trainer.assembly.backends import critic_head, policy_head, run_schedule, training_head
-from trainer.assembly.policy import build_policy
-from trainer.backends.fsdp2 import fsdp2_backend, fsdp2_model
-from trainer.backends.heads import Head
-from trainer.backends.layers import bodies_of
-from trainer.backends.optimizer import Schedule
-from trainer.backends.rank_group import RankGroup
-from trainer.backends.reference import ShardedPolicyWithoutAdapters
-from trainer.backends.zero import zero_backend
-from trainer.config.run import RunSettings
-from trainer.core.device import DTYPES
-from trainer.models.load import set_attention
+from rollgym.trainer.assembly.backends import critic_head, policy_head, run_schedule, training_head
+from rollgym.trainer.assembly.policy import build_policy
+from rollgym.trainer.backends.fsdp2 import fsdp2_backend, fsdp2_model
+from rollgym.trainer.backends.heads import Head
+from rollgym.trainer.backends.layers import bodies_of
+from rollgym.trainer.backends.optimizer import Schedule
+from rollgym.trainer.backends.rank_group import RankGroup
+from rollgym.trainer.backends.reference import ShardedPolicyWithoutAdapters
+from rollgym.trainer.backends.zero import zero_backend
+from rollgym.trainer.config.run import RunSettings
+from rollgym.trainer.core.device import DTYPES
+from rollgym.trainer.models.load import set_attention
 
 Role = Literal["policy", "critic", "reference", "warm_start"]
 
@@ -72,7 +72,7 @@ class RankRecipe:
 
     def _read_only(self, head: Head | None, group: RankGroup) -> Any:
         if self.settings.backend.kind == "megatron":
-            from trainer.backends.megatron.backend import megatron_model
+            from rollgym.trainer.backends.megatron.backend import megatron_model
 
             return megatron_model(
                 head,
@@ -93,7 +93,7 @@ class RankRecipe:
     def _trained(self, head: Head | None, group: RankGroup) -> Any:
         settings = self.settings
         if settings.backend.kind == "megatron":
-            from trainer.backends.megatron.backend import megatron_backend
+            from rollgym.trainer.backends.megatron.backend import megatron_backend
 
             return megatron_backend(
                 head,

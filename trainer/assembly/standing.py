@@ -5,15 +5,15 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
-from trainer.assembly.judges import open_judges
-from trainer.backends.rank_group import MeshShape
-from trainer.backends.ranked import Ranks
-from trainer.cluster.cluster import Cluster, open_cluster, role_restarts
-from trainer.cluster.placement import Role, place_roles
-from trainer.config.run import RunSettings
-from trainer.core.embedded_server import ServerRestarts, embedded_server
-from trainer.core.ending import Ending, to_its_end
-from trainer.core.errors import RoleDiedError, TrainerError
+from rollgym.trainer.assembly.judges import open_judges
+from rollgym.trainer.backends.rank_group import MeshShape
+from rollgym.trainer.backends.ranked import Ranks
+from rollgym.trainer.cluster.cluster import Cluster, open_cluster, role_restarts
+from rollgym.trainer.cluster.placement import Role, place_roles
+from rollgym.trainer.config.run import RunSettings
+from rollgym.trainer.core.embedded_server import ServerRestarts, embedded_server
+from rollgym.trainer.core.ending import Ending, to_its_end
+from rollgym.trainer.core.errors import RoleDiedError, TrainerError
 
 
 class RankGroups:

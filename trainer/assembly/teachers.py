@@ -11,19 +11,19 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from trainer.backends.base import TrainRow
-from trainer.backends.distillation_head import Distance, DistillationHead
-from trainer.backends.heads import PolicyHead
-from trainer.backends.prefix_costs import sharing_costs
-from trainer.backends.reference import FrozenModel
-from trainer.config.distillation import DistillSettings, TeacherSettings
-from trainer.config.run import RunSettings
-from trainer.core.device import DTYPES
-from trainer.core.errors import ConfigError
-from trainer.inference.server_client import ServerClient
-from trainer.learn.distilling import Teacher
-from trainer.models.load import load_model, load_tokenizer, model_folder
-from trainer.models.weights import place
+from rollgym.trainer.backends.base import TrainRow
+from rollgym.trainer.backends.distillation_head import Distance, DistillationHead
+from rollgym.trainer.backends.heads import PolicyHead
+from rollgym.trainer.backends.prefix_costs import sharing_costs
+from rollgym.trainer.backends.reference import FrozenModel
+from rollgym.trainer.config.distillation import DistillSettings, TeacherSettings
+from rollgym.trainer.config.run import RunSettings
+from rollgym.trainer.core.device import DTYPES
+from rollgym.trainer.core.errors import ConfigError
+from rollgym.trainer.inference.server_client import ServerClient
+from rollgym.trainer.learn.distilling import Teacher
+from rollgym.trainer.models.load import load_model, load_tokenizer, model_folder
+from rollgym.trainer.models.weights import place
 
 _SCORED_AT_ONCE = 64
 """Rows that a server is asked to score at one time."""

@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager
 from typing import Protocol
 
-from trainer.backends.base import Scorer
-from trainer.backends.ranked import RankedBackend
-from trainer.config.run import RunSettings
-from trainer.learn.learner import Models
+from rollgym.trainer.backends.base import Scorer
+from rollgym.trainer.backends.ranked import RankedBackend
+from rollgym.trainer.config.run import RunSettings
+from rollgym.trainer.learn.learner import Models
 
 
 class Movable(Protocol):

@@ -4,7 +4,7 @@ import bisect
 import heapq
 from collections.abc import Sequence
 
-from trainer.backends.prefix_paths import Ids, paths_of
+from rollgym.trainer.backends.prefix_paths import Ids, paths_of
 
 
 def row_cost(tokens: int, width: int) -> int:

@@ -7,8 +7,8 @@ from typing import Any, Literal, NamedTuple, Protocol, Self
 
 from torch import Tensor
 
-from trainer.algorithms.aggregation import Metrics
-from trainer.records.images import PlacedImage
+from rollgym.trainer.algorithms.aggregation import Metrics
+from rollgym.trainer.records.images import PlacedImage
 
 
 @dataclass(frozen=True, slots=True)

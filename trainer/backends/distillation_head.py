@@ -12,15 +12,15 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from trainer.algorithms.distillation import divergence, with_rest
-from trainer.algorithms.modes import Divergence
-from trainer.backends.base import EntropyMode
-from trainer.backends.heads import LOGITS_AT_ONCE, Head, in_parts
-from trainer.backends.logits_reader import LogitsReader
-from trainer.backends.prefix_layout import SharedTokens
-from trainer.backends.routing import RoutedModel
-from trainer.core.errors import ConfigError
-from trainer.models.pictures import ImageTensors
+from rollgym.trainer.algorithms.distillation import divergence, with_rest
+from rollgym.trainer.algorithms.modes import Divergence
+from rollgym.trainer.backends.base import EntropyMode
+from rollgym.trainer.backends.heads import LOGITS_AT_ONCE, Head, in_parts
+from rollgym.trainer.backends.logits_reader import LogitsReader
+from rollgym.trainer.backends.prefix_layout import SharedTokens
+from rollgym.trainer.backends.routing import RoutedModel
+from rollgym.trainer.core.errors import ConfigError
+from rollgym.trainer.models.pictures import ImageTensors
 
 NO_PICTURES = "distill: teachers see no pictures: have the environment show text"
 """What is said where a student that sees is to be taught."""

@@ -9,10 +9,10 @@ from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from trainer.backends.heads import Head
-from trainer.backends.whole_model import divided_like
-from trainer.models.lora import adapter_tensors
-from trainer.models.weights import parameters_of
+from rollgym.trainer.backends.heads import Head
+from rollgym.trainer.backends.whole_model import divided_like
+from rollgym.trainer.models.lora import adapter_tensors
+from rollgym.trainer.models.weights import parameters_of
 
 
 class DTensorPieces:

@@ -7,14 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trainer.backends.base import EntropyMode, MicroBatch, RoutedOutputs, TokenCounts, TrainRow
-from trainer.backends.batching import length_buckets, pad_rows
-from trainer.backends.heads import Head
-from trainer.backends.prefix_layout import SharedTokens
-from trainer.backends.prefix_plan import Bucket, plan
-from trainer.backends.prefix_tree import CallCosts, rows_apart
-from trainer.backends.routing import packed_experts
-from trainer.models.pictures import image_tensors
+from rollgym.trainer.backends.base import EntropyMode, MicroBatch, RoutedOutputs, TokenCounts, TrainRow
+from rollgym.trainer.backends.batching import length_buckets, pad_rows
+from rollgym.trainer.backends.heads import Head
+from rollgym.trainer.backends.prefix_layout import SharedTokens
+from rollgym.trainer.backends.prefix_plan import Bucket, plan
+from rollgym.trainer.backends.prefix_tree import CallCosts, rows_apart
+from rollgym.trainer.backends.routing import packed_experts
+from rollgym.trainer.models.pictures import image_tensors
 
 
 class ForwardPass:

@@ -15,15 +15,15 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.tensor import DTensor, Replicate
 
-from trainer.backends.dtensor_pieces import DTensorPieces, local_of, whole_of
-from trainer.backends.heads import Head
-from trainer.backends.layers import CompiledLayers, bodies_of, layers_of
-from trainer.backends.optimizer import Schedule, make_optimizer
-from trainer.backends.prefix_costs import sharing_costs
-from trainer.backends.rank_group import RankGroup
-from trainer.backends.sharded import ShardedBackend
-from trainer.backends.sharded_model import ShardedModel
-from trainer.backends.sharded_optimizer import (
+from rollgym.trainer.backends.dtensor_pieces import DTensorPieces, local_of, whole_of
+from rollgym.trainer.backends.heads import Head
+from rollgym.trainer.backends.layers import CompiledLayers, bodies_of, layers_of
+from rollgym.trainer.backends.optimizer import Schedule, make_optimizer
+from rollgym.trainer.backends.prefix_costs import sharing_costs
+from rollgym.trainer.backends.rank_group import RankGroup
+from rollgym.trainer.backends.sharded import ShardedBackend
+from rollgym.trainer.backends.sharded_model import ShardedModel
+from rollgym.trainer.backends.sharded_optimizer import (
     Applied,
     by_paths,
     checked_groups,
@@ -32,10 +32,10 @@ from trainer.backends.sharded_optimizer import (
     plain_state,
     what_broke,
 )
-from trainer.backends.tensor_parallel import divide_layers
-from trainer.backends.whole_model import WholeModel, divided_like
-from trainer.config.optimizer import OptimizerSettings
-from trainer.models.lora import has_adapters
+from rollgym.trainer.backends.tensor_parallel import divide_layers
+from rollgym.trainer.backends.whole_model import WholeModel, divided_like
+from rollgym.trainer.config.optimizer import OptimizerSettings
+from rollgym.trainer.models.lora import has_adapters
 
 _TINY = 1e-6
 """Added to the norm that gradients are clipped by, as torch's own clipping has it."""

@@ -13,13 +13,13 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
-from trainer.backends.base import EntropyMode
-from trainer.backends.logits_reader import LogitsReader
-from trainer.backends.prefix_cache import hidden_states, why_not_shared
-from trainer.backends.prefix_layout import SharedTokens
-from trainer.backends.routing import RoutedModel, no_experts
-from trainer.models.pictures import ImageTensors, tokens_or_embeddings
-from trainer.models.value_head import ValueModel
+from rollgym.trainer.backends.base import EntropyMode
+from rollgym.trainer.backends.logits_reader import LogitsReader
+from rollgym.trainer.backends.prefix_cache import hidden_states, why_not_shared
+from rollgym.trainer.backends.prefix_layout import SharedTokens
+from rollgym.trainer.backends.routing import RoutedModel, no_experts
+from rollgym.trainer.models.pictures import ImageTensors, tokens_or_embeddings
+from rollgym.trainer.models.value_head import ValueModel
 
 LOGITS_AT_ONCE = 2**26
 """Numbers of logits that are held at one time (256 MiB in float32), where the head allows to compute them in parts."""

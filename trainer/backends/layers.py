@@ -7,8 +7,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from trainer.backends.prefix_cache import take_replays
-from trainer.core.errors import ConfigError
+from rollgym.trainer.backends.prefix_cache import take_replays
+from rollgym.trainer.core.errors import ConfigError
 
 
 class GradientCheckpointing:

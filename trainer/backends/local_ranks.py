@@ -16,8 +16,8 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from trainer.backends.transport import Failure, RankDiedError, RankFailedError, pack, unpack
-from trainer.core.errors import RunError
+from rollgym.trainer.backends.transport import Failure, RankDiedError, RankFailedError, pack, unpack
+from rollgym.trainer.core.errors import RunError
 
 _LAST_LINES = 12
 _LINE_WIDTH = 300
@@ -148,7 +148,7 @@ class LocalRanks:
             environment: All of its variables.
         """
         return subprocess.Popen(
-            [sys.executable, "-m", "trainer.backends.rank", str(pipe), str(os.getpid())],
+            [sys.executable, "-m", "rollgym.trainer.backends.rank", str(pipe), str(os.getpid())],
             pass_fds=[pipe],
             stdin=subprocess.DEVNULL,
             stdout=said,

@@ -3,10 +3,10 @@
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from trainer.backends.prefix_cache import hidden_states, logits_of_calls, why_not_shared
-from trainer.backends.prefix_layout import SharedTokens
-from trainer.models.language_head import LanguageHead, own_logits
-from trainer.models.pictures import ImageTensors, tokens_or_embeddings
+from rollgym.trainer.backends.prefix_cache import hidden_states, logits_of_calls, why_not_shared
+from rollgym.trainer.backends.prefix_layout import SharedTokens
+from rollgym.trainer.models.language_head import LanguageHead, own_logits
+from rollgym.trainer.models.pictures import ImageTensors, tokens_or_embeddings
 
 
 class LogitsReader:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from trainer.config.optimizer import OptimizerSettings
+from rollgym.trainer.config.optimizer import OptimizerSettings
 
 
 @dataclass(frozen=True, slots=True)

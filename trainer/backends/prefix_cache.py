@@ -15,10 +15,10 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from trainer.backends.prefix_layout import CallTensors, SharedTokens
-from trainer.backends.prefix_paths import paths_of
-from trainer.backends.prefix_tree import CallCosts, finest_tree
-from trainer.models.language_head import cache_argument, own_logits
+from rollgym.trainer.backends.prefix_layout import CallTensors, SharedTokens
+from rollgym.trainer.backends.prefix_paths import paths_of
+from rollgym.trainer.backends.prefix_tree import CallCosts, finest_tree
+from rollgym.trainer.models.language_head import cache_argument, own_logits
 
 KeysAndValues = tuple[Tensor, Tensor]
 """Of the tokens of one call in one layer, `[rows, heads, tokens, width]` each."""

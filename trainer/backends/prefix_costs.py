@@ -10,8 +10,8 @@ from typing import Literal
 import torch
 from transformers import PreTrainedModel
 
-from trainer.backends.heads import Head
-from trainer.backends.prefix_tree import CallCosts
+from rollgym.trainer.backends.heads import Head
+from rollgym.trainer.backends.prefix_tree import CallCosts
 
 
 @dataclass(frozen=True, slots=True)

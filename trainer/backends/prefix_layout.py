@@ -9,8 +9,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from trainer.backends.prefix_paths import Ids
-from trainer.backends.prefix_tree import SharedRows, Tree
+from rollgym.trainer.backends.prefix_paths import Ids
+from rollgym.trainer.backends.prefix_tree import SharedRows, Tree
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from trainer.backends.batching import length_buckets
-from trainer.backends.prefix_paths import Ids, Paths, paths_of
-from trainer.backends.prefix_tree import CallCosts, SharedRows, Tree, rows_apart, tree_of
+from rollgym.trainer.backends.batching import length_buckets
+from rollgym.trainer.backends.prefix_paths import Ids, Paths, paths_of
+from rollgym.trainer.backends.prefix_tree import CallCosts, SharedRows, Tree, rows_apart, tree_of
 
 _CLEARLY = 0.95
 """What sharing may cost at most, as a part of what it costs not to: costs are estimates, of about that precision."""

@@ -11,7 +11,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.backends.prefix_paths import Paths
+from rollgym.trainer.backends.prefix_paths import Paths
 
 _THRESHOLDS = (8, 32, 128, 512, 2048)
 """Tokens that a segment must save to be computed apart: of the trees that these give, the cheapest is taken."""

@@ -1,6 +1,6 @@
 """A rank: a process that holds its part of sharded models, and answers calls one after another.
 
-`python -m trainer.backends.rank PIPE PARENT` is how `LocalRanks` starts one.
+`python -m rollgym.trainer.backends.rank PIPE PARENT` is how `LocalRanks` starts one.
 """
 
 import gc
@@ -16,9 +16,16 @@ from typing import Any
 
 from torch import Tensor
 
-from trainer.backends.rank_group import MeshShape, RankGroup, listen
-from trainer.backends.transport import Failure, MakeBackend, RankFailedError, RankWaitedError, pack, unpack
-from trainer.core.errors import TrainerError
+from rollgym.trainer.backends.rank_group import MeshShape, RankGroup, listen
+from rollgym.trainer.backends.transport import (
+    Failure,
+    MakeBackend,
+    RankFailedError,
+    RankWaitedError,
+    pack,
+    unpack,
+)
+from rollgym.trainer.core.errors import TrainerError
 
 _FIXED = ("has_adapter", "shares", "why_not_shared")
 """What of a backend never changes, and is told once."""

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
-from trainer.core.device import torch_device
-from trainer.core.errors import ConfigError
+from rollgym.trainer.core.device import torch_device
+from rollgym.trainer.core.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)

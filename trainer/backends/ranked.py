@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainer.algorithms.aggregation import merge
-from trainer.backends.balance import balanced, balanced_trees, row_cost
-from trainer.backends.base import (
+from rollgym.trainer.algorithms.aggregation import merge
+from rollgym.trainer.backends.balance import balanced, balanced_trees, row_cost
+from rollgym.trainer.backends.base import (
     Digest,
     EntropyMode,
     LossFunction,
@@ -22,16 +22,16 @@ from trainer.backends.base import (
     TokenCounts,
     TrainRow,
 )
-from trainer.backends.rank_group import MeshShape
-from trainer.backends.transport import (
+from rollgym.trainer.backends.rank_group import MeshShape
+from rollgym.trainer.backends.transport import (
     MakeBackend,
     RankDiedError,
     RankFailedError,
     RankTransport,
     RankWaitedError,
 )
-from trainer.core.errors import TrainerError
-from trainer.records.pieces import SavedPieces, flattened, nested
+from rollgym.trainer.core.errors import TrainerError
+from rollgym.trainer.records.pieces import SavedPieces, flattened, nested
 
 _BESIDE_S = 2.0
 """How long after a rank's failure the others' own are waited for: they waited for each other equally long."""

@@ -7,14 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainer.backends.base import TrainRow
-from trainer.backends.forward_pass import ForwardPass
-from trainer.backends.heads import Head
-from trainer.backends.prefix_tree import CallCosts
-from trainer.backends.sharded_model import ShardedModel
-from trainer.models.lora import adapter_tensors, adapters_as, adapters_off
-from trainer.models.weights import load_weights, parameters_of
-from trainer.records.pieces import SavedPieces, read_pieces, whole_state, write_pieces
+from rollgym.trainer.backends.base import TrainRow
+from rollgym.trainer.backends.forward_pass import ForwardPass
+from rollgym.trainer.backends.heads import Head
+from rollgym.trainer.backends.prefix_tree import CallCosts
+from rollgym.trainer.backends.sharded_model import ShardedModel
+from rollgym.trainer.models.lora import adapter_tensors, adapters_as, adapters_off
+from rollgym.trainer.models.weights import load_weights, parameters_of
+from rollgym.trainer.records.pieces import SavedPieces, read_pieces, whole_state, write_pieces
 
 
 class FrozenModel:

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from trainer.backends.base import TrainRow
-from trainer.core.errors import ConfigError
+from rollgym.trainer.backends.base import TrainRow
+from rollgym.trainer.core.errors import ConfigError
 
 UNKNOWN = -1
 """Stands for each expert of a token whose experts nobody recorded: it takes those that its router chooses."""

@@ -11,18 +11,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainer.algorithms.aggregation import Metrics, merge
-from trainer.backends.base import EntropyMode, LossFunction, MicroBatch, StepReport, TrainRow
-from trainer.backends.forward_pass import KeptOutputs
-from trainer.backends.heads import Head
-from trainer.backends.layers import CompiledLayers, GradientCheckpointing
-from trainer.backends.optimizer import Schedule
-from trainer.backends.prefix_plan import Bucket
-from trainer.backends.prefix_tree import CallCosts
-from trainer.backends.rank_group import RankGroup
-from trainer.backends.sharded_model import ShardedModel
-from trainer.backends.sharded_optimizer import ShardedOptimizer
-from trainer.backends.weight_pieces import WeightPieces
+from rollgym.trainer.algorithms.aggregation import Metrics, merge
+from rollgym.trainer.backends.base import EntropyMode, LossFunction, MicroBatch, StepReport, TrainRow
+from rollgym.trainer.backends.forward_pass import KeptOutputs
+from rollgym.trainer.backends.heads import Head
+from rollgym.trainer.backends.layers import CompiledLayers, GradientCheckpointing
+from rollgym.trainer.backends.optimizer import Schedule
+from rollgym.trainer.backends.prefix_plan import Bucket
+from rollgym.trainer.backends.prefix_tree import CallCosts
+from rollgym.trainer.backends.rank_group import RankGroup
+from rollgym.trainer.backends.sharded_model import ShardedModel
+from rollgym.trainer.backends.sharded_optimizer import ShardedOptimizer
+from rollgym.trainer.backends.weight_pieces import WeightPieces
 
 
 class ShardedBackend(ShardedModel):

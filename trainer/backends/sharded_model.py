@@ -10,21 +10,21 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from trainer.backends.base import EntropyMode, MicroBatch, RoutedOutputs, TrainRow
-from trainer.backends.dtensor_pieces import local_of
-from trainer.backends.forward_pass import ForwardPass, KeptOutputs
-from trainer.backends.heads import Head
-from trainer.backends.prefix_plan import Bucket
-from trainer.backends.prefix_tree import CallCosts
-from trainer.backends.rank_group import RankGroup
-from trainer.backends.weight_pieces import WeightPieces
-from trainer.core.errors import RunError
-from trainer.core.run_files import write_errors
-from trainer.models.load import write_model
-from trainer.models.lora import has_adapters, write_adapter
-from trainer.models.weights import hub_names
-from trainer.records.boxes import BoxedTensor
-from trainer.records.pieces import SavedPieces, read_pieces, write_pieces
+from rollgym.trainer.backends.base import EntropyMode, MicroBatch, RoutedOutputs, TrainRow
+from rollgym.trainer.backends.dtensor_pieces import local_of
+from rollgym.trainer.backends.forward_pass import ForwardPass, KeptOutputs
+from rollgym.trainer.backends.heads import Head
+from rollgym.trainer.backends.prefix_plan import Bucket
+from rollgym.trainer.backends.prefix_tree import CallCosts
+from rollgym.trainer.backends.rank_group import RankGroup
+from rollgym.trainer.backends.weight_pieces import WeightPieces
+from rollgym.trainer.core.errors import RunError
+from rollgym.trainer.core.run_files import write_errors
+from rollgym.trainer.models.load import write_model
+from rollgym.trainer.models.lora import has_adapters, write_adapter
+from rollgym.trainer.models.weights import hub_names
+from rollgym.trainer.records.boxes import BoxedTensor
+from rollgym.trainer.records.pieces import SavedPieces, read_pieces, write_pieces
 
 _NOTHING = TrainRow(torch.zeros(2, dtype=torch.int64), torch.zeros(2, dtype=torch.bool))
 """A row without results: what a rank computes with the others when it has no rows left."""

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from trainer.backends.rank_group import RankGroup
-from trainer.backends.skipping import LOSS, gradient_named
+from rollgym.trainer.backends.rank_group import RankGroup
+from rollgym.trainer.backends.skipping import LOSS, gradient_named
 
 _STATE = "optimizer\tstate"
 _GROUPS = "optimizer\tparam_groups"

@@ -1,6 +1,6 @@
 """Optimizer steps that are left out because they would have destroyed the weights."""
 
-from trainer.core.errors import RunError
+from rollgym.trainer.core.errors import RunError
 
 LOSS = "the loss is not finite"
 

@@ -12,10 +12,10 @@ from torch.distributed.tensor.parallel import (
 )
 from transformers import PreTrainedModel
 
-from trainer.backends.layers import bodies_of
-from trainer.backends.rank_group import RankGroup
-from trainer.core.errors import ConfigError
-from trainer.models.lora import has_adapters
+from rollgym.trainer.backends.layers import bodies_of
+from rollgym.trainer.backends.rank_group import RankGroup
+from rollgym.trainer.core.errors import ConfigError
+from rollgym.trainer.models.lora import has_adapters
 
 _PER_HEAD = "replicated_with_grad_allreduce"
 

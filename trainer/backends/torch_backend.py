@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from trainer.algorithms.aggregation import Metrics, merge
-from trainer.backends.base import (
+from rollgym.trainer.algorithms.aggregation import Metrics, merge
+from rollgym.trainer.backends.base import (
     Digest,
     EntropyMode,
     LossFunction,
@@ -17,17 +17,17 @@ from trainer.backends.base import (
     StepReport,
     TrainRow,
 )
-from trainer.backends.forward_pass import ForwardPass, KeptOutputs
-from trainer.backends.heads import Head
-from trainer.backends.layers import CompiledLayers, GradientCheckpointing
-from trainer.backends.optimizer import Schedule, make_optimizer
-from trainer.backends.prefix_costs import sharing_costs
-from trainer.backends.skipping import LOSS, gradient_named
-from trainer.config.optimizer import OptimizerSettings
-from trainer.models.load import save_weights
-from trainer.models.lora import has_adapters, is_adapter, save_adapter
-from trainer.models.weights import hub_tensors, parameters_of
-from trainer.records.pieces import whole_state
+from rollgym.trainer.backends.forward_pass import ForwardPass, KeptOutputs
+from rollgym.trainer.backends.heads import Head
+from rollgym.trainer.backends.layers import CompiledLayers, GradientCheckpointing
+from rollgym.trainer.backends.optimizer import Schedule, make_optimizer
+from rollgym.trainer.backends.prefix_costs import sharing_costs
+from rollgym.trainer.backends.skipping import LOSS, gradient_named
+from rollgym.trainer.config.optimizer import OptimizerSettings
+from rollgym.trainer.models.load import save_weights
+from rollgym.trainer.models.lora import has_adapters, is_adapter, save_adapter
+from rollgym.trainer.models.weights import hub_tensors, parameters_of
+from rollgym.trainer.records.pieces import whole_state
 
 
 class TorchBackend:

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from trainer.core.errors import RoleDiedError, RunError
+from rollgym.trainer.core.errors import RoleDiedError, RunError
 
 
 class RankDiedError(RoleDiedError):
@@ -56,8 +56,8 @@ class Failure:
 class RankTransport(Protocol):
     """Starts ranks and carries calls to them.
 
-    In each rank a `trainer.backends.rank.RankServer` answers: what it returns or raises is the answer. A rank answers
-    its calls one after another, in the order in which they were made.
+    In each rank a `rollgym.trainer.backends.rank.RankServer` answers: what it returns or raises is the answer. A rank
+    answers its calls one after another, in the order in which they were made.
     """
 
     def start(self, world_size: int) -> None:

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from trainer.backends.base import EntropyMode
+from rollgym.trainer.backends.base import EntropyMode
 
 
 def sharded_logprobs(

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from trainer.backends.heads import Head
-from trainer.backends.rank_group import RankGroup
+from rollgym.trainer.backends.heads import Head
+from rollgym.trainer.backends.rank_group import RankGroup
 
 
 class WholeModel:

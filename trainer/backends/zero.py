@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from trainer.backends.heads import Head
-from trainer.backends.optimizer import Schedule, make_optimizer
-from trainer.backends.prefix_costs import sharing_costs
-from trainer.backends.rank_group import RankGroup
-from trainer.backends.sharded import ShardedBackend
-from trainer.backends.sharded_optimizer import (
+from rollgym.trainer.backends.heads import Head
+from rollgym.trainer.backends.optimizer import Schedule, make_optimizer
+from rollgym.trainer.backends.prefix_costs import sharing_costs
+from rollgym.trainer.backends.rank_group import RankGroup
+from rollgym.trainer.backends.sharded import ShardedBackend
+from rollgym.trainer.backends.sharded_optimizer import (
     Applied,
     by_paths,
     checked_groups,
@@ -25,9 +25,9 @@ from trainer.backends.sharded_optimizer import (
     plain_state,
     what_broke,
 )
-from trainer.backends.whole_model import WholeModel
-from trainer.backends.zero_pieces import ZeroMasters, ZeroPieces
-from trainer.config.optimizer import OptimizerSettings
+from rollgym.trainer.backends.whole_model import WholeModel
+from rollgym.trainer.backends.zero_pieces import ZeroMasters, ZeroPieces
+from rollgym.trainer.config.optimizer import OptimizerSettings
 
 _AVERAGES = ("exp_avg", "exp_avg_sq")
 

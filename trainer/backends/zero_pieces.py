@@ -8,9 +8,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from trainer.backends.rank_group import RankGroup
-from trainer.models.lora import adapter_tensors, is_adapter, merged, plain_name
-from trainer.records.boxes import BoxedTensor
+from rollgym.trainer.backends.rank_group import RankGroup
+from rollgym.trainer.models.lora import adapter_tensors, is_adapter, merged, plain_name
+from rollgym.trainer.records.boxes import BoxedTensor
 
 
 class ZeroMasters:

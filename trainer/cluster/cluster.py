@@ -9,21 +9,21 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from transformers import PreTrainedModel
 
-from trainer.backends.transport import RankTransport
-from trainer.cluster.kept_process import Lost
-from trainer.cluster.local_roles import LocalRoles, logs_of
-from trainer.cluster.parting import Parting
-from trainer.cluster.placement import Placement
-from trainer.cluster.ray_roles import RayRoles
-from trainer.cluster.remote_engine import RemoteEngines
-from trainer.cluster.server_host import Program
-from trainer.cluster.supervision import RoleRestarts
-from trainer.config.run import RunSettings
-from trainer.core.ending import to_its_end
-from trainer.core.errors import ConfigError
+from rollgym.trainer.backends.transport import RankTransport
+from rollgym.trainer.cluster.kept_process import Lost
+from rollgym.trainer.cluster.local_roles import LocalRoles, logs_of
+from rollgym.trainer.cluster.parting import Parting
+from rollgym.trainer.cluster.placement import Placement
+from rollgym.trainer.cluster.ray_roles import RayRoles
+from rollgym.trainer.cluster.remote_engine import RemoteEngines
+from rollgym.trainer.cluster.server_host import Program
+from rollgym.trainer.cluster.supervision import RoleRestarts
+from rollgym.trainer.config.run import RunSettings
+from rollgym.trainer.core.ending import to_its_end
+from rollgym.trainer.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from trainer.cluster.ray_runtime import RayCluster
+    from rollgym.trainer.cluster.ray_runtime import RayCluster
 
 _T = TypeVar("_T")
 
@@ -169,7 +169,9 @@ def _reserve(
 
 def _ray_cluster(settings: RunSettings, placement: Placement) -> "RayCluster":
     try:
-        from trainer.cluster.ray_runtime import RayCluster  # Imported late: who trains here has no Ray.
+        from rollgym.trainer.cluster.ray_runtime import (
+            RayCluster,  # Imported late: who trains here has no Ray.
+        )
     except ImportError as error:
         raise ConfigError(
             "cluster.kind 'ray' needs the package ray: pip install 'rollgym[ray]', or set cluster.kind=local"

@@ -9,15 +9,15 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from trainer.core.errors import RunError
-from trainer.inference.base import (
+from rollgym.trainer.core.errors import RunError
+from rollgym.trainer.inference.base import (
     GenerationRequest,
     GenerationResult,
     InferenceCounters,
     InferenceHealth,
     PauseMode,
 )
-from trainer.inference.torch_engine import TorchEngine, WeightsLeftOffError
+from rollgym.trainer.inference.torch_engine import TorchEngine, WeightsLeftOffError
 
 Tensors = Sequence[tuple[str, Tensor]]
 

@@ -5,10 +5,10 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
 
-from trainer.backends.transport import pack, unpack
-from trainer.cluster.process import RoleProcess
-from trainer.cluster.supervision import RoleRestarts
-from trainer.core.errors import ConfigError, RoleDiedError, RoleLostError, RunError
+from rollgym.trainer.backends.transport import pack, unpack
+from rollgym.trainer.cluster.process import RoleProcess
+from rollgym.trainer.cluster.supervision import RoleRestarts
+from rollgym.trainer.core.errors import ConfigError, RoleDiedError, RoleLostError, RunError
 
 Lost = Callable[[Exception], None]
 """Told, in the event loop, that a process is not to be had any more, and why."""

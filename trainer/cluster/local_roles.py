@@ -6,14 +6,14 @@ from pathlib import Path
 
 from transformers import PreTrainedModel
 
-from trainer.backends.local_ranks import LocalRanks
-from trainer.backends.transport import RankTransport
-from trainer.cluster.kept_process import Lost
-from trainer.cluster.placement import ACTOR_TRAIN, Placement
-from trainer.cluster.remote_engine import RemoteEngines
-from trainer.cluster.server_host import JudgeProgram, Program, ServerHost
-from trainer.config.run import RunSettings
-from trainer.core.errors import RoleLostError
+from rollgym.trainer.backends.local_ranks import LocalRanks
+from rollgym.trainer.backends.transport import RankTransport
+from rollgym.trainer.cluster.kept_process import Lost
+from rollgym.trainer.cluster.placement import ACTOR_TRAIN, Placement
+from rollgym.trainer.cluster.remote_engine import RemoteEngines
+from rollgym.trainer.cluster.server_host import JudgeProgram, Program, ServerHost
+from rollgym.trainer.config.run import RunSettings
+from rollgym.trainer.core.errors import RoleLostError
 
 RANKS_FOLDER = "ranks"
 """Name of the folder in a run's directory where the processes of its roles say what they do, a file each."""

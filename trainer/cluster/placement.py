@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from trainer.config.run import RunSettings
-from trainer.core.errors import ConfigError
+from rollgym.trainer.config.run import RunSettings
+from rollgym.trainer.core.errors import ConfigError
 
 ACTOR_TRAIN = "actor_train"
 ACTOR_INFERENCE = "actor_inference"

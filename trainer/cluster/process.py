@@ -6,8 +6,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any, Protocol
 
-from trainer.backends.transport import RankDiedError, pack, unpack
-from trainer.core.errors import RoleDiedError
+from rollgym.trainer.backends.transport import RankDiedError, pack, unpack
+from rollgym.trainer.core.errors import RoleDiedError
 
 _CAUSE_S = 10.0
 """How long the death that made another rank's call fail is waited for: the cluster has to find it out."""

@@ -1,6 +1,6 @@
 """The server of a rank that is a process of a cluster: all that such a process loads, which needs no Ray of its own."""
 
-from trainer.backends.rank import RankServer
+from rollgym.trainer.backends.rank import RankServer
 
 
 class NodeRankServer(RankServer):

@@ -14,10 +14,10 @@ from typing import Any
 import ray
 from ray.exceptions import GetTimeoutError, OutOfMemoryError, RayError, RayTaskError
 
-from clients.process.ray_handlers import gist
-from trainer.backends.local_ranks import last_words
-from trainer.backends.transport import pack
-from trainer.core.errors import RoleDiedError, RunError
+from rollgym.clients.process.ray_handlers import gist
+from rollgym.trainer.backends.local_ranks import last_words
+from rollgym.trainer.backends.transport import pack
+from rollgym.trainer.core.errors import RoleDiedError, RunError
 
 _LOOK_AT_NODE_EVERY_S = 2.0
 _GONE_TIMEOUT_S = 15.0

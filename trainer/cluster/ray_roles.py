@@ -7,24 +7,24 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import PreTrainedModel
 
-from trainer.backends.transport import RankTransport, pack
-from trainer.cluster.kept_process import KeptProcess, Lost
-from trainer.cluster.local_roles import logs_of
-from trainer.cluster.placement import ACTOR_INFERENCE, Placement, Role
-from trainer.cluster.process import ActorRanks, RoleProcess
-from trainer.cluster.remote_engine import RemoteEngines
-from trainer.cluster.server_host import JudgeProgram, Program
-from trainer.cluster.supervision import RoleRestarts
-from trainer.config.run import RunSettings
-from trainer.core.ending import to_its_end
-from trainer.core.errors import ConfigError, RoleDiedError, RoleLostError, RunError, TrainerError
+from rollgym.trainer.backends.transport import RankTransport, pack
+from rollgym.trainer.cluster.kept_process import KeptProcess, Lost
+from rollgym.trainer.cluster.local_roles import logs_of
+from rollgym.trainer.cluster.placement import ACTOR_INFERENCE, Placement, Role
+from rollgym.trainer.cluster.process import ActorRanks, RoleProcess
+from rollgym.trainer.cluster.remote_engine import RemoteEngines
+from rollgym.trainer.cluster.server_host import JudgeProgram, Program
+from rollgym.trainer.cluster.supervision import RoleRestarts
+from rollgym.trainer.config.run import RunSettings
+from rollgym.trainer.core.ending import to_its_end
+from rollgym.trainer.core.errors import ConfigError, RoleDiedError, RoleLostError, RunError, TrainerError
 
 if TYPE_CHECKING:
-    from trainer.cluster.ray_runtime import RayCluster
+    from rollgym.trainer.cluster.ray_runtime import RayCluster
 
-_RANK = "trainer.cluster.rank_server:NodeRankServer"
-_ENGINE = "trainer.cluster.engine_server:EngineServer"
-_SERVER = "trainer.cluster.server_host:ServerHost"
+_RANK = "rollgym.trainer.cluster.rank_server:NodeRankServer"
+_ENGINE = "rollgym.trainer.cluster.engine_server:EngineServer"
+_SERVER = "rollgym.trainer.cluster.server_host:ServerHost"
 _LOOK_AT_HEAD_EVERY_S = 3.0
 _HEAD_PATIENCE = 4
 

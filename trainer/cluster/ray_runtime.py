@@ -18,12 +18,12 @@ from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from clients.process.ray_handlers import gist, own_breakpoints, take_back_signals
-from trainer.cluster.parting import Parting, part
-from trainer.cluster.placement import Placement
-from trainer.cluster.ray_process import Node, RayProcess, nodes
-from trainer.cluster.role_host import RoleHost
-from trainer.core.errors import ConfigError, RunError
+from rollgym.clients.process.ray_handlers import gist, own_breakpoints, take_back_signals
+from rollgym.trainer.cluster.parting import Parting, part
+from rollgym.trainer.cluster.placement import Placement
+from rollgym.trainer.cluster.ray_process import Node, RayProcess, nodes
+from rollgym.trainer.cluster.role_host import RoleHost
+from rollgym.trainer.core.errors import ConfigError, RunError
 
 _LOCAL = "local"
 _LOCAL_OBJECT_STORE_BYTES = 512 * 1024 * 1024

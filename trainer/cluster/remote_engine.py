@@ -9,11 +9,11 @@ from typing import Any
 
 from torch import Tensor
 
-from trainer.backends.transport import pack, unpack
-from trainer.cluster.kept_process import KeptProcess
-from trainer.cluster.process import RoleProcess
-from trainer.core.errors import RoleDiedError
-from trainer.inference.base import (
+from rollgym.trainer.backends.transport import pack, unpack
+from rollgym.trainer.cluster.kept_process import KeptProcess
+from rollgym.trainer.cluster.process import RoleProcess
+from rollgym.trainer.core.errors import RoleDiedError
+from rollgym.trainer.inference.base import (
     GenerationRequest,
     GenerationResult,
     InferenceCounters,

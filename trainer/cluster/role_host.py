@@ -73,7 +73,7 @@ class RoleHost:
             number: The call's place in the order of all calls to this process.
             data: The method's name and its arguments, packed.
         """
-        from trainer.backends.transport import pack, unpack
+        from rollgym.trainer.backends.transport import pack, unpack
 
         await self._turn(number)
         try:
@@ -113,22 +113,22 @@ class RoleHost:
 
 
 def _made(maker: str, arguments: bytes) -> Any:
-    from trainer.backends.transport import unpack
+    from rollgym.trainer.backends.transport import unpack
 
     module, _, name = maker.partition(":")
     return getattr(importlib.import_module(module), name)(*unpack(arguments))
 
 
 def _answered(server: Any, method: str, arguments: Sequence[Any]) -> bytes:
-    from trainer.backends.rank import answer
-    from trainer.backends.transport import pack
+    from rollgym.trainer.backends.rank import answer
+    from rollgym.trainer.backends.transport import pack
 
     return pack(answer(server, method, arguments))
 
 
 def _sendable(error: Exception) -> Exception:
     """An error that the driver can read, too."""
-    from trainer.core.errors import RunError, TrainerError
+    from rollgym.trainer.core.errors import RunError, TrainerError
 
     if isinstance(error, TrainerError | ValueError):
         return error

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from trainer.config.cluster import JudgeSettings
-from trainer.config.inference import InferenceSettings, LaunchSettings
-from trainer.core.errors import ConfigError
-from trainer.inference.keeper import GRACE_S
-from trainer.inference.launch import ServerProcess, launched
-from trainer.inference.server_programs import ServedModel, choose_ports, server_processes
+from rollgym.trainer.config.cluster import JudgeSettings
+from rollgym.trainer.config.inference import InferenceSettings, LaunchSettings
+from rollgym.trainer.core.errors import ConfigError
+from rollgym.trainer.inference.keeper import GRACE_S
+from rollgym.trainer.inference.launch import ServerProcess, launched
+from rollgym.trainer.inference.server_programs import ServedModel, choose_ports, server_processes
 
 _PORT_PATIENCE_S = 2 * GRACE_S
 _LOOK_EVERY_S = 0.2

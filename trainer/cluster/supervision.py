@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from trainer.core.errors import RoleDiedError, RoleLostError
+from rollgym.trainer.core.errors import RoleDiedError, RoleLostError
 
 _LONGEST_WAIT_S = 300.0
 

@@ -12,15 +12,15 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NoReturn, get_args
 
-from clients.process.installed import add_version
-from trainer.commands.arguments import port
-from trainer.config.inference import DialectName
-from trainer.core.errors import ConfigError, TrainerError
-from trainer.core.run_lock import output_lock
+from rollgym.clients.process.installed import add_version
+from rollgym.trainer.commands.arguments import port
+from rollgym.trainer.config.inference import DialectName
+from rollgym.trainer.core.errors import ConfigError, TrainerError
+from rollgym.trainer.core.run_lock import output_lock
 
 if TYPE_CHECKING:
-    from trainer.inference.base import InferenceClient
-    from trainer.rollout.agents.policy_service import PolicyService
+    from rollgym.trainer.inference.base import InferenceClient
+    from rollgym.trainer.rollout.agents.policy_service import PolicyService
 
 _TOKEN = "ROLLGYM_PROXY_TOKEN"
 _UPSTREAM_KEY = "ROLLGYM_UPSTREAM_KEY"
@@ -139,7 +139,7 @@ def _object(text: str) -> dict[str, Any]:
 async def _run(options: argparse.Namespace) -> int:
     from transformers.utils.logging import disable_progress_bar
 
-    from trainer.core.ending import Ending, InterruptedRunError
+    from rollgym.trainer.core.ending import Ending, InterruptedRunError
 
     disable_progress_bar()  # what it says is for people who start agents
     ending = Ending()
@@ -163,10 +163,10 @@ async def _serve(options: argparse.Namespace) -> None:
 
 async def _serve_alone(options: argparse.Namespace, token: str | None) -> None:
     # Imported late: torch and transformers take seconds, and --help needs neither.
-    from trainer.core.run_files import LineFile
-    from trainer.rollout.agents.endpoint import agents_app
-    from trainer.rollout.agents.proxy import ProxySessions
-    from trainer.rollout.agents.serving import serve_app
+    from rollgym.trainer.core.run_files import LineFile
+    from rollgym.trainer.rollout.agents.endpoint import agents_app
+    from rollgym.trainer.rollout.agents.proxy import ProxySessions
+    from rollgym.trainer.rollout.agents.serving import serve_app
 
     file = LineFile(options.output)
 
@@ -205,10 +205,10 @@ def _require_sampling(options: argparse.Namespace) -> None:
 @asynccontextmanager
 async def opened_policy(options: argparse.Namespace) -> AsyncIterator["PolicyService"]:
     """Open whatever samples, and give what answers agents."""
-    from trainer.assembly.engine import open_engine, open_server
-    from trainer.config.checks import check_model_path
-    from trainer.inference.base import SamplingParams
-    from trainer.models.load import load_config, load_model, load_tokenizer, model_folder
+    from rollgym.trainer.assembly.engine import open_engine, open_server
+    from rollgym.trainer.config.checks import check_model_path
+    from rollgym.trainer.inference.base import SamplingParams
+    from rollgym.trainer.models.load import load_config, load_model, load_tokenizer, model_folder
 
     check_model_path(options.model)
     folder = model_folder(options.model)
@@ -255,12 +255,12 @@ def _service(
     model: Any,
     max_length: int,
 ) -> "PolicyService":
-    from trainer.inference.base import SamplingParams
-    from trainer.models.tokenizer import stop_ids, vocabulary_of
-    from trainer.rollout.agents.policy_service import PolicyService
-    from trainer.rollout.agents.replies import format_of_template
-    from trainer.rollout.agents.splicing import SplicingRenderer
-    from trainer.rollout.rendering import ChatRenderer
+    from rollgym.trainer.inference.base import SamplingParams
+    from rollgym.trainer.models.tokenizer import stop_ids, vocabulary_of
+    from rollgym.trainer.rollout.agents.policy_service import PolicyService
+    from rollgym.trainer.rollout.agents.replies import format_of_template
+    from rollgym.trainer.rollout.agents.splicing import SplicingRenderer
+    from rollgym.trainer.rollout.rendering import ChatRenderer
 
     renderer = ChatRenderer(
         tokenizer, options.template_kwargs, stop_ids(model), vocabulary=vocabulary_of(model)

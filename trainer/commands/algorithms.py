@@ -6,9 +6,9 @@ from typing import Any
 
 import yaml
 
-from trainer.algorithms.correction_presets import CORRECTIONS
-from trainer.algorithms.presets import PAPERS, PRESETS, known_name
-from trainer.core.errors import ConfigError
+from rollgym.trainer.algorithms.correction_presets import CORRECTIONS
+from rollgym.trainer.algorithms.presets import PAPERS, PRESETS, known_name
+from rollgym.trainer.core.errors import ConfigError
 
 _WIDTH, _NAME = 80, 23
 

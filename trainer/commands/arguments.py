@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from clients.process.installed import add_version
-from trainer.core.former_names import warn_of_former_name
+from rollgym.clients.process.installed import add_version
+from rollgym.trainer.core.former_names import warn_of_former_name
 
 COMMANDS = {
     "train": "train a policy in served environments (what is done without a command)",

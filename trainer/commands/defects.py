@@ -6,9 +6,9 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from trainer.config.run import RunSettings
-from trainer.core.errors import TrainerError
-from trainer.core.plugins import one_line
+from rollgym.trainer.config.run import RunSettings
+from rollgym.trainer.core.errors import TrainerError
+from rollgym.trainer.core.plugins import one_line
 
 TRACEBACK_FILE = "traceback.txt"
 """The name of the last error's traceback in a run's directory."""

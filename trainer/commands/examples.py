@@ -9,55 +9,55 @@ from pathlib import Path
 
 import torch
 
-from trainer.assembly.data_check import keep_data
-from trainer.assembly.environments import open_environments, task_source
-from trainer.assembly.layout import check_model
-from trainer.assembly.models import ModelSource, check_backend, open_models
-from trainer.assembly.policy import Policy, build_policy
-from trainer.assembly.teachers import check_reference, check_teachers, teacher_of
-from trainer.assembly.turns import device_turns
-from trainer.backends.base import Scorer, TrainRow
-from trainer.cluster.cluster import open_cluster
-from trainer.cluster.placement import picture, place_roles
-from trainer.commands.plots import plot_curves
-from trainer.commands.policy import MODEL_FOLDER, save_policy
-from trainer.commands.resume import find_checkpoint, go_back, keep_settings, keep_start
-from trainer.commands.supervision import run_supervised
-from trainer.config.checks import check_settings
-from trainer.config.cluster import ClusterSettings
-from trainer.config.distillation import DistillSettings
-from trainer.config.load import public_settings
-from trainer.config.pipelines import check_command
-from trainer.config.run import RunSettings
-from trainer.config.supervised import (
+from rollgym.trainer.assembly.data_check import keep_data
+from rollgym.trainer.assembly.environments import open_environments, task_source
+from rollgym.trainer.assembly.layout import check_model
+from rollgym.trainer.assembly.models import ModelSource, check_backend, open_models
+from rollgym.trainer.assembly.policy import Policy, build_policy
+from rollgym.trainer.assembly.teachers import check_reference, check_teachers, teacher_of
+from rollgym.trainer.assembly.turns import device_turns
+from rollgym.trainer.backends.base import Scorer, TrainRow
+from rollgym.trainer.cluster.cluster import open_cluster
+from rollgym.trainer.cluster.placement import picture, place_roles
+from rollgym.trainer.commands.plots import plot_curves
+from rollgym.trainer.commands.policy import MODEL_FOLDER, save_policy
+from rollgym.trainer.commands.resume import find_checkpoint, go_back, keep_settings, keep_start
+from rollgym.trainer.commands.supervision import run_supervised
+from rollgym.trainer.config.checks import check_settings
+from rollgym.trainer.config.cluster import ClusterSettings
+from rollgym.trainer.config.distillation import DistillSettings
+from rollgym.trainer.config.load import public_settings
+from rollgym.trainer.config.pipelines import check_command
+from rollgym.trainer.config.run import RunSettings
+from rollgym.trainer.config.supervised import (
     DpoSettings,
     ExpertSettings,
     LearningFromExamples,
     RewardModelSettings,
     SftSettings,
 )
-from trainer.core.console import RunConsole
-from trainer.core.embedded_server import embedded_server
-from trainer.core.ending import Ending
-from trainer.core.errors import ConfigError
-from trainer.core.run_files import write_errors
-from trainer.evaluation.demonstrations import collect_demonstrations
-from trainer.evaluation.reporting.episodes import keep_tokenizer
-from trainer.learn.boards import RunIdentity, open_boards
-from trainer.learn.example_batches import ExampleBatches
-from trainer.learn.learner import Models
-from trainer.learn.pipelines.distill import Distillation
-from trainer.learn.pipelines.example_rows import ExampleRows, rows_digest
-from trainer.learn.pipelines.offline import Objective, Offline, train_on_examples
-from trainer.learn.pipelines.preferences import Preference, PreferenceRows, Ranking, reference_sums
-from trainer.learn.pipelines.saving import Saver
-from trainer.learn.pipelines.sft import Imitation, supervised_rows
-from trainer.learn.tracking import Tracker
-from trainer.models.reward_model import empty_classifier, save_reward_model
-from trainer.records.checkpoint import CheckpointError, RunState
-from trainer.records.checkpoint_store import CheckpointStore
-from trainer.rollout.context import context_policy
-from trainer.rollout.prompts import PromptBuilder
+from rollgym.trainer.core.console import RunConsole
+from rollgym.trainer.core.embedded_server import embedded_server
+from rollgym.trainer.core.ending import Ending
+from rollgym.trainer.core.errors import ConfigError
+from rollgym.trainer.core.run_files import write_errors
+from rollgym.trainer.evaluation.demonstrations import collect_demonstrations
+from rollgym.trainer.evaluation.reporting.episodes import keep_tokenizer
+from rollgym.trainer.learn.boards import RunIdentity, open_boards
+from rollgym.trainer.learn.example_batches import ExampleBatches
+from rollgym.trainer.learn.learner import Models
+from rollgym.trainer.learn.pipelines.distill import Distillation
+from rollgym.trainer.learn.pipelines.example_rows import ExampleRows, rows_digest
+from rollgym.trainer.learn.pipelines.offline import Objective, Offline, train_on_examples
+from rollgym.trainer.learn.pipelines.preferences import Preference, PreferenceRows, Ranking, reference_sums
+from rollgym.trainer.learn.pipelines.saving import Saver
+from rollgym.trainer.learn.pipelines.sft import Imitation, supervised_rows
+from rollgym.trainer.learn.tracking import Tracker
+from rollgym.trainer.models.reward_model import empty_classifier, save_reward_model
+from rollgym.trainer.records.checkpoint import CheckpointError, RunState
+from rollgym.trainer.records.checkpoint_store import CheckpointStore
+from rollgym.trainer.rollout.context import context_policy
+from rollgym.trainer.rollout.prompts import PromptBuilder
 
 
 @dataclass(frozen=True, slots=True)

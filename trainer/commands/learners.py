@@ -3,14 +3,20 @@
 import asyncio
 from contextlib import AsyncExitStack
 
-from trainer.assembly.policy import Policy
-from trainer.assembly.teachers import check_teachers, open_teachers, teacher_of
-from trainer.config.distillation import DistillSettings
-from trainer.config.run import RunSettings
-from trainer.learn.distilling import ComputedRows, DistillationLearner, HindsightRows, RowSource, ScoredRows
-from trainer.learn.hindsight import Hindsight
-from trainer.learn.learner import Learner, Models
-from trainer.learn.pipelines.rl import Updater
+from rollgym.trainer.assembly.policy import Policy
+from rollgym.trainer.assembly.teachers import check_teachers, open_teachers, teacher_of
+from rollgym.trainer.config.distillation import DistillSettings
+from rollgym.trainer.config.run import RunSettings
+from rollgym.trainer.learn.distilling import (
+    ComputedRows,
+    DistillationLearner,
+    HindsightRows,
+    RowSource,
+    ScoredRows,
+)
+from rollgym.trainer.learn.hindsight import Hindsight
+from rollgym.trainer.learn.learner import Learner, Models
+from rollgym.trainer.learn.pipelines.rl import Updater
 
 
 def reward_learner(settings: RunSettings, models: Models) -> Learner:

@@ -8,11 +8,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
-from trainer.config.load import load_settings, settings_from
-from trainer.config.pipelines import check_command
-from trainer.config.run import RunSettings
-from trainer.core.ending import Ending
-from trainer.core.errors import ConfigError
+from rollgym.trainer.config.load import load_settings, settings_from
+from rollgym.trainer.config.pipelines import check_command
+from rollgym.trainer.config.run import RunSettings
+from rollgym.trainer.core.ending import Ending
+from rollgym.trainer.core.errors import ConfigError
 
 Command = Literal["train", "sft", "dpo", "distill", "reward"]
 Settings = RunSettings | Mapping[str, Any] | Path | str | None
@@ -60,8 +60,8 @@ async def learn(settings: RunSettings, ending: Ending, command: str) -> int:
     with large_imports():
         from transformers.utils.logging import disable_progress_bar
 
-        from trainer.commands.examples import learn_from_examples
-        from trainer.commands.train import train as play_and_train
+        from rollgym.trainer.commands.examples import learn_from_examples
+        from rollgym.trainer.commands.train import train as play_and_train
     disable_progress_bar()  # the run has a console of its own
     if command != "train" and not settings.plays:
         return await learn_from_examples(settings, command, ending)

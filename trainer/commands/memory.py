@@ -3,10 +3,17 @@
 import textwrap
 from collections.abc import Sequence
 
-from trainer.assembly.memory import Remedy, device_memory, memory_plan, model_shape, remedies, sharding
-from trainer.config.run import RunSettings
-from trainer.core.errors import ConfigError
-from trainer.models.memory_plan import GIB, MemoryPlan, Need, Part
+from rollgym.trainer.assembly.memory import (
+    Remedy,
+    device_memory,
+    memory_plan,
+    model_shape,
+    remedies,
+    sharding,
+)
+from rollgym.trainer.config.run import RunSettings
+from rollgym.trainer.core.errors import ConfigError
+from rollgym.trainer.models.memory_plan import GIB, MemoryPlan, Need, Part
 
 _KINDS = {
     "weights": "weights",

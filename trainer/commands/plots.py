@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from trainer.core.run_files import read_lines
+from rollgym.trainer.core.run_files import read_lines
 
 _TRAIN_CURVES = (
     ("rollout/success", "success, training episodes"),

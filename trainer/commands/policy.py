@@ -7,24 +7,30 @@ from pathlib import Path
 
 import torch
 
-from trainer.assembly.agents import open_player
-from trainer.assembly.environments import open_environments, task_source
-from trainer.assembly.inference import check_inference
-from trainer.assembly.judges import open_judges_alone
-from trainer.assembly.players import bring_weights, open_players
-from trainer.assembly.policy import Policy, build_policy
-from trainer.backends.base import TrainBackend
-from trainer.config.run import RunSettings
-from trainer.core.console import RunConsole
-from trainer.core.errors import ConfigError, RunError
-from trainer.core.run_files import write_errors, write_whole
-from trainer.core.run_lock import output_lock
-from trainer.evaluation.evaluator import Evaluator, build_evaluation_sets
-from trainer.models.load import save_model
-from trainer.models.lora import ADAPTER_CONFIG, has_adapters, save_adapter
-from trainer.records.checkpoint import MANIFEST, Checkpoint, CheckpointError, identity_of, load_checkpoint
-from trainer.records.checkpoint_store import CheckpointStore
-from trainer.records.pieces import whole_state
+from rollgym.trainer.assembly.agents import open_player
+from rollgym.trainer.assembly.environments import open_environments, task_source
+from rollgym.trainer.assembly.inference import check_inference
+from rollgym.trainer.assembly.judges import open_judges_alone
+from rollgym.trainer.assembly.players import bring_weights, open_players
+from rollgym.trainer.assembly.policy import Policy, build_policy
+from rollgym.trainer.backends.base import TrainBackend
+from rollgym.trainer.config.run import RunSettings
+from rollgym.trainer.core.console import RunConsole
+from rollgym.trainer.core.errors import ConfigError, RunError
+from rollgym.trainer.core.run_files import write_errors, write_whole
+from rollgym.trainer.core.run_lock import output_lock
+from rollgym.trainer.evaluation.evaluator import Evaluator, build_evaluation_sets
+from rollgym.trainer.models.load import save_model
+from rollgym.trainer.models.lora import ADAPTER_CONFIG, has_adapters, save_adapter
+from rollgym.trainer.records.checkpoint import (
+    MANIFEST,
+    Checkpoint,
+    CheckpointError,
+    identity_of,
+    load_checkpoint,
+)
+from rollgym.trainer.records.checkpoint_store import CheckpointStore
+from rollgym.trainer.records.pieces import whole_state
 
 MODEL_FOLDER = "model"
 """Name of the trained model in a run's directory, where all of it was trained."""

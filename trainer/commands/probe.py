@@ -8,25 +8,25 @@ from contextlib import AsyncExitStack
 from functools import partial
 from typing import TypeVar
 
-from clients.protocol.arrays import DecodeError
-from clients.protocol.errors import ProblemError
-from trainer.assembly.data_check import check_streams
-from trainer.assembly.environments import open_environments, task_source
-from trainer.assembly.inference import check_inference, look_at_servers
-from trainer.assembly.judges import apart_from_judges
-from trainer.assembly.policy import chat_renderer
-from trainer.config.distillation import DistillSettings
-from trainer.config.run import RunSettings
-from trainer.config.supervised import DpoSettings, SftSettings
-from trainer.core.console import RunConsole
-from trainer.core.device import torch_device
-from trainer.core.errors import ConfigError, TrainerError
-from trainer.learn.pipelines.example_rows import ExampleRows
-from trainer.models.load import load_config, load_tokenizer, model_folder
-from trainer.models.tokenizer import build_tiny_tokenizer
-from trainer.rollout.environments import EnvironmentPool
-from trainer.tasks.dataset import load_streams
-from trainer.tasks.task import Task, TaskSource
+from rollgym.clients.protocol.arrays import DecodeError
+from rollgym.clients.protocol.errors import ProblemError
+from rollgym.trainer.assembly.data_check import check_streams
+from rollgym.trainer.assembly.environments import open_environments, task_source
+from rollgym.trainer.assembly.inference import check_inference, look_at_servers
+from rollgym.trainer.assembly.judges import apart_from_judges
+from rollgym.trainer.assembly.policy import chat_renderer
+from rollgym.trainer.config.distillation import DistillSettings
+from rollgym.trainer.config.run import RunSettings
+from rollgym.trainer.config.supervised import DpoSettings, SftSettings
+from rollgym.trainer.core.console import RunConsole
+from rollgym.trainer.core.device import torch_device
+from rollgym.trainer.core.errors import ConfigError, TrainerError
+from rollgym.trainer.learn.pipelines.example_rows import ExampleRows
+from rollgym.trainer.models.load import load_config, load_tokenizer, model_folder
+from rollgym.trainer.models.tokenizer import build_tiny_tokenizer
+from rollgym.trainer.rollout.environments import EnvironmentPool
+from rollgym.trainer.tasks.dataset import load_streams
+from rollgym.trainer.tasks.task import Task, TaskSource
 
 _PATIENCE_S = 6.0
 """How long an answer may take, beside the seconds that it takes to import torch, and to start a server of our own."""

@@ -8,12 +8,12 @@ from typing import Self
 
 from pydantic import BaseModel, Field, ValidationError
 
-from trainer.core.errors import ConfigError
-from trainer.core.run_files import write_errors
-from trainer.core.run_lock import output_lock
-from trainer.records.schema import EpisodeFormatError
-from trainer.records.trajectory import Trajectory
-from trainer.tasks.task import Task
+from rollgym.trainer.core.errors import ConfigError
+from rollgym.trainer.core.run_files import write_errors
+from rollgym.trainer.core.run_lock import output_lock
+from rollgym.trainer.records.schema import EpisodeFormatError
+from rollgym.trainer.records.trajectory import Trajectory
+from rollgym.trainer.tasks.task import Task
 
 
 class _Turn(BaseModel):

@@ -10,29 +10,29 @@ from typing import Any
 
 import torch
 
-from trainer.assembly.models import open_models
-from trainer.assembly.policy import Policy, build_policy
-from trainer.cluster.cluster import open_cluster
-from trainer.cluster.placement import place_roles
-from trainer.commands.learners import make_learner
-from trainer.commands.policy import save_policy
-from trainer.config.load import load_own_settings
-from trainer.config.run import RunSettings
-from trainer.core.console import RunConsole
-from trainer.core.errors import ConfigError, RunError
-from trainer.core.run_files import CONFIG_FILE, lines_and_sizes, read_lines, write_errors
-from trainer.core.run_lock import run_lock
-from trainer.learn.batches import episode_batch
-from trainer.learn.learner import Models
-from trainer.learn.pipelines.offline import weights_digest
-from trainer.learn.pipelines.rl import Updater
-from trainer.learn.rows import RowBuilder, row_builder
-from trainer.learn.tracking import DIGESTS_FILE, EPISODES_FILE
-from trainer.models.pictures import PictureProcessor
-from trainer.records.checkpoint import CheckpointError, RunState, load_checkpoint
-from trainer.records.checkpoint_store import CheckpointStore
-from trainer.records.group import KEPT, Group
-from trainer.records.trajectory import Trajectory
+from rollgym.trainer.assembly.models import open_models
+from rollgym.trainer.assembly.policy import Policy, build_policy
+from rollgym.trainer.cluster.cluster import open_cluster
+from rollgym.trainer.cluster.placement import place_roles
+from rollgym.trainer.commands.learners import make_learner
+from rollgym.trainer.commands.policy import save_policy
+from rollgym.trainer.config.load import load_own_settings
+from rollgym.trainer.config.run import RunSettings
+from rollgym.trainer.core.console import RunConsole
+from rollgym.trainer.core.errors import ConfigError, RunError
+from rollgym.trainer.core.run_files import CONFIG_FILE, lines_and_sizes, read_lines, write_errors
+from rollgym.trainer.core.run_lock import run_lock
+from rollgym.trainer.learn.batches import episode_batch
+from rollgym.trainer.learn.learner import Models
+from rollgym.trainer.learn.pipelines.offline import weights_digest
+from rollgym.trainer.learn.pipelines.rl import Updater
+from rollgym.trainer.learn.rows import RowBuilder, row_builder
+from rollgym.trainer.learn.tracking import DIGESTS_FILE, EPISODES_FILE
+from rollgym.trainer.models.pictures import PictureProcessor
+from rollgym.trainer.records.checkpoint import CheckpointError, RunState, load_checkpoint
+from rollgym.trainer.records.checkpoint_store import CheckpointStore
+from rollgym.trainer.records.group import KEPT, Group
+from rollgym.trainer.records.trajectory import Trajectory
 
 
 @dataclass(frozen=True, slots=True)

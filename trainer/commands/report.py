@@ -7,11 +7,11 @@ from pathlib import Path
 
 import uvicorn
 
-from trainer.core.errors import ConfigError
-from trainer.core.run_files import write_errors
-from trainer.evaluation.reporting.live import LivePage
-from trainer.evaluation.reporting.page import render_page
-from trainer.evaluation.reporting.run_folder import read_run
+from rollgym.trainer.core.errors import ConfigError
+from rollgym.trainer.core.run_files import write_errors
+from rollgym.trainer.evaluation.reporting.live import LivePage
+from rollgym.trainer.evaluation.reporting.page import render_page
+from rollgym.trainer.evaluation.reporting.run_folder import read_run
 
 REPORT_FILE = "report.html"
 """The page's name in a run's directory, where --output names no other."""

@@ -6,32 +6,32 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from clients.client.session import EnvSession
-from clients.measuring.statistics import mean_interval, success_rate
-from env_server.process.embedding import ConfigurationError, serve_here
-from trainer.assembly.agents import PolicyPlayer, open_player
-from trainer.assembly.data_check import check_streams
-from trainer.assembly.environments import open_environments, task_source
-from trainer.assembly.inference import check_inference
-from trainer.assembly.judges import open_judges_alone
-from trainer.assembly.players import bring_weights, open_players
-from trainer.commands.policy import trained_policy
-from trainer.commands.recordings import EpisodeWriter, read_recording
-from trainer.config.run import RunSettings
-from trainer.core.console import RunConsole
-from trainer.core.errors import ConfigError
-from trainer.core.plugins import load_attribute
-from trainer.core.seeding import generator
-from trainer.evaluation.evaluation_sets import build_evaluation_set
-from trainer.evaluation.play import in_time
-from trainer.records.trajectory import Trajectory
-from trainer.rollout.actors import Actor, HumanActor, RandomActor, ScriptedActor
-from trainer.rollout.agent import play_episode
-from trainer.rollout.environments import OPERATION_TIMEOUT_S, EnvironmentPool
-from trainer.rollout.episodes import play_in_session
-from trainer.rollout.slots import EpisodeSlots, Slot
-from trainer.tasks.dataset import row_streams
-from trainer.tasks.task import Task
+from rollgym.clients.client.session import EnvSession
+from rollgym.clients.measuring.statistics import mean_interval, success_rate
+from rollgym.env_server.process.embedding import ConfigurationError, serve_here
+from rollgym.trainer.assembly.agents import PolicyPlayer, open_player
+from rollgym.trainer.assembly.data_check import check_streams
+from rollgym.trainer.assembly.environments import open_environments, task_source
+from rollgym.trainer.assembly.inference import check_inference
+from rollgym.trainer.assembly.judges import open_judges_alone
+from rollgym.trainer.assembly.players import bring_weights, open_players
+from rollgym.trainer.commands.policy import trained_policy
+from rollgym.trainer.commands.recordings import EpisodeWriter, read_recording
+from rollgym.trainer.config.run import RunSettings
+from rollgym.trainer.core.console import RunConsole
+from rollgym.trainer.core.errors import ConfigError
+from rollgym.trainer.core.plugins import load_attribute
+from rollgym.trainer.core.seeding import generator
+from rollgym.trainer.evaluation.evaluation_sets import build_evaluation_set
+from rollgym.trainer.evaluation.play import in_time
+from rollgym.trainer.records.trajectory import Trajectory
+from rollgym.trainer.rollout.actors import Actor, HumanActor, RandomActor, ScriptedActor
+from rollgym.trainer.rollout.agent import play_episode
+from rollgym.trainer.rollout.environments import OPERATION_TIMEOUT_S, EnvironmentPool
+from rollgym.trainer.rollout.episodes import play_in_session
+from rollgym.trainer.rollout.slots import EpisodeSlots, Slot
+from rollgym.trainer.tasks.dataset import row_streams
+from rollgym.trainer.tasks.task import Task
 
 _AT_A_BREAKPOINT_S = 86400.0
 """How long an operation may take where a person may be looking at the environment's code meanwhile."""

@@ -2,23 +2,23 @@
 
 from pathlib import Path
 
-from trainer.algorithms.filters import refills
-from trainer.assembly.agents import PolicyPlayer
-from trainer.assembly.players import model_actor
-from trainer.config.run import RunSettings
-from trainer.core.console import RunConsole
-from trainer.core.plugins import Plugin, load_plugin
-from trainer.learn.pipelines import rl
-from trainer.records.checkpoint import RunState
-from trainer.records.group import GroupPlan
-from trainer.records.ledger import Ledger
-from trainer.records.rollout_log import ROLLOUT_LOG_FOLDER, RolloutLog
-from trainer.rollout.admission import AdmissionWindow
-from trainer.rollout.environments import EnvironmentPool
-from trainer.rollout.episodes import EpisodePlayer, group_reward
-from trainer.rollout.recall import Recall
-from trainer.rollout.scheduler import RolloutScheduler
-from trainer.tasks.task import TaskSource
+from rollgym.trainer.algorithms.filters import refills
+from rollgym.trainer.assembly.agents import PolicyPlayer
+from rollgym.trainer.assembly.players import model_actor
+from rollgym.trainer.config.run import RunSettings
+from rollgym.trainer.core.console import RunConsole
+from rollgym.trainer.core.plugins import Plugin, load_plugin
+from rollgym.trainer.learn.pipelines import rl
+from rollgym.trainer.records.checkpoint import RunState
+from rollgym.trainer.records.group import GroupPlan
+from rollgym.trainer.records.ledger import Ledger
+from rollgym.trainer.records.rollout_log import ROLLOUT_LOG_FOLDER, RolloutLog
+from rollgym.trainer.rollout.admission import AdmissionWindow
+from rollgym.trainer.rollout.environments import EnvironmentPool
+from rollgym.trainer.rollout.episodes import EpisodePlayer, group_reward
+from rollgym.trainer.rollout.recall import Recall
+from rollgym.trainer.rollout.scheduler import RolloutScheduler
+from rollgym.trainer.tasks.task import TaskSource
 
 
 def make_scheduler(

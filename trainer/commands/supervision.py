@@ -5,19 +5,19 @@ from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 
-from clients.protocol.errors import ProblemError
-from trainer.assembly.standing import StandingRoles
-from trainer.backends.transport import RankFailedError
-from trainer.cluster.supervision import RoleRestarts, death_in
-from trainer.commands.defects import is_short_of_memory, memory_does_not_suffice
-from trainer.commands.resume import has_trained
-from trainer.config.run import RunSettings
-from trainer.core.console import RunConsole
-from trainer.core.ending import Ending
-from trainer.core.errors import PluginError, RoleDiedError, RunError, TrainerError
-from trainer.core.run_files import WriteError
-from trainer.core.run_lock import run_lock
-from trainer.records.checkpoint_store import CheckpointStore
+from rollgym.clients.protocol.errors import ProblemError
+from rollgym.trainer.assembly.standing import StandingRoles
+from rollgym.trainer.backends.transport import RankFailedError
+from rollgym.trainer.cluster.supervision import RoleRestarts, death_in
+from rollgym.trainer.commands.defects import is_short_of_memory, memory_does_not_suffice
+from rollgym.trainer.commands.resume import has_trained
+from rollgym.trainer.config.run import RunSettings
+from rollgym.trainer.core.console import RunConsole
+from rollgym.trainer.core.ending import Ending
+from rollgym.trainer.core.errors import PluginError, RoleDiedError, RunError, TrainerError
+from rollgym.trainer.core.run_files import WriteError
+from rollgym.trainer.core.run_lock import run_lock
+from rollgym.trainer.records.checkpoint_store import CheckpointStore
 
 _ENDS = (ConnectionError, TimeoutError, WriteError, RunError)
 """What ends a run for a reason that a user can mend."""

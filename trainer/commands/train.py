@@ -7,59 +7,59 @@ from pathlib import Path
 
 import torch
 
-from trainer.assembly.agents import open_player
-from trainer.assembly.data_check import check_streams, keep_digests
-from trainer.assembly.environments import open_environments, task_source
-from trainer.assembly.inference import check_inference
-from trainer.assembly.layout import check_model
-from trainer.assembly.models import ModelSource, check_backend, open_models
-from trainer.assembly.players import open_players
-from trainer.assembly.policy import Policy, build_policy
-from trainer.assembly.standing import StandingRoles
-from trainer.assembly.turns import device_turns
-from trainer.cluster.placement import picture, place_roles
-from trainer.commands.learners import make_learner
-from trainer.commands.plots import plot_run
-from trainer.commands.policy import save_policy
-from trainer.commands.resume import (
+from rollgym.trainer.assembly.agents import open_player
+from rollgym.trainer.assembly.data_check import check_streams, keep_digests
+from rollgym.trainer.assembly.environments import open_environments, task_source
+from rollgym.trainer.assembly.inference import check_inference
+from rollgym.trainer.assembly.layout import check_model
+from rollgym.trainer.assembly.models import ModelSource, check_backend, open_models
+from rollgym.trainer.assembly.players import open_players
+from rollgym.trainer.assembly.policy import Policy, build_policy
+from rollgym.trainer.assembly.standing import StandingRoles
+from rollgym.trainer.assembly.turns import device_turns
+from rollgym.trainer.cluster.placement import picture, place_roles
+from rollgym.trainer.commands.learners import make_learner
+from rollgym.trainer.commands.plots import plot_run
+from rollgym.trainer.commands.policy import save_policy
+from rollgym.trainer.commands.resume import (
     clear_rollout_log,
     find_checkpoint,
     go_back,
     keep_settings,
     keep_start,
 )
-from trainer.commands.scheduling import make_scheduler, open_recall
-from trainer.commands.supervision import run_supervised
-from trainer.config.checks import check_settings
-from trainer.config.cluster import ClusterSettings
-from trainer.config.load import public_settings
-from trainer.config.pipelines import check_command
-from trainer.config.run import RunSettings
-from trainer.config.supervised import WarmStartSettings
-from trainer.core.console import RunConsole
-from trainer.core.ending import Ending, to_its_end
-from trainer.core.run_files import write_errors
-from trainer.evaluation.demonstrations import collect_demonstrations
-from trainer.evaluation.evaluator import Evaluator, as_metrics, build_evaluation_sets
-from trainer.evaluation.play import Score
-from trainer.evaluation.reporting.episodes import keep_tokenizer
-from trainer.learn.boards import RunIdentity, open_boards
-from trainer.learn.learner import Models
-from trainer.learn.pipelines import rl
-from trainer.learn.pipelines.saving import Saver
-from trainer.learn.pipelines.sft import supervised_rows, train_supervised
-from trainer.learn.rows import row_builder
-from trainer.learn.tracking import Tracker
-from trainer.learn.utilisation import training_work
-from trainer.records.checkpoint import Checkpoint, CheckpointError, RunState
-from trainer.records.checkpoint_store import CheckpointStore
-from trainer.records.ledger import LEDGER_FILE, Ledger
-from trainer.rollout.context import context_policy
-from trainer.rollout.environments import EnvironmentPool
-from trainer.rollout.prompts import PromptBuilder
-from trainer.tasks.curriculum import CurriculumTaskSource
-from trainer.tasks.dataset import row_streams
-from trainer.tasks.task import TaskSource
+from rollgym.trainer.commands.scheduling import make_scheduler, open_recall
+from rollgym.trainer.commands.supervision import run_supervised
+from rollgym.trainer.config.checks import check_settings
+from rollgym.trainer.config.cluster import ClusterSettings
+from rollgym.trainer.config.load import public_settings
+from rollgym.trainer.config.pipelines import check_command
+from rollgym.trainer.config.run import RunSettings
+from rollgym.trainer.config.supervised import WarmStartSettings
+from rollgym.trainer.core.console import RunConsole
+from rollgym.trainer.core.ending import Ending, to_its_end
+from rollgym.trainer.core.run_files import write_errors
+from rollgym.trainer.evaluation.demonstrations import collect_demonstrations
+from rollgym.trainer.evaluation.evaluator import Evaluator, as_metrics, build_evaluation_sets
+from rollgym.trainer.evaluation.play import Score
+from rollgym.trainer.evaluation.reporting.episodes import keep_tokenizer
+from rollgym.trainer.learn.boards import RunIdentity, open_boards
+from rollgym.trainer.learn.learner import Models
+from rollgym.trainer.learn.pipelines import rl
+from rollgym.trainer.learn.pipelines.saving import Saver
+from rollgym.trainer.learn.pipelines.sft import supervised_rows, train_supervised
+from rollgym.trainer.learn.rows import row_builder
+from rollgym.trainer.learn.tracking import Tracker
+from rollgym.trainer.learn.utilisation import training_work
+from rollgym.trainer.records.checkpoint import Checkpoint, CheckpointError, RunState
+from rollgym.trainer.records.checkpoint_store import CheckpointStore
+from rollgym.trainer.records.ledger import LEDGER_FILE, Ledger
+from rollgym.trainer.rollout.context import context_policy
+from rollgym.trainer.rollout.environments import EnvironmentPool
+from rollgym.trainer.rollout.prompts import PromptBuilder
+from rollgym.trainer.tasks.curriculum import CurriculumTaskSource
+from rollgym.trainer.tasks.dataset import row_streams
+from rollgym.trainer.tasks.task import TaskSource
 
 
 async def train(settings: RunSettings, ending: Ending, command: str = "train") -> int:

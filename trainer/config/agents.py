@@ -7,8 +7,8 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
-from trainer.core.errors import ConfigError
-from trainer.core.strict import Count, Seconds, ServerUrl, Settings
+from rollgym.trainer.core.errors import ConfigError
+from rollgym.trainer.core.strict import Count, Seconds, ServerUrl, Settings
 
 AgentKind = Literal["coroutine", "service", "program"]
 

@@ -4,7 +4,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from trainer.core.strict import Amount, Seconds, Settings
+from rollgym.trainer.core.strict import Amount, Seconds, Settings
 
 BackendKind = Literal["torch", "fsdp2", "deepspeed", "megatron"]
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import gymnasium
 
-from trainer.config.agents import AgentsSettings, agent_kind, command_line
-from trainer.config.output import TrackingSettings
-from trainer.config.run import RunSettings
-from trainer.config.servers_file import read_servers
-from trainer.config.unread import check_unread
-from trainer.core.errors import ConfigError
-from trainer.core.plugins import load_attribute
+from rollgym.trainer.config.agents import AgentsSettings, agent_kind, command_line
+from rollgym.trainer.config.output import TrackingSettings
+from rollgym.trainer.config.run import RunSettings
+from rollgym.trainer.config.servers_file import read_servers
+from rollgym.trainer.config.unread import check_unread
+from rollgym.trainer.core.errors import ConfigError
+from rollgym.trainer.core.plugins import load_attribute
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?")
 """What a model on the Hugging Face hub may be called."""

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, PositiveFloat, field_validator, model_validator
 
-from trainer.core.strict import Count, Seconds, Settings
+from rollgym.trainer.core.strict import Count, Seconds, Settings
 
 _LARGEST_DEVICE = 65_535
 _MOST_SHOWN = 40
@@ -73,7 +73,7 @@ class JudgeSettings(RoleSettings):
         "{model}, {host} and {port} are filled in, and /health answers once it is ready.",
     )
     verifier: str = Field(
-        "envs.verifiers.judge:JudgeEnv",
+        "rollgym.envs.verifiers.judge:JudgeEnv",
         pattern=r"^[\w.]+:\w+$",
         description="module:Class of the verifier that asks it, served under the judge's name.",
     )

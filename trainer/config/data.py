@@ -4,7 +4,7 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from trainer.core.strict import Amount, JsonObject, ServerUrl, Settings, Weight
+from rollgym.trainer.core.strict import Amount, JsonObject, ServerUrl, Settings, Weight
 
 
 class RouteSettings(Settings):

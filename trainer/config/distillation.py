@@ -4,10 +4,10 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, PositiveFloat, model_validator
 
-from trainer.algorithms.modes import Divergence
-from trainer.config.inference import DialectName
-from trainer.config.supervised import LearningFromExamples
-from trainer.core.strict import Amount, Count, Seconds, ServerUrl, Settings
+from rollgym.trainer.algorithms.modes import Divergence
+from rollgym.trainer.config.inference import DialectName
+from rollgym.trainer.config.supervised import LearningFromExamples
+from rollgym.trainer.core.strict import Amount, Count, Seconds, ServerUrl, Settings
 
 
 class TeacherSettings(Settings):

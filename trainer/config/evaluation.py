@@ -6,9 +6,9 @@ from typing import Any, Self
 
 from pydantic import Field, model_validator
 
-from trainer.config.data import DatasetSettings
-from trainer.core.former_names import with_current_keys
-from trainer.core.strict import Amount, Count, JsonObject, ServerUrl, Settings
+from rollgym.trainer.config.data import DatasetSettings
+from rollgym.trainer.core.former_names import with_current_keys
+from rollgym.trainer.core.strict import Amount, Count, JsonObject, ServerUrl, Settings
 
 FORMER_EVALUATION_KEYS: Mapping[str, str] = MappingProxyType({"panels": "sets"})
 """Names that settings of evaluations had before; they are still understood in this release."""

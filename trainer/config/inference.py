@@ -6,9 +6,9 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, model_validator
 
-from clients.protocol.addresses import server_parts
-from trainer.core.errors import ConfigError
-from trainer.core.strict import Amount, Count, Seconds, Settings
+from rollgym.clients.protocol.addresses import server_parts
+from rollgym.trainer.core.errors import ConfigError
+from rollgym.trainer.core.strict import Amount, Count, Seconds, Settings
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 

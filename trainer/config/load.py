@@ -11,13 +11,13 @@ from typing import Any, cast
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from clients.protocol.yaml_text import read_yaml
-from trainer.config.evaluation import FORMER_EVALUATION_KEYS
-from trainer.config.pipelines import no_section
-from trainer.config.run import SECTIONS, RunSettings
-from trainer.core.errors import ConfigError
-from trainer.core.former_names import warn_of_former_name, with_current_keys
-from trainer.core.strict import WRONG_VALUE, models_in
+from rollgym.clients.protocol.yaml_text import read_yaml
+from rollgym.trainer.config.evaluation import FORMER_EVALUATION_KEYS
+from rollgym.trainer.config.pipelines import no_section
+from rollgym.trainer.config.run import SECTIONS, RunSettings
+from rollgym.trainer.core.errors import ConfigError
+from rollgym.trainer.core.former_names import warn_of_former_name, with_current_keys
+from rollgym.trainer.core.strict import WRONG_VALUE, models_in
 
 _SECRET = frozenset({"env_token"})
 _SECRET_NAME = re.compile(r"token$|key$|secret|password|authorization", re.IGNORECASE)

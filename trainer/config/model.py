@@ -4,7 +4,7 @@ from typing import Literal, Self
 
 from pydantic import Field, PositiveFloat, field_validator, model_validator
 
-from trainer.core.strict import Amount, Settings
+from rollgym.trainer.core.strict import Amount, Settings
 
 
 class LoraSettings(Settings):

@@ -4,7 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, PositiveFloat, model_validator
 
-from trainer.core.strict import Amount, LearningRate, Settings
+from rollgym.trainer.core.strict import Amount, LearningRate, Settings
 
 _Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
 

@@ -5,7 +5,7 @@ from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from trainer.core.strict import Amount, Seconds, Settings
+from rollgym.trainer.core.strict import Amount, Seconds, Settings
 
 
 def current_metric(name: str) -> str:

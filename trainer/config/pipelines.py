@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from trainer.config.run import RunSettings
-from trainer.core.errors import ConfigError
+from rollgym.trainer.config.run import RunSettings
+from rollgym.trainer.core.errors import ConfigError
 
 _EVERY = (
     "name",

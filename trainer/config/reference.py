@@ -1,4 +1,4 @@
-"""Writes docs/configuration.md from the settings: `python -m trainer.config.reference > docs/configuration.md`."""
+"""Writes docs/configuration.md: `python -m rollgym.trainer.config.reference > docs/configuration.md`."""
 
 import sys
 import types
@@ -8,12 +8,12 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from trainer.config.run import RunSettings
-from trainer.core.strict import models_in
+from rollgym.trainer.config.run import RunSettings
+from rollgym.trainer.core.strict import models_in
 
 _HEADER = """# Settings of a run
 
-Written from the code by `python -m trainer.config.reference`; a test keeps it in step.
+Written from the code by `python -m rollgym.trainer.config.reference`; a test keeps it in step.
 A file holds any of these as YAML; `roll-train --config FILE key=value ...` lays words over it
 (`rollout.group_size=16`, `tasks.0.kwargs.size=8`). Unknown keys are refused. `--dry-run` prints the resolved settings.
 """

@@ -4,8 +4,8 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from trainer.config.agents import agent_kind
-from trainer.core.strict import Amount, Count, JsonObject, Seconds, ServerUrl, Settings, Weight
+from rollgym.trainer.config.agents import agent_kind
+from rollgym.trainer.core.strict import Amount, Count, JsonObject, Seconds, ServerUrl, Settings, Weight
 
 SUMMARY_TOKENS = 256
 """Longest summary of a policy that compacts its context, where settings do not say."""

@@ -6,30 +6,30 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from trainer.algorithms.advantage_settings import compares_members
-from trainer.algorithms.filter_settings import RankedFilter
-from trainer.algorithms.presets import lay_over_preset, resolve_preset
-from trainer.algorithms.settings import AlgorithmSettings
-from trainer.algorithms.state import LARGEST_CHANGE
-from trainer.config.agents import AgentsSettings
-from trainer.config.backend import BackendSettings
-from trainer.config.cluster import ClusterSettings
-from trainer.config.data import DatasetSettings
-from trainer.config.distillation import DistillSettings
-from trainer.config.evaluation import EvaluationSettings
-from trainer.config.inference import InferenceSettings, WeightSettings, disagreement, vllm_lora_rank
-from trainer.config.model import ModelSettings
-from trainer.config.optimizer import OptimizerSettings
-from trainer.config.output import CheckpointSettings, TrackingSettings
-from trainer.config.rollout import (
+from rollgym.trainer.algorithms.advantage_settings import compares_members
+from rollgym.trainer.algorithms.filter_settings import RankedFilter
+from rollgym.trainer.algorithms.presets import lay_over_preset, resolve_preset
+from rollgym.trainer.algorithms.settings import AlgorithmSettings
+from rollgym.trainer.algorithms.state import LARGEST_CHANGE
+from rollgym.trainer.config.agents import AgentsSettings
+from rollgym.trainer.config.backend import BackendSettings
+from rollgym.trainer.config.cluster import ClusterSettings
+from rollgym.trainer.config.data import DatasetSettings
+from rollgym.trainer.config.distillation import DistillSettings
+from rollgym.trainer.config.evaluation import EvaluationSettings
+from rollgym.trainer.config.inference import InferenceSettings, WeightSettings, disagreement, vllm_lora_rank
+from rollgym.trainer.config.model import ModelSettings
+from rollgym.trainer.config.optimizer import OptimizerSettings
+from rollgym.trainer.config.output import CheckpointSettings, TrackingSettings
+from rollgym.trainer.config.rollout import (
     SUMMARY_TOKENS,
     CurriculumSettings,
     PromptSettings,
     RolloutSettings,
     TaskSettings,
 )
-from trainer.config.supervised import DpoSettings, RewardModelSettings, SftSettings, WarmStartSettings
-from trainer.core.strict import Amount, ServerUrl, Settings
+from rollgym.trainer.config.supervised import DpoSettings, RewardModelSettings, SftSettings, WarmStartSettings
+from rollgym.trainer.core.strict import Amount, ServerUrl, Settings
 
 SECTIONS = ("sft", "dpo", "distill", "reward")
 """The sections of pipelines; each is read by the command of its name."""

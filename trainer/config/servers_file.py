@@ -4,8 +4,8 @@ import errno
 import stat
 from pathlib import Path
 
-from trainer.config.inference import inference_url
-from trainer.core.errors import ConfigError
+from rollgym.trainer.config.inference import inference_url
+from rollgym.trainer.core.errors import ConfigError
 
 _LARGEST = 2**20
 

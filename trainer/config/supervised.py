@@ -4,9 +4,9 @@ from typing import Literal, Self
 
 from pydantic import Field, NonNegativeFloat, field_validator, model_validator
 
-from trainer.algorithms.loss_settings import PreferenceLossSettings
-from trainer.config.data import ExamplesSettings
-from trainer.core.strict import Amount, Count, LearningRate, Settings
+from rollgym.trainer.algorithms.loss_settings import PreferenceLossSettings
+from rollgym.trainer.config.data import ExamplesSettings
+from rollgym.trainer.core.strict import Amount, Count, LearningRate, Settings
 
 PLAIN_REPLY = "{action}"
 """A reply that is the action and nothing else."""

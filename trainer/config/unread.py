@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from trainer.config.run import RunSettings
-from trainer.core.errors import ConfigError
+from rollgym.trainer.config.run import RunSettings
+from rollgym.trainer.core.errors import ConfigError
 
 _OF_OUR_PROMPTS = ("context", "turns", "instruction", "tools", "custom_context")
 """What of `prompt` makes conversations of episodes; the rest of it is of the chat template, whoever makes them."""

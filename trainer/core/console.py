@@ -18,7 +18,7 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
-from clients.process.terminal import visible
+from rollgym.clients.process.terminal import visible
 
 _SHOWN = (
     ("rollout/success", "success", "{:.3f}"),

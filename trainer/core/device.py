@@ -4,7 +4,7 @@ import functools
 
 import torch
 
-from trainer.core.errors import ConfigError
+from rollgym.trainer.core.errors import ConfigError
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 """Types of numbers by their names in the settings."""

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from trainer.core.errors import RoleDiedError, RunError, TrainerError
+from rollgym.trainer.core.errors import RoleDiedError, RunError, TrainerError
 
 _READY = re.compile(r"rollgym serving on (http://\S+)")
 _START_TIMEOUT_S = 60.0
@@ -116,7 +116,7 @@ class _Server:
         process = self._process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
-            "env_server",
+            "rollgym.env_server",
             *address,
             *self._arguments,
             stdin=asyncio.subprocess.PIPE,

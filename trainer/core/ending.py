@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any, NoReturn, TypeVar
 
-from trainer.core.errors import RoleDiedError, TrainerError
+from rollgym.trainer.core.errors import RoleDiedError, TrainerError
 
 _T = TypeVar("_T")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)

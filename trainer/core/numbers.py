@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from trainer.core.errors import InvalidNumberError
+from rollgym.trainer.core.errors import InvalidNumberError
 
 LARGEST = 1e9
 """Magnitude beyond which a number is refused: sums and squares of it must stay far within float32."""

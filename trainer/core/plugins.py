@@ -14,8 +14,8 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
-from clients.protocol.errors import ProblemError
-from trainer.core.errors import ConfigError, InvalidNumberError, PluginError, TrainerError
+from rollgym.clients.protocol.errors import ProblemError
+from rollgym.trainer.core.errors import ConfigError, InvalidNumberError, PluginError, TrainerError
 
 
 @dataclass(frozen=True, slots=True)

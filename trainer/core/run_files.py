@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from trainer.core.errors import TrainerError
+from rollgym.trainer.core.errors import TrainerError
 
 CONFIG_FILE = "config.yaml"
 """The resolved settings' name in a run's directory."""

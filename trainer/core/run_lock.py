@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from trainer.core.errors import ConfigError
+from rollgym.trainer.core.errors import ConfigError
 
 LOCK_FILE = "run.lock"
 """The lock's name in a run's directory. The file stays; what counts is the lock on it, which dies with its process."""

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, model_validator
 from pydantic_core import PydanticCustomError
 
-from clients.protocol.addresses import server_parts
+from rollgym.clients.protocol.addresses import server_parts
 
 WRONG_VALUE = "wrong_value"
 """Type of the errors whose context names the `key` and the `reason`."""

@@ -3,15 +3,15 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from trainer.core.errors import RunError
-from trainer.evaluation.play import play_tasks, score, with_expert
-from trainer.inference.base import GenerationResult
-from trainer.records.trajectory import Trajectory, Turn
-from trainer.rollout.actors import ExpertActor, View
-from trainer.rollout.environments import EnvironmentPool
-from trainer.rollout.prompts import PromptBuilder
-from trainer.rollout.recorder import Recorder
-from trainer.tasks.task import Task, TaskSource
+from rollgym.trainer.core.errors import RunError
+from rollgym.trainer.evaluation.play import play_tasks, score, with_expert
+from rollgym.trainer.inference.base import GenerationResult
+from rollgym.trainer.records.trajectory import Trajectory, Turn
+from rollgym.trainer.rollout.actors import ExpertActor, View
+from rollgym.trainer.rollout.environments import EnvironmentPool
+from rollgym.trainer.rollout.prompts import PromptBuilder
+from rollgym.trainer.rollout.recorder import Recorder
+from rollgym.trainer.tasks.task import Task, TaskSource
 
 DEMONSTRATION_STREAM_OFFSET = 2**40
 """Demonstrations play tasks of the training stream far beyond those that reinforcement learning will reach."""

@@ -7,15 +7,15 @@ from typing import Any
 
 import orjson
 
-from clients.protocol.errors import ProblemError
-from trainer.assembly.data_check import check_streams
-from trainer.config.data import DatasetSettings
-from trainer.config.evaluation import EvaluationSetSettings
-from trainer.core.errors import ConfigError
-from trainer.rollout.environments import EnvironmentPool
-from trainer.tasks.dataset import load_streams
-from trainer.tasks.rows import RowPlace
-from trainer.tasks.task import Task
+from rollgym.clients.protocol.errors import ProblemError
+from rollgym.trainer.assembly.data_check import check_streams
+from rollgym.trainer.config.data import DatasetSettings
+from rollgym.trainer.config.evaluation import EvaluationSetSettings
+from rollgym.trainer.core.errors import ConfigError
+from rollgym.trainer.rollout.environments import EnvironmentPool
+from rollgym.trainer.tasks.dataset import load_streams
+from rollgym.trainer.tasks.rows import RowPlace
+from rollgym.trainer.tasks.task import Task
 
 _SEARCH_FACTOR = 50
 """How many seeds per wanted task are tried before an evaluation set is said to be impossible."""

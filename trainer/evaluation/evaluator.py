@@ -3,13 +3,13 @@
 from dataclasses import dataclass, replace
 from functools import partial
 
-from clients.measuring.statistics import rate_difference
-from trainer.assembly.agents import PolicyPlayer
-from trainer.config.run import RunSettings
-from trainer.config.supervised import PLAIN_REPLY
-from trainer.core.console import RunConsole
-from trainer.evaluation.evaluation_sets import EvaluationSet, build_evaluation_set
-from trainer.evaluation.play import (
+from rollgym.clients.measuring.statistics import rate_difference
+from rollgym.trainer.assembly.agents import PolicyPlayer
+from rollgym.trainer.config.run import RunSettings
+from rollgym.trainer.config.supervised import PLAIN_REPLY
+from rollgym.trainer.core.console import RunConsole
+from rollgym.trainer.evaluation.evaluation_sets import EvaluationSet, build_evaluation_set
+from rollgym.trainer.evaluation.play import (
     NoBlindBaselineError,
     NoResultError,
     Score,
@@ -19,8 +19,8 @@ from trainer.evaluation.play import (
     random_baseline,
     score,
 )
-from trainer.rollout.environments import EnvironmentPool
-from trainer.tasks.task import Task, TaskSource
+from rollgym.trainer.rollout.environments import EnvironmentPool
+from rollgym.trainer.tasks.task import Task, TaskSource
 
 
 @dataclass(frozen=True, slots=True)

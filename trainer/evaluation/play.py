@@ -7,21 +7,21 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from clients.client.session import EnvSession
-from clients.measuring.statistics import Interval, mean_interval, success_rate
-from clients.protocol.errors import ProblemError
-from clients.protocol.spaces import parse_space
-from trainer.config.evaluation import EvaluationSetSettings
-from trainer.core.errors import RunError
-from trainer.core.seeding import generator
-from trainer.evaluation.evaluation_sets import EvaluationSet
-from trainer.records.trajectory import Outcome, Trajectory
-from trainer.rollout.actors import Actor, ExpertActor, RandomActor, ScriptedActor
-from trainer.rollout.agent import play_episode
-from trainer.rollout.environments import EnvironmentPool
-from trainer.rollout.episodes import PlayEpisode, play_in_session
-from trainer.rollout.slots import EpisodeSlots, Slot
-from trainer.tasks.task import Task
+from rollgym.clients.client.session import EnvSession
+from rollgym.clients.measuring.statistics import Interval, mean_interval, success_rate
+from rollgym.clients.protocol.errors import ProblemError
+from rollgym.clients.protocol.spaces import parse_space
+from rollgym.trainer.config.evaluation import EvaluationSetSettings
+from rollgym.trainer.core.errors import RunError
+from rollgym.trainer.core.seeding import generator
+from rollgym.trainer.evaluation.evaluation_sets import EvaluationSet
+from rollgym.trainer.records.trajectory import Outcome, Trajectory
+from rollgym.trainer.rollout.actors import Actor, ExpertActor, RandomActor, ScriptedActor
+from rollgym.trainer.rollout.agent import play_episode
+from rollgym.trainer.rollout.environments import EnvironmentPool
+from rollgym.trainer.rollout.episodes import PlayEpisode, play_in_session
+from rollgym.trainer.rollout.slots import EpisodeSlots, Slot
+from rollgym.trainer.tasks.task import Task
 
 MakeActor = Callable[[Task], Actor]
 _CONCURRENCY = 256

@@ -3,9 +3,9 @@
 import asyncio
 from collections.abc import Callable, Iterator, Mapping
 
-from trainer.core.errors import RunError, TrainerError
-from trainer.inference.base import PauseMode
-from trainer.inference.errors import (
+from rollgym.trainer.core.errors import RunError, TrainerError
+from rollgym.trainer.inference.base import PauseMode
+from rollgym.trainer.inference.errors import (
     ForeignWeightsError,
     InferenceError,
     NoServerError,
@@ -13,8 +13,8 @@ from trainer.inference.errors import (
     WeightsError,
     words_of,
 )
-from trainer.inference.members import Member, PooledClient
-from trainer.inference.places import OrderedPlaces
+from rollgym.trainer.inference.members import Member, PooledClient
+from rollgym.trainer.inference.places import OrderedPlaces
 
 FAULTS = 3
 """Answers in a row that are none: of one server, then it is gone; to one request, then it is an error."""

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from trainer.records.experts import Experts
-from trainer.records.images import PlacedImage
+from rollgym.trainer.records.experts import Experts
+from rollgym.trainer.records.images import PlacedImage
 
 FinishReason = Literal["stop", "length", "abort"]
 """Why a reply ended: with a stop token, at its longest, or because somebody asked to abort it."""

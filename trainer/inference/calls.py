@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 import orjson
 
-from trainer.inference.errors import MalformedReplyError
+from rollgym.trainer.inference.errors import MalformedReplyError
 
 _SHOWN = 300
 """Characters of a server's message that stand in ours."""

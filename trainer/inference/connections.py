@@ -13,9 +13,9 @@ from urllib.parse import unquote, urlencode, urlsplit
 import httptools
 import httpx
 
-from trainer.inference.arrivals import Arrival
-from trainer.inference.calls import HttpAnswer, HttpCall
-from trainer.inference.errors import MalformedReplyError
+from rollgym.trainer.inference.arrivals import Arrival
+from rollgym.trainer.inference.calls import HttpAnswer, HttpCall
+from rollgym.trainer.inference.errors import MalformedReplyError
 
 
 class LostCallError(ConnectionError):

@@ -9,11 +9,11 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
-from trainer.core.device import widest_float
-from trainer.core.errors import ConfigError
-from trainer.inference.base import GenerationRequest, GenerationResult, SamplingParams
-from trainer.models.language_head import cache_argument, keeps_logits
-from trainer.models.pictures import ImageTensors, image_tensors, tokens_or_embeddings
+from rollgym.trainer.core.device import widest_float
+from rollgym.trainer.core.errors import ConfigError
+from rollgym.trainer.inference.base import GenerationRequest, GenerationResult, SamplingParams
+from rollgym.trainer.models.language_head import cache_argument, keeps_logits
+from rollgym.trainer.models.pictures import ImageTensors, image_tensors, tokens_or_embeddings
 
 Layers = list[tuple[Tensor, Tensor]]
 """Keys and values of each layer, `[rows, heads, tokens, width]`."""

@@ -5,15 +5,15 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeVar
 
-from trainer.inference.base import PauseMode, SamplingParams
-from trainer.inference.calls import HttpAnswer, HttpCall, excerpt, message_of
-from trainer.inference.errors import (
+from rollgym.trainer.inference.base import PauseMode, SamplingParams
+from rollgym.trainer.inference.calls import HttpAnswer, HttpCall, excerpt, message_of
+from rollgym.trainer.inference.errors import (
     MalformedReplyError,
     RequestRefusedError,
     ServerSetupError,
     WrongKeyError,
 )
-from trainer.inference.stretches import GenerationCall, Stretch
+from rollgym.trainer.inference.stretches import GenerationCall, Stretch
 
 Result = TypeVar("Result")
 

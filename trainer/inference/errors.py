@@ -1,6 +1,6 @@
 """What goes wrong between the trainer and an inference server; each kind asks for another answer of the caller."""
 
-from trainer.core.errors import ConfigError, RunError
+from rollgym.trainer.core.errors import ConfigError, RunError
 
 
 class InferenceError(RunError):

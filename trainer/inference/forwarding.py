@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from trainer.inference.base import (
+from rollgym.trainer.inference.base import (
     GenerationRequest,
     GenerationResult,
     InferenceClient,
@@ -11,7 +11,7 @@ from trainer.inference.base import (
     PauseMode,
     WeightSource,
 )
-from trainer.inference.places import OrderedPlaces
+from rollgym.trainer.inference.places import OrderedPlaces
 
 
 class ForwardingClient:

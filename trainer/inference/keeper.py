@@ -1,4 +1,4 @@
-"""Keeps a program only as long as whoever started it lives: `python -m trainer.inference.keeper PROGRAM ARGUMENT...`.
+"""Keeps a program as long as who started it lives: `python -m rollgym.trainer.inference.keeper PROGRAM ARGUMENT...`.
 
 The keeper's standard input is a pipe that its starter holds. It ends when the starter does, however it does, and the
 keeper then ends the program and all of its processes. Standard library only: it starts in a moment.

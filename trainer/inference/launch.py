@@ -11,9 +11,9 @@ from pathlib import Path
 
 import httpx
 
-from trainer.core.errors import RunError
-from trainer.inference.keeper import GRACE_S
-from trainer.inference.server_log import ServerLog
+from rollgym.trainer.core.errors import RunError
+from rollgym.trainer.inference.keeper import GRACE_S
+from rollgym.trainer.inference.server_log import ServerLog
 
 _LOOK_EVERY_S = 0.5
 _SAY_EVERY_S = 30.0
@@ -112,7 +112,7 @@ class _Server:
         try:
             with self._log.opened() as output:
                 self._keeper = await asyncio.create_subprocess_exec(
-                    *(sys.executable, "-m", "trainer.inference.keeper", *self.process.command),
+                    *(sys.executable, "-m", "rollgym.trainer.inference.keeper", *self.process.command),
                     stdin=asyncio.subprocess.PIPE,
                     stdout=output,
                     stderr=asyncio.subprocess.STDOUT,

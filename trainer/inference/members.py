@@ -5,10 +5,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from trainer.inference.base import FinishReason, InferenceClient
-from trainer.inference.dialect import MemoryTag
-from trainer.inference.partial_reply import PartialReply
-from trainer.inference.places import OrderedPlaces
+from rollgym.trainer.inference.base import FinishReason, InferenceClient
+from rollgym.trainer.inference.dialect import MemoryTag
+from rollgym.trainer.inference.partial_reply import PartialReply
+from rollgym.trainer.inference.places import OrderedPlaces
 
 
 class PooledClient(InferenceClient, Protocol):

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from trainer.core.seeding import derive_seed
-from trainer.inference.base import FinishReason, GenerationRequest, GenerationResult, SamplingParams
-from trainer.records.experts import Experts
+from rollgym.trainer.core.seeding import derive_seed
+from rollgym.trainer.inference.base import FinishReason, GenerationRequest, GenerationResult, SamplingParams
+from rollgym.trainer.records.experts import Experts
 
 
 @dataclass(slots=True)

@@ -8,8 +8,8 @@ the current weights first. So is one that is added while the run goes on; one th
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Self
 
-from trainer.inference.attendance import FAULTS, Attendance
-from trainer.inference.base import (
+from rollgym.trainer.inference.attendance import FAULTS, Attendance
+from rollgym.trainer.inference.base import (
     GenerationRequest,
     GenerationResult,
     InferenceCounters,
@@ -17,13 +17,13 @@ from trainer.inference.base import (
     PauseMode,
     WeightSource,
 )
-from trainer.inference.calls import all_or_cancel
-from trainer.inference.errors import GONE, InferenceError, RequestRefusedError
-from trainer.inference.members import Member, PooledClient, Roster
-from trainer.inference.partial_reply import PartialReply
-from trainer.inference.pool_watch import PoolWatch
-from trainer.inference.pool_weights import Check, PoolWeights
-from trainer.inference.routing import Router
+from rollgym.trainer.inference.calls import all_or_cancel
+from rollgym.trainer.inference.errors import GONE, InferenceError, RequestRefusedError
+from rollgym.trainer.inference.members import Member, PooledClient, Roster
+from rollgym.trainer.inference.partial_reply import PartialReply
+from rollgym.trainer.inference.pool_watch import PoolWatch
+from rollgym.trainer.inference.pool_weights import Check, PoolWeights
+from rollgym.trainer.inference.routing import Router
 
 _OWN_FAULT = (400, 413, 422)
 """Statuses by which a server refuses what it is asked, and would anywhere."""

@@ -3,13 +3,13 @@
 import asyncio
 from contextlib import suppress
 
-from trainer.core.errors import RunError, TrainerError
-from trainer.inference.attendance import Attendance
-from trainer.inference.base import InferenceHealth
-from trainer.inference.calls import all_or_cancel
-from trainer.inference.errors import GONE, words_of
-from trainer.inference.members import Member, Roster
-from trainer.inference.pool_weights import PoolWeights
+from rollgym.trainer.core.errors import RunError, TrainerError
+from rollgym.trainer.inference.attendance import Attendance
+from rollgym.trainer.inference.base import InferenceHealth
+from rollgym.trainer.inference.calls import all_or_cancel
+from rollgym.trainer.inference.errors import GONE, words_of
+from rollgym.trainer.inference.members import Member, Roster
+from rollgym.trainer.inference.pool_weights import PoolWeights
 
 _MISSES = 3
 """Looks in a row at which a server that serves is not well: then it is gone."""

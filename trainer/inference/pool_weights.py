@@ -3,18 +3,18 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from trainer.core.errors import RunError, TrainerError
-from trainer.inference.attendance import Attendance
-from trainer.inference.base import InferenceClient, WeightSource
-from trainer.inference.calls import all_or_cancel
-from trainer.inference.errors import (
+from rollgym.trainer.core.errors import RunError, TrainerError
+from rollgym.trainer.inference.attendance import Attendance
+from rollgym.trainer.inference.base import InferenceClient, WeightSource
+from rollgym.trainer.inference.calls import all_or_cancel
+from rollgym.trainer.inference.errors import (
     GONE,
     InferenceError,
     ServerGoneError,
     WeightUpdateError,
     WrongWeightsError,
 )
-from trainer.inference.members import Member
+from rollgym.trainer.inference.members import Member
 
 Check = Callable[[str, InferenceClient], Awaitable[object]]
 """Looks whether a server has the weights that it was sent; raises `RunError` if not."""

@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from trainer.config.servers_file import read_servers
-from trainer.core.errors import ConfigError
+from rollgym.trainer.config.servers_file import read_servers
+from rollgym.trainer.core.errors import ConfigError
 
 
 class FileRoster:

@@ -8,8 +8,8 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.inference.errors import MalformedReplyError
-from trainer.records.experts import Experts
+from rollgym.trainer.inference.errors import MalformedReplyError
+from rollgym.trainer.records.experts import Experts
 
 
 def read_array_file(text: object, tokens: int, where: str) -> Experts:

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from typing import Self
 
-from trainer.config.inference import DialectName
-from trainer.core.errors import ConfigError, TrainerError
-from trainer.inference.base import (
+from rollgym.trainer.config.inference import DialectName
+from rollgym.trainer.core.errors import ConfigError, TrainerError
+from rollgym.trainer.inference.base import (
     FinishReason,
     GenerationRequest,
     GenerationResult,
@@ -21,17 +21,25 @@ from trainer.inference.base import (
     SamplingParams,
     WeightSource,
 )
-from trainer.inference.calls import all_or_cancel
-from trainer.inference.dialect import Bucket, Capabilities, GroupAddress, MemoryTag, Need, Seen, UpdateWay
-from trainer.inference.errors import InferenceError, WeightsError
-from trainer.inference.partial_reply import PartialReply
-from trainer.inference.server_http import ServerHttp
-from trainer.inference.server_link import ENGINE_SIGNS, FAREWELL_S, SIGNS_OF_LIFE, ServerLink
-from trainer.inference.server_pauses import ServerPauses
-from trainer.inference.server_replies import ServerReplies
-from trainer.inference.server_updates import TensorCarrier, WeightUpdates
-from trainer.inference.server_weights import ServedAdapters, ServedWeights
-from trainer.inference.under_way import UnderWay
+from rollgym.trainer.inference.calls import all_or_cancel
+from rollgym.trainer.inference.dialect import (
+    Bucket,
+    Capabilities,
+    GroupAddress,
+    MemoryTag,
+    Need,
+    Seen,
+    UpdateWay,
+)
+from rollgym.trainer.inference.errors import InferenceError, WeightsError
+from rollgym.trainer.inference.partial_reply import PartialReply
+from rollgym.trainer.inference.server_http import ServerHttp
+from rollgym.trainer.inference.server_link import ENGINE_SIGNS, FAREWELL_S, SIGNS_OF_LIFE, ServerLink
+from rollgym.trainer.inference.server_pauses import ServerPauses
+from rollgym.trainer.inference.server_replies import ServerReplies
+from rollgym.trainer.inference.server_updates import TensorCarrier, WeightUpdates
+from rollgym.trainer.inference.server_weights import ServedAdapters, ServedWeights
+from rollgym.trainer.inference.under_way import UnderWay
 
 
 class ServerClient:

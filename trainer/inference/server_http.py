@@ -14,13 +14,13 @@ from typing import Any, TypeVar
 
 import orjson
 
-from trainer.core.errors import ConfigError
-from trainer.inference.arrivals import Arrival
-from trainer.inference.calls import HttpAnswer, HttpCall, message_of
-from trainer.inference.connections import Connections, LostCallError, NotConnectedError
-from trainer.inference.dialect import Conversation
-from trainer.inference.engine_watch import EngineWatch
-from trainer.inference.errors import InferenceError, MalformedReplyError, ServerGoneError, words_of
+from rollgym.trainer.core.errors import ConfigError
+from rollgym.trainer.inference.arrivals import Arrival
+from rollgym.trainer.inference.calls import HttpAnswer, HttpCall, message_of
+from rollgym.trainer.inference.connections import Connections, LostCallError, NotConnectedError
+from rollgym.trainer.inference.dialect import Conversation
+from rollgym.trainer.inference.engine_watch import EngineWatch
+from rollgym.trainer.inference.errors import InferenceError, MalformedReplyError, ServerGoneError, words_of
 
 Result = TypeVar("Result")
 OnBody = Callable[[bytes], None]

@@ -5,17 +5,17 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TypeVar
 
-from trainer.config.inference import DialectName
-from trainer.core.errors import TrainerError
-from trainer.inference import sglang_probe, vllm_probe
-from trainer.inference.dialect import Capabilities, Conversation, Dialect, Need, Seen
-from trainer.inference.errors import (
+from rollgym.trainer.config.inference import DialectName
+from rollgym.trainer.core.errors import TrainerError
+from rollgym.trainer.inference import sglang_probe, vllm_probe
+from rollgym.trainer.inference.dialect import Capabilities, Conversation, Dialect, Need, Seen
+from rollgym.trainer.inference.errors import (
     InferenceError,
     MalformedReplyError,
     RequestRefusedError,
     ServerSetupError,
 )
-from trainer.inference.server_http import ServerHttp
+from rollgym.trainer.inference.server_http import ServerHttp
 
 Result = TypeVar("Result")
 

@@ -3,13 +3,13 @@
 import asyncio
 from collections.abc import Sequence
 
-from trainer.core.errors import ConfigError
-from trainer.inference.base import PauseMode
-from trainer.inference.dialect import MemoryTag
-from trainer.inference.errors import WeightUpdateError, words_of
-from trainer.inference.server_link import ServerLink
-from trainer.inference.server_weights import ServedWeights
-from trainer.inference.under_way import UnderWay
+from rollgym.trainer.core.errors import ConfigError
+from rollgym.trainer.inference.base import PauseMode
+from rollgym.trainer.inference.dialect import MemoryTag
+from rollgym.trainer.inference.errors import WeightUpdateError, words_of
+from rollgym.trainer.inference.server_link import ServerLink
+from rollgym.trainer.inference.server_weights import ServedWeights
+from rollgym.trainer.inference.under_way import UnderWay
 
 
 class ServerPauses:

@@ -10,9 +10,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainer.config.inference import InferenceSettings, LaunchSettings, vllm_lora_rank
-from trainer.core.errors import ConfigError
-from trainer.inference.launch import ServerProcess
+from rollgym.trainer.config.inference import InferenceSettings, LaunchSettings, vllm_lora_rank
+from rollgym.trainer.core.errors import ConfigError
+from rollgym.trainer.inference.launch import ServerProcess
 
 SERVED_NAME = "policy"
 """What the model is called on servers that we start."""

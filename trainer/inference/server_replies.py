@@ -11,15 +11,15 @@ from uuid import uuid4
 
 import orjson
 
-from trainer.core.errors import ConfigError
-from trainer.inference.base import FinishReason, InferenceCounters, SamplingParams, check_length
-from trainer.inference.calls import HttpAnswer, streamed
-from trainer.inference.errors import MalformedReplyError, RepeatedAbortError, RequestRefusedError
-from trainer.inference.partial_reply import PartialReply
-from trainer.inference.server_link import ServerLink
-from trainer.inference.server_weights import ServedAdapters, ServedWeights
-from trainer.inference.stretches import GenerationCall, Stretch
-from trainer.inference.under_way import OngoingReply, UnderWay, all_set
+from rollgym.trainer.core.errors import ConfigError
+from rollgym.trainer.inference.base import FinishReason, InferenceCounters, SamplingParams, check_length
+from rollgym.trainer.inference.calls import HttpAnswer, streamed
+from rollgym.trainer.inference.errors import MalformedReplyError, RepeatedAbortError, RequestRefusedError
+from rollgym.trainer.inference.partial_reply import PartialReply
+from rollgym.trainer.inference.server_link import ServerLink
+from rollgym.trainer.inference.server_weights import ServedAdapters, ServedWeights
+from rollgym.trainer.inference.stretches import GenerationCall, Stretch
+from rollgym.trainer.inference.under_way import OngoingReply, UnderWay, all_set
 
 _EMPTY_ABORTS = 8
 """Aborts without a token, one after the other, that nobody explains."""

@@ -5,15 +5,15 @@ from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import asynccontextmanager
 from typing import Any, Protocol
 
-from trainer.core.ending import to_its_end
-from trainer.core.errors import ConfigError
-from trainer.inference.base import AdapterSource, PauseMode, WeightSource
-from trainer.inference.dialect import Bucket, GroupAddress
-from trainer.inference.errors import InferenceError, RequestRefusedError, WeightUpdateError, words_of
-from trainer.inference.server_link import ServerLink
-from trainer.inference.server_pauses import ServerPauses
-from trainer.inference.server_weights import ServedAdapters, ServedWeights
-from trainer.inference.under_way import UnderWay
+from rollgym.trainer.core.ending import to_its_end
+from rollgym.trainer.core.errors import ConfigError
+from rollgym.trainer.inference.base import AdapterSource, PauseMode, WeightSource
+from rollgym.trainer.inference.dialect import Bucket, GroupAddress
+from rollgym.trainer.inference.errors import InferenceError, RequestRefusedError, WeightUpdateError, words_of
+from rollgym.trainer.inference.server_link import ServerLink
+from rollgym.trainer.inference.server_pauses import ServerPauses
+from rollgym.trainer.inference.server_weights import ServedAdapters, ServedWeights
+from rollgym.trainer.inference.under_way import UnderWay
 
 
 class TensorCarrier(Protocol):

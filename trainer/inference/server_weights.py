@@ -6,17 +6,17 @@ Weights are called by the run and the version, so that those of two runs that up
 import asyncio
 from uuid import uuid4
 
-from trainer.inference.base import SamplingParams
-from trainer.inference.dialect import GroupAddress
-from trainer.inference.errors import (
+from rollgym.trainer.inference.base import SamplingParams
+from rollgym.trainer.inference.dialect import GroupAddress
+from rollgym.trainer.inference.errors import (
     ForeignWeightsError,
     MalformedReplyError,
     WeightsError,
     WeightsLostError,
 )
-from trainer.inference.server_link import ServerLink
-from trainer.inference.stretches import GenerationCall, Stretch
-from trainer.inference.under_way import OngoingReply, UnderWay
+from rollgym.trainer.inference.server_link import ServerLink
+from rollgym.trainer.inference.stretches import GenerationCall, Stretch
+from rollgym.trainer.inference.under_way import OngoingReply, UnderWay
 
 _UNNAMED = "default"
 """What servers call weights that they started with."""

@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trainer.inference.base import PauseMode, SamplingParams
-from trainer.inference.calls import (
+from rollgym.trainer.inference.base import PauseMode, SamplingParams
+from rollgym.trainer.inference.calls import (
     HttpAnswer,
     HttpCall,
     header_value,
@@ -13,10 +13,17 @@ from trainer.inference.calls import (
     read_object,
     steering,
 )
-from trainer.inference.dialect import Bucket, Capabilities, Conversation, GroupAddress, MemoryTag, require
-from trainer.inference.errors import RequestRefusedError
-from trainer.inference.sglang_replies import drawn, joined, read_prompt_logprobs, read_stretch
-from trainer.inference.stretches import GenerationCall, Stretch, common_sampling
+from rollgym.trainer.inference.dialect import (
+    Bucket,
+    Capabilities,
+    Conversation,
+    GroupAddress,
+    MemoryTag,
+    require,
+)
+from rollgym.trainer.inference.errors import RequestRefusedError
+from rollgym.trainer.inference.sglang_replies import drawn, joined, read_prompt_logprobs, read_stretch
+from rollgym.trainer.inference.stretches import GenerationCall, Stretch, common_sampling
 
 _MODES: Mapping[PauseMode, str] = {
     # It has no mode that waits: the client has waited, and what others sent is put back.

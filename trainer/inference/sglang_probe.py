@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from trainer.inference.calls import HttpCall, part_of, read_object, steering
-from trainer.inference.dialect import (
+from rollgym.trainer.inference.calls import HttpCall, part_of, read_object, steering
+from rollgym.trainer.inference.dialect import (
     Capabilities,
     Conversation,
     LogprobsOf,
@@ -13,9 +13,9 @@ from trainer.inference.dialect import (
     read_release,
     require,
 )
-from trainer.inference.errors import ServerSetupError, ServerTooOldError
-from trainer.inference.sglang import SglangDialect
-from trainer.inference.sglang_replies import read_first_logprob
+from rollgym.trainer.inference.errors import ServerSetupError, ServerTooOldError
+from rollgym.trainer.inference.sglang import SglangDialect
+from rollgym.trainer.inference.sglang_replies import read_first_logprob
 
 SIGN_OF_LIFE = "/model_info"
 """What its front end answers by itself. `/health` draws a token, unless the server is told otherwise: it says nothing

@@ -3,11 +3,18 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trainer.inference.base import FinishReason
-from trainer.inference.calls import HttpAnswer, list_of, logprob_of, part_of, read_object, token_ids_of
-from trainer.inference.errors import InferenceError, MalformedReplyError
-from trainer.inference.routed_experts import read_integers
-from trainer.inference.stretches import (
+from rollgym.trainer.inference.base import FinishReason
+from rollgym.trainer.inference.calls import (
+    HttpAnswer,
+    list_of,
+    logprob_of,
+    part_of,
+    read_object,
+    token_ids_of,
+)
+from rollgym.trainer.inference.errors import InferenceError, MalformedReplyError
+from rollgym.trainer.inference.routed_experts import read_integers
+from rollgym.trainer.inference.stretches import (
     GenerationCall,
     Stretch,
     checked_stretch,

@@ -4,9 +4,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from trainer.inference.base import FinishReason, SamplingParams
-from trainer.inference.errors import MalformedReplyError
-from trainer.records.experts import Experts
+from rollgym.trainer.inference.base import FinishReason, SamplingParams
+from rollgym.trainer.inference.errors import MalformedReplyError
+from rollgym.trainer.records.experts import Experts
 
 
 @dataclass(frozen=True, slots=True)

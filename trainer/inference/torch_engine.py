@@ -14,8 +14,8 @@ from typing import Any, Self
 
 from transformers import PreTrainedModel
 
-from trainer.core.errors import RunError
-from trainer.inference.base import (
+from rollgym.trainer.core.errors import RunError
+from rollgym.trainer.inference.base import (
     GenerationRequest,
     GenerationResult,
     InferenceCounters,
@@ -24,8 +24,8 @@ from trainer.inference.base import (
     WeightSource,
     check_length,
 )
-from trainer.inference.decoding import ActiveBatch
-from trainer.models.weights import load_weights, twin_of
+from rollgym.trainer.inference.decoding import ActiveBatch
+from rollgym.trainer.models.weights import load_weights, twin_of
 
 
 class WeightsLeftOffError(RunError):

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from trainer.inference.partial_reply import PartialReply
+from rollgym.trainer.inference.partial_reply import PartialReply
 
 _SETTLE_S = 1.0
 """So long after the last of the answers that a pause brought about, what is not here was never admitted."""

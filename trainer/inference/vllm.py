@@ -6,12 +6,19 @@ Routes that steer exist only where the server was started with `VLLM_SERVER_DEV_
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trainer.inference.base import PauseMode, SamplingParams
-from trainer.inference.calls import HttpAnswer, HttpCall, header_value, part_of, read_object, steering
-from trainer.inference.dialect import Bucket, Capabilities, Conversation, GroupAddress, MemoryTag, require
-from trainer.inference.errors import RequestRefusedError
-from trainer.inference.stretches import GenerationCall, Stretch, common_sampling
-from trainer.inference.vllm_replies import drawn, joined, read_prompt_logprobs, read_stretch
+from rollgym.trainer.inference.base import PauseMode, SamplingParams
+from rollgym.trainer.inference.calls import HttpAnswer, HttpCall, header_value, part_of, read_object, steering
+from rollgym.trainer.inference.dialect import (
+    Bucket,
+    Capabilities,
+    Conversation,
+    GroupAddress,
+    MemoryTag,
+    require,
+)
+from rollgym.trainer.inference.errors import RequestRefusedError
+from rollgym.trainer.inference.stretches import GenerationCall, Stretch, common_sampling
+from rollgym.trainer.inference.vllm_replies import drawn, joined, read_prompt_logprobs, read_stretch
 
 NAMES_WEIGHTS = (0, 28)
 """The first release whose weights have a name, and that aborts requests by theirs."""

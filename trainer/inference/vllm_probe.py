@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from trainer.inference.calls import HttpCall, part_of, read_object, steering
-from trainer.inference.dialect import (
+from rollgym.trainer.inference.calls import HttpCall, part_of, read_object, steering
+from rollgym.trainer.inference.dialect import (
     Capabilities,
     Conversation,
     LogprobsOf,
@@ -13,8 +13,8 @@ from trainer.inference.dialect import (
     read_release,
     require,
 )
-from trainer.inference.errors import MalformedReplyError, ServerTooOldError
-from trainer.inference.vllm import (
+from rollgym.trainer.inference.errors import MalformedReplyError, ServerTooOldError
+from rollgym.trainer.inference.vllm import (
     COMPLETIONS,
     DEV_MODE,
     GENERATE,
@@ -23,7 +23,7 @@ from trainer.inference.vllm import (
     VllmDialect,
     weight_label,
 )
-from trainer.inference.vllm_replies import read_first_logprob
+from rollgym.trainer.inference.vllm_replies import read_first_logprob
 
 SIGN_OF_LIFE = "/health"
 """What it answers as long as its engine has not failed, paused or not."""

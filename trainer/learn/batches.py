@@ -9,12 +9,12 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from trainer.algorithms.batch import TrajectoryBatch
-from trainer.backends.batching import pad_rows
-from trainer.learn.rows import Row, RowBuilder
-from trainer.records.group import Group
-from trainer.records.trajectory import Outcome, Trajectory
-from trainer.tasks.task import Task
+from rollgym.trainer.algorithms.batch import TrajectoryBatch
+from rollgym.trainer.backends.batching import pad_rows
+from rollgym.trainer.learn.rows import Row, RowBuilder
+from rollgym.trainer.records.group import Group
+from rollgym.trainer.records.trajectory import Outcome, Trajectory
+from rollgym.trainer.tasks.task import Task
 
 
 @dataclass(frozen=True, slots=True)

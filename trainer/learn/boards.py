@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from trainer.config.output import MlflowSettings, SwanlabSettings, TrackingSettings, WandbSettings
-from trainer.core.run_files import write_errors
+from rollgym.trainer.config.output import MlflowSettings, SwanlabSettings, TrackingSettings, WandbSettings
+from rollgym.trainer.core.run_files import write_errors
 
 BOARDS_FILE = "boards.json"
 """Names the runs of other trackers that a resumed run goes on with."""

@@ -6,10 +6,10 @@ from itertools import pairwise
 
 import torch
 
-from trainer.backends.base import TrainRow
-from trainer.core.errors import ConfigError
-from trainer.rollout.rendering import ChatRenderer
-from trainer.tasks.examples import Conversation, Message
+from rollgym.trainer.backends.base import TrainRow
+from rollgym.trainer.core.errors import ConfigError
+from rollgym.trainer.rollout.rendering import ChatRenderer
+from rollgym.trainer.tasks.examples import Conversation, Message
 
 ASSISTANT = frozenset({"assistant"})
 

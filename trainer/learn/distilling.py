@@ -8,13 +8,13 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from trainer.algorithms.aggregation import Denominators, Metrics, aggregate, collect, means
-from trainer.algorithms.distillation import sampled_reverse_kl
-from trainer.backends.base import MicroBatch, StepReport, TrainBackend, TrainRow
-from trainer.backends.distillation_head import TEACHER_FIELD
-from trainer.backends.skipping import SkippedSteps
-from trainer.learn.batches import EpisodeBatch
-from trainer.learn.hindsight import Hindsight, scores_in_place
+from rollgym.trainer.algorithms.aggregation import Denominators, Metrics, aggregate, collect, means
+from rollgym.trainer.algorithms.distillation import sampled_reverse_kl
+from rollgym.trainer.backends.base import MicroBatch, StepReport, TrainBackend, TrainRow
+from rollgym.trainer.backends.distillation_head import TEACHER_FIELD
+from rollgym.trainer.backends.skipping import SkippedSteps
+from rollgym.trainer.learn.batches import EpisodeBatch
+from rollgym.trainer.learn.hindsight import Hindsight, scores_in_place
 
 
 class Teacher(Protocol):

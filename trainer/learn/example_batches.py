@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from trainer.core.seeding import generator
+from rollgym.trainer.core.seeding import generator
 
 
 @dataclass(frozen=True, slots=True)

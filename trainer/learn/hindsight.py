@@ -5,13 +5,13 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from trainer.backends.base import TrainRow
-from trainer.config.distillation import FeedbackSettings
-from trainer.core.errors import ConfigError
-from trainer.learn.batches import EpisodeBatch
-from trainer.learn.rows import Row
-from trainer.records.trajectory import Trajectory, Turn
-from trainer.rollout.rendering import ChatRenderer
+from rollgym.trainer.backends.base import TrainRow
+from rollgym.trainer.config.distillation import FeedbackSettings
+from rollgym.trainer.core.errors import ConfigError
+from rollgym.trainer.learn.batches import EpisodeBatch
+from rollgym.trainer.learn.rows import Row
+from rollgym.trainer.records.trajectory import Trajectory, Turn
+from rollgym.trainer.rollout.rendering import ChatRenderer
 
 _QUESTION = {"role": "user", "content": "x"}
 _MARK = "a-hint-that-no-template-rewrites"

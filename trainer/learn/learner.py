@@ -10,20 +10,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainer.algorithms.aggregation import Denominators, means, merge
-from trainer.algorithms.batch import RowBatch
-from trainer.algorithms.corrections import version_shares
-from trainer.algorithms.credit import after_update, compute_advantages, select_episodes, with_returns
-from trainer.algorithms.settings import AlgorithmSettings
-from trainer.algorithms.state import AlgorithmState, Memory, adapted_coefficient
-from trainer.backends.base import Digest, Scorer, StepReport, TrainBackend, TrainRow
-from trainer.backends.batching import pad_rows
-from trainer.backends.skipping import SkippedSteps
-from trainer.core.errors import InvalidNumberError, TrainerError
-from trainer.core.numbers import not_finite
-from trainer.core.seeding import derive_seed, generator
-from trainer.learn.batches import EpisodeBatch
-from trainer.learn.prepared import (
+from rollgym.trainer.algorithms.aggregation import Denominators, means, merge
+from rollgym.trainer.algorithms.batch import RowBatch
+from rollgym.trainer.algorithms.corrections import version_shares
+from rollgym.trainer.algorithms.credit import after_update, compute_advantages, select_episodes, with_returns
+from rollgym.trainer.algorithms.settings import AlgorithmSettings
+from rollgym.trainer.algorithms.state import AlgorithmState, Memory, adapted_coefficient
+from rollgym.trainer.backends.base import Digest, Scorer, StepReport, TrainBackend, TrainRow
+from rollgym.trainer.backends.batching import pad_rows
+from rollgym.trainer.backends.skipping import SkippedSteps
+from rollgym.trainer.core.errors import InvalidNumberError, TrainerError
+from rollgym.trainer.core.numbers import not_finite
+from rollgym.trainer.core.seeding import derive_seed, generator
+from rollgym.trainer.learn.batches import EpisodeBatch
+from rollgym.trainer.learn.prepared import (
     elsewhere_of,
     positive_tokens,
     prepared_rows,
@@ -31,8 +31,8 @@ from trainer.learn.prepared import (
     sequences_of,
     unpadded,
 )
-from trainer.learn.shares import critic_share, policy_share
-from trainer.learn.update_metrics import mismatch, step_metrics
+from rollgym.trainer.learn.shares import critic_share, policy_share
+from rollgym.trainer.learn.update_metrics import mismatch, step_metrics
 
 _MEMORY = "algorithm"
 """The part of a checkpoint that holds what the algorithm remembers."""

@@ -7,15 +7,15 @@ from typing import assert_never
 import torch
 from torch import Tensor
 
-from trainer.algorithms.batch import StepTokens
-from trainer.algorithms.corrections import interpolated_logprobs
-from trainer.algorithms.objective import bounded_difference
-from trainer.algorithms.prepare import prepare_step
-from trainer.algorithms.ratio import elsewhere
-from trainer.algorithms.settings import AlgorithmSettings
-from trainer.backends.base import TrainBackend, TrainRow
-from trainer.backends.batching import pad_rows
-from trainer.learn.batches import EpisodeBatch
+from rollgym.trainer.algorithms.batch import StepTokens
+from rollgym.trainer.algorithms.corrections import interpolated_logprobs
+from rollgym.trainer.algorithms.objective import bounded_difference
+from rollgym.trainer.algorithms.prepare import prepare_step
+from rollgym.trainer.algorithms.ratio import elsewhere
+from rollgym.trainer.algorithms.settings import AlgorithmSettings
+from rollgym.trainer.backends.base import TrainBackend, TrainRow
+from rollgym.trainer.backends.batching import pad_rows
+from rollgym.trainer.learn.batches import EpisodeBatch
 
 
 def prepared_rows(

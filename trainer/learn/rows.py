@@ -7,9 +7,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from trainer.backends.base import TrainRow
-from trainer.records.images import PlacedImage, images_until
-from trainer.records.trajectory import Trajectory
+from rollgym.trainer.backends.base import TrainRow
+from rollgym.trainer.records.images import PlacedImage, images_until
+from rollgym.trainer.records.trajectory import Trajectory
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,11 +2,11 @@
 
 from torch import Tensor
 
-from trainer.algorithms.aggregation import Denominators, Metrics
-from trainer.algorithms.batch import LossInputs
-from trainer.algorithms.objective import critic_loss, policy_loss
-from trainer.algorithms.settings import AlgorithmSettings
-from trainer.backends.base import MicroBatch
+from rollgym.trainer.algorithms.aggregation import Denominators, Metrics
+from rollgym.trainer.algorithms.batch import LossInputs
+from rollgym.trainer.algorithms.objective import critic_loss, policy_loss
+from rollgym.trainer.algorithms.settings import AlgorithmSettings
+from rollgym.trainer.backends.base import MicroBatch
 
 
 def policy_share(

@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from trainer.records.group import Group
-from trainer.records.timeline import Phase, Timeline
-from trainer.records.trajectory import Outcome, Trajectory
+from rollgym.trainer.records.group import Group
+from rollgym.trainer.records.timeline import Phase, Timeline
+from rollgym.trainer.records.trajectory import Outcome, Trajectory
 
 _OF_THE_WAIT = (Phase.GENERATE, Phase.ENVIRONMENT, Phase.VERIFY)
 """What of the time in which a step waits for episodes has a name of its own; the rest is `wait`."""

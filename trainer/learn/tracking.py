@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainer.config.output import TrackingSettings, current_metric
-from trainer.core.run_files import LineFile, lines_and_sizes, read_lines, write_errors
-from trainer.learn.boards import GuardedBoard
-from trainer.records.group import Group
+from rollgym.trainer.config.output import TrackingSettings, current_metric
+from rollgym.trainer.core.run_files import LineFile, lines_and_sizes, read_lines, write_errors
+from rollgym.trainer.learn.boards import GuardedBoard
+from rollgym.trainer.records.group import Group
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter

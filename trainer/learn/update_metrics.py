@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from trainer.algorithms.corrections import mismatch_metrics
-from trainer.backends.base import StepReport, TrainRow
-from trainer.learn.batches import EpisodeBatch
+from rollgym.trainer.algorithms.corrections import mismatch_metrics
+from rollgym.trainer.backends.base import StepReport, TrainRow
+from rollgym.trainer.learn.batches import EpisodeBatch
 
 _LAGS = ("lag_0", "lag_1", "lag_2_up")
 """Names of parts of the mismatch: tokens of the version that is trained, of the one before it, and of all others."""

@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
-from trainer.config.run import RunSettings
-from trainer.core.device import torch_device
-from trainer.core.errors import ConfigError
-from trainer.models.shape import ModelShape
+from rollgym.trainer.config.run import RunSettings
+from rollgym.trainer.core.device import torch_device
+from rollgym.trainer.core.errors import ConfigError
+from rollgym.trainer.models.shape import ModelShape
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from trainer.core.errors import ConfigError
+from rollgym.trainer.core.errors import ConfigError
 
 FAMILIES = ("llama", "qwen2", "qwen3", "qwen3_moe")
 """What models are called (`model_type` of their config.json) whose layers are built here."""
@@ -16,7 +16,7 @@ ROUTED = ("qwen2_moe", "qwen3_moe")
 
 
 class Mesh(Protocol):
-    """How ranks share the work; see `trainer.backends.rank_group.MeshShape`."""
+    """How ranks share the work; see `rollgym.trainer.backends.rank_group.MeshShape`."""
 
     @property
     def data(self) -> int:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import MoeModelOutputWithPast
 
-from trainer.models.pictures import ImageTensors, tokens_or_embeddings
+from rollgym.trainer.models.pictures import ImageTensors, tokens_or_embeddings
 
 
 class _States(MoeModelOutputWithPast):

@@ -27,10 +27,10 @@ from transformers import (
     PreTrainedModel,
 )
 
-from trainer.config.checks import check_model_path
-from trainer.core.errors import ConfigError
-from trainer.models.shards import SHARD_BYTES, ShardWriter
-from trainer.models.weights import hub_tensors
+from rollgym.trainer.config.checks import check_model_path
+from rollgym.trainer.core.errors import ConfigError
+from rollgym.trainer.models.shards import SHARD_BYTES, ShardWriter
+from rollgym.trainer.models.weights import hub_tensors
 
 _HUB_TIMEOUT_S = 8.0
 _FILES = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja")

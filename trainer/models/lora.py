@@ -16,9 +16,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from trainer.config.model import LoraSettings
-from trainer.core.errors import ConfigError
-from trainer.models.shards import disk_errors
+from rollgym.trainer.config.model import LoraSettings
+from rollgym.trainer.core.errors import ConfigError
+from rollgym.trainer.models.shards import disk_errors
 
 ADAPTER_CONFIG = "adapter_config.json"
 _ADAPTER_WEIGHTS = "adapter_model.safetensors"

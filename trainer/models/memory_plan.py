@@ -19,8 +19,8 @@ attention, which keeps no scores. `tests/trainer/models/test_memory_plan.py` che
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from trainer.config.backend import BackendKind
-from trainer.models.shape import ModelShape
+from rollgym.trainer.config.backend import BackendKind
+from rollgym.trainer.models.shape import ModelShape
 
 GIB = 2**30
 LOGITS_AT_ONCE = 2**26

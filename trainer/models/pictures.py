@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from transformers import AutoProcessor, PreTrainedModel
 
-from trainer.core.errors import ConfigError
-from trainer.records.images import Picture, PlacedImage
+from rollgym.trainer.core.errors import ConfigError
+from rollgym.trainer.records.images import Picture, PlacedImage
 
 BLIND = "the model reads text only"
 """Why a policy sees no pictures, where nothing else is said."""

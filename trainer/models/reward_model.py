@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
-from trainer.core.errors import ConfigError
-from trainer.models.shards import disk_errors
-from trainer.models.value_head import ValueModel
+from rollgym.trainer.core.errors import ConfigError
+from rollgym.trainer.models.shards import disk_errors
+from rollgym.trainer.models.value_head import ValueModel
 
 _BODY, _HEAD = "body.", "head."
 

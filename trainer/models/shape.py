@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Self
 
-from trainer.core.errors import ConfigError
+from rollgym.trainer.core.errors import ConfigError
 
 _FOUR_NORMS = frozenset({"gemma2", "gemma3", "gemma3_text"})
 _NORMS_OF_HEADS = frozenset({"qwen3", "qwen3_moe", "gemma3", "gemma3_text"})

@@ -16,10 +16,10 @@ from transformers import (
 )
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
-from trainer.config.model import VisionSettings
-from trainer.core.errors import ConfigError
-from trainer.models.pictures import PictureProcessor
-from trainer.models.tokenizer import IMAGE
+from rollgym.trainer.config.model import VisionSettings
+from rollgym.trainer.core.errors import ConfigError
+from rollgym.trainer.models.pictures import PictureProcessor
+from rollgym.trainer.models.tokenizer import IMAGE
 
 _INITIAL_DEVIATION = 0.08
 """The library's 0.02 suits widths of thousands; with it a narrow model's attention starts flat, and long stays so."""

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from trainer.models.weights import twin_of
+from rollgym.trainer.models.weights import twin_of
 
 
 class ValueModel(nn.Module):

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
-from trainer.models.lora import is_adapter, merged, plain_name
+from rollgym.trainer.models.lora import is_adapter, merged, plain_name
 
 
 def parameters_of(model: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
-from trainer.core.errors import TrainerError
-from trainer.core.run_files import sync_to_disk
-from trainer.records.pieces import InPieces, SavedPieces
+from rollgym.trainer.core.errors import TrainerError
+from rollgym.trainer.core.run_files import sync_to_disk
+from rollgym.trainer.records.pieces import InPieces, SavedPieces
 
 MANIFEST = "manifest.json"
 """The file of a checkpoint that is written last: the digests of all others."""

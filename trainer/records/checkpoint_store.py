@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
-from trainer.core.run_files import sync_to_disk, write_errors
-from trainer.records.checkpoint import (
+from rollgym.trainer.core.run_files import sync_to_disk, write_errors
+from rollgym.trainer.records.checkpoint import (
     Checkpoint,
     CheckpointError,
     RunState,

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from trainer.records.trajectory import Trajectory
-from trainer.tasks.task import Task
+from rollgym.trainer.records.trajectory import Trajectory
+from rollgym.trainer.tasks.task import Task
 
 KEPT = "kept"
 """What a filter says of a group that is trained on."""

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from trainer.records.schema import EpisodeFormatError
+from rollgym.trainer.records.schema import EpisodeFormatError
 
 _MOST_PIXELS = 2**24
 """Pixels of the largest picture that is read: a kilobyte on the wire may take the event loop a second to unpack."""

@@ -10,7 +10,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from trainer.core.run_files import DamagedFileError, LineFile, read_lines
+from rollgym.trainer.core.run_files import DamagedFileError, LineFile, read_lines
 
 LEDGER_FILE = "ledger.jsonl"
 """The ledger's name in a run's directory."""

@@ -17,7 +17,7 @@ from zlib import crc32
 
 import msgpack
 
-from trainer.core.run_files import WriteError, sync_to_disk, write_errors
+from rollgym.trainer.core.run_files import WriteError, sync_to_disk, write_errors
 
 ROLLOUT_LOG_FOLDER = "rollout_log"
 """The log's name in a run's directory."""

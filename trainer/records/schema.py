@@ -13,7 +13,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, InstanceOf, ValidationError
 
-from trainer.core.errors import TrainerError
+from rollgym.trainer.core.errors import TrainerError
 
 EPISODE_FORMAT = 1
 """The version of the form that this release writes and reads."""
@@ -44,7 +44,7 @@ class _Schema(BaseModel):
 
 
 class RewardPartSchema(_Schema):
-    """A verifier beside the task's own; see `trainer.tasks.task.RewardPart`."""
+    """A verifier beside the task's own; see `rollgym.trainer.tasks.task.RewardPart`."""
 
     name: _Text
     verifier: _Text
@@ -56,7 +56,7 @@ class RewardPartSchema(_Schema):
 
 
 class RewardMixtureSchema(_Schema):
-    """What a task's reward is made of; see `trainer.tasks.task.RewardMixture`."""
+    """What a task's reward is made of; see `rollgym.trainer.tasks.task.RewardMixture`."""
 
     own: _Number
     parts: list[RewardPartSchema]
@@ -77,7 +77,7 @@ class TaskSchema(_Schema):
 
 
 class ImageSchema(_Schema):
-    """A picture and its tokens; see `trainer.records.images.PlacedImage`."""
+    """A picture and its tokens; see `rollgym.trainer.records.images.PlacedImage`."""
 
     start: _Count
     end: _Count
@@ -85,7 +85,7 @@ class ImageSchema(_Schema):
 
 
 class SegmentSchema(_Schema):
-    """One sequence of tokens; see `trainer.records.segment.Segment`."""
+    """One sequence of tokens; see `rollgym.trainer.records.segment.Segment`."""
 
     ids: list[_Count] = Field(fail_fast=True)
     action_mask: list[Annotated[int, Field(ge=0, le=1)]] = Field(fail_fast=True)
@@ -99,7 +99,7 @@ class SegmentSchema(_Schema):
 
 
 class TurnSchema(_Schema):
-    """One reply; see `trainer.records.trajectory.Turn`."""
+    """One reply; see `rollgym.trainer.records.trajectory.Turn`."""
 
     observation: _Text
     reply: _Text
@@ -115,7 +115,7 @@ class TurnSchema(_Schema):
 
 
 class EpisodeSchema(_Schema):
-    """One episode; see `trainer.records.trajectory.Trajectory`."""
+    """One episode; see `rollgym.trainer.records.trajectory.Trajectory`."""
 
     task: TaskSchema
     member: _Count

@@ -13,11 +13,11 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from trainer.records.experts import Experts
-from trainer.records.experts import as_record as experts_as_record
-from trainer.records.experts import from_record as experts_from_record
-from trainer.records.images import PlacedImage, read_image
-from trainer.records.schema import EpisodeFormatError, SegmentSchema, member_of, runs, spread
+from rollgym.trainer.records.experts import Experts
+from rollgym.trainer.records.experts import as_record as experts_as_record
+from rollgym.trainer.records.experts import from_record as experts_from_record
+from rollgym.trainer.records.images import PlacedImage, read_image
+from rollgym.trainer.records.schema import EpisodeFormatError, SegmentSchema, member_of, runs, spread
 
 _Value = TypeVar("_Value", int, float)
 

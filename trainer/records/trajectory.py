@@ -1,6 +1,6 @@
 """What an episode leaves behind, turn by turn: what was said, what came of it, and the tokens as they were sampled.
 
-As plain data (`trainer.records.schema`) a trajectory is complete: it can be read back.
+As plain data (`rollgym.trainer.records.schema`) a trajectory is complete: it can be read back.
 """
 
 import warnings
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from trainer.records.schema import (
+from rollgym.trainer.records.schema import (
     EPISODE_FORMAT,
     EpisodeFormatError,
     TaskSchema,
@@ -18,9 +18,9 @@ from trainer.records.schema import (
     member_of,
     read_schema,
 )
-from trainer.records.segment import PrefixBreak, Segment
-from trainer.records.timeline import Timeline
-from trainer.tasks.task import RewardMixture, RewardPart, Task
+from rollgym.trainer.records.segment import PrefixBreak, Segment
+from rollgym.trainer.records.timeline import Timeline
+from rollgym.trainer.tasks.task import RewardMixture, RewardPart, Task
 
 
 class Outcome(StrEnum):

@@ -8,18 +8,18 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from clients.process.terminal import wrapped
-from trainer.core.errors import ConfigError
-from trainer.core.seeding import derive_seed
-from trainer.inference.base import GenerationRequest, InferenceClient, SamplingParams
-from trainer.records.segment import PrefixBreak
-from trainer.records.timeline import Phase
-from trainer.records.trajectory import Trajectory, Turn
-from trainer.rollout.context import Compaction, Message
-from trainer.rollout.prompts import PromptBuilder
-from trainer.rollout.recall import session_key
-from trainer.rollout.recorder import Recorder
-from trainer.rollout.rendering import Prompt
+from rollgym.clients.process.terminal import wrapped
+from rollgym.trainer.core.errors import ConfigError
+from rollgym.trainer.core.seeding import derive_seed
+from rollgym.trainer.inference.base import GenerationRequest, InferenceClient, SamplingParams
+from rollgym.trainer.records.segment import PrefixBreak
+from rollgym.trainer.records.timeline import Phase
+from rollgym.trainer.records.trajectory import Trajectory, Turn
+from rollgym.trainer.rollout.context import Compaction, Message
+from rollgym.trainer.rollout.prompts import PromptBuilder
+from rollgym.trainer.rollout.recall import session_key
+from rollgym.trainer.rollout.recorder import Recorder
+from rollgym.trainer.rollout.rendering import Prompt
 
 
 @dataclass(frozen=True, slots=True)

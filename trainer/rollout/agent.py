@@ -4,17 +4,17 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any
 
-from clients.client.session import EnvSession
-from clients.protocol.arrays import DecodeError
-from clients.protocol.errors import ProblemError
-from trainer.core.errors import InvalidNumberError, UnplayableTaskError
-from trainer.core.numbers import finite_number
-from trainer.records.timeline import Phase
-from trainer.records.trajectory import Outcome, Trajectory, Turn
-from trainer.rollout.actors import Actor, ContextOverflowError, View
-from trainer.rollout.context import observation_messages, pictures_of
-from trainer.rollout.episode_metrics import EpisodeMetrics
-from trainer.tasks.task import Task
+from rollgym.clients.client.session import EnvSession
+from rollgym.clients.protocol.arrays import DecodeError
+from rollgym.clients.protocol.errors import ProblemError
+from rollgym.trainer.core.errors import InvalidNumberError, UnplayableTaskError
+from rollgym.trainer.core.numbers import finite_number
+from rollgym.trainer.records.timeline import Phase
+from rollgym.trainer.records.trajectory import Outcome, Trajectory, Turn
+from rollgym.trainer.rollout.actors import Actor, ContextOverflowError, View
+from rollgym.trainer.rollout.context import observation_messages, pictures_of
+from rollgym.trainer.rollout.episode_metrics import EpisodeMetrics
+from rollgym.trainer.tasks.task import Task
 
 _TIMEOUT_CODES = frozenset({"step_timeout"})
 _CLIENTFAULTS = frozenset(

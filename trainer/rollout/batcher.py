@@ -9,14 +9,14 @@ ends, the next in line starts, and the batch waits for it.
 import asyncio
 from collections import deque
 
-from trainer.inference.base import (
+from rollgym.trainer.inference.base import (
     GenerationRequest,
     GenerationResult,
     InferenceClient,
 )
-from trainer.inference.forwarding import ForwardingClient
-from trainer.rollout.slots import EpisodeSlots
-from trainer.tasks.task import Task
+from rollgym.trainer.inference.forwarding import ForwardingClient
+from rollgym.trainer.rollout.slots import EpisodeSlots
+from rollgym.trainer.tasks.task import Task
 
 
 class _Batch:

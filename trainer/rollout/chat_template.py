@@ -10,8 +10,8 @@ from typing import Any
 
 import jinja2
 
-from trainer.core.errors import ConfigError
-from trainer.rollout.context import Message, prefixed
+from rollgym.trainer.core.errors import ConfigError
+from rollgym.trainer.rollout.context import Message, prefixed
 
 Tool = Mapping[str, Any]
 """What a tool is called, what it does and what it takes, as chat templates have it."""

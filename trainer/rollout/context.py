@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from clients.protocol.arrays import DecodeError, MediaBytes
-from trainer.config.rollout import SUMMARY_REQUEST, SUMMARY_TOKENS, PromptSettings
-from trainer.core.plugins import Plugin, load_plugin
-from trainer.records.images import Picture, is_picture
+from rollgym.clients.protocol.arrays import DecodeError, MediaBytes
+from rollgym.trainer.config.rollout import SUMMARY_REQUEST, SUMMARY_TOKENS, PromptSettings
+from rollgym.trainer.core.plugins import Plugin, load_plugin
+from rollgym.trainer.records.images import Picture, is_picture
 
 _LAST_TURNS = 3
 Message = Mapping[str, Any]

@@ -11,14 +11,14 @@ from typing import Literal, Self
 
 from gymnasium.spaces import Space, Text
 
-from clients.client.answers import reading
-from clients.client.client import EnvClient
-from clients.client.session import EnvSession
-from clients.protocol.errors import ProblemError
-from clients.protocol.spaces import UnicodeText
-from trainer.core.errors import ConfigError
-from trainer.rollout.outages import OutageReport
-from trainer.tasks.task import Task
+from rollgym.clients.client.answers import reading
+from rollgym.clients.client.client import EnvClient
+from rollgym.clients.client.session import EnvSession
+from rollgym.clients.protocol.errors import ProblemError
+from rollgym.clients.protocol.spaces import UnicodeText
+from rollgym.trainer.core.errors import ConfigError
+from rollgym.trainer.rollout.outages import OutageReport
+from rollgym.trainer.tasks.task import Task
 
 OPERATION_TIMEOUT_S = 600.0
 _CLOSING_S = 2.0

@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from trainer.core.errors import ConfigError, InvalidNumberError
-from trainer.core.numbers import finite_number
+from rollgym.trainer.core.errors import ConfigError, InvalidNumberError
+from rollgym.trainer.core.numbers import finite_number
 
 AGGREGATIONS: Mapping[str, Callable[[Sequence[float]], float]] = MappingProxyType(
     {

@@ -7,24 +7,24 @@ from inspect import isawaitable
 from itertools import compress
 from typing import Any, Protocol, cast
 
-from clients.client.session import EnvSession
-from clients.protocol.arrays import DecodeError
-from clients.protocol.errors import ProblemError
-from trainer.core.errors import InvalidNumberError, PluginError, UnplayableTaskError
-from trainer.core.numbers import MOST_IDS, finite_number, integers_within
-from trainer.core.plugins import Plugin
-from trainer.records.group import Group
-from trainer.records.rollout_log import EpisodeKey
-from trainer.records.segment import Segment
-from trainer.records.timeline import Phase
-from trainer.records.trajectory import Outcome, Trajectory, Turn
-from trainer.rollout.actors import Actor, ContextOverflowError
-from trainer.rollout.agent import note_failure, play_episode, reward_parts
-from trainer.rollout.environments import EnvironmentPool
-from trainer.rollout.logged_session import EpisodeLostError, LoggedSession
-from trainer.rollout.mixtures import mix_reward
-from trainer.rollout.recall import EpisodeTape, Recall
-from trainer.tasks.task import Task
+from rollgym.clients.client.session import EnvSession
+from rollgym.clients.protocol.arrays import DecodeError
+from rollgym.clients.protocol.errors import ProblemError
+from rollgym.trainer.core.errors import InvalidNumberError, PluginError, UnplayableTaskError
+from rollgym.trainer.core.numbers import MOST_IDS, finite_number, integers_within
+from rollgym.trainer.core.plugins import Plugin
+from rollgym.trainer.records.group import Group
+from rollgym.trainer.records.rollout_log import EpisodeKey
+from rollgym.trainer.records.segment import Segment
+from rollgym.trainer.records.timeline import Phase
+from rollgym.trainer.records.trajectory import Outcome, Trajectory, Turn
+from rollgym.trainer.rollout.actors import Actor, ContextOverflowError
+from rollgym.trainer.rollout.agent import note_failure, play_episode, reward_parts
+from rollgym.trainer.rollout.environments import EnvironmentPool
+from rollgym.trainer.rollout.logged_session import EpisodeLostError, LoggedSession
+from rollgym.trainer.rollout.mixtures import mix_reward
+from rollgym.trainer.rollout.recall import EpisodeTape, Recall
+from rollgym.trainer.tasks.task import Task
 
 _OWN_IDS = ": record the ids that the policy's own tokenizer or `actor.act` gave"
 

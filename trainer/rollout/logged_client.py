@@ -1,8 +1,8 @@
 """An inference client whose replies are in the rollout log, and come from it where it has them."""
 
-from trainer.inference.base import GenerationRequest, GenerationResult, InferenceClient
-from trainer.inference.forwarding import ForwardingClient
-from trainer.rollout.recall import Recall
+from rollgym.trainer.inference.base import GenerationRequest, GenerationResult, InferenceClient
+from rollgym.trainer.inference.forwarding import ForwardingClient
+from rollgym.trainer.rollout.recall import Recall
 
 
 class LoggedClient(ForwardingClient):

@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 from typing import Any
 
-from clients.client.operation import ResetResult, StepResult
-from clients.client.session import EnvSession
-from clients.protocol.episode import PortableEpisode, step_digest
-from clients.protocol.errors import ProblemError
-from clients.protocol.values import decode_value, encode_value
-from trainer.rollout.recall import RESET, STEP, EpisodeTape
+from rollgym.clients.client.operation import ResetResult, StepResult
+from rollgym.clients.client.session import EnvSession
+from rollgym.clients.protocol.episode import PortableEpisode, step_digest
+from rollgym.clients.protocol.errors import ProblemError
+from rollgym.clients.protocol.values import decode_value, encode_value
+from rollgym.trainer.rollout.recall import RESET, STEP, EpisodeTape
 
 
 class EpisodeLostError(Exception):

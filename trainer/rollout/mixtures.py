@@ -4,16 +4,16 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
-from clients.protocol.arrays import DecodeError
-from clients.protocol.errors import ProblemError
-from clients.protocol.messages import Verdict
-from trainer.core.errors import InvalidNumberError
-from trainer.core.numbers import finite_number
-from trainer.records.timeline import Phase
-from trainer.records.trajectory import Trajectory
-from trainer.rollout.agent import FAULTS, note_failure
-from trainer.rollout.environments import EnvironmentPool
-from trainer.tasks.task import RewardMixture, RewardPart, Task
+from rollgym.clients.protocol.arrays import DecodeError
+from rollgym.clients.protocol.errors import ProblemError
+from rollgym.clients.protocol.messages import Verdict
+from rollgym.trainer.core.errors import InvalidNumberError
+from rollgym.trainer.core.numbers import finite_number
+from rollgym.trainer.records.timeline import Phase
+from rollgym.trainer.records.trajectory import Trajectory
+from rollgym.trainer.rollout.agent import FAULTS, note_failure
+from rollgym.trainer.rollout.environments import EnvironmentPool
+from rollgym.trainer.tasks.task import RewardMixture, RewardPart, Task
 
 
 async def mix_reward(pool: EnvironmentPool, trajectory: Trajectory) -> None:

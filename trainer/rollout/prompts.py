@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from clients.protocol.arrays import DecodeError
-from trainer.config.rollout import PromptSettings
-from trainer.records.trajectory import Trajectory
-from trainer.rollout.chat_template import Tool
-from trainer.rollout.context import (
+from rollgym.clients.protocol.arrays import DecodeError
+from rollgym.trainer.config.rollout import PromptSettings
+from rollgym.trainer.records.trajectory import Trajectory
+from rollgym.trainer.rollout.chat_template import Tool
+from rollgym.trainer.rollout.context import (
     Compaction,
     ContextPolicy,
     Exchange,
@@ -16,7 +16,7 @@ from trainer.rollout.context import (
     compaction,
     with_instruction,
 )
-from trainer.rollout.rendering import ChatRenderer, Prompt
+from rollgym.trainer.rollout.rendering import ChatRenderer, Prompt
 
 
 class PromptBuilder:

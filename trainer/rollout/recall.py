@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
 
-from trainer.inference.base import GenerationRequest, GenerationResult
-from trainer.records.experts import ExpertsReader, ExpertsWriter
-from trainer.records.rollout_log import Entry, EpisodeKey, RolloutLog
-from trainer.records.schema import runs
-from trainer.records.trajectory import Outcome, Trajectory
+from rollgym.trainer.inference.base import GenerationRequest, GenerationResult
+from rollgym.trainer.records.experts import ExpertsReader, ExpertsWriter
+from rollgym.trainer.records.rollout_log import Entry, EpisodeKey, RolloutLog
+from rollgym.trainer.records.schema import runs
+from rollgym.trainer.records.trajectory import Outcome, Trajectory
 
 TRAINING = "train"
 """Purpose of the episodes that are logged."""

@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import isfinite
 
-from trainer.core.errors import InvalidNumberError, RunError
-from trainer.core.numbers import LARGEST, finite_number
-from trainer.inference.base import GenerationResult
-from trainer.records.images import PlacedImage, first_difference
-from trainer.records.segment import PrefixBreak, Segment
-from trainer.records.trajectory import Trajectory
+from rollgym.trainer.core.errors import InvalidNumberError, RunError
+from rollgym.trainer.core.numbers import LARGEST, finite_number
+from rollgym.trainer.inference.base import GenerationResult
+from rollgym.trainer.records.images import PlacedImage, first_difference
+from rollgym.trainer.records.segment import PrefixBreak, Segment
+from rollgym.trainer.records.trajectory import Trajectory
 
 _ROUNDING = 1e-3
 """How far above 0 rounding may leave a log-probability."""

@@ -9,12 +9,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from trainer.core.errors import ConfigError, UnplayableTaskError
-from trainer.core.numbers import MOST_IDS
-from trainer.models.pictures import BLIND, PictureProcessor
-from trainer.records.images import PlacedImage
-from trainer.rollout.chat_template import ChatTemplate, Tool
-from trainer.rollout.context import Message, pictures_of, without_text
+from rollgym.trainer.core.errors import ConfigError, UnplayableTaskError
+from rollgym.trainer.core.numbers import MOST_IDS
+from rollgym.trainer.models.pictures import BLIND, PictureProcessor
+from rollgym.trainer.records.images import PlacedImage
+from rollgym.trainer.rollout.chat_template import ChatTemplate, Tool
+from rollgym.trainer.rollout.context import Message, pictures_of, without_text
 
 _REPLY = "a-reply-that-no-template-rewrites"
 _PROBE_REPLIES = ("Up", "<think>first left,\nthen up</think><answer>Up</answer>", "two\nlines.")

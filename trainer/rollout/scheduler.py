@@ -10,13 +10,13 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 
-from trainer.core.errors import InvalidNumberError, RunError
-from trainer.records.group import KEPT, Group, GroupPlan, StepGroups
-from trainer.records.ledger import Ledger
-from trainer.records.trajectory import Outcome, Trajectory
-from trainer.rollout.admission import AdmissionWindow
-from trainer.rollout.slots import EpisodeSlots, Slot
-from trainer.tasks.task import Task, TaskSource
+from rollgym.trainer.core.errors import InvalidNumberError, RunError
+from rollgym.trainer.records.group import KEPT, Group, GroupPlan, StepGroups
+from rollgym.trainer.records.ledger import Ledger
+from rollgym.trainer.records.trajectory import Outcome, Trajectory
+from rollgym.trainer.rollout.admission import AdmissionWindow
+from rollgym.trainer.rollout.slots import EpisodeSlots, Slot
+from rollgym.trainer.tasks.task import Task, TaskSource
 
 _LONGEST_DETAIL = 300
 """Characters of a failure's reason that are kept: it may hold whatever an environment wrote."""

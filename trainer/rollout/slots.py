@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from trainer.tasks.task import Task
+from rollgym.trainer.tasks.task import Task
 
 
 class EpisodeSlots:

@@ -12,12 +12,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from trainer.config.rollout import CurriculumSettings
-from trainer.core.errors import ConfigError
-from trainer.core.run_files import DamagedFileError, LineFile, lines_and_sizes, write_errors
-from trainer.core.seeding import generator
-from trainer.tasks.sources import TaskStream, counts_in_block
-from trainer.tasks.task import Task
+from rollgym.trainer.config.rollout import CurriculumSettings
+from rollgym.trainer.core.errors import ConfigError
+from rollgym.trainer.core.run_files import DamagedFileError, LineFile, lines_and_sizes, write_errors
+from rollgym.trainer.core.seeding import generator
+from rollgym.trainer.tasks.sources import TaskStream, counts_in_block
+from rollgym.trainer.tasks.task import Task
 
 CURRICULUM_FILE = "curriculum.jsonl"
 """The log's name in a run's directory."""

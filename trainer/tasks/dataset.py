@@ -9,13 +9,13 @@ from typing import Any
 
 import orjson
 
-from trainer.config.data import DatasetSettings, DifficultySettings
-from trainer.core.errors import ConfigError
-from trainer.core.seeding import derive_seed, generator
-from trainer.tasks.curriculum import CurriculumTaskSource
-from trainer.tasks.rows import Row, RowPlace, read_rows
-from trainer.tasks.sources import InterleavedTaskSource
-from trainer.tasks.task import RewardMixture, RewardPart, Task, TaskSource
+from rollgym.trainer.config.data import DatasetSettings, DifficultySettings
+from rollgym.trainer.core.errors import ConfigError
+from rollgym.trainer.core.seeding import derive_seed, generator
+from rollgym.trainer.tasks.curriculum import CurriculumTaskSource
+from rollgym.trainer.tasks.rows import Row, RowPlace, read_rows
+from rollgym.trainer.tasks.sources import InterleavedTaskSource
+from rollgym.trainer.tasks.task import RewardMixture, RewardPart, Task, TaskSource
 
 _MOST_NAMED = 8
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from trainer.config.data import ExamplesSettings
-from trainer.core.errors import ConfigError
-from trainer.tasks.rows import Row, read_rows
+from rollgym.trainer.config.data import ExamplesSettings
+from rollgym.trainer.core.errors import ConfigError
+from rollgym.trainer.tasks.rows import Row, read_rows
 
 Message = Mapping[str, Any]
 _ROLES = ("system", "user", "assistant", "tool", "developer")

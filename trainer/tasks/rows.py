@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from trainer.config.data import RowsSettings
-from trainer.core.errors import ConfigError
+from rollgym.trainer.config.data import RowsSettings
+from rollgym.trainer.core.errors import ConfigError
 
 _BATCH_ROWS = 1024
 _SHOWN = 60

@@ -8,11 +8,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from trainer.config.rollout import TaskSettings
-from trainer.core.errors import ConfigError
-from trainer.core.plugins import Plugin
-from trainer.core.seeding import MAX_WIRE_SEED, derive_seed, generator
-from trainer.tasks.task import Task
+from rollgym.trainer.config.rollout import TaskSettings
+from rollgym.trainer.core.errors import ConfigError
+from rollgym.trainer.core.plugins import Plugin
+from rollgym.trainer.core.seeding import MAX_WIRE_SEED, derive_seed, generator
+from rollgym.trainer.tasks.task import Task
 
 _KEPT_BLOCKS = 64
 

@@ -7,14 +7,14 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from trainer.algorithms.aggregation import Denominators
-from trainer.algorithms.batch import LossInputs, RowBatch, StepTokens, TrajectoryBatch
-from trainer.algorithms.credit import AdvantageResult, compute_advantages
-from trainer.algorithms.filter_settings import RewardSettings
-from trainer.algorithms.objective import policy_loss
-from trainer.algorithms.prepare import prepare_step
-from trainer.algorithms.rewards import turn_rewards
-from trainer.algorithms.settings import AlgorithmSettings
+from rollgym.trainer.algorithms.aggregation import Denominators
+from rollgym.trainer.algorithms.batch import LossInputs, RowBatch, StepTokens, TrajectoryBatch
+from rollgym.trainer.algorithms.credit import AdvantageResult, compute_advantages
+from rollgym.trainer.algorithms.filter_settings import RewardSettings
+from rollgym.trainer.algorithms.objective import policy_loss
+from rollgym.trainer.algorithms.prepare import prepare_step
+from rollgym.trainer.algorithms.rewards import turn_rewards
+from rollgym.trainer.algorithms.settings import AlgorithmSettings
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,21 +6,21 @@ from typing import Any
 import torch
 
 from benchmarks.conformance.peers.ours import Case, Choice, Peer, advantages, algorithm, loss, shaped
-from trainer.algorithms.advantages import normalised_tokens, whitened
-from trainer.algorithms.aggregation import Denominators
-from trainer.algorithms.corrections import (
+from rollgym.trainer.algorithms.advantages import normalised_tokens, whitened
+from rollgym.trainer.algorithms.aggregation import Denominators
+from rollgym.trainer.algorithms.corrections import (
     importance_weights,
     interpolated_logprobs,
     rejection_mask,
     truncated,
     version_shares,
 )
-from trainer.algorithms.filter_settings import OverlongSettings, RewardSettings
-from trainer.algorithms.kl import kl_estimate
-from trainer.algorithms.loss_settings import PreferenceLossSettings
-from trainer.algorithms.objective import critic_loss
-from trainer.algorithms.preference import Replies, paired_loss
-from trainer.algorithms.prepare import second_moment_mask
+from rollgym.trainer.algorithms.filter_settings import OverlongSettings, RewardSettings
+from rollgym.trainer.algorithms.kl import kl_estimate
+from rollgym.trainer.algorithms.loss_settings import PreferenceLossSettings
+from rollgym.trainer.algorithms.objective import critic_loss
+from rollgym.trainer.algorithms.preference import Replies, paired_loss
+from rollgym.trainer.algorithms.prepare import second_moment_mask
 
 Found = Mapping[str, Any]
 MEASURES = {"ratio": "ratio", "kl_k1": "k1", "kl_k2": "k2", "kl_k3": "k3"}

@@ -6,15 +6,15 @@ from typing import Any
 import torch
 
 from benchmarks.conformance.peers.ours import Case, Choice, Peer, advantages, algorithm, loss, shaped
-from trainer.algorithms.advantages import whitened
-from trainer.algorithms.aggregation import Denominators, aggregate
-from trainer.algorithms.filter_settings import OverlongSettings, RewardSettings
-from trainer.algorithms.kl import kl_estimate
-from trainer.algorithms.loss_settings import KLSettings, PreferenceLossSettings
-from trainer.algorithms.objective import critic_loss
-from trainer.algorithms.preference import Replies, bradley_terry_loss, paired_loss
-from trainer.algorithms.ratio import log_ratio
-from trainer.algorithms.state import adapted_coefficient
+from rollgym.trainer.algorithms.advantages import whitened
+from rollgym.trainer.algorithms.aggregation import Denominators, aggregate
+from rollgym.trainer.algorithms.filter_settings import OverlongSettings, RewardSettings
+from rollgym.trainer.algorithms.kl import kl_estimate
+from rollgym.trainer.algorithms.loss_settings import KLSettings, PreferenceLossSettings
+from rollgym.trainer.algorithms.objective import critic_loss
+from rollgym.trainer.algorithms.preference import Replies, bradley_terry_loss, paired_loss
+from rollgym.trainer.algorithms.ratio import log_ratio
+from rollgym.trainer.algorithms.state import adapted_coefficient
 
 Found = Mapping[str, Any]
 MEASURES = {"ratio": "ratio", "binary_kl": "behaviour_kl", "tv": "variation"}

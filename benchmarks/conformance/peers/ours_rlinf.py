@@ -5,12 +5,12 @@ import torch
 from benchmarks.conformance.peers.ours import Case, Choice, Peer, advantages, algorithm, loss
 from benchmarks.conformance.peers.ours_siirl import has_empty_row
 from benchmarks.conformance.peers.ours_verl import ESTIMATORS, Found, kl_penalty
-from trainer.algorithms.advantages import generalized_advantages, group_advantages, whitened
-from trainer.algorithms.aggregation import Denominators, aggregate
-from trainer.algorithms.corrections import version_shares
-from trainer.algorithms.losses import ppo_surrogate
-from trainer.algorithms.objective import critic_loss
-from trainer.algorithms.ratio import log_ratio
+from rollgym.trainer.algorithms.advantages import generalized_advantages, group_advantages, whitened
+from rollgym.trainer.algorithms.aggregation import Denominators, aggregate
+from rollgym.trainer.algorithms.corrections import version_shares
+from rollgym.trainer.algorithms.losses import ppo_surrogate
+from rollgym.trainer.algorithms.objective import critic_loss
+from rollgym.trainer.algorithms.ratio import log_ratio
 
 
 def grpo(case: Case) -> Found:

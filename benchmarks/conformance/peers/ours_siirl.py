@@ -12,8 +12,8 @@ from benchmarks.conformance.peers.ours_verl import (
     varies,
 )
 from benchmarks.conformance.peers.ours_verl_losses import surrogate
-from trainer.algorithms.aggregation import Denominators, aggregate
-from trainer.algorithms.objective import critic_loss
+from rollgym.trainer.algorithms.aggregation import Denominators, aggregate
+from rollgym.trainer.algorithms.objective import critic_loss
 
 MODES = ("token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm", "seq-mean-token-mean")
 

@@ -7,17 +7,17 @@ from torch import Tensor
 
 from benchmarks.conformance.peers.ours import Case, Choice, Peer, advantages, algorithm, episodes_of, loss
 from benchmarks.conformance.peers.ours_verl import Found, adaptive_kl, alone
-from trainer.algorithms.advantages import generalized_advantages, whitened
-from trainer.algorithms.aggregation import Denominators, aggregate
-from trainer.algorithms.batch import StepTokens
-from trainer.algorithms.credit import select_episodes
-from trainer.algorithms.filter_settings import ZeroVarianceFilter
-from trainer.algorithms.filters import filter_groups
-from trainer.algorithms.kl import kl_estimate
-from trainer.algorithms.losses import dppo_surrogate
-from trainer.algorithms.objective import critic_loss
-from trainer.algorithms.prepare import prepare_step
-from trainer.algorithms.returns import token_returns
+from rollgym.trainer.algorithms.advantages import generalized_advantages, whitened
+from rollgym.trainer.algorithms.aggregation import Denominators, aggregate
+from rollgym.trainer.algorithms.batch import StepTokens
+from rollgym.trainer.algorithms.credit import select_episodes
+from rollgym.trainer.algorithms.filter_settings import ZeroVarianceFilter
+from rollgym.trainer.algorithms.filters import filter_groups
+from rollgym.trainer.algorithms.kl import kl_estimate
+from rollgym.trainer.algorithms.losses import dppo_surrogate
+from rollgym.trainer.algorithms.objective import critic_loss
+from rollgym.trainer.algorithms.prepare import prepare_step
+from rollgym.trainer.algorithms.returns import token_returns
 
 GROUP: dict[str, dict[str, Any]] = {
     "grpo": {"singleton": "raw"},

@@ -6,12 +6,12 @@ from typing import Any
 import torch
 
 from benchmarks.conformance.peers.ours import Case, Peer
-from trainer.algorithms.advantages import group_advantages
-from trainer.algorithms.distillation import divergence
-from trainer.algorithms.kl import centred_kl_advantages, kl_estimate
-from trainer.algorithms.loss_settings import PreferenceLossSettings
-from trainer.algorithms.preference import Replies, paired_loss
-from trainer.algorithms.returns import token_returns
+from rollgym.trainer.algorithms.advantages import group_advantages
+from rollgym.trainer.algorithms.distillation import divergence
+from rollgym.trainer.algorithms.kl import centred_kl_advantages, kl_estimate
+from rollgym.trainer.algorithms.loss_settings import PreferenceLossSettings
+from rollgym.trainer.algorithms.preference import Replies, paired_loss
+from rollgym.trainer.algorithms.returns import token_returns
 
 Found = Mapping[str, Any]
 

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from benchmarks.conformance.peers.ours import Case, Choice, Peer, advantages, algorithm, loss
-from trainer.algorithms.advantages import generalized_advantages, group_advantages, whitened
-from trainer.algorithms.aggregation import Denominators, aggregate
-from trainer.algorithms.gigpo import anchor_groups, gigpo_advantages
-from trainer.algorithms.kl import kl_estimate
-from trainer.algorithms.loss_settings import KLSettings
-from trainer.algorithms.state import adapted_coefficient
+from rollgym.trainer.algorithms.advantages import generalized_advantages, group_advantages, whitened
+from rollgym.trainer.algorithms.aggregation import Denominators, aggregate
+from rollgym.trainer.algorithms.gigpo import anchor_groups, gigpo_advantages
+from rollgym.trainer.algorithms.kl import kl_estimate
+from rollgym.trainer.algorithms.loss_settings import KLSettings
+from rollgym.trainer.algorithms.state import adapted_coefficient
 
 Found = Mapping[str, Any]
 GROUP = {

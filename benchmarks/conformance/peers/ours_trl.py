@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from benchmarks.conformance.peers.ours import Case, Choice, Peer, advantages, algorithm, loss, shaped
-from trainer.algorithms.advantages import group_advantages
-from trainer.algorithms.aggregation import Denominators
-from trainer.algorithms.filter_settings import RewardSettings
-from trainer.algorithms.gdpo import gdpo_advantages
-from trainer.algorithms.kl import kl_estimate
+from rollgym.trainer.algorithms.advantages import group_advantages
+from rollgym.trainer.algorithms.aggregation import Denominators
+from rollgym.trainer.algorithms.filter_settings import RewardSettings
+from rollgym.trainer.algorithms.gdpo import gdpo_advantages
+from rollgym.trainer.algorithms.kl import kl_estimate
 
 Found = Mapping[str, Any]
 MODES = {

@@ -16,15 +16,15 @@ from benchmarks.conformance.peers.ours_verl_losses import (
     value,
     weights,
 )
-from trainer.algorithms.advantages import whitened
-from trainer.algorithms.corrections import (
+from rollgym.trainer.algorithms.advantages import whitened
+from rollgym.trainer.algorithms.corrections import (
     mismatch_metrics,
 )
-from trainer.algorithms.gdpo import gdpo_advantages
-from trainer.algorithms.kl import kl_estimate
-from trainer.algorithms.loss_settings import KLSettings
-from trainer.algorithms.state import adapted_coefficient
-from trainer.algorithms.token_baseline import optimal_token_baseline_advantages
+from rollgym.trainer.algorithms.gdpo import gdpo_advantages
+from rollgym.trainer.algorithms.kl import kl_estimate
+from rollgym.trainer.algorithms.loss_settings import KLSettings
+from rollgym.trainer.algorithms.state import adapted_coefficient
+from rollgym.trainer.algorithms.token_baseline import optimal_token_baseline_advantages
 
 Found = Mapping[str, Any]
 

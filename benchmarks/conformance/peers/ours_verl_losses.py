@@ -7,15 +7,15 @@ from typing import Any
 import torch
 
 from benchmarks.conformance.peers.ours import Case, algorithm, loss
-from trainer.algorithms.aggregation import Denominators, aggregate
-from trainer.algorithms.corrections import (
+from rollgym.trainer.algorithms.aggregation import Denominators, aggregate
+from rollgym.trainer.algorithms.corrections import (
     banded,
     importance_weights,
     normalised,
     rejection_mask,
     truncated,
 )
-from trainer.algorithms.objective import critic_loss
+from rollgym.trainer.algorithms.objective import critic_loss
 
 Found = Mapping[str, Any]
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import uvicorn
 
-from envs.games.frozen_lake import FrozenLakeEnv
+from rollgym.envs.games.frozen_lake import FrozenLakeEnv
 
 
 class Lake:

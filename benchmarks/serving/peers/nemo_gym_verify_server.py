@@ -15,7 +15,7 @@ from nemo_gym.server_utils import ServerClient
 from omegaconf import OmegaConf
 from resources_servers.gymnasium import extract_text
 
-from envs.verifiers.arithmetic import ArithmeticEnv
+from rollgym.envs.verifiers.arithmetic import ArithmeticEnv
 
 _VERIFIER = ArithmeticEnv()
 

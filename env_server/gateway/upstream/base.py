@@ -7,11 +7,11 @@ from typing import Any, ClassVar
 
 from gymnasium import Space
 
-from clients.protocol.errors import ProblemError
-from clients.protocol.messages import UpstreamProtocol
-from clients.protocol.spaces import UnicodeText
-from env_server.catalog.kwargs_rules import NO_KWARGS
-from env_server.workers.base import EnvironmentRaised, Spaces, StepOutcome, Verdict
+from rollgym.clients.protocol.errors import ProblemError
+from rollgym.clients.protocol.messages import UpstreamProtocol
+from rollgym.clients.protocol.spaces import UnicodeText
+from rollgym.env_server.catalog.kwargs_rules import NO_KWARGS
+from rollgym.env_server.workers.base import EnvironmentRaised, Spaces, StepOutcome, Verdict
 
 LATER = frozenset({429, 503})
 """The statuses of HTTP that say that nothing was done, and may be at another time."""

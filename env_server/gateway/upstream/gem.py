@@ -4,19 +4,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from clients.protocol.errors import ProblemError
-from env_server.gateway.upstream.base import (
+from rollgym.clients.protocol.errors import ProblemError
+from rollgym.env_server.gateway.upstream.base import (
     LATER,
     EnvironmentSpec,
     SessionUnknownError,
     Upstream,
     UpstreamError,
 )
-from env_server.gateway.upstream.http import read_outcome
-from env_server.gateway.upstream.http_client import TargetClient, TargetLimits, detail_of
-from env_server.gateway.upstream.reading import as_text, read_foreign_info
-from env_server.gateway.upstream.targets import Target
-from env_server.workers.base import EnvironmentRaised, Spaces, StepOutcome
+from rollgym.env_server.gateway.upstream.http import read_outcome
+from rollgym.env_server.gateway.upstream.http_client import TargetClient, TargetLimits, detail_of
+from rollgym.env_server.gateway.upstream.reading import as_text, read_foreign_info
+from rollgym.env_server.gateway.upstream.targets import Target
+from rollgym.env_server.workers.base import EnvironmentRaised, Spaces, StepOutcome
 
 PREFIX = "/apis/v1/envs/gem"
 

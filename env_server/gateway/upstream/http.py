@@ -11,19 +11,19 @@ from typing import Any
 
 from gymnasium import Space
 
-from clients.protocol.arrays import DecodeError
-from clients.protocol.values import decode_value, encode_value
-from env_server.gateway.upstream.base import (
+from rollgym.clients.protocol.arrays import DecodeError
+from rollgym.clients.protocol.values import decode_value, encode_value
+from rollgym.env_server.gateway.upstream.base import (
     LATER,
     EnvironmentSpec,
     SessionUnknownError,
     Upstream,
     UpstreamError,
 )
-from env_server.gateway.upstream.http_client import TargetClient, TargetLimits, detail_of
-from env_server.gateway.upstream.reading import read_info, read_number, read_spec
-from env_server.gateway.upstream.targets import Target
-from env_server.workers.base import EnvironmentRaised, Spaces, StepOutcome, Verdict
+from rollgym.env_server.gateway.upstream.http_client import TargetClient, TargetLimits, detail_of
+from rollgym.env_server.gateway.upstream.reading import read_info, read_number, read_spec
+from rollgym.env_server.gateway.upstream.targets import Target
+from rollgym.env_server.workers.base import EnvironmentRaised, Spaces, StepOutcome, Verdict
 
 _SPEC_TIMEOUT_S = 20.0
 _CLOSE_TIMEOUT_S = 10.0

@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 import httpx
 import orjson
 
-from env_server.gateway.upstream.base import UpstreamError
-from env_server.gateway.upstream.connections import Attempt, ConnectionLimiter, connect
-from env_server.gateway.upstream.reading import read_json
-from env_server.gateway.upstream.targets import Target
-from env_server.telemetry.logs import CURRENT_TRACE
-from env_server.workers.base import OperationTimeout
+from rollgym.env_server.gateway.upstream.base import UpstreamError
+from rollgym.env_server.gateway.upstream.connections import Attempt, ConnectionLimiter, connect
+from rollgym.env_server.gateway.upstream.reading import read_json
+from rollgym.env_server.gateway.upstream.targets import Target
+from rollgym.env_server.telemetry.logs import CURRENT_TRACE
+from rollgym.env_server.workers.base import OperationTimeout
 
 _CONNECT_TIMEOUT_S = 10.0
 _MAX_DETAIL = 300

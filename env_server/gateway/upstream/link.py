@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from clients.net.caller import Caller
-from clients.net.connection import Connection, Reply
-from clients.net.transport import ConnectionLost
-from clients.protocol.arrays import EncodeError
-from clients.protocol.errors import ProblemError
-from env_server.common.event_loop import Pending
+from rollgym.clients.net.caller import Caller
+from rollgym.clients.net.connection import Connection, Reply
+from rollgym.clients.net.transport import ConnectionLost
+from rollgym.clients.protocol.arrays import EncodeError
+from rollgym.clients.protocol.errors import ProblemError
+from rollgym.env_server.common.event_loop import Pending
 
 # The node gives up on operations by its own time-outs, and a node that is silent is given up by the connection.
 _ANSWER_S = 24 * 3600.0

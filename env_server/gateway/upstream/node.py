@@ -5,11 +5,11 @@ import base64
 import hashlib
 from typing import Any
 
-from clients.net.caller import Caller
-from clients.net.pool import Timing
-from clients.protocol.errors import ProblemError
-from env_server.gateway.upstream.link import Link
-from env_server.gateway.upstream.targets import Target
+from rollgym.clients.net.caller import Caller
+from rollgym.clients.net.pool import Timing
+from rollgym.clients.protocol.errors import ProblemError
+from rollgym.env_server.gateway.upstream.link import Link
+from rollgym.env_server.gateway.upstream.targets import Target
 
 NODE_KEY_CHARACTERS = 8
 _KEY_BYTES = 5

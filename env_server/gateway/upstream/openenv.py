@@ -6,20 +6,25 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 from urllib.parse import urlsplit, urlunsplit
 
-from clients.net.transport import ConnectionLost, WebSocket, open_socket
-from clients.protocol.errors import ProblemError
-from clients.protocol.values import encode_value
-from env_server.gateway.upstream.base import EnvironmentSpec, SessionUnknownError, Upstream, UpstreamError
-from env_server.gateway.upstream.http_client import TargetClient, TargetLimits, detail_of
-from env_server.gateway.upstream.openenv_messages import (
+from rollgym.clients.net.transport import ConnectionLost, WebSocket, open_socket
+from rollgym.clients.protocol.errors import ProblemError
+from rollgym.clients.protocol.values import encode_value
+from rollgym.env_server.gateway.upstream.base import (
+    EnvironmentSpec,
+    SessionUnknownError,
+    Upstream,
+    UpstreamError,
+)
+from rollgym.env_server.gateway.upstream.http_client import TargetClient, TargetLimits, detail_of
+from rollgym.env_server.gateway.upstream.openenv_messages import (
     CLOSE,
     STATE,
     OpenEnvMessages,
     OpenEnvRefused,
     read_data,
 )
-from env_server.gateway.upstream.targets import Target
-from env_server.workers.base import EnvironmentRaised, OperationTimeout, Spaces, StepOutcome
+from rollgym.env_server.gateway.upstream.targets import Target
+from rollgym.env_server.workers.base import EnvironmentRaised, OperationTimeout, Spaces, StepOutcome
 
 _CONNECT_TIMEOUT_S = 10.0
 _GOODBYE_TIMEOUT_S = 5.0

@@ -8,11 +8,11 @@ from typing import Any
 
 import orjson
 
-from clients.protocol.arrays import EncodeError
-from clients.protocol.frames import dumps
-from env_server.gateway.upstream.base import UpstreamError
-from env_server.gateway.upstream.reading import as_text, read_foreign_info, read_json
-from env_server.workers.base import StepOutcome
+from rollgym.clients.protocol.arrays import EncodeError
+from rollgym.clients.protocol.frames import dumps
+from rollgym.env_server.gateway.upstream.base import UpstreamError
+from rollgym.env_server.gateway.upstream.reading import as_text, read_foreign_info, read_json
+from rollgym.env_server.workers.base import StepOutcome
 
 _NOT_OBSERVED = frozenset({"done", "reward", "metadata"})
 _MAX_MESSAGE = 1000

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple, TypeVar
 
 import orjson
 
-from clients.protocol.errors import ProblemError
-from clients.protocol.values import EncodeError, encode_value
-from env_server.gateway.upstream.base import EnvironmentSpec, Upstream, UpstreamError
-from env_server.workers.base import EnvironmentRaised, OperationTimeout
+from rollgym.clients.protocol.errors import ProblemError
+from rollgym.clients.protocol.values import EncodeError, encode_value
+from rollgym.env_server.gateway.upstream.base import EnvironmentSpec, Upstream, UpstreamError
+from rollgym.env_server.workers.base import EnvironmentRaised, OperationTimeout
 
 _SEED = 20_240_229
 _TIMEOUT_S = 30.0

@@ -7,12 +7,12 @@ from typing import Any, Literal
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from clients.protocol.arrays import INTEGER_LIMIT, DecodeError
-from clients.protocol.spaces import UnicodeText, describe_space, parse_space
-from clients.protocol.values import decode_value
-from env_server.catalog.kwargs_rules import NO_KWARGS, KwargsRules
-from env_server.common.settings import ConfigurationError
-from env_server.gateway.upstream.base import EnvironmentSpec, UpstreamError
+from rollgym.clients.protocol.arrays import INTEGER_LIMIT, DecodeError
+from rollgym.clients.protocol.spaces import UnicodeText, describe_space, parse_space
+from rollgym.clients.protocol.values import decode_value
+from rollgym.env_server.catalog.kwargs_rules import NO_KWARGS, KwargsRules
+from rollgym.env_server.common.settings import ConfigurationError
+from rollgym.env_server.gateway.upstream.base import EnvironmentSpec, UpstreamError
 
 _MAX_DEPTH = 200
 _TEXT = describe_space(UnicodeText())

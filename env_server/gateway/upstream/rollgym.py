@@ -7,17 +7,17 @@ from typing import Any
 
 from gymnasium import Space
 
-from clients.net.caller import Caller
-from clients.protocol.arrays import DecodeError
-from clients.protocol.errors import ProblemError
-from clients.protocol.spaces import parse_space
-from clients.protocol.values import decode_value, encode_value
-from env_server.gateway.upstream.base import EnvironmentSpec, Upstream, UpstreamError
-from env_server.gateway.upstream.http import read_outcome, read_verdicts
-from env_server.gateway.upstream.node import Node
-from env_server.gateway.upstream.reading import read_spec
-from env_server.telemetry.logs import CURRENT_TRACE
-from env_server.workers.base import EnvironmentRaised, OperationTimeout, Spaces, StepOutcome, Verdict
+from rollgym.clients.net.caller import Caller
+from rollgym.clients.protocol.arrays import DecodeError
+from rollgym.clients.protocol.errors import ProblemError
+from rollgym.clients.protocol.spaces import parse_space
+from rollgym.clients.protocol.values import decode_value, encode_value
+from rollgym.env_server.gateway.upstream.base import EnvironmentSpec, Upstream, UpstreamError
+from rollgym.env_server.gateway.upstream.http import read_outcome, read_verdicts
+from rollgym.env_server.gateway.upstream.node import Node
+from rollgym.env_server.gateway.upstream.reading import read_spec
+from rollgym.env_server.telemetry.logs import CURRENT_TRACE
+from rollgym.env_server.workers.base import EnvironmentRaised, OperationTimeout, Spaces, StepOutcome, Verdict
 
 _PATIENCE_S = 60.0
 # The server's own time-out comes first, with a better message.

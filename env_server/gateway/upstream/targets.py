@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from urllib.parse import urlsplit, urlunsplit
 
-from clients.protocol.errors import ProblemError
-from env_server.common.settings import ConfigurationError
-from env_server.messages.validation import invalid
+from rollgym.clients.protocol.errors import ProblemError
+from rollgym.env_server.common.settings import ConfigurationError
+from rollgym.env_server.messages.validation import invalid
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network

@@ -9,8 +9,8 @@ from typing import NamedTuple
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from clients.protocol.errors import ProblemError
-from env_server.messages.negotiation import own_path
+from rollgym.clients.protocol.errors import ProblemError
+from rollgym.env_server.messages.negotiation import own_path
 
 CONSOLE_PATH = "/console"
 _PAGES = {CONSOLE_PATH: "index.html", "/docs": "calls.html"}

@@ -15,10 +15,10 @@ from websockets.datastructures import Headers
 from websockets.http11 import Request
 from websockets.server import ServerProtocol
 
-from clients.protocol.errors import ProblemError
-from clients.protocol.frames import dumps
-from env_server.common.setting_sections import MessageSettings
-from env_server.messages.negotiation import PROBLEM_MEDIA_TYPE
+from rollgym.clients.protocol.errors import ProblemError
+from rollgym.clients.protocol.frames import dumps
+from rollgym.env_server.common.setting_sections import MessageSettings
+from rollgym.env_server.messages.negotiation import PROBLEM_MEDIA_TYPE
 
 
 class _Refusal(NamedTuple):

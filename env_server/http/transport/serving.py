@@ -11,9 +11,9 @@ from typing import Any
 
 import uvicorn
 
-from env_server.common.settings import Settings
-from env_server.http.transport.connection import http_protocol
-from env_server.http.transport.write_coalescing import CoalescingProtocol
+from rollgym.env_server.common.settings import Settings
+from rollgym.env_server.http.transport.connection import http_protocol
+from rollgym.env_server.http.transport.write_coalescing import CoalescingProtocol
 
 Message = MutableMapping[str, Any]
 Application = Callable[

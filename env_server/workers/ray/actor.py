@@ -5,10 +5,10 @@ import contextlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from env_server.workers.base import WorkerLost
-from env_server.workers.ray.cluster import RayCluster
-from env_server.workers.ray.scaling import Average
-from env_server.workers.ray.wire import UNANSWERED, Request, dump_requests, load_answers
+from rollgym.env_server.workers.base import WorkerLost
+from rollgym.env_server.workers.ray.cluster import RayCluster
+from rollgym.env_server.workers.ray.scaling import Average
+from rollgym.env_server.workers.ray.wire import UNANSWERED, Request, dump_requests, load_answers
 
 # Two may wait at the actor for answers; one more is on its way, and what is asked for meanwhile goes with the next.
 _CALLS_IN_FLIGHT = 3

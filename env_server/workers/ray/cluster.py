@@ -13,10 +13,10 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
-from clients.process.ray_handlers import gist, own_breakpoints, take_back_signals
-from env_server.common.settings import ConfigurationError
-from env_server.workers.base import WorkerLost
-from env_server.workers.ray.host import Host
+from rollgym.clients.process.ray_handlers import gist, own_breakpoints, take_back_signals
+from rollgym.env_server.common.settings import ConfigurationError
+from rollgym.env_server.workers.base import WorkerLost
+from rollgym.env_server.workers.ray.host import Host
 
 _LOCAL = "local"
 # Answers that are too large for a message pass through it: pictures of many environments at once.

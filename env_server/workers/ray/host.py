@@ -13,10 +13,10 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-from clients.protocol.spaces import describe_space
-from env_server.workers.base import EnvironmentRaised, EnvSource, OperationTimeout, WorkerLost
-from env_server.workers.process import ProcessWorker
-from env_server.workers.ray.wire import UNANSWERED, Request, dump_answer, dump_failure, load_requests
+from rollgym.clients.protocol.spaces import describe_space
+from rollgym.env_server.workers.base import EnvironmentRaised, EnvSource, OperationTimeout, WorkerLost
+from rollgym.env_server.workers.process import ProcessWorker
+from rollgym.env_server.workers.ray.wire import UNANSWERED, Request, dump_answer, dump_failure, load_requests
 
 # A call costs as much as dozens of steps, so that answers wait this long for others that may come at once.
 _GATHER_S = 0.001

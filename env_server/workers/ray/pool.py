@@ -5,10 +5,10 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from env_server.workers.base import NoWorker
-from env_server.workers.ray.actor import Beginning, RayActor
-from env_server.workers.ray.cluster import RayCluster
-from env_server.workers.ray.scaling import Average, ScalingPolicy
+from rollgym.env_server.workers.base import NoWorker
+from rollgym.env_server.workers.ray.actor import Beginning, RayActor
+from rollgym.env_server.workers.ray.cluster import RayCluster
+from rollgym.env_server.workers.ray.scaling import Average, ScalingPolicy
 
 _LOOK_EVERY_S = 1.0
 _LOOK_TIMEOUT_S = 5.0

@@ -7,8 +7,8 @@ import pickle
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-from env_server.workers.base import EnvironmentRaised, OperationTimeout, WorkerLost
-from env_server.workers.wire import (
+from rollgym.env_server.workers.base import EnvironmentRaised, OperationTimeout, WorkerLost
+from rollgym.env_server.workers.wire import (
     RAISED,
     RESULT,
     FrameReader,

@@ -10,9 +10,9 @@ from typing import Any
 
 import orjson
 
-from env_server.common.setting_sections import RaySettings
-from env_server.workers import boundary
-from env_server.workers.base import (
+from rollgym.env_server.common.setting_sections import RaySettings
+from rollgym.env_server.workers import boundary
+from rollgym.env_server.workers.base import (
     EnvironmentRaised,
     EnvSource,
     NoWorker,
@@ -23,11 +23,11 @@ from env_server.workers.base import (
     Worker,
     WorkerLost,
 )
-from env_server.workers.ray.actor import ActorLost, RayActor
-from env_server.workers.ray.cluster import RayCluster
-from env_server.workers.ray.pool import RayPool
-from env_server.workers.ray.scaling import ScalingPolicy
-from env_server.workers.wire import read_space
+from rollgym.env_server.workers.ray.actor import ActorLost, RayActor
+from rollgym.env_server.workers.ray.cluster import RayCluster
+from rollgym.env_server.workers.ray.pool import RayPool
+from rollgym.env_server.workers.ray.scaling import ScalingPolicy
+from rollgym.env_server.workers.wire import read_space
 
 # So many actors may die under one environment's operations before it is blamed.
 _FORGIVEN_DEATHS = 3

@@ -21,7 +21,7 @@ from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any, NoReturn
 
-from envs.code.inside import objects, processes, values
+from rollgym.envs.code.inside import objects, processes, values
 
 _COMMON = (
     *("bisect", "collections", "copy", "datetime", "decimal", "fractions", "functools", "heapq", "itertools"),

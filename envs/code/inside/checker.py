@@ -12,8 +12,8 @@ import unittest
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from envs.code.inside import proxies, pytest_stand_in, stops, values
-from envs.code.inside.tested_program import Program
+from rollgym.envs.code.inside import proxies, pytest_stand_in, stops, values
+from rollgym.envs.code.inside.tested_program import Program
 
 
 class Line:

@@ -7,7 +7,7 @@ import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from envs.code.inside import execution, values
+from rollgym.envs.code.inside import execution, values
 
 CALLBACK = "callback"
 """The kind of a stand-in for a function of the tests."""

@@ -4,7 +4,7 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
-from envs.code.inside import stops, values
+from rollgym.envs.code.inside import stops, values
 
 
 class UnsupportedError(BaseException):

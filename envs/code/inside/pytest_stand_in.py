@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from typing import Any
 
-from envs.code.inside.proxies import UnsupportedError
+from rollgym.envs.code.inside.proxies import UnsupportedError
 
 
 class Raises:

@@ -4,8 +4,8 @@ import builtins
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from envs.code.inside import objects, stops, values
-from envs.code.inside.proxies import KEEPS_MADE, Class, Function, Handle, Made, UnsupportedError
+from rollgym.envs.code.inside import objects, stops, values
+from rollgym.envs.code.inside.proxies import KEEPS_MADE, Class, Function, Handle, Made, UnsupportedError
 
 UNLOADABLE = "it cannot be loaded"
 """How the failure of a program begins that could not even be loaded."""

@@ -1,6 +1,6 @@
 """Problems about lists of numbers."""
 
-from envs.code.problems.problem import Problem, whole, wholes
+from rollgym.envs.code.problems.problem import Problem, whole, wholes
 
 
 def running_maximum(numbers: list[int]) -> list[int]:

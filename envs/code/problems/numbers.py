@@ -1,6 +1,6 @@
 """Problems about numbers."""
 
-from envs.code.problems.problem import Problem, whole, wholes
+from rollgym.envs.code.problems.problem import Problem, whole, wholes
 
 
 def digit_sum(number: int) -> int:

@@ -1,6 +1,6 @@
 """Problems for programs that read and write."""
 
-from envs.code.problems.problem import Generator, Problem, letters, whole, wholes, words
+from rollgym.envs.code.problems.problem import Generator, Problem, letters, whole, wholes, words
 
 
 def sum_lines(text: str) -> str:

@@ -1,6 +1,6 @@
 """Problems about texts."""
 
-from envs.code.problems.problem import Problem, letters, whole, words
+from rollgym.envs.code.problems.problem import Problem, letters, whole, words
 
 
 def run_lengths(text: str) -> str:

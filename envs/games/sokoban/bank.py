@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
-from envs.core.splits import Split
-from envs.games.sokoban.board import Level, parse_level
-from envs.games.sokoban.generator import split_of
-from envs.games.sokoban.levels import SUFFIXES, FileLevel, LevelFileError, read_levels
+from rollgym.envs.core.splits import Split
+from rollgym.envs.games.sokoban.board import Level, parse_level
+from rollgym.envs.games.sokoban.generator import split_of
+from rollgym.envs.games.sokoban.levels import SUFFIXES, FileLevel, LevelFileError, read_levels
 
 _DRAWS = 100
 

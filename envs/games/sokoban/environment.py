@@ -7,14 +7,14 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from envs.core.grid import GridGame, Move, Observation
-from envs.core.kwargs import OPERATOR, OneOf
-from envs.core.splits import SPLIT, checked_split
-from envs.core.text_game import GameKwargs, StepLimit
-from envs.games.sokoban.bank import LevelBank, load_bank
-from envs.games.sokoban.board import ACTIONS, Level, parse_level
-from envs.games.sokoban.generator import Difficulty, GeneratedLevel, example_level, generate
-from envs.games.sokoban.solver import SearchLimitError, push_distances, solve
+from rollgym.envs.core.grid import GridGame, Move, Observation
+from rollgym.envs.core.kwargs import OPERATOR, OneOf
+from rollgym.envs.core.splits import SPLIT, checked_split
+from rollgym.envs.core.text_game import GameKwargs, StepLimit
+from rollgym.envs.games.sokoban.bank import LevelBank, load_bank
+from rollgym.envs.games.sokoban.board import ACTIONS, Level, parse_level
+from rollgym.envs.games.sokoban.generator import Difficulty, GeneratedLevel, example_level, generate
+from rollgym.envs.games.sokoban.solver import SearchLimitError, push_distances, solve
 
 VOCABULARIES: Mapping[str, Mapping[str, str]] = {
     "xsb": {symbol: symbol for symbol in "#@+$*. "},

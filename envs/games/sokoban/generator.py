@@ -11,9 +11,9 @@ from itertools import pairwise
 
 import numpy as np
 
-from envs.core.splits import Split, split_of_text
-from envs.games.sokoban.board import Level, Room
-from envs.games.sokoban.solver import push_distances
+from rollgym.envs.core.splits import Split, split_of_text
+from rollgym.envs.games.sokoban.board import Level, Room
+from rollgym.envs.games.sokoban.solver import push_distances
 
 _MAX_STATES = 40_000
 # All rooms together, a room counting for some states by itself: about thirty milliseconds, since whoever shares the

@@ -8,8 +8,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from envs.games.sokoban.board import is_bordered, is_enclosed, parse_level
-from envs.games.sokoban.solver import push_distances
+from rollgym.envs.games.sokoban.board import is_bordered, is_enclosed, parse_level
+from rollgym.envs.games.sokoban.solver import push_distances
 
 SUFFIXES = frozenset({".txt", ".xsb", ".sok"})
 """What level files of a directory are called."""

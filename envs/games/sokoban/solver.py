@@ -4,7 +4,7 @@ import heapq
 from collections import deque
 from itertools import count
 
-from envs.games.sokoban.board import Level, Room
+from rollgym.envs.games.sokoban.board import Level, Room
 
 State = tuple[frozenset[int], int]
 """Boxes and player."""

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from functools import partial
 
-from envs.core.replies import Section, sections
-from envs.tools.formats.calls import (
+from rollgym.envs.core.replies import Section, sections
+from rollgym.envs.tools.formats.calls import (
     CallFault,
     CallFormat,
     Reading,

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Sequence
 from json import JSONDecodeError, JSONDecoder
 
-from envs.tools.formats.calls import (
+from rollgym.envs.tools.formats.calls import (
     CallFormat,
     Reading,
     Schemas,

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from envs.tools.formats.calls import (
+from rollgym.envs.tools.formats.calls import (
     CallFault,
     CallFormat,
     Reading,

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from envs.tools.formats.calls import CallFault, CallFormat, Reading, Schemas, ToolCall, collect
-from envs.tools.formats.literals import ExpressionParser, literal_of
+from rollgym.envs.tools.formats.calls import CallFault, CallFormat, Reading, Schemas, ToolCall, collect
+from rollgym.envs.tools.formats.literals import ExpressionParser, literal_of
 
 _FENCES = ("```python", "```tool_code", "```")
 _TAG = "<|python_tag|>"

@@ -5,8 +5,8 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from envs.core.replies import sections
-from envs.tools.formats.calls import (
+from rollgym.envs.core.replies import sections
+from rollgym.envs.tools.formats.calls import (
     CallFault,
     CallFormat,
     Reading,
@@ -18,8 +18,8 @@ from envs.tools.formats.calls import (
     parse_name,
     shown,
 )
-from envs.tools.formats.hermes import show_result
-from envs.tools.formats.literals import ExpressionParser, literal_of
+from rollgym.envs.tools.formats.hermes import show_result
+from rollgym.envs.tools.formats.literals import ExpressionParser, literal_of
 
 
 def _read(text: str, schemas: Schemas) -> Reading:

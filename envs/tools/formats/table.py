@@ -3,14 +3,14 @@
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from envs.tools.formats.calls import CallFormat
-from envs.tools.formats.hermes import HERMES
-from envs.tools.formats.llama import LLAMA
-from envs.tools.formats.mistral import MISTRAL
-from envs.tools.formats.openai import OPENAI
-from envs.tools.formats.python_calls import PYTHON_CALLS
-from envs.tools.formats.qwen_xml import QWEN_XML
-from envs.tools.formats.tags import TAGS
+from rollgym.envs.tools.formats.calls import CallFormat
+from rollgym.envs.tools.formats.hermes import HERMES
+from rollgym.envs.tools.formats.llama import LLAMA
+from rollgym.envs.tools.formats.mistral import MISTRAL
+from rollgym.envs.tools.formats.openai import OPENAI
+from rollgym.envs.tools.formats.python_calls import PYTHON_CALLS
+from rollgym.envs.tools.formats.qwen_xml import QWEN_XML
+from rollgym.envs.tools.formats.tags import TAGS
 
 FORMATS: Mapping[str, CallFormat] = MappingProxyType(
     {form.name: form for form in (HERMES, QWEN_XML, OPENAI, LLAMA, MISTRAL, PYTHON_CALLS, TAGS)}

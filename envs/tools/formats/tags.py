@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from envs.tools.formats.calls import (
+from rollgym.envs.tools.formats.calls import (
     CallFault,
     CallFormat,
     Reading,

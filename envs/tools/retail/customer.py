@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from envs.tools.retail.requests import Request
+from rollgym.envs.tools.retail.requests import Request
 
 STOP = "###STOP###"
 """What the customer's last message ends with."""

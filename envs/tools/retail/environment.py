@@ -8,15 +8,15 @@ from typing import Annotated, Any, Unpack
 import orjson
 from pydantic import Field
 
-from envs.core.kwargs import SomeOf
-from envs.core.splits import TaskSplit, checked_split, split_of_text
-from envs.tools.base import CallsPerTurn, Heard, StepLimit, ToolEnv, ToolKwargs, digest
-from envs.tools.formats.calls import ToolCall
-from envs.tools.retail.customer import MOST_HEARD, Customer, Identity
-from envs.tools.retail.database import Database, draw_database
-from envs.tools.retail.requests import REQUEST_KINDS, Request, draw_request, usable_orders
-from envs.tools.retail.shop import WRITES, Shop
-from envs.tools.tool import Tool, Toolbox, ToolResult, parameters
+from rollgym.envs.core.kwargs import SomeOf
+from rollgym.envs.core.splits import TaskSplit, checked_split, split_of_text
+from rollgym.envs.tools.base import CallsPerTurn, Heard, StepLimit, ToolEnv, ToolKwargs, digest
+from rollgym.envs.tools.formats.calls import ToolCall
+from rollgym.envs.tools.retail.customer import MOST_HEARD, Customer, Identity
+from rollgym.envs.tools.retail.database import Database, draw_database
+from rollgym.envs.tools.retail.requests import REQUEST_KINDS, Request, draw_request, usable_orders
+from rollgym.envs.tools.retail.shop import WRITES, Shop
+from rollgym.envs.tools.tool import Tool, Toolbox, ToolResult, parameters
 
 MOST_REQUESTS = 3
 _TRIES = 500

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from envs.tools.formats.calls import ToolCall
-from envs.tools.retail.database import ORDER_STATUSES, Database, described, draw_address, total_of
-from envs.tools.retail.shop import CANCEL_REASONS
+from rollgym.envs.tools.formats.calls import ToolCall
+from rollgym.envs.tools.retail.database import ORDER_STATUSES, Database, described, draw_address, total_of
+from rollgym.envs.tools.retail.shop import CANCEL_REASONS
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,8 @@ from typing import Any
 
 import orjson
 
-from envs.tools.retail.database import Database, total_of
-from envs.tools.tool import Tool, ToolError, parameters
+from rollgym.envs.tools.retail.database import Database, total_of
+from rollgym.envs.tools.tool import Tool, ToolError, parameters
 
 CANCEL_REASONS = ("no longer needed", "ordered by mistake")
 WRITES = frozenset(

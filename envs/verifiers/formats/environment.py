@@ -6,14 +6,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from envs.core.kwargs import OneOf, RenderMode, SomeOf
-from envs.core.splits import TaskSplit
-from envs.verifiers.arguments import count
-from envs.verifiers.base import Verdict
-from envs.verifiers.formats.prompts import FAMILIES, draw_form
-from envs.verifiers.formats.reply import Reply
-from envs.verifiers.formats.rules import Wanted, rate, read_rules
-from envs.verifiers.ruled import RuledVerifier, one_of
+from rollgym.envs.core.kwargs import OneOf, RenderMode, SomeOf
+from rollgym.envs.core.splits import TaskSplit
+from rollgym.envs.verifiers.arguments import count
+from rollgym.envs.verifiers.base import Verdict
+from rollgym.envs.verifiers.formats.prompts import FAMILIES, draw_form
+from rollgym.envs.verifiers.formats.reply import Reply
+from rollgym.envs.verifiers.formats.rules import Wanted, rate, read_rules
+from rollgym.envs.verifiers.ruled import RuledVerifier, one_of
 
 Reward = Literal["product", "mean"]
 

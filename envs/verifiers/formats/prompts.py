@@ -5,7 +5,7 @@ from typing import Any
 
 from numpy.random import Generator
 
-from envs.verifiers.instructions.prompts import between, one_of
+from rollgym.envs.verifiers.instructions.prompts import between, one_of
 
 _THINGS = (
     *("a lighthouse", "an old bicycle", "the first snow", "a night train", "a village market", "the sea"),

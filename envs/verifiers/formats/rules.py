@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from envs.core import patterns
-from envs.core.replies import boxes
-from envs.verifiers.arguments import Reader, count, counts, flag, read_arguments, share, text
-from envs.verifiers.formats import schemas
-from envs.verifiers.formats.reply import Measure, Reply, Unit, unit
-from envs.verifiers.languages import SCRIPTS, script_shares
+from rollgym.envs.core import patterns
+from rollgym.envs.core.replies import boxes
+from rollgym.envs.verifiers.arguments import Reader, count, counts, flag, read_arguments, share, text
+from rollgym.envs.verifiers.formats import schemas
+from rollgym.envs.verifiers.formats.reply import Measure, Reply, Unit, unit
+from rollgym.envs.verifiers.languages import SCRIPTS, script_shares
 
 _WORD = re.compile(r"\w+")
 

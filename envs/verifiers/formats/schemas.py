@@ -3,9 +3,9 @@
 import json
 from typing import Any, NoReturn
 
-from envs.core.json_schemas import SchemaValidator
-from envs.core.replies import unfenced
-from envs.verifiers.formats.reply import Reply
+from rollgym.envs.core.json_schemas import SchemaValidator
+from rollgym.envs.core.replies import unfenced
+from rollgym.envs.verifiers.formats.reply import Reply
 
 _LONGEST_JSON = 200_000
 

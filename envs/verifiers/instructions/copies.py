@@ -1,6 +1,6 @@
 """Instructions to say something again, or to answer twice."""
 
-from envs.verifiers.instructions.text import Text
+from rollgym.envs.verifiers.instructions.text import Text
 
 _SEPARATOR = "******"
 

@@ -5,14 +5,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from envs.core.kwargs import OneOf, RenderMode
-from envs.core.replies import strip_thinking
-from envs.core.splits import SPLIT
-from envs.verifiers.base import Verdict
-from envs.verifiers.instructions.following import Followed, follow, read_constraints
-from envs.verifiers.instructions.prompts import draw_prompt
-from envs.verifiers.instructions.tools import DetectorName, TokenizerName, text_tools
-from envs.verifiers.ruled import RuledVerifier, one_of
+from rollgym.envs.core.kwargs import OneOf, RenderMode
+from rollgym.envs.core.replies import strip_thinking
+from rollgym.envs.core.splits import SPLIT
+from rollgym.envs.verifiers.base import Verdict
+from rollgym.envs.verifiers.instructions.following import Followed, follow, read_constraints
+from rollgym.envs.verifiers.instructions.prompts import draw_prompt
+from rollgym.envs.verifiers.instructions.tools import DetectorName, TokenizerName, text_tools
+from rollgym.envs.verifiers.ruled import RuledVerifier, one_of
 
 Mode = Literal["strict", "loose"]
 Reward = Literal["all", "fraction"]

@@ -5,12 +5,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from envs.tools.formats.calls import CallFault
-from envs.tools.formats.literals import ExpressionParser, literal_of
-from envs.verifiers.arguments import read_arguments
-from envs.verifiers.instructions.rlvr import FUNCTIONS
-from envs.verifiers.instructions.table import INSTRUCTIONS, Instruction
-from envs.verifiers.instructions.text import Text, TextTools
+from rollgym.envs.tools.formats.calls import CallFault
+from rollgym.envs.tools.formats.literals import ExpressionParser, literal_of
+from rollgym.envs.verifiers.arguments import read_arguments
+from rollgym.envs.verifiers.instructions.rlvr import FUNCTIONS
+from rollgym.envs.verifiers.instructions.table import INSTRUCTIONS, Instruction
+from rollgym.envs.verifiers.instructions.text import Text, TextTools
 
 _MOST = 64
 _LONGEST_TRUTH = 100_000

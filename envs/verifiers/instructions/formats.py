@@ -7,7 +7,7 @@ others.
 import json
 import re
 
-from envs.verifiers.instructions.text import Text
+from rollgym.envs.verifiers.instructions.text import Text
 
 CHOICES = ("My answer is yes.", "My answer is no.", "My answer is maybe.")
 

@@ -8,9 +8,9 @@ import re
 from collections.abc import Sequence
 from itertools import pairwise
 
-from envs.core import patterns
-from envs.verifiers.arguments import Relation, holds
-from envs.verifiers.instructions.text import Text
+from rollgym.envs.core import patterns
+from rollgym.envs.verifiers.arguments import Relation, holds
+from rollgym.envs.verifiers.instructions.text import Text
 
 _LETTERS_OF_A_PALINDROME = 3
 

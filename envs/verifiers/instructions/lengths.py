@@ -1,7 +1,7 @@
 """Instructions about how many words, sentences and paragraphs there are."""
 
-from envs.verifiers.arguments import Relation, holds
-from envs.verifiers.instructions.text import Text, divided, spaced
+from rollgym.envs.verifiers.arguments import Relation, holds
+from rollgym.envs.verifiers.instructions.text import Text, divided, spaced
 
 _TWO, _THREE = 2, 3
 _ENDS_A_WORD = frozenset(".,?!'\"")

@@ -10,10 +10,10 @@ import re
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
-from envs.verifiers.arguments import Quantifier, count, quantifier, text, texts
-from envs.verifiers.instructions import copies, formats, wording
-from envs.verifiers.instructions.table import Instruction
-from envs.verifiers.instructions.text import Text
+from rollgym.envs.verifiers.arguments import Quantifier, count, quantifier, text, texts
+from rollgym.envs.verifiers.instructions import copies, formats, wording
+from rollgym.envs.verifiers.instructions.table import Instruction
+from rollgym.envs.verifiers.instructions.text import Text
 
 _DIVIDER = "* * *"
 _TOLERANCE = 0.1

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from envs.verifiers.arguments import Reader, count, relation, text, texts, word
-from envs.verifiers.instructions import copies, formats, keywords, lengths, wording
+from rollgym.envs.verifiers.arguments import Reader, count, relation, text, texts, word
+from rollgym.envs.verifiers.instructions import copies, formats, keywords, lengths, wording
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
 
-from envs.verifiers.languages import guess_language
+from rollgym.envs.verifiers.languages import guess_language
 
 _WORD = re.compile(r"\w+")
 _DIVIDER = re.compile(r"\s?\*\*\*\s?")

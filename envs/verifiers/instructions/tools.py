@@ -2,7 +2,7 @@
 
 from typing import Any, Literal
 
-from envs.verifiers.instructions.text import (
+from rollgym.envs.verifiers.instructions.text import (
     BuiltinDetector,
     BuiltinTokenizer,
     LanguageDetector,

@@ -2,9 +2,9 @@
 
 import re
 
-from envs.verifiers.arguments import Relation, holds
-from envs.verifiers.instructions.text import Text
-from envs.verifiers.languages import letters_in
+from rollgym.envs.verifiers.arguments import Relation, holds
+from rollgym.envs.verifiers.instructions.text import Text
+from rollgym.envs.verifiers.languages import letters_in
 
 _NO_WORD = re.compile(r"[^\w\s]")
 

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import orjson
 
-from clients.protocol.addresses import server_parts
+from rollgym.clients.protocol.addresses import server_parts
 
 _CONNECT_TIMEOUT_S = 10.0
 _LARGEST_REPLY = 1024 * 1024

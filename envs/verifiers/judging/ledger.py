@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Protocol
 
-from envs.verifiers.judging.endpoint import JudgeError, JudgeTimeoutError
+from rollgym.envs.verifiers.judging.endpoint import JudgeError, JudgeTimeoutError
 
 _WAIT_S = 30.0
 _LOOK_AGAIN_S = 0.02

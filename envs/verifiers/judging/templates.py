@@ -11,8 +11,8 @@ from types import MappingProxyType
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from clients.protocol.yaml_text import read_yaml
-from envs.verifiers.judging.verdicts import Reading
+from rollgym.clients.protocol.yaml_text import read_yaml
+from rollgym.envs.verifiers.judging.verdicts import Reading
 
 _PLACE = re.compile(r"\{\{(\w+)\}\}")
 _CANDIDATE = frozenset({"candidate", "first", "second"})

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from envs.core.replies import ANSWER_WITHIN, strip_thinking
+from rollgym.envs.core.replies import ANSWER_WITHIN, strip_thinking
 
 _AROUND = " \t*_`.\"'"
 _LONGEST_SHOWN = 120

@@ -8,9 +8,9 @@ import shutil
 import signal
 import sys
 
-from sandbox.containers.inside.files import shown, wipe
-from sandbox.containers.inside.frames import READY, RUN, Host, frame
-from sandbox.containers.inside.run import Run, close_memory
+from rollgym.sandbox.containers.inside.files import shown, wipe
+from rollgym.sandbox.containers.inside.frames import READY, RUN, Host, frame
+from rollgym.sandbox.containers.inside.run import Run, close_memory
 
 _TOOLS = {"python": ("python3",), "bash": ("bash",), "cxx": ("g++", "clang++")}
 

@@ -15,8 +15,8 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from sandbox.containers.inside.files import WORKING_DIRECTORY, count, read_plain
-from sandbox.containers.inside.frames import CHUNK, INPUT, OUTPUT, RESULT, STOP, Host, frame
+from rollgym.sandbox.containers.inside.files import WORKING_DIRECTORY, count, read_plain
+from rollgym.sandbox.containers.inside.frames import CHUNK, INPUT, OUTPUT, RESULT, STOP, Host, frame
 
 HARD_OUTPUT_BYTES = 32 * 1024 * 1024
 _UNSENT_BYTES = 1024 * 1024

@@ -2,10 +2,10 @@
 
 import time
 
-from clients.audit.arena import Arena, Game
-from clients.audit.policies import constant_policy, script_policy
-from clients.audit.watch import Watch
-from clients.client.client import EnvClient
+from rollgym.clients.audit.arena import Arena, Game
+from rollgym.clients.audit.policies import constant_policy, script_policy
+from rollgym.clients.audit.watch import Watch
+from rollgym.clients.client.client import EnvClient
 from tests.support.client_envs import Walk
 from tests.support.client_server import ServerProcess
 

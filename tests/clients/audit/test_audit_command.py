@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 import pytest
 
-from clients.cli.main import main
+from rollgym.clients.cli.main import main
 from tests.support.client_server import ServerProcess
 from tests.support.foreign_sockets import Careless
 

@@ -8,9 +8,9 @@ from gymnasium import spaces
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clients.audit.extracts import extracts
-from clients.audit.policies import Wording
-from clients.protocol.spaces import UnicodeText
+from rollgym.clients.audit.extracts import extracts
+from rollgym.clients.audit.policies import Wording
+from rollgym.clients.protocol.spaces import UnicodeText
 
 PLAIN = Wording()
 KEYS = st.sampled_from(["debug", "target", "data", "x"])

@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from clients.audit.card import Verdict
-from envs.registry import builtin_environments
+from rollgym.clients.audit.card import Verdict
+from rollgym.envs.registry import builtin_environments
 from tests.support.audits import Auditor, entry_of, faults
 from tests.support.processes import ROOT
 from tests.support.sandboxes import working_sandbox

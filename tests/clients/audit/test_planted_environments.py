@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from clients.audit.card import Verdict
+from rollgym.clients.audit.card import Verdict
 from tests.support.audits import Auditor, entry_of, faults
 from tests.support.planted import environments
 

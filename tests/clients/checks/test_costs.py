@@ -3,10 +3,10 @@
 import orjson
 import pytest
 
-from clients.checks.costs import check_costs
-from clients.checks.report import Finding, Status
-from clients.checks.target import Target
-from clients.measuring.long_texts import TEXT_BYTES, long_texts
+from rollgym.clients.checks.costs import check_costs
+from rollgym.clients.checks.report import Finding, Status
+from rollgym.clients.checks.target import Target
+from rollgym.clients.measuring.long_texts import TEXT_BYTES, long_texts
 
 PLANTED = "tests.support.planted.environments"
 RESET, MEGABYTE = "a reset takes less than 50 ms", "a megabyte is read in less than 50 ms"

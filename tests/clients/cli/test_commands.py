@@ -15,9 +15,9 @@ import numpy as np
 import orjson
 import pytest
 
-from clients.cli.main import main
-from clients.cli.play import read_action
-from clients.process.terminal import picture_text
+from rollgym.clients.cli.main import main
+from rollgym.clients.cli.play import read_action
+from rollgym.clients.process.terminal import picture_text
 from tests.support.client_envs import Arm, Walk
 from tests.support.client_server import ServerProcess
 from tests.support.processes import ROOT, running
@@ -44,7 +44,7 @@ def roll_env(*arguments: str, stdin: str = "") -> Done:
 
 def in_a_process(*arguments: str, cwd: Path = ROOT, **environment: str) -> Done:
     done = subprocess.run(
-        [sys.executable, "-m", "clients.cli.main", *arguments],
+        [sys.executable, "-m", "rollgym.clients.cli.main", *arguments],
         capture_output=True,
         text=True,
         cwd=cwd,
@@ -309,7 +309,7 @@ def test_what_is_no_address_is_told(reaching: tuple[str, ...]) -> None:
 
 
 def test_a_command_that_is_terminated_ends_the_server_that_it_started() -> None:
-    words = [sys.executable, "-m", "clients.cli.main", "play", "FrozenLake-v0"]
+    words = [sys.executable, "-m", "rollgym.clients.cli.main", "play", "FrozenLake-v0"]
     command = subprocess.Popen(
         words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -325,8 +325,8 @@ def test_a_command_that_is_terminated_ends_the_server_that_it_started() -> None:
 def test_a_termination_while_a_prompt_is_written_is_not_lost() -> None:
     program = """
 import io, os, signal, sys
-from clients.cli import main, play
-from clients.process.terminal import ask
+from rollgym.clients.cli import main, play
+from rollgym.clients.process.terminal import ask
 
 class Out(io.StringIO):
     told = False
@@ -355,7 +355,7 @@ main.main()
 def test_a_termination_within_a_finaliser_is_not_lost() -> None:
     program = """
 import os, signal, sys
-from clients.cli import main, play
+from rollgym.clients.cli import main, play
 
 class Finalised:
     def __del__(self):

@@ -7,9 +7,9 @@ from pathlib import Path
 import orjson
 import pytest
 
-from clients.cli import registering
-from clients.protocol.episode import step_digest
-from clients.protocol.messages import RegisterReply
+from rollgym.clients.cli import registering
+from rollgym.clients.protocol.episode import step_digest
+from rollgym.clients.protocol.messages import RegisterReply
 from tests.clients.cli.test_commands import roll_env
 from tests.support.garbling_server import GARBAGE, GOOD, GarblingServer, HttpSaying
 

@@ -12,8 +12,8 @@ import httpx
 import orjson
 import pytest
 
-from clients.cli import registering
-from clients.cli.main import main
+from rollgym.clients.cli import registering
+from rollgym.clients.cli.main import main
 from tests.support.client_server import ServerProcess
 from tests.support.foreign_gem import Gem
 from tests.support.foreign_servers import ForeignServer, plain, scripted
@@ -34,7 +34,7 @@ def foreign() -> Iterator[ForeignServer]:
 
 
 def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "clients.cli.main", *arguments]
+    return [sys.executable, "-m", "rollgym.clients.cli.main", *arguments]
 
 
 def roll_env(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clients.cli.replay import EpisodeError, first_steps, read_episode, shorten
-from clients.client.client import EnvClient
+from rollgym.clients.cli.replay import EpisodeError, first_steps, read_episode, shorten
+from rollgym.clients.client.client import EnvClient
 from tests.clients.cli.test_commands import Done, roll_env
 from tests.support.client_server import ServerProcess
 

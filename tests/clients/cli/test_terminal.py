@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clients.cli.main import main as client_main
-from clients.process.terminal import wrapped
-from env_server.cli import main as server_main
+from rollgym.clients.cli.main import main as client_main
+from rollgym.clients.process.terminal import wrapped
+from rollgym.env_server.cli import main as server_main
+from rollgym.trainer.commands.arguments import COMMANDS, parser_of
 from tests.support.client_server import ServerProcess
 from tests.support.processes import ROOT
-from trainer.commands.arguments import COMMANDS, parser_of
 
 QUIET = ("--log-level", "error")
 
@@ -38,7 +38,7 @@ def run(
     )
 
 
-@pytest.mark.parametrize("module", ["clients.cli.main", "env_server", "trainer.cli"])
+@pytest.mark.parametrize("module", ["rollgym.clients.cli.main", "rollgym.env_server", "rollgym.trainer.cli"])
 def test_every_command_says_which_version_it_is_of(module: str) -> None:
     done = run(module, "--version")
     assert (done.returncode, done.stdout) == (0, f"rollgym {version('rollgym')}\n"), done.stderr
@@ -79,34 +79,36 @@ def test_what_is_no_number_is_told_before_anything_is_done(
 
 def test_an_empty_fleet_is_told_from_an_empty_server() -> None:
     with ServerProcess(("--gateway", "--allow-network", "loopback", *QUIET)) as gateway:
-        done = run("clients.cli.main", "list", "--url", gateway.url)
+        done = run("rollgym.clients.cli.main", "list", "--url", gateway.url)
         assert done.returncode == 0, done.stderr
         assert "no environments yet" in done.stdout
         assert f"--register {gateway.url}\n" in done.stdout
         assert "starting" in done.stdout
-        assert run("clients.cli.main", "list", "--url", gateway.url, "--json").stdout == "[]\n"
+        assert run("rollgym.clients.cli.main", "list", "--url", gateway.url, "--json").stdout == "[]\n"
     with ServerProcess(("--no-builtin", *QUIET)) as server:
-        assert "no environments yet" not in run("clients.cli.main", "list", "--url", server.url).stdout
+        assert (
+            "no environments yet" not in run("rollgym.clients.cli.main", "list", "--url", server.url).stdout
+        )
 
 
 def test_who_has_no_token_is_told_where_it_goes(tmp_path: Path) -> None:
     tokens = tmp_path / "tokens.yaml"
-    made = run("env_server", "token", "--file", str(tokens), "--name", "me", "--role", "play")
+    made = run("rollgym.env_server", "token", "--file", str(tokens), "--name", "me", "--role", "play")
     assert made.returncode == 0, made.stderr
     with ServerProcess(("--token-file", str(tokens), "--no-builtin", *QUIET)) as server:
         for given in ({}, {"ROLLGYM_TOKEN": "wrong"}):
-            done = run("clients.cli.main", "list", "--url", server.url, **given)
+            done = run("rollgym.clients.cli.main", "list", "--url", server.url, **given)
             assert done.returncode == 1
             assert "--token" in done.stderr
             assert "ROLLGYM_TOKEN" in done.stderr
             assert done.stderr.count("\n") == 1
         token = made.stdout.strip().splitlines()[-1]
-        done = run("clients.cli.main", "list", "--url", server.url, ROLLGYM_TOKEN=token)
+        done = run("rollgym.clients.cli.main", "list", "--url", server.url, ROLLGYM_TOKEN=token)
         assert done.returncode == 0, done.stderr
 
 
 def test_an_episode_by_hand_stays_within_the_terminal(server: ServerProcess) -> None:
-    done = run("clients.cli.main", "play", "FrozenLake-v0", "--seed", "1", stdin="Right\n:quit\n")
+    done = run("rollgym.clients.cli.main", "play", "FrozenLake-v0", "--seed", "1", stdin="Right\n:quit\n")
     assert done.returncode == 0, done.stderr
     assert max(map(len, done.stdout.splitlines())) <= 80
     assert done.stdout.startswith("Type an action")

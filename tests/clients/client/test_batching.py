@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from clients.client.client import EnvClient
-from clients.client.session import EnvSession
-from clients.net.caller import Caller
-from clients.net.connection import Reply
-from clients.protocol.errors import ProblemError
+from rollgym.clients.client.client import EnvClient
+from rollgym.clients.client.session import EnvSession
+from rollgym.clients.net.caller import Caller
+from rollgym.clients.net.connection import Reply
+from rollgym.clients.protocol.errors import ProblemError
 from tests.support.client_server import ServerProcess
 
 Call = Callable[[Caller, dict[str, Any], int | None, float], Awaitable[Reply]]

@@ -13,9 +13,9 @@ from typing import Any
 import httpx
 import pytest
 
-from clients.client.client import EnvClient
-from clients.net.caller import Caller
-from clients.protocol.errors import ProblemError
+from rollgym.clients.client.client import EnvClient
+from rollgym.clients.net.caller import Caller
+from rollgym.clients.protocol.errors import ProblemError
 from tests.support.client_envs import Walk
 from tests.support.client_server import ENVS, ServerProcess
 
@@ -296,7 +296,7 @@ def guarded(tmp_path: Path) -> Iterator[tuple[ServerProcess, str]]:
     """A server with one token, and the token."""
     file = tmp_path / "tokens.yaml"
     made = subprocess.run(
-        [sys.executable, "-m", "env_server", "token", "--file", str(file), "--name", "me"],
+        [sys.executable, "-m", "rollgym.env_server", "token", "--file", str(file), "--name", "me"],
         capture_output=True,
         text=True,
         check=True,

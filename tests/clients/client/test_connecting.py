@@ -15,12 +15,12 @@ from websockets.http11 import Request, Response
 from websockets.sync.server import ServerConnection as SyncServerConnection
 from websockets.sync.server import serve as serve_in_threads
 
-from clients.client.client import EnvClient
-from clients.client.env import RemoteEnv
-from clients.client.vector import RemoteVectorEnv
-from clients.client.verifier import RemoteVerifier
-from clients.protocol.errors import ProblemError
-from clients.protocol.frames import SUBPROTOCOLS
+from rollgym.clients.client.client import EnvClient
+from rollgym.clients.client.env import RemoteEnv
+from rollgym.clients.client.vector import RemoteVectorEnv
+from rollgym.clients.client.verifier import RemoteVerifier
+from rollgym.clients.protocol.errors import ProblemError
+from rollgym.clients.protocol.frames import SUBPROTOCOLS
 from tests.support.client_envs import Walk
 from tests.support.client_server import ServerProcess
 

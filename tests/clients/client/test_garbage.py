@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 from gymnasium.vector import AutoresetMode
 
-from clients.client.client import EnvClient
-from clients.client.env import RemoteEnv
-from clients.client.session import EnvSession
-from clients.client.vector import RemoteVectorEnv
-from clients.client.verifier import RemoteVerifier
-from clients.measuring.metrics import sums_of_metrics
-from clients.protocol.arrays import DecodeError
-from clients.protocol.episode import PortableEpisode
-from clients.protocol.errors import ProblemError
+from rollgym.clients.client.client import EnvClient
+from rollgym.clients.client.env import RemoteEnv
+from rollgym.clients.client.session import EnvSession
+from rollgym.clients.client.vector import RemoteVectorEnv
+from rollgym.clients.client.verifier import RemoteVerifier
+from rollgym.clients.measuring.metrics import sums_of_metrics
+from rollgym.clients.protocol.arrays import DecodeError
+from rollgym.clients.protocol.episode import PortableEpisode
+from rollgym.clients.protocol.errors import ProblemError
 from tests.support.garbling_server import GARBAGE, GOOD, GarblingServer, HttpSaying
 
 EPISODE = PortableEpisode.model_validate(GOOD["episode"])

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from clients.net.pool import ConnectionPool, Timing
+from rollgym.clients.net.pool import ConnectionPool, Timing
 
 
 async def say_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from clients.client.client import EnvClient
+from rollgym.clients.client.client import EnvClient
 from tests.support.client_envs import Walk
 from tests.support.client_server import ENVS, ServerProcess
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from clients.client.client import EnvClient
-from clients.protocol.errors import ProblemError
+from rollgym.clients.client.client import EnvClient
+from rollgym.clients.protocol.errors import ProblemError
 from tests.support.client_envs import Walk
 from tests.support.client_server import ENVS, Proxy, ServerProcess, proxy_before
 

@@ -11,8 +11,8 @@ from gymnasium.utils.env_checker import data_equivalence
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 import rollgym
-from clients.client.vector import RemoteVectorEnv, SeedStream
-from clients.protocol.errors import ProblemError
+from rollgym.clients.client.vector import RemoteVectorEnv, SeedStream
+from rollgym.clients.protocol.errors import ProblemError
 from tests.support.client_envs import Arm, Walk
 from tests.support.client_server import ServerProcess
 

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from clients.client.verifier import RemoteVerifier
-from clients.protocol.errors import ProblemError
+from rollgym.clients.client.verifier import RemoteVerifier
+from rollgym.clients.protocol.errors import ProblemError
 from tests.support.client_server import ServerProcess
 
 

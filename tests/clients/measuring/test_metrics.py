@@ -11,9 +11,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from clients.audit.costs import _cost
-from clients.checks.costs import _clock, _once
-from clients.measuring.metrics import queued_by_metrics, queued_seconds
+from rollgym.clients.audit.costs import _cost
+from rollgym.clients.checks.costs import _clock, _once
+from rollgym.clients.measuring.metrics import queued_by_metrics, queued_seconds
 from tests.support.client_server import ServerProcess
 from tests.support.processes import running
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clients.measuring.statistics import mean_interval, rate_difference, success_rate
+from rollgym.clients.measuring.statistics import mean_interval, rate_difference, success_rate
 
 
 def test_wilson_against_newcombe_1998_two_sided_methods_table():

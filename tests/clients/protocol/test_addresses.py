@@ -4,9 +4,9 @@ import time
 
 import pytest
 
-from clients.cli.main import main
-from clients.client.client import EnvClient
-from clients.protocol.addresses import server_parts
+from rollgym.clients.cli.main import main
+from rollgym.clients.client.client import EnvClient
+from rollgym.clients.protocol.addresses import server_parts
 
 WEB = ("http", "https")
 

@@ -8,9 +8,9 @@ import pytest
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.typing import Subprotocol
 
-from clients.client.client import EnvClient
-from clients.protocol.errors import ProblemError
-from clients.protocol.spaces import MAX_ELEMENTS, DecodeError, parse_space
+from rollgym.clients.client.client import EnvClient
+from rollgym.clients.protocol.errors import ProblemError
+from rollgym.clients.protocol.spaces import MAX_ELEMENTS, DecodeError, parse_space
 
 BOX = {"type": "Box", "low": 0, "high": 1, "dtype": "float32"}
 

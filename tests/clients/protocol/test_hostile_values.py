@@ -11,10 +11,10 @@ from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clients.protocol.arrays import DecodeError, decode_array, decode_nd
-from clients.protocol.frames import dumps, loads
-from clients.protocol.spaces import parse_space
-from clients.protocol.values import decode_value
+from rollgym.clients.protocol.arrays import DecodeError, decode_array, decode_nd
+from rollgym.clients.protocol.frames import dumps, loads
+from rollgym.clients.protocol.spaces import parse_space
+from rollgym.clients.protocol.values import decode_value
 
 LONG = "x" * 200_000
 BOX = spaces.Box(-1.0, 1.0, (4,), np.float32)

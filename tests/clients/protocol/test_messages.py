@@ -8,10 +8,10 @@ import pytest
 from gymnasium import spaces
 from pydantic import ValidationError
 
-from clients.protocol.episode import PortableEpisode, step_digest
-from clients.protocol.errors import CODES, ProblemError
-from clients.protocol.messages import MakeRequest, StepReply, StepRequest
-from clients.protocol.values import decode_value, encode_value
+from rollgym.clients.protocol.episode import PortableEpisode, step_digest
+from rollgym.clients.protocol.errors import CODES, ProblemError
+from rollgym.clients.protocol.messages import MakeRequest, StepReply, StepRequest
+from rollgym.clients.protocol.values import decode_value, encode_value
 from tests.support.processes import ROOT
 
 

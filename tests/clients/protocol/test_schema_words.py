@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from clients.protocol.schema_words import wanted
+from rollgym.clients.protocol.schema_words import wanted
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,10 @@ from gymnasium.utils.env_checker import data_equivalence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clients.protocol.arrays import LIST_LIMIT, MediaBytes
-from clients.protocol.frames import dumps, loads
-from clients.protocol.spaces import UnicodeText, describe_space, parse_space
-from clients.protocol.values import DecodeError, EncodeError, decode_value, encode_value
+from rollgym.clients.protocol.arrays import LIST_LIMIT, MediaBytes
+from rollgym.clients.protocol.frames import dumps, loads
+from rollgym.clients.protocol.spaces import UnicodeText, describe_space, parse_space
+from rollgym.clients.protocol.values import DecodeError, EncodeError, decode_value, encode_value
 
 ENCODINGS = [False, True]
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))

@@ -3,11 +3,11 @@
 import pytest
 import yaml
 
-from clients.protocol.yaml_text import read_yaml
-from env_server.access.tokens import read_tokens
-from env_server.common.settings import ConfigurationError, load_settings
-from trainer.config.load import load_settings as load_run
-from trainer.core.errors import ConfigError
+from rollgym.clients.protocol.yaml_text import read_yaml
+from rollgym.env_server.access.tokens import read_tokens
+from rollgym.env_server.common.settings import ConfigurationError, load_settings
+from rollgym.trainer.config.load import load_settings as load_run
+from rollgym.trainer.core.errors import ConfigError
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,9 @@ import pytest
 import websockets
 import yaml
 
-from env_server.access.tokens import Tokens, add_token
-from env_server.cli import main
-from env_server.common.settings import ConfigurationError
+from rollgym.env_server.access.tokens import Tokens, add_token
+from rollgym.env_server.cli import main
+from rollgym.env_server.common.settings import ConfigurationError
 from tests.support.wire import ENVS, INLINE, Server, Socket
 
 Named = dict[str, str]

@@ -11,10 +11,10 @@ import websockets
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clients.protocol.errors import ProblemError
-from env_server.access.origins import Origins
-from env_server.access.tokens import add_token
-from env_server.common.settings import ConfigurationError, load_settings
+from rollgym.clients.protocol.errors import ProblemError
+from rollgym.env_server.access.origins import Origins
+from rollgym.env_server.access.tokens import add_token
+from rollgym.env_server.common.settings import ConfigurationError, load_settings
 from tests.support.wire import ENVS, INLINE, Server
 
 LAB = "https://lab.example"

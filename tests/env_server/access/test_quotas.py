@@ -10,7 +10,7 @@ import httpx
 import pytest
 import websockets
 
-from env_server.access.tokens import Quota, add_token
+from rollgym.env_server.access.tokens import Quota, add_token
 from tests.support.foreign_servers import ForeignServer
 from tests.support.wire import ENVS, INLINE, Server
 

@@ -9,7 +9,7 @@ import pytest
 import websockets
 import yaml
 
-from env_server.access.tokens import (
+from rollgym.env_server.access.tokens import (
     Quota,
     Tokens,
     add_token,
@@ -18,8 +18,8 @@ from env_server.access.tokens import (
     revoke_tokens,
     rotate_token,
 )
-from env_server.cli import main
-from env_server.common.settings import ConfigurationError
+from rollgym.env_server.cli import main
+from rollgym.env_server.common.settings import ConfigurationError
 from tests.support.foreign_servers import ForeignServer
 from tests.support.wire import ENVS, INLINE, Server, Socket
 

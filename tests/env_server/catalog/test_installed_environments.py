@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from clients.checks.target import Target, TargetError
-from clients.process.installed import InstalledEnvironment, installed_environments
-from env_server.catalog.catalog import Catalog
-from env_server.common.settings import ConfigurationError, Settings
+from rollgym.clients.checks.target import Target, TargetError
+from rollgym.clients.process.installed import InstalledEnvironment, installed_environments
+from rollgym.env_server.catalog.catalog import Catalog
+from rollgym.env_server.common.settings import ConfigurationError, Settings
 
 MODULE = """
 import rollgym

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from clients.protocol.errors import ProblemError
-from env_server.catalog.catalog import Catalog
-from env_server.catalog.kwargs_rules import KwargsRules, without_descriptions
-from env_server.common.settings import ConfigurationError, Settings
+from rollgym.clients.protocol.errors import ProblemError
+from rollgym.env_server.catalog.catalog import Catalog
+from rollgym.env_server.catalog.kwargs_rules import KwargsRules, without_descriptions
+from rollgym.env_server.common.settings import ConfigurationError, Settings
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import yaml
 
-from env_server.cli import main
-from env_server.common.setting_sections import Section
-from env_server.common.settings import ConfigurationError, Settings, load_settings
+from rollgym.env_server.cli import main
+from rollgym.env_server.common.setting_sections import Section
+from rollgym.env_server.common.settings import ConfigurationError, Settings, load_settings
 from tests.support.wire import ENVS, INLINE, Server
 
 SOURCE = Path(__file__).parents[3] / "env_server"
@@ -119,7 +119,7 @@ def test_a_server_that_cannot_serve_says_why(
 
 def test_a_server_without_ray_says_how_to_get_it() -> None:
     script = (
-        "import sys; sys.modules['ray'] = None; from env_server.cli import main; "
+        "import sys; sys.modules['ray'] = None; from rollgym.env_server.cli import main; "
         "main(['--port', '0', '--workers', sys.argv[1]])"
     )
     ended = subprocess.run([sys.executable, "-c", script, "ray"], capture_output=True, text=True, check=False)

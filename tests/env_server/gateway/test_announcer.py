@@ -9,10 +9,10 @@ from typing import Any
 import httpx
 import pytest
 
-from clients.client.client import EnvClient
-from clients.protocol.errors import ProblemError
-from env_server.common.settings import Settings
-from env_server.gateway.announcer import Announcer, Patience, SaysNo, pause_s
+from rollgym.clients.client.client import EnvClient
+from rollgym.clients.protocol.errors import ProblemError
+from rollgym.env_server.common.settings import Settings
+from rollgym.env_server.gateway.announcer import Announcer, Patience, SaysNo, pause_s
 from tests.support.client_server import ServerProcess
 from tests.support.clock import clock, on_a_clock
 from tests.support.foreign_servers import plain, scripted

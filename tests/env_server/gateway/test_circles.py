@@ -8,7 +8,7 @@ import pytest
 from tests.support.client_server import ServerProcess
 
 QUIET = ("--log-level", "error")
-LAKE = ("--no-builtin", "--env", "Lake=envs.games.frozen_lake:FrozenLakeEnv")
+LAKE = ("--no-builtin", "--env", "Lake=rollgym.envs.games.frozen_lake:FrozenLakeEnv")
 GATEWAY = ("--gateway", "--allow-network", "loopback", *QUIET)
 
 

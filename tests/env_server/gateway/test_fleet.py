@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from mcp import Client
 
-from clients.client.client import EnvClient
-from clients.client.env import RemoteEnv
-from clients.protocol.errors import ProblemError
+from rollgym.clients.client.client import EnvClient
+from rollgym.clients.client.env import RemoteEnv
+from rollgym.clients.protocol.errors import ProblemError
 from tests.support.client_server import ENVS, ServerProcess
 
 QUIET = ("--log-level", "error")
@@ -25,7 +25,10 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]
 
 @pytest.fixture(scope="module")
 def nodes(gateway: ServerProcess) -> Iterator[list[ServerProcess]]:
-    ours = ("FrozenLake-v0=envs.games.frozen_lake:FrozenLakeEnv", "ToolUse-v0=envs.tools.tool_use:ToolUseEnv")
+    ours = (
+        "FrozenLake-v0=rollgym.envs.games.frozen_lake:FrozenLakeEnv",
+        "ToolUse-v0=rollgym.envs.tools.tool_use:ToolUseEnv",
+    )
     few = ("--no-builtin", *(part for each in ours for part in ("--env", each)))
     arguments = (*few, *ENVS, "--register", gateway.url, *QUIET)
     with ServerProcess(arguments) as one, ServerProcess((*arguments, "--processes", "2")) as other:

@@ -11,7 +11,7 @@ import httpx
 import pytest
 import websockets
 
-from clients.protocol.errors import CODES
+from rollgym.clients.protocol.errors import CODES
 from tests.support.client_server import ENVS, ServerProcess
 from tests.support.fragile_envs import nested
 from tests.support.redis_server import RedisServer

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from env_server.gateway import moves as moves_module
-from env_server.gateway.moves import Moves
+from rollgym.env_server.gateway import moves as moves_module
+from rollgym.env_server.gateway.moves import Moves
 
 
 @contextmanager

@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from clients.protocol.errors import ProblemError
-from clients.protocol.messages import UpstreamProtocol
-from env_server.gateway.registry import Registration, Registry
-from env_server.gateway.roster import Roster
-from env_server.gateway.upstream.base import EnvironmentSpec
-from env_server.gateway.upstream.http import HttpUpstream
-from env_server.gateway.upstream.http_client import TargetLimits
-from env_server.gateway.upstream.targets import Target
-from env_server.telemetry.metrics import EnvironmentLabels, Metrics
+from rollgym.clients.protocol.errors import ProblemError
+from rollgym.clients.protocol.messages import UpstreamProtocol
+from rollgym.env_server.gateway.registry import Registration, Registry
+from rollgym.env_server.gateway.roster import Roster
+from rollgym.env_server.gateway.upstream.base import EnvironmentSpec
+from rollgym.env_server.gateway.upstream.http import HttpUpstream
+from rollgym.env_server.gateway.upstream.http_client import TargetLimits
+from rollgym.env_server.gateway.upstream.targets import Target
+from rollgym.env_server.telemetry.metrics import EnvironmentLabels, Metrics
 from tests.support.clock import clock, on_a_clock
 
 

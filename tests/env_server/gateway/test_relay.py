@@ -9,9 +9,9 @@ import orjson
 import pytest
 import websockets
 
-from clients.client.client import EnvClient
-from clients.client.session import EnvSession
-from clients.protocol.errors import ProblemError
+from rollgym.clients.client.client import EnvClient
+from rollgym.clients.client.session import EnvSession
+from rollgym.clients.protocol.errors import ProblemError
 from tests.support.client_server import ENVS, ServerProcess
 from tests.support.redis_server import RedisServer
 
@@ -45,7 +45,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
         arguments = (
             "--no-builtin",
             "--env",
-            "FrozenLake-v0=envs.games.frozen_lake:FrozenLakeEnv",
+            "FrozenLake-v0=rollgym.envs.games.frozen_lake:FrozenLakeEnv",
             *arguments,
         )
         with ServerProcess(arguments) as first, ServerProcess((*arguments, "--processes", "2")) as second:

@@ -5,7 +5,7 @@ import time
 
 import numpy as np
 
-from clients.protocol.values import encode_value
+from rollgym.clients.protocol.values import encode_value
 from tests.support.client_server import ServerProcess, proxy_before
 from tests.support.wire import ENVS, INLINE, Server
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from env_server.gateway.session_names import parse_session_name, session_name
-from env_server.gateway.upstream.node import node_key
+from rollgym.env_server.gateway.session_names import parse_session_name, session_name
+from rollgym.env_server.gateway.upstream.node import node_key
 
 KEYS = st.one_of(st.just(b""), st.binary(min_size=32, max_size=32))
 UPSTREAM_IDS = st.text(string.ascii_letters + string.digits + "._-", min_size=1, max_size=90)

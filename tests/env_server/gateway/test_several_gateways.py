@@ -9,8 +9,8 @@ from typing import NamedTuple
 import httpx
 import pytest
 
-from clients.client.client import EnvClient
-from clients.protocol.errors import ProblemError
+from rollgym.clients.client.client import EnvClient
+from rollgym.clients.protocol.errors import ProblemError
 from tests.env_server.gateway.test_relay import Player, sessions_at, undisturbed
 from tests.env_server.gateway.test_shared_journal import GATEWAY, QUIET, WALKS, Fleet, whole_at
 from tests.support.client_server import ServerProcess

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import httpx
 import pytest
 
-from clients.client.client import EnvClient
-from clients.protocol.errors import ProblemError
-from env_server.gateway.journal_entries import (
+from rollgym.clients.client.client import EnvClient
+from rollgym.clients.protocol.errors import ProblemError
+from rollgym.env_server.gateway.journal_entries import (
     About,
     Claim,
     Head,
@@ -24,7 +24,7 @@ from env_server.gateway.journal_entries import (
     stepped,
     whole,
 )
-from env_server.gateway.shared_journal import SharedJournal
+from rollgym.env_server.gateway.shared_journal import SharedJournal
 from tests.env_server.gateway.test_relay import Player, sessions_at, undisturbed
 from tests.support.client_server import ServerProcess
 from tests.support.metrics import scrape, value
@@ -464,7 +464,7 @@ async def test_a_journal_that_is_away_is_tried_no_further_until_it_is_back(
 
 
 def serve(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "env_server", "--gateway", "--port", "0", *arguments]
+    command = [sys.executable, "-m", "rollgym.env_server", "--gateway", "--port", "0", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=60)
 
 

@@ -7,9 +7,9 @@ from typing import NamedTuple
 import httpx
 import pytest
 
-from clients.client.client import EnvClient
-from clients.protocol.errors import ProblemError
-from env_server.access.tokens import add_token
+from rollgym.clients.client.client import EnvClient
+from rollgym.clients.protocol.errors import ProblemError
+from rollgym.env_server.access.tokens import add_token
 from tests.support.client_server import ENVS, ServerProcess
 from tests.support.foreign_servers import ForeignServer
 

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from env_server.http.batch import Unfinished, run_batch
+from rollgym.env_server.http.batch import Unfinished, run_batch
 from tests.support.wire import ENVS, INLINE, Server, Socket
 
 

@@ -11,12 +11,12 @@ from starlette.applications import Starlette
 from starlette.routing import Match, Mount
 
 import rollgym
-from clients.protocol.frames import dumps, loads
-from env_server.access.tokens import Quota, add_token
-from env_server.http.call_routes import CallRoute, PlainRoute
-from env_server.http.calls import CALLS, HOT_CALLS, REGISTRATION_CALLS, RUN_CODE_CALLS
-from env_server.protocols.gem import GEM_CALLS
-from env_server.protocols.openenv import OPENENV_CALLS, OPENENV_HEALTH
+from rollgym.clients.protocol.frames import dumps, loads
+from rollgym.env_server.access.tokens import Quota, add_token
+from rollgym.env_server.http.call_routes import CallRoute, PlainRoute
+from rollgym.env_server.http.calls import CALLS, HOT_CALLS, REGISTRATION_CALLS, RUN_CODE_CALLS
+from rollgym.env_server.protocols.gem import GEM_CALLS
+from rollgym.env_server.protocols.openenv import OPENENV_CALLS, OPENENV_HEALTH
 
 ROUTERS = (HOT_CALLS, GEM_CALLS, CALLS, OPENENV_CALLS, OPENENV_HEALTH, REGISTRATION_CALLS)
 PLAIN, BY_FASTAPI = "/v1/sessions/none/step", "/v1/sessions/none/fork"

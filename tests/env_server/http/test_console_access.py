@@ -12,8 +12,8 @@ import httpx
 import pytest
 from playwright.sync_api import Browser, expect
 
-from env_server.access.tokens import add_token
-from env_server.http.console.pages import Console
+from rollgym.env_server.access.tokens import add_token
+from rollgym.env_server.http.console.pages import Console
 from tests.support.browser import Witness, chromium, running_browser
 from tests.support.processes import ROOT
 from tests.support.wire import ENVS, INLINE, Server

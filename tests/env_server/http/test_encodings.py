@@ -9,8 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from clients.protocol.spaces import parse_space
-from clients.protocol.values import decode_value
+from rollgym.clients.protocol.spaces import parse_space
+from rollgym.clients.protocol.values import decode_value
 from tests.support.wire import Server
 
 MSGPACK = {"Content-Type": "application/msgpack"}

@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from env_server.access.tokens import add_token
+from rollgym.env_server.access.tokens import add_token
 from tests.support.foreign_servers import ForeignServer
 from tests.support.processes import ROOT
 from tests.support.wire import Server

@@ -1,4 +1,4 @@
-"""What `env_server.http.transport` needs of uvicorn: when a new version has it otherwise, it is said here, by name."""
+"""What `rollgym.env_server.http.transport` needs of uvicorn: when a new version has it otherwise, it is said here."""
 
 import asyncio
 import inspect
@@ -10,10 +10,10 @@ import uvicorn
 from packaging.requirements import Requirement
 from uvicorn.server import ServerState
 
-from env_server.common.settings import Settings
-from env_server.http.transport.connection import BoundedHttpProtocol
-from env_server.http.transport.serving import DrainingServer, EmbeddedServer, http_config
-from env_server.http.transport.write_coalescing import CoalescingProtocol
+from rollgym.env_server.common.settings import Settings
+from rollgym.env_server.http.transport.connection import BoundedHttpProtocol
+from rollgym.env_server.http.transport.serving import DrainingServer, EmbeddedServer, http_config
+from rollgym.env_server.http.transport.write_coalescing import CoalescingProtocol
 from tests.support.processes import ROOT
 
 

@@ -11,7 +11,7 @@ from uvicorn.server import ServerState
 from websockets.frames import Frame, Opcode
 from websockets.protocol import State
 
-from env_server.http.transport.write_coalescing import CoalescingProtocol
+from rollgym.env_server.http.transport.write_coalescing import CoalescingProtocol
 from tests.support.wire import Server
 
 HANDSHAKE = (

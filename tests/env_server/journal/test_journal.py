@@ -12,10 +12,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from clients.protocol.episode import step_digest
-from env_server.journal import journal_file
-from env_server.journal.journal import EndedStep, Journal
-from env_server.journal.journal_file import JournalError, JournalFile
+from rollgym.clients.protocol.episode import step_digest
+from rollgym.env_server.journal import journal_file
+from rollgym.env_server.journal.journal import EndedStep, Journal
+from rollgym.env_server.journal.journal_file import JournalError, JournalFile
 from tests.support.journals import HEAD, MAGIC, Writer, look, look_at, offsets, opened, read, writing
 from tests.support.processes import ROOT, running
 

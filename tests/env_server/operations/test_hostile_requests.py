@@ -4,7 +4,7 @@ import asyncio
 import base64
 from typing import Any
 
-from env_server.operations.idempotency import IdempotencyCache
+from rollgym.env_server.operations.idempotency import IdempotencyCache
 from tests.support.wire import ENVS, INLINE, Server
 
 

@@ -9,18 +9,18 @@ from typing import Any
 
 import pytest
 
-from clients.protocol.errors import ProblemError
-from env_server.access.context import Context
-from env_server.access.tokens import Caller
-from env_server.common.setting_sections import SandboxSettings
-from env_server.common.unanswered import Unanswered
-from env_server.http.interactive_socket import _InteractiveSocket
-from env_server.operations.interactive_sessions import InteractiveSessions
-from env_server.operations.sandbox import ServedSandbox
-from sandbox.core.base import SandboxSession, SandboxUnavailableError
-from sandbox.core.cancelling import CancellableSandbox
-from sandbox.core.program import Program
-from sandbox.selection import open_cancellable
+from rollgym.clients.protocol.errors import ProblemError
+from rollgym.env_server.access.context import Context
+from rollgym.env_server.access.tokens import Caller
+from rollgym.env_server.common.setting_sections import SandboxSettings
+from rollgym.env_server.common.unanswered import Unanswered
+from rollgym.env_server.http.interactive_socket import _InteractiveSocket
+from rollgym.env_server.operations.interactive_sessions import InteractiveSessions
+from rollgym.env_server.operations.sandbox import ServedSandbox
+from rollgym.sandbox.core.base import SandboxSession, SandboxUnavailableError
+from rollgym.sandbox.core.cancelling import CancellableSandbox
+from rollgym.sandbox.core.program import Program
+from rollgym.sandbox.selection import open_cancellable
 
 CALLER = Caller("someone", frozenset({"play"}))
 FOREVER = {"language": "python", "code": "import time; time.sleep(300)", "run_timeout": 300}

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from env_server.operations.failures import environment_error
-from env_server.workers.base import EnvironmentRaised
+from rollgym.env_server.operations.failures import environment_error
+from rollgym.env_server.workers.base import EnvironmentRaised
 from tests.support.fragile_envs import RAISED
 from tests.support.wire import Server
 

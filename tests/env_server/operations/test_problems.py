@@ -10,9 +10,9 @@ import httpx
 import msgpack
 import pytest
 
-from clients.protocol.episode import PortableEpisode
-from clients.protocol.errors import CODES
-from env_server.messages.validation import episode_in_json
+from rollgym.clients.protocol.episode import PortableEpisode
+from rollgym.clients.protocol.errors import CODES
+from rollgym.env_server.messages.validation import episode_in_json
 from tests.support.wire import ENVS, INLINE, Server, Socket
 
 OTHER_ISSUES = {

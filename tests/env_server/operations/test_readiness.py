@@ -48,7 +48,7 @@ async def test_it_is_not_ready_before_it_has_looked_at_its_environments(tmp_path
     )
     port = await free_port()
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "env_server", "--port", str(port), "--env", "patient_env:Patient"),
+        *(sys.executable, "-m", "rollgym.env_server", "--port", str(port), "--env", "patient_env:Patient"),
         env=os.environ | {"PYTHONPATH": f"{tmp_path}:{os.getcwd()}"},
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.DEVNULL,

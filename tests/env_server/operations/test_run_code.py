@@ -11,9 +11,9 @@ import httpx
 import pytest
 import websockets
 
-from env_server.access.tokens import Quota, add_token
 from rollgym import RemoteEnv
-from sandbox.remote.run_code import RunCodeReply
+from rollgym.env_server.access.tokens import Quota, add_token
+from rollgym.sandbox.remote.run_code import RunCodeReply
 from tests.support.metrics import scrape, value
 from tests.support.wire import Server
 

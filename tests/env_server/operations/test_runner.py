@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from env_server.common.settings import Settings
-from env_server.operations.runner import Runner
-from env_server.workers.base import NoWorker, WorkerLost
+from rollgym.env_server.common.settings import Settings
+from rollgym.env_server.operations.runner import Runner
+from rollgym.env_server.workers.base import NoWorker, WorkerLost
 from tests.support.virtual_time import run_virtually
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from env_server.peers.forwarder import Forwarder
+from rollgym.env_server.peers.forwarder import Forwarder
 
 
 async def test_connections_that_nobody_reads_are_not_tries() -> None:

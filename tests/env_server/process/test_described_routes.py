@@ -6,12 +6,12 @@ import httpx
 import jsonschema
 import pytest
 
-from env_server.access.tokens import Tokens
-from env_server.catalog.catalog import Catalog
-from env_server.common.io_process import ProcessRank
-from env_server.common.settings import check_settings
-from env_server.operations.services import Services
-from env_server.process.app import App
+from rollgym.env_server.access.tokens import Tokens
+from rollgym.env_server.catalog.catalog import Catalog
+from rollgym.env_server.common.io_process import ProcessRank
+from rollgym.env_server.common.settings import check_settings
+from rollgym.env_server.operations.services import Services
+from rollgym.env_server.process.app import App
 from tests.support.wire import Server
 
 SETTINGS: list[dict[str, Any]] = [{}, {"sandbox": "auto"}, {"gateway": True, "allow_network": ["loopback"]}]

@@ -15,9 +15,9 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Mount, Route
 
 import rollgym
-from env_server.access.tokens import add_token
-from env_server.http.transport.serving import EmbeddedServer
-from env_server.process.listening import bind, url_of
+from rollgym.env_server.access.tokens import add_token
+from rollgym.env_server.http.transport.serving import EmbeddedServer
+from rollgym.env_server.process.listening import bind, url_of
 
 SETTINGS: dict[str, Any] = {
     "env": ["Count=tests.support.served_envs:Count"],

@@ -279,7 +279,7 @@ async def test_sessions_of_sockets_wait_for_their_sockets(tmp_path: Path) -> Non
 def refused(state: Path, *arguments: str) -> str:
     """What a server says that does not start."""
     ended = subprocess.run(
-        [sys.executable, "-m", "env_server", "--port", "0", "--state-dir", str(state), *arguments],
+        [sys.executable, "-m", "rollgym.env_server", "--port", "0", "--state-dir", str(state), *arguments],
         capture_output=True,
         text=True,
         cwd=ROOT,

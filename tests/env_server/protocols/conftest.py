@@ -5,7 +5,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from env_server.access.tokens import add_token
+from rollgym.env_server.access.tokens import add_token
 from tests.support.wire import ENVS, INLINE, Server
 
 

@@ -12,10 +12,10 @@ import pytest
 from mcp import Client, MCPError
 from mcp.client.streamable_http import streamable_http_client
 
-from clients.protocol.errors import ProblemError
-from env_server.protocols.mcp_forms import META, VERSIONS, listed_tools, own_tools, problem_message
-from envs.tools.formats.table import FORMATS
-from envs.tools.tool_use import ToolUseEnv
+from rollgym.clients.protocol.errors import ProblemError
+from rollgym.env_server.protocols.mcp_forms import META, VERSIONS, listed_tools, own_tools, problem_message
+from rollgym.envs.tools.formats.table import FORMATS
+from rollgym.envs.tools.tool_use import ToolUseEnv
 from tests.support.wire import Server
 
 HEADERS = {"Accept": "application/json, text/event-stream"}

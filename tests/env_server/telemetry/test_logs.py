@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from env_server.access.tokens import add_token
+from rollgym.env_server.access.tokens import add_token
 from tests.support.wire import ENVS, INLINE, MODULE, Server
 
 THREAD = ("--env", f"Thread={MODULE}:Count", "--isolation", "Thread=thread")
@@ -150,7 +150,7 @@ async def use(gateway: Server, token: str) -> None:
 @pytest.mark.parametrize(("form", "isolation"), [("text", "inline"), ("json", "process")])
 async def test_what_a_client_sends_does_not_fill_the_log(form: str, isolation: str) -> None:
     """An exception that holds what was sent would write a megabyte for each call."""
-    lake = ("--env", "Lake=envs.games.frozen_lake:FrozenLakeEnv", "--isolation", f"Lake={isolation}")
+    lake = ("--env", "Lake=rollgym.envs.games.frozen_lake:FrozenLakeEnv", "--isolation", f"Lake={isolation}")
     with Server("--no-builtin", *lake, "--log-level", "warning", "--log-format", form) as server:
         async with server.socket() as socket:
             for long in ("x" * 500_000, "\n" * 200_000):

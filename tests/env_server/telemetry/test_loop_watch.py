@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from env_server.telemetry.loop_watch import StandstillWatch
+from rollgym.env_server.telemetry.loop_watch import StandstillWatch
 from tests.support.metrics import scrape, value
 from tests.support.wire import ENVS, INLINE, Server
 
@@ -94,7 +94,7 @@ def test_a_loop_that_stands_still_is_told_of_while_it_does() -> None:
 
     late = _Late()
     listener = Listener()
-    log = logging.getLogger("env_server.telemetry.loop_watch")
+    log = logging.getLogger("rollgym.env_server.telemetry.loop_watch")
     log.addHandler(listener)
     try:
         with StandstillWatch(cast(Any, late), after_s=0.02):

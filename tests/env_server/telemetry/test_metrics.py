@@ -12,8 +12,8 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from clients.protocol.errors import ProblemError
-from env_server.telemetry.metrics import EnvironmentLabels, Metrics
+from rollgym.clients.protocol.errors import ProblemError
+from rollgym.env_server.telemetry.metrics import EnvironmentLabels, Metrics
 from tests.support.client_server import ServerProcess
 from tests.support.metrics import Samples, scrape, value
 from tests.support.processes import ROOT

@@ -136,7 +136,7 @@ async def test_a_collector_that_hangs_does_not_keep_the_server_from_ending() -> 
 def test_nothing_of_it_is_imported_where_it_is_off() -> None:
     """FastAPI imports the interface, which does nothing without an SDK."""
     code = (
-        "import env_server.cli, sys; "
+        "import rollgym.env_server.cli, sys; "
         "print([name for name in sys.modules if name.startswith(('opentelemetry.sdk', 'opentelemetry.exporter'))])"
     )
     found = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)

@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from clients.protocol.errors import ProblemError
-from env_server.operations.failures import not_in_time
-from env_server.workers import process
-from env_server.workers.base import EnvSource, NoWorker, OperationTimeout
-from env_server.workers.process import ProcessWorker
-from env_server.workers.thread import ThreadWorker
-from envs.verifiers.function import TaskVerifier
+from rollgym.clients.protocol.errors import ProblemError
+from rollgym.env_server.operations.failures import not_in_time
+from rollgym.env_server.workers import process
+from rollgym.env_server.workers.base import EnvSource, NoWorker, OperationTimeout
+from rollgym.env_server.workers.process import ProcessWorker
+from rollgym.env_server.workers.thread import ThreadWorker
+from rollgym.envs.verifiers.function import TaskVerifier
 from tests.support.virtual_time import run_virtually
 
 GO_ON = threading.Event()

@@ -13,10 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ray.cluster_utils import Cluster
 
-from env_server.workers.base import EnvironmentRaised, EnvSource, NoWorker, OperationTimeout, WorkerLost
-from env_server.workers.ray.cluster import RayCluster
-from env_server.workers.ray.scaling import Average, ScalingPolicy
-from env_server.workers.ray.wire import (
+from rollgym.env_server.workers.base import (
+    EnvironmentRaised,
+    EnvSource,
+    NoWorker,
+    OperationTimeout,
+    WorkerLost,
+)
+from rollgym.env_server.workers.ray.cluster import RayCluster
+from rollgym.env_server.workers.ray.scaling import Average, ScalingPolicy
+from rollgym.env_server.workers.ray.wire import (
     Answer,
     Request,
     dump_answer,
@@ -25,7 +31,7 @@ from env_server.workers.ray.wire import (
     load_answers,
     load_requests,
 )
-from env_server.workers.ray.worker import RayWorker
+from rollgym.env_server.workers.ray.worker import RayWorker
 from tests.support.fragile_envs import Beacon, ended, kill
 from tests.support.metrics import scrape, value
 from tests.support.players import Player

@@ -8,12 +8,12 @@ import pytest
 from gymnasium.utils import seeding
 from gymnasium.utils.env_checker import check_env
 
-from clients.checks.trace import trace
-from clients.client.env import RemoteEnv
-from envs.adapters.known import MissingExtraError, import_extra
-from envs.adapters.pettingzoo import PettingZooAdapter
-from envs.adapters.pettingzoo_sheets import SHEETS
-from envs.adapters.textarena import TextArenaAdapter
+from rollgym.clients.checks.trace import trace
+from rollgym.clients.client.env import RemoteEnv
+from rollgym.envs.adapters.known import MissingExtraError, import_extra
+from rollgym.envs.adapters.pettingzoo import PettingZooAdapter
+from rollgym.envs.adapters.pettingzoo_sheets import SHEETS
+from rollgym.envs.adapters.textarena import TextArenaAdapter
 from tests.support.processes import ROOT
 from tests.support.wire import Server
 

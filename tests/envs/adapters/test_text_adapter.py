@@ -9,12 +9,12 @@ import pytest
 from gymnasium import spaces
 from gymnasium.utils.env_checker import check_env
 
-from clients.cli.main import main as roll_env
-from clients.client.env import RemoteEnv
-from env_server.catalog.catalog import Catalog
-from env_server.common.settings import ConfigurationError, Settings
-from envs.adapters.text import DEFAULT_MAX_STEPS, TextAdapter
-from envs.adapters.text_observations import ObservationText, plain_drawing
+from rollgym.clients.cli.main import main as roll_env
+from rollgym.clients.client.env import RemoteEnv
+from rollgym.env_server.catalog.catalog import Catalog
+from rollgym.env_server.common.settings import ConfigurationError, Settings
+from rollgym.envs.adapters.text import DEFAULT_MAX_STEPS, TextAdapter
+from rollgym.envs.adapters.text_observations import ObservationText, plain_drawing
 from tests.support.echo_env import Echo
 from tests.support.processes import ROOT
 from tests.support.wire import Server
@@ -55,7 +55,7 @@ def test_the_checker_is_content(name):
 
 def test_roll_env_check_passes():
     with mock.patch("sys.stdout", io.StringIO()) as printed:
-        code = roll_env(["check", "envs.adapters.text:TextAdapter", "--kwarg", f"env={LAKE}"])
+        code = roll_env(["check", "rollgym.envs.adapters.text:TextAdapter", "--kwarg", f"env={LAKE}"])
     assert code == 0, printed.getvalue()
     assert "0 failed, 0 warned" in printed.getvalue()
 

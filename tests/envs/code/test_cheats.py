@@ -4,7 +4,7 @@ from itertools import cycle
 
 import pytest
 
-from envs.verifiers.code_tests import CodeTestsEnv
+from rollgym.envs.verifiers.code_tests import CodeTestsEnv
 from tests.support.code_cheats import FUNCTION_CHEATS, HONEST_FUNCTIONS, PROGRAM_CHEATS
 from tests.support.code_items import CASES, FUNCTION_ITEMS, HONEST_PROGRAM, PROGRAM_ITEMS
 from tests.support.sandboxes import working_sandbox

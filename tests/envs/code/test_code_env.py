@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-from envs.code.debugging import CodeEnv
-from envs.code.tasks import PROBLEMS, problems_of
+from rollgym.envs.code.debugging import CodeEnv
+from rollgym.envs.code.tasks import PROBLEMS, problems_of
 from tests.support import code_items
 from tests.support.sandboxes import working_sandbox
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envs.code.comparing import holds, near, same, same_approximately, same_stream
+from rollgym.envs.code.comparing import holds, near, same, same_approximately, same_stream
 
 NAN, INF = float("nan"), float("inf")
 PLAIN = st.recursive(

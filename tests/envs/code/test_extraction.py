@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envs.code.extraction import extract, fenced_blocks
+from rollgym.envs.code.extraction import extract, fenced_blocks
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envs.code.forms import read_item, read_question
-from envs.code.item import ItemError
+from rollgym.envs.code.forms import read_item, read_question
+from rollgym.envs.code.item import ItemError
 from tests.support import code_items
 from tests.support.code_items import CASES, FUNCTION_ITEMS, PROGRAM_ITEMS, packed
 

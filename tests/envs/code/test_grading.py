@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from envs.code.forms import read_item
-from envs.code.grader import Grader
-from envs.code.limits import GradingLimits
-from envs.verifiers.code_tests import CodeTestsEnv
-from sandbox.core.result import Outcome, RunResult
+from rollgym.envs.code.forms import read_item
+from rollgym.envs.code.grader import Grader
+from rollgym.envs.code.limits import GradingLimits
+from rollgym.envs.verifiers.code_tests import CodeTestsEnv
+from rollgym.sandbox.core.result import Outcome, RunResult
 from tests.support.sandboxes import working_sandbox
 
 ENVIRONMENT = CodeTestsEnv(seconds=2)
@@ -403,7 +403,7 @@ class BrokenSandbox:
     ],
 )
 def test_a_sandbox_that_fails_is_our_fault(result, monkeypatch):
-    monkeypatch.setattr("envs.verifiers.code_tests.operator_sandbox", lambda: BrokenSandbox(result))
+    monkeypatch.setattr("rollgym.envs.verifiers.code_tests.operator_sandbox", lambda: BrokenSandbox(result))
     verdict = CodeTestsEnv().score(
         fenced("def f(x): return 1"), {"prompt": "x", "test_list": ["assert f(1) == 1"]}
     )

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from envs.code.debugging import CodeEnv
-from envs.code.tasks import ItemFile
-from envs.verifiers.code_tests import CodeTestsEnv
+from rollgym.envs.code.debugging import CodeEnv
+from rollgym.envs.code.tasks import ItemFile
+from rollgym.envs.verifiers.code_tests import CodeTestsEnv
 from tests.support import code_items
 
 ROWS = [{**code_items.mbpp(), "task_id": number} for number in range(40)]

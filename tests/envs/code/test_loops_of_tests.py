@@ -4,12 +4,12 @@ import math
 
 import pytest
 
-from envs.code import conversation
-from envs.code.answers import NOT_RUN
-from envs.code.forms import read_item
-from envs.code.grader import Grader
-from envs.code.limits import GradingLimits
-from envs.verifiers.code_tests import CodeTestsEnv
+from rollgym.envs.code import conversation
+from rollgym.envs.code.answers import NOT_RUN
+from rollgym.envs.code.forms import read_item
+from rollgym.envs.code.grader import Grader
+from rollgym.envs.code.limits import GradingLimits
+from rollgym.envs.verifiers.code_tests import CodeTestsEnv
 from tests.support.sandboxes import working_sandbox
 
 ENVIRONMENT = CodeTestsEnv(seconds=2)

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from envs.verifiers.code_tests import CodeTestsEnv
+from rollgym.envs.verifiers.code_tests import CodeTestsEnv
 from tests.support.recorded_data import recorded
 from tests.support.sandboxes import working_sandbox
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from envs.code.answers import Answer
-from envs.code.limits import GradingLimits
-from envs.code.runs import Runs
-from sandbox.core.base import SandboxSession
+from rollgym.envs.code.answers import Answer
+from rollgym.envs.code.limits import GradingLimits
+from rollgym.envs.code.runs import Runs
+from rollgym.sandbox.core.base import SandboxSession
 from tests.support.sandboxes import working_sandbox
 
 

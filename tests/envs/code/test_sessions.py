@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-from envs.code import repl_goals, shell_goals
-from envs.code.goals import same_answer
-from envs.code.python_repl import PythonReplEnv
-from envs.code.shell import ShellEnv
+from rollgym.envs.code import repl_goals, shell_goals
+from rollgym.envs.code.goals import same_answer
+from rollgym.envs.code.python_repl import PythonReplEnv
+from rollgym.envs.code.shell import ShellEnv
 from tests.support.sandboxes import working_sandbox
 
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from envs.code.forms import read_item
-from envs.code.item import ItemError
-from envs.verifiers.code_tests import CodeTestsEnv
+from rollgym.envs.code.forms import read_item
+from rollgym.envs.code.item import ItemError
+from rollgym.envs.verifiers.code_tests import CodeTestsEnv
 from tests.support.sandboxes import working_sandbox
 
 HEAD = "import asyncio\nimport unittest\nimport pytest\nfrom solution import f\n"

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envs.code.inside.values import (
+from rollgym.envs.code.inside.values import (
     MAX_DEPTH,
     Remote,
     ValueRefusedError,

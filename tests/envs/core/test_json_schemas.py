@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
-from envs.core.json_schemas import SchemaValidator
-from envs.core.patterns import TooMuchWorkError
-from envs.core.schema_parts import SchemaError
+from rollgym.envs.core.json_schemas import SchemaValidator
+from rollgym.envs.core.patterns import TooMuchWorkError
+from rollgym.envs.core.schema_parts import SchemaError
 
 EVIL = "(x+x+)+y\\1"
 

@@ -12,12 +12,12 @@ from pydantic import Field
 from pydantic.json_schema import SkipJsonSchema
 
 import rollgym  # noqa: F401 - registers ours
-from clients.protocol.errors import ProblemError
-from env_server.catalog.catalog import Catalog
-from env_server.common.settings import ConfigurationError, Settings
-from envs.core.kwargs import OPERATOR, RENDER_MODES, DeclaredKwargs, OneOf, SomeOf, kwargs_of
-from envs.games.frozen_lake import FrozenLakeEnv
-from envs.games.sokoban.environment import SokobanEnv
+from rollgym.clients.protocol.errors import ProblemError
+from rollgym.env_server.catalog.catalog import Catalog
+from rollgym.env_server.common.settings import ConfigurationError, Settings
+from rollgym.envs.core.kwargs import OPERATOR, RENDER_MODES, DeclaredKwargs, OneOf, SomeOf, kwargs_of
+from rollgym.envs.games.frozen_lake import FrozenLakeEnv
+from rollgym.envs.games.sokoban.environment import SokobanEnv
 
 
 class BaseKwargs(TypedDict, total=False):

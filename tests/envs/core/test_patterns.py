@@ -8,7 +8,7 @@ import regex
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envs.core import patterns
+from rollgym.envs.core import patterns
 
 SIGNS = st.text(alphabet="ab(){}[]*+?|\\^$.,0123456789-:#ixVe<=", max_size=30)
 

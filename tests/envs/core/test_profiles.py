@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envs.core.profiles import PROFILES, name_table, named_action, said_actions
-from envs.games.frozen_lake import FrozenLakeEnv
-from envs.games.sokoban.environment import SokobanEnv
+from rollgym.envs.core.profiles import PROFILES, name_table, named_action, said_actions
+from rollgym.envs.games.frozen_lake import FrozenLakeEnv
+from rollgym.envs.games.sokoban.environment import SokobanEnv
 
 NAMES = name_table(("Up", "Down", "Left", "Right"))
 

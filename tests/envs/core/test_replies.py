@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envs.core.profiles import PROFILES, said_actions
-from envs.core.replies import (
+from rollgym.envs.core.profiles import PROFILES, said_actions
+from rollgym.envs.core.replies import (
     ANSWER_WITHIN,
     LONGEST,
     Section,
@@ -23,8 +23,8 @@ from envs.core.replies import (
     tagged,
     unfenced,
 )
-from envs.games.guess_number import GuessNumberEnv
-from envs.verifiers.arithmetic import ArithmeticEnv, read_number
+from rollgym.envs.games.guess_number import GuessNumberEnv
+from rollgym.envs.verifiers.arithmetic import ArithmeticEnv, read_number
 
 MARKS = st.lists(
     st.sampled_from(

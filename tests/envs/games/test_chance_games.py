@@ -8,9 +8,9 @@ from gymnasium.envs.toy_text import blackjack as gymnasium_blackjack
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envs.games.bandit import BanditEnv
-from envs.games.blackjack import ACTIONS, DECK, BlackjackEnv
-from envs.games.game_2048 import Game2048Env, merge, slide
+from rollgym.envs.games.bandit import BanditEnv
+from rollgym.envs.games.blackjack import ACTIONS, DECK, BlackjackEnv
+from rollgym.envs.games.game_2048 import Game2048Env, merge, slide
 
 # -- Game2048 ----------------------------------------------------------------------------------------------------------
 

@@ -11,8 +11,8 @@ from gymnasium.utils.env_checker import check_env
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envs.games.frozen_lake import ACTIONS, FrozenLakeEnv
-from envs.games.frozen_lake_maps import goal_distances, split_of
+from rollgym.envs.games.frozen_lake import ACTIONS, FrozenLakeEnv
+from rollgym.envs.games.frozen_lake_maps import goal_distances, split_of
 
 maps = st.builds(
     lambda seed, size: generate_random_map(size=size, p=0.7, seed=seed),
@@ -144,7 +144,7 @@ def test_path_lengths_are_kept():
 
 def test_equal_seeds_are_equal_in_every_process():
     program = (
-        "from envs.games.frozen_lake import FrozenLakeEnv\n"
+        "from rollgym.envs.games.frozen_lake import FrozenLakeEnv\n"
         "e = FrozenLakeEnv(random_start=True, is_slippery=True)\n"
         "for s in range(5):\n"
         "    print(e.reset(seed=s)[0], [e.step(a)[0] for a in ('Up', 'Down', 'Right')])"

@@ -9,16 +9,16 @@ from gymnasium.utils.env_checker import check_env
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clients.checks.local import ODD_TEXTS
-from envs.core.profiles import PROFILES
-from envs.registry import builtin_environments
+from rollgym.clients.checks.local import ODD_TEXTS
+from rollgym.envs.core.profiles import PROFILES
+from rollgym.envs.registry import builtin_environments
 
 OF_THEIR_OWN = {"FrozenLake-v0", "Sokoban-v0"}
 """These have tests of their own, and rules that no other game has."""
 GAMES = {
     name: spec.entry_point
     for name, spec in builtin_environments().items()
-    if "envs.games." in spec.entry_point and name not in OF_THEIR_OWN
+    if "rollgym.envs.games." in spec.entry_point and name not in OF_THEIR_OWN
 }
 # Luck decides there, or the expert would be a search of its own.
 UNCERTAIN = {"Blackjack-v0", "Game2048-v0"}
@@ -154,7 +154,7 @@ def test_splits_are_of_different_tasks(name):
 def test_equal_seeds_are_equal_in_every_process():
     program = (
         "from tests.envs.games.test_games import GAMES, make\n"
-        "from clients.checks.trace import trace\n"
+        "from rollgym.clients.checks.trace import trace\n"
         "for name in GAMES:\n"
         "    print(name, trace(make(name, max_episode_steps=40)))"
     )

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envs.games.countdown import CountdownEnv
-from envs.games.countdown_numbers import ExpressionError, evaluate, solve
-from envs.games.guess_number import GuessNumberEnv
-from envs.games.mastermind import MastermindEnv, feedback
+from rollgym.envs.games.countdown import CountdownEnv
+from rollgym.envs.games.countdown_numbers import ExpressionError, evaluate, solve
+from rollgym.envs.games.guess_number import GuessNumberEnv
+from rollgym.envs.games.mastermind import MastermindEnv, feedback
 
 # -- Countdown ---------------------------------------------------------------------------------------------------------
 

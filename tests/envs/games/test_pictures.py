@@ -5,8 +5,8 @@ import pytest
 from gymnasium import spaces
 from gymnasium.utils.env_checker import check_env
 
-from envs.games.frozen_lake import FrozenLakeEnv
-from envs.games.sokoban.environment import SokobanEnv
+from rollgym.envs.games.frozen_lake import FrozenLakeEnv
+from rollgym.envs.games.sokoban.environment import SokobanEnv
 
 
 @pytest.mark.parametrize(

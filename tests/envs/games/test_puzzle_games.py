@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envs.games.hanoi import TowerOfHanoiEnv, plan
-from envs.games.maze import MazeEnv
-from envs.games.minefield import Minefield
-from envs.games.minesweeper import MinesweeperEnv
-from envs.games.minesweeper_solver import mine_chances
-from envs.games.sudoku import SudokuEnv
-from envs.games.sudoku_grids import draw_puzzle, only_solution, solutions
+from rollgym.envs.games.hanoi import TowerOfHanoiEnv, plan
+from rollgym.envs.games.maze import MazeEnv
+from rollgym.envs.games.minefield import Minefield
+from rollgym.envs.games.minesweeper import MinesweeperEnv
+from rollgym.envs.games.minesweeper_solver import mine_chances
+from rollgym.envs.games.sudoku import SudokuEnv
+from rollgym.envs.games.sudoku_grids import draw_puzzle, only_solution, solutions
 
 # -- TowerOfHanoi ------------------------------------------------------------------------------------------------------
 

@@ -8,18 +8,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envs.games.countdown import CountdownEnv
-from envs.games.countdown_numbers import evaluate, solve, take_apart
-from envs.games.frozen_lake import FrozenLakeEnv
-from envs.games.hanoi import TowerOfHanoiEnv
-from envs.games.maze import MazeEnv
-from envs.games.maze_maps import draw_maze, longest_way
-from envs.games.minefield import draw_minefield
-from envs.games.minesweeper import MinesweeperEnv
-from envs.games.sokoban.environment import SokobanEnv
-from envs.games.sudoku import SudokuEnv
-from envs.games.sudoku_grids import known_puzzle, only_solution
-from envs.registry import builtin_environments
+from rollgym.envs.games.countdown import CountdownEnv
+from rollgym.envs.games.countdown_numbers import evaluate, solve, take_apart
+from rollgym.envs.games.frozen_lake import FrozenLakeEnv
+from rollgym.envs.games.hanoi import TowerOfHanoiEnv
+from rollgym.envs.games.maze import MazeEnv
+from rollgym.envs.games.maze_maps import draw_maze, longest_way
+from rollgym.envs.games.minefield import draw_minefield
+from rollgym.envs.games.minesweeper import MinesweeperEnv
+from rollgym.envs.games.sokoban.environment import SokobanEnv
+from rollgym.envs.games.sudoku import SudokuEnv
+from rollgym.envs.games.sudoku_grids import known_puzzle, only_solution
+from rollgym.envs.registry import builtin_environments
 
 # A reset takes up to some tens of milliseconds. What is bounded here took from half a second to forever.
 BOUND_S = 0.25

@@ -8,10 +8,10 @@ from gymnasium.utils.env_checker import check_env
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envs.games.sokoban.board import Level, parse_level
-from envs.games.sokoban.environment import VOCABULARIES, SokobanEnv
-from envs.games.sokoban.generator import Difficulty, canonical_text, generate, split_of
-from envs.games.sokoban.solver import push_distances, solve
+from rollgym.envs.games.sokoban.board import Level, parse_level
+from rollgym.envs.games.sokoban.environment import VOCABULARIES, SokobanEnv
+from rollgym.envs.games.sokoban.generator import Difficulty, canonical_text, generate, split_of
+from rollgym.envs.games.sokoban.solver import push_distances, solve
 
 CORRIDOR = "#######\n#@ $ .#\n#######"
 

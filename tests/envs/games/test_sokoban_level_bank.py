@@ -9,19 +9,19 @@ import gymnasium
 import numpy as np
 import pytest
 
-from clients.cli.main import main as roll_env
-from clients.client.env import RemoteEnv
-from clients.protocol.errors import ProblemError
-from envs.games.sokoban.bank import LevelBank, load_bank
-from envs.games.sokoban.board import parse_level
-from envs.games.sokoban.environment import SokobanEnv
-from envs.games.sokoban.generator import Difficulty, generate, split_of
-from envs.games.sokoban.levels import (
+from rollgym.clients.cli.main import main as roll_env
+from rollgym.clients.client.env import RemoteEnv
+from rollgym.clients.protocol.errors import ProblemError
+from rollgym.envs.games.sokoban.bank import LevelBank, load_bank
+from rollgym.envs.games.sokoban.board import parse_level
+from rollgym.envs.games.sokoban.environment import SokobanEnv
+from rollgym.envs.games.sokoban.generator import Difficulty, generate, split_of
+from rollgym.envs.games.sokoban.levels import (
     FileLevel,
     LevelFileError,
     read_levels,
 )
-from envs.games.sokoban.solver import solve
+from rollgym.envs.games.sokoban.solver import solve
 from tests.support.level_files import format_levels
 from tests.support.wire import Server
 

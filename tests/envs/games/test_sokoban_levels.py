@@ -5,16 +5,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envs.games.sokoban.bank import load_bank
-from envs.games.sokoban.board import is_enclosed, parse_level
-from envs.games.sokoban.generator import Difficulty, generate
-from envs.games.sokoban.levels import (
+from rollgym.envs.games.sokoban.bank import load_bank
+from rollgym.envs.games.sokoban.board import is_enclosed, parse_level
+from rollgym.envs.games.sokoban.generator import Difficulty, generate
+from rollgym.envs.games.sokoban.levels import (
     FileLevel,
     LevelFileError,
     parse_levels,
     read_levels,
 )
-from envs.games.sokoban.solver import solve
+from rollgym.envs.games.sokoban.solver import solve
 from tests.support.level_files import format_levels, run_lengths
 
 FIRST = "#####\n#@$.#\n#####"

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from envs.tools.bfcl import grade_calls
+from rollgym.envs.tools.bfcl import grade_calls
 from tests.support.recorded_data import recorded
 
 ORDER = {

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envs.tools.calculator import calculate, number_text
-from envs.tools.tool import ToolError
+from rollgym.envs.tools.calculator import calculate, number_text
+from rollgym.envs.tools.tool import ToolError
 
 OPERATORS = {
     ast.Add: operator.add,

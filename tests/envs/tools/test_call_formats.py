@@ -4,8 +4,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from envs.tools.formats.calls import ToolCall, read_calls
-from envs.tools.formats.table import FORMATS, format_named
+from rollgym.envs.tools.formats.calls import ToolCall, read_calls
+from rollgym.envs.tools.formats.table import FORMATS, format_named
 
 TEXT = {"type": "string"}
 SCHEMAS = {

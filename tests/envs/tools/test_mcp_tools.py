@@ -10,12 +10,12 @@ from pathlib import Path
 import httpx
 import pytest
 
-from envs.core.splits import split_of_text
-from envs.tools.formats.calls import ToolCall
-from envs.tools.formats.hermes import HERMES
-from envs.tools.mcp_server import McpServer, McpServerError, parse_address
-from envs.tools.mcp_tools import McpToolsEnv
-from envs.tools.tool import ToolError
+from rollgym.envs.core.splits import split_of_text
+from rollgym.envs.tools.formats.calls import ToolCall
+from rollgym.envs.tools.formats.hermes import HERMES
+from rollgym.envs.tools.mcp_server import McpServer, McpServerError, parse_address
+from rollgym.envs.tools.mcp_tools import McpToolsEnv
+from rollgym.envs.tools.tool import ToolError
 from tests.support.processes import ROOT, running
 from tests.support.wire import Server
 

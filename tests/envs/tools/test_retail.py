@@ -8,14 +8,14 @@ import time
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-from envs.tools.formats.calls import ToolCall
-from envs.tools.formats.hermes import HERMES
-from envs.tools.formats.table import FORMATS
-from envs.tools.retail.customer import STOP, Customer, Identity
-from envs.tools.retail.environment import RetailEnv
-from envs.tools.retail.requests import REQUEST_KINDS, Request
-from envs.tools.retail.shop import Shop
-from envs.tools.tool import Toolbox
+from rollgym.envs.tools.formats.calls import ToolCall
+from rollgym.envs.tools.formats.hermes import HERMES
+from rollgym.envs.tools.formats.table import FORMATS
+from rollgym.envs.tools.retail.customer import STOP, Customer, Identity
+from rollgym.envs.tools.retail.environment import RetailEnv
+from rollgym.envs.tools.retail.requests import REQUEST_KINDS, Request
+from rollgym.envs.tools.retail.shop import Shop
+from rollgym.envs.tools.tool import Toolbox
 
 
 def call(name, **arguments):

@@ -9,15 +9,15 @@ import time
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-from envs.core.splits import split_of_text
-from envs.tools.dates import DATE_TOOLS
-from envs.tools.formats.calls import ToolCall
-from envs.tools.formats.hermes import HERMES
-from envs.tools.formats.table import FORMATS
-from envs.tools.search import Corpus, Document
-from envs.tools.tasks import KINDS, answers_agree
-from envs.tools.tool import Tool, Toolbox, parameters
-from envs.tools.tool_use import TOOL_GROUPS, ToolUseEnv
+from rollgym.envs.core.splits import split_of_text
+from rollgym.envs.tools.dates import DATE_TOOLS
+from rollgym.envs.tools.formats.calls import ToolCall
+from rollgym.envs.tools.formats.hermes import HERMES
+from rollgym.envs.tools.formats.table import FORMATS
+from rollgym.envs.tools.search import Corpus, Document
+from rollgym.envs.tools.tasks import KINDS, answers_agree
+from rollgym.envs.tools.tool import Tool, Toolbox, parameters
+from rollgym.envs.tools.tool_use import TOOL_GROUPS, ToolUseEnv
 from tests.support.processes import ROOT
 
 OPEN_KINDS = [name for name, kind in KINDS.items() if kind.needs <= set(TOOL_GROUPS)]
@@ -64,7 +64,8 @@ def test_gymnasium_accepts_it():
 
 def test_equal_seeds_are_equal_episodes_in_another_process():
     code = (
-        "import json; from envs.tools.tool_use import ToolUseEnv; from tests.envs.tools.test_tool_use import play; "
+        "import json; from rollgym.envs.tools.tool_use import ToolUseEnv; "
+        "from tests.envs.tools.test_tool_use import play; "
         "print(json.dumps([play(ToolUseEnv(), seed)[0] for seed in range(6)]))"
     )
     other = subprocess.run(

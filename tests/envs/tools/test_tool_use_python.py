@@ -3,15 +3,15 @@
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-from envs.code.sandboxes import operator_sandbox
-from envs.tools.formats.calls import ToolCall
-from envs.tools.formats.hermes import HERMES
-from envs.tools.formats.tags import TAGS
-from envs.tools.tool import Toolbox
-from envs.tools.tool_use_python import SandboxFailedError, ToolUsePythonEnv, python_tool
-from sandbox.core.base import SandboxUnavailableError
-from sandbox.core.limits import Limits
-from sandbox.core.result import Outcome, RunResult
+from rollgym.envs.code.sandboxes import operator_sandbox
+from rollgym.envs.tools.formats.calls import ToolCall
+from rollgym.envs.tools.formats.hermes import HERMES
+from rollgym.envs.tools.formats.tags import TAGS
+from rollgym.envs.tools.tool import Toolbox
+from rollgym.envs.tools.tool_use_python import SandboxFailedError, ToolUsePythonEnv, python_tool
+from rollgym.sandbox.core.base import SandboxUnavailableError
+from rollgym.sandbox.core.limits import Limits
+from rollgym.sandbox.core.result import Outcome, RunResult
 
 
 @pytest.fixture(scope="module", autouse=True)

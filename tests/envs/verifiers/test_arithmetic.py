@@ -5,9 +5,9 @@ from gymnasium.utils.env_checker import check_env
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clients.client.client import EnvClient
-from envs.core.splits import split_of_text
-from envs.verifiers.arithmetic import ArithmeticEnv, evaluate, read_number
+from rollgym.clients.client.client import EnvClient
+from rollgym.envs.core.splits import split_of_text
+from rollgym.envs.verifiers.arithmetic import ArithmeticEnv, evaluate, read_number
 from tests.support.processes import env_server
 
 ENVIRONMENT = ArithmeticEnv()

@@ -5,8 +5,8 @@ import json
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-from clients.client.client import EnvClient
-from envs.verifiers.composite import CompositeEnv
+from rollgym.clients.client.client import EnvClient
+from rollgym.envs.verifiers.composite import CompositeEnv
 from tests.support.processes import env_server
 
 TASK = {"question": "2 + 3", "answer": "5"}

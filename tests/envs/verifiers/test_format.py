@@ -10,11 +10,11 @@ from gymnasium.utils.env_checker import check_env
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envs.core.splits import split_of_text
-from envs.verifiers.formats.environment import FormatEnv
-from envs.verifiers.formats.prompts import FAMILIES
-from envs.verifiers.formats.reply import Reply
-from envs.verifiers.formats.rules import RULES, rate, read_rules
+from rollgym.envs.core.splits import split_of_text
+from rollgym.envs.verifiers.formats.environment import FormatEnv
+from rollgym.envs.verifiers.formats.prompts import FAMILIES
+from rollgym.envs.verifiers.formats.reply import Reply
+from rollgym.envs.verifiers.formats.rules import RULES, rate, read_rules
 from tests.support.form_answers import answer
 
 ENVIRONMENT = FormatEnv()

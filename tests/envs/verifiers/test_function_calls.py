@@ -5,10 +5,10 @@ import json
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-from envs.core.splits import split_of_text
-from envs.tools.formats.calls import ToolCall
-from envs.tools.formats.table import FORMATS
-from envs.verifiers.function_calls import CATEGORIES, FunctionCallsEnv
+from rollgym.envs.core.splits import split_of_text
+from rollgym.envs.tools.formats.calls import ToolCall
+from rollgym.envs.tools.formats.table import FORMATS
+from rollgym.envs.verifiers.function_calls import CATEGORIES, FunctionCallsEnv
 from tests.support.recorded_data import recorded
 
 

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from env_server.catalog.catalog import Catalog
-from env_server.common.settings import Settings
-from envs.verifiers.base import Verdict
-from envs.verifiers.function import Score, TaskVerifier, verifier
+from rollgym.env_server.catalog.catalog import Catalog
+from rollgym.env_server.common.settings import Settings
+from rollgym.envs.verifiers.base import Verdict
+from rollgym.envs.verifiers.function import Score, TaskVerifier, verifier
 
 TASKS = [{"question": f"What is {n} + 1?", "answer": str(n + 1)} for n in range(20)]
 

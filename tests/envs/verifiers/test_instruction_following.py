@@ -9,14 +9,14 @@ from gymnasium.utils.env_checker import check_env
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envs.core.splits import split_of_text
-from envs.verifiers.instructions import environment as instruction_following
-from envs.verifiers.instructions.environment import InstructionFollowingEnv
-from envs.verifiers.instructions.following import follow, loose_variants, read_constraints
-from envs.verifiers.instructions.prompts import KINDS
-from envs.verifiers.instructions.rlvr import FUNCTIONS
-from envs.verifiers.instructions.table import IFEVAL, INSTRUCTIONS
-from envs.verifiers.instructions.tools import text_tools
+from rollgym.envs.core.splits import split_of_text
+from rollgym.envs.verifiers.instructions import environment as instruction_following
+from rollgym.envs.verifiers.instructions.environment import InstructionFollowingEnv
+from rollgym.envs.verifiers.instructions.following import follow, loose_variants, read_constraints
+from rollgym.envs.verifiers.instructions.prompts import KINDS
+from rollgym.envs.verifiers.instructions.rlvr import FUNCTIONS
+from rollgym.envs.verifiers.instructions.table import IFEVAL, INSTRUCTIONS
+from rollgym.envs.verifiers.instructions.tools import text_tools
 from tests.support.instruction_answers import answer
 
 TOOLS = text_tools("builtin", "builtin")

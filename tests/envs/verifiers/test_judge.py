@@ -10,12 +10,12 @@ from gymnasium.utils.env_checker import check_env
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clients.client.client import EnvClient
-from clients.protocol.errors import ProblemError
-from envs.core.splits import split_of_text
-from envs.verifiers.judge import JudgeEnv
-from envs.verifiers.judging.templates import read_templates, shipped_templates
-from envs.verifiers.judging.verdicts import (
+from rollgym.clients.client.client import EnvClient
+from rollgym.clients.protocol.errors import ProblemError
+from rollgym.envs.core.splits import split_of_text
+from rollgym.envs.verifiers.judge import JudgeEnv
+from rollgym.envs.verifiers.judging.templates import read_templates, shipped_templates
+from rollgym.envs.verifiers.judging.verdicts import (
     CriteriaVerdict,
     NumberVerdict,
     PatternVerdict,

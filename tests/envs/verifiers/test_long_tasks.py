@@ -2,11 +2,11 @@
 
 import pytest
 
-from envs.verifiers.arithmetic import ArithmeticEnv
-from envs.verifiers.mathematics import MathEnv
-from envs.verifiers.multiple_choice import MultipleChoiceEnv
-from envs.verifiers.question_answering import QuestionAnsweringEnv
-from envs.verifiers.reasoning_gym import ReasoningGymEnv
+from rollgym.envs.verifiers.arithmetic import ArithmeticEnv
+from rollgym.envs.verifiers.mathematics import MathEnv
+from rollgym.envs.verifiers.multiple_choice import MultipleChoiceEnv
+from rollgym.envs.verifiers.question_answering import QuestionAnsweringEnv
+from rollgym.envs.verifiers.reasoning_gym import ReasoningGymEnv
 
 LONG = "a" * 1_000_000
 

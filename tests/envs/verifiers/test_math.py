@@ -9,16 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clients.client.client import EnvClient
-from clients.protocol.errors import ProblemError
-from envs.core.splits import split_of_text
-from envs.verifiers.affordable import too_much
-from envs.verifiers.comparison import compare
-from envs.verifiers.exact import NotExact, rational
-from envs.verifiers.extraction import marked_answer, strip_thinking
-from envs.verifiers.mathematics import MathEnv
-from envs.verifiers.mathematics_tasks import KINDS
-from envs.verifiers.numerals import read_value
+from rollgym.clients.client.client import EnvClient
+from rollgym.clients.protocol.errors import ProblemError
+from rollgym.envs.core.splits import split_of_text
+from rollgym.envs.verifiers.affordable import too_much
+from rollgym.envs.verifiers.comparison import compare
+from rollgym.envs.verifiers.exact import NotExact, rational
+from rollgym.envs.verifiers.extraction import marked_answer, strip_thinking
+from rollgym.envs.verifiers.mathematics import MathEnv
+from rollgym.envs.verifiers.mathematics_tasks import KINDS
+from rollgym.envs.verifiers.numerals import read_value
 from tests.support.hostile_answers import ENDED_BY_A_CLOCK, FIVES, HOSTILE_ANSWERS
 from tests.support.processes import env_server
 from tests.support.recorded_data import recorded

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clients.client.client import EnvClient
-from envs.core.splits import split_of_text
-from envs.verifiers.multiple_choice import MultipleChoiceEnv
+from rollgym.clients.client.client import EnvClient
+from rollgym.envs.core.splits import split_of_text
+from rollgym.envs.verifiers.multiple_choice import MultipleChoiceEnv
 from tests.support.processes import env_server
 
 ENVIRONMENT = MultipleChoiceEnv()

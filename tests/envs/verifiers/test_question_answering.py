@@ -6,9 +6,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envs.core.splits import split_of_text
-from envs.verifiers.question_answering import QuestionAnsweringEnv, normal, overlap, read_boolean, read_date
-from envs.verifiers.question_answering_tasks import KINDS
+from rollgym.envs.core.splits import split_of_text
+from rollgym.envs.verifiers.question_answering import (
+    QuestionAnsweringEnv,
+    normal,
+    overlap,
+    read_boolean,
+    read_date,
+)
+from rollgym.envs.verifiers.question_answering_tasks import KINDS
 
 ENVIRONMENT = QuestionAnsweringEnv()
 

@@ -7,9 +7,9 @@ import sys
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-from envs.core.splits import split_of_text
-from envs.verifiers.pool import CallFailed, CallTimeout, NoProcess, PoolShare
-from envs.verifiers.reasoning_gym import ReasoningGymEnv
+from rollgym.envs.core.splits import split_of_text
+from rollgym.envs.verifiers.pool import CallFailed, CallTimeout, NoProcess, PoolShare
+from rollgym.envs.verifiers.reasoning_gym import ReasoningGymEnv
 
 pytest.importorskip("reasoning_gym")
 
@@ -94,7 +94,7 @@ def test_tasks_keep_to_their_split():
 def test_equal_seeds_give_equal_tasks_in_any_process(environment):
     script = (
         "import json, sys\n"
-        "from envs.verifiers.reasoning_gym import ReasoningGymEnv\n"
+        "from rollgym.envs.verifiers.reasoning_gym import ReasoningGymEnv\n"
         "env = ReasoningGymEnv()\n"
         f"print(json.dumps([env.reset(options={{'dataset': name, 'seed': 5}})[0] for name in {NAMES!r}]))\n"
     )

@@ -5,8 +5,8 @@ from collections import Counter
 
 import pytest
 
-from envs.verifiers.instructions.following import follow, read_constraints
-from envs.verifiers.instructions.tools import DetectorName, NltkTokenizer, text_tools
+from rollgym.envs.verifiers.instructions.following import follow, read_constraints
+from rollgym.envs.verifiers.instructions.tools import DetectorName, NltkTokenizer, text_tools
 from tests.support.recorded_data import recorded
 
 # Word salad in capitals is English to us, and German or Danish to langdetect.

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from envs.verifiers.pool import CallFailed, CallTimeout, NoProcess, PoolShare, ProcessPool
-from envs.verifiers.symbolic import SymbolicComparison
+from rollgym.envs.verifiers.pool import CallFailed, CallTimeout, NoProcess, PoolShare, ProcessPool
+from rollgym.envs.verifiers.symbolic import SymbolicComparison
 
 TARGET = "tests.support.pooled:act"
 
@@ -110,7 +110,7 @@ def test_users_in_one_process_share_one_pool():
 def test_a_process_ends_with_its_parent_even_while_it_hangs():
     script = (
         "import os, threading, time\n"
-        "from envs.verifiers.pool import ProcessPool\n"
+        "from rollgym.envs.verifiers.pool import ProcessPool\n"
         f"pool = ProcessPool({TARGET!r})\n"
         "print(pool.call({'do': 'say'}, 30)['pid'], flush=True)\n"
         "threading.Thread(target=pool.call, args=({'do': 'hang'}, 60), daemon=True).start()\n"

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envs.registry import builtin_environments
-from envs.verifiers.base import Verdict, VerifierEnv
+from rollgym.envs.registry import builtin_environments
+from rollgym.envs.verifiers.base import Verdict, VerifierEnv
 from tests.support.hostile_answers import ENDED_BY_A_CLOCK, HOSTILE_ANSWERS
 from tests.support.sandboxes import working_sandbox
 

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rollgym  # noqa: F401 - registers
-from envs.webshop.environment import WebShopEnv, goal_range
-from envs.webshop.shop import parse_action
-from envs.webshop.wordings import WORDINGS
+from rollgym.envs.webshop.environment import WebShopEnv, goal_range
+from rollgym.envs.webshop.shop import parse_action
+from rollgym.envs.webshop.wordings import WORDINGS
 
 MARKED = {
     "answer": "<answer>{}</answer>",

@@ -10,18 +10,18 @@ from typing import Any, cast
 
 import pytest
 
-from envs.webshop import prepare, sources
-from envs.webshop.cache import open_catalogue
-from envs.webshop.catalogue import Catalogue, build_catalogue
-from envs.webshop.generator import generate_records
-from envs.webshop.nouns import heuristic_nouns
-from envs.webshop.products import read_products
-from envs.webshop.reward import score_purchase
-from envs.webshop.sources import CatalogueError, FileSource, find_files, stream_array
+from rollgym.envs.webshop import prepare, sources
+from rollgym.envs.webshop.cache import open_catalogue
+from rollgym.envs.webshop.catalogue import Catalogue, build_catalogue
+from rollgym.envs.webshop.generator import generate_records
+from rollgym.envs.webshop.nouns import heuristic_nouns
+from rollgym.envs.webshop.products import read_products
+from rollgym.envs.webshop.reward import score_purchase
+from rollgym.envs.webshop.sources import CatalogueError, FileSource, find_files, stream_array
 
 _DIGEST = """
 import hashlib, json, sys
-from envs.webshop.generator import generate_records
+from rollgym.envs.webshop.generator import generate_records
 made = generate_records()
 text = json.dumps([made.products, made.attributes, made.human_instructions])
 sys.stdout.write(hashlib.sha256(text.encode()).hexdigest())

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from envs.webshop.catalogue import Catalogue, build_catalogue
-from envs.webshop.products import read_products, search_text
-from envs.webshop.rendering import as_rich_text, as_text, page_parts
-from envs.webshop.shop import Shop, parse_action
-from envs.webshop.sources import FileSource
+from rollgym.envs.webshop.catalogue import Catalogue, build_catalogue
+from rollgym.envs.webshop.products import read_products, search_text
+from rollgym.envs.webshop.rendering import as_rich_text, as_text, page_parts
+from rollgym.envs.webshop.shop import Shop, parse_action
+from rollgym.envs.webshop.sources import FileSource
 from tests.envs.webshop.test_webshop_reward import stub_nouns
 from tests.support.recorded_data import recorded
 

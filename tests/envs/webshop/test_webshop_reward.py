@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from envs.webshop.goals import Goal
-from envs.webshop.nouns import heuristic_nouns, noun_extractor
-from envs.webshop.products import Product
-from envs.webshop.reward import count_options, score_purchase, title_score
+from rollgym.envs.webshop.goals import Goal
+from rollgym.envs.webshop.nouns import heuristic_nouns, noun_extractor
+from rollgym.envs.webshop.products import Product
+from rollgym.envs.webshop.reward import count_options, score_purchase, title_score
 from tests.support.recorded_data import recorded
 
 _TOKEN = re.compile(r"[A-Za-z]+|[0-9]+|[^\sA-Za-z0-9]")

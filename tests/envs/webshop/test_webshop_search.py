@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envs.webshop import search
-from envs.webshop.search import Facets, IndexWriter, SearchIndex, write_facets
-from envs.webshop.words import words_of
+from rollgym.envs.webshop import search
+from rollgym.envs.webshop.search import Facets, IndexWriter, SearchIndex, write_facets
+from rollgym.envs.webshop.words import words_of
 
 
 def build(folder: Path, texts: list[str]) -> SearchIndex:

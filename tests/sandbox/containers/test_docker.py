@@ -12,16 +12,16 @@ from typing import Any
 import docker
 import pytest
 
-from sandbox.containers.docker import DockerSandbox
-from sandbox.containers.flags import LABEL
-from sandbox.containers.seccomp import build_profile
-from sandbox.core.base import SandboxUnavailableError
-from sandbox.core.cancelling import Cancellation
-from sandbox.core.limits import Limits
-from sandbox.core.program import Program
-from sandbox.core.result import Outcome
-from sandbox.kernel.seccomp import REFUSED
-from sandbox.selection import make_sandbox
+from rollgym.sandbox.containers.docker import DockerSandbox
+from rollgym.sandbox.containers.flags import LABEL
+from rollgym.sandbox.containers.seccomp import build_profile
+from rollgym.sandbox.core.base import SandboxUnavailableError
+from rollgym.sandbox.core.cancelling import Cancellation
+from rollgym.sandbox.core.limits import Limits
+from rollgym.sandbox.core.program import Program
+from rollgym.sandbox.core.result import Outcome
+from rollgym.sandbox.kernel.seccomp import REFUSED
+from rollgym.sandbox.selection import make_sandbox
 from tests.support.processes import running
 
 Make = Callable[..., DockerSandbox]
@@ -180,8 +180,8 @@ def test_a_server_that_is_killed_leaves_nothing_that_runs(make: Make, containers
     image = os.environ.get("ROLLGYM_DOCKER_IMAGE")
     options = "" if image is None else f"image={image!r}"
     source = f"""
-from sandbox.containers.docker import DockerSandbox
-from sandbox.core.program import Program
+from rollgym.sandbox.containers.docker import DockerSandbox
+from rollgym.sandbox.core.program import Program
 sandbox = DockerSandbox({options})
 session = sandbox.open_session(Program("bash", "sleep 60"))
 print("open", flush=True)

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from sandbox.command import main
-from sandbox.core.limits import LONGEST_SECONDS, Limits
+from rollgym.sandbox.command import main
+from rollgym.sandbox.core.limits import LONGEST_SECONDS, Limits
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sandbox.core.naming import VARIABLE, parse_name
+from rollgym.sandbox.core.naming import VARIABLE, parse_name
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import struct
 
 import pytest
 
-from sandbox.kernel.seccomp import build_filter
+from rollgym.sandbox.kernel.seccomp import build_filter
 
 _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 _ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}

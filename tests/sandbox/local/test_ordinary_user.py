@@ -14,10 +14,10 @@ _NOBODY = 65534
 _SCRIPT = """
 import json, sys
 sys.path.insert(0, sys.argv[1])
-from sandbox.core.base import SandboxUnavailableError
-from sandbox.core.limits import Limits
-from sandbox.core.program import Program
-from sandbox.selection import make_sandbox
+from rollgym.sandbox.core.base import SandboxUnavailableError
+from rollgym.sandbox.core.limits import Limits
+from rollgym.sandbox.core.program import Program
+from rollgym.sandbox.selection import make_sandbox
 
 SUM = '''
 import os, time
@@ -57,7 +57,7 @@ def test_an_ordinary_user_has_the_same_limits(name: str, level: str) -> None:
         [python, "-c", _SCRIPT, str(_ROOT), name], capture_output=True, text=True, timeout=120, check=False, cwd="/",
         env={"PATH": "/usr/bin:/bin", "PYTHONDONTWRITEBYTECODE": "1"}, **options,  # type: ignore[arg-type]
     )  # fmt: skip
-    if "No module named 'sandbox'" in done.stderr:
+    if "No module named 'rollgym" in done.stderr:
         pytest.skip("another user cannot read the package here")
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)

@@ -11,13 +11,13 @@ import pytest
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.server import ServerConnection, serve
 
-from env_server.access.tokens import add_token
-from sandbox.core.base import SandboxUnavailableError
-from sandbox.core.limits import Limits
-from sandbox.core.program import Program
-from sandbox.core.result import Outcome
-from sandbox.remote.remote import RemoteSandbox
-from sandbox.selection import open_sandbox
+from rollgym.env_server.access.tokens import add_token
+from rollgym.sandbox.core.base import SandboxUnavailableError
+from rollgym.sandbox.core.limits import Limits
+from rollgym.sandbox.core.program import Program
+from rollgym.sandbox.core.result import Outcome
+from rollgym.sandbox.remote.remote import RemoteSandbox
+from rollgym.sandbox.selection import open_sandbox
 from tests.support.wire import Server
 
 PROGRAM = Program("bash", "echo hi")

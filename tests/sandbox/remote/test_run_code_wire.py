@@ -8,10 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sandbox.core.limits import Limits
-from sandbox.core.program import LANGUAGES, Program
-from sandbox.core.result import Guarantees, Outcome, RunResult
-from sandbox.remote.run_code import RunCodeRequest, build_reply, build_request, read_reply, read_request
+from rollgym.sandbox.core.limits import Limits
+from rollgym.sandbox.core.program import LANGUAGES, Program
+from rollgym.sandbox.core.result import Guarantees, Outcome, RunResult
+from rollgym.sandbox.remote.run_code import (
+    RunCodeRequest,
+    build_reply,
+    build_request,
+    read_reply,
+    read_request,
+)
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 NAMES = st.from_regex(r"[a-z]{1,4}(/[a-z]{1,4}){0,2}", fullmatch=True)

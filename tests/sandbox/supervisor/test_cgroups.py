@@ -7,7 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.supervisor.cgroups import ControlGroup, Parents, Usage, candidates, find_parents, unique_name
+from rollgym.sandbox.supervisor.cgroups import (
+    ControlGroup,
+    Parents,
+    Usage,
+    candidates,
+    find_parents,
+    unique_name,
+)
 
 _V1_MOUNTS = """\
 25 24 0:22 / /proc rw,relatime shared:1 - proc proc rw

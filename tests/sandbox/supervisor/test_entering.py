@@ -2,9 +2,9 @@
 
 import os
 
-from sandbox.core.limits import Limits
-from sandbox.supervisor.entering import enter
-from sandbox.supervisor.order import Confinement, Order
+from rollgym.sandbox.core.limits import Limits
+from rollgym.sandbox.supervisor.entering import enter
+from rollgym.sandbox.supervisor.order import Confinement, Order
 
 
 def test_a_confinement_that_nobody_knows_runs_nothing() -> None:

@@ -7,12 +7,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from sandbox.core.base import SandboxUnavailableError
-from sandbox.core.limits import Limits
-from sandbox.core.program import Program
-from sandbox.core.result import Guarantees, Outcome, RunResult
-from sandbox.selection import open_sandbox
-from sandbox.warm.pool import WarmPool
+from rollgym.sandbox.core.base import SandboxUnavailableError
+from rollgym.sandbox.core.limits import Limits
+from rollgym.sandbox.core.program import Program
+from rollgym.sandbox.core.result import Guarantees, Outcome, RunResult
+from rollgym.sandbox.selection import open_sandbox
+from rollgym.sandbox.warm.pool import WarmPool
 
 
 @pytest.fixture(scope="module")

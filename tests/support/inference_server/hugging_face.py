@@ -16,8 +16,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, DynamicCache
 
+from rollgym.trainer.models.language_head import cache_argument
 from tests.support.inference_server.models import Row, WeightsError, log_softmax
-from trainer.models.language_head import cache_argument
 
 Layers = list[tuple[Tensor, Tensor]]
 

@@ -5,8 +5,8 @@ import re
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from envs.core.replies import fenced_blocks
-from envs.verifiers.base import Verdict, VerifierEnv
+from rollgym.envs.core.replies import fenced_blocks
+from rollgym.envs.verifiers.base import Verdict, VerifierEnv
 
 
 class Products(VerifierEnv):

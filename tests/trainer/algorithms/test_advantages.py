@@ -3,12 +3,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rollgym.trainer.algorithms.advantages import generalized_advantages, group_advantages, whitened
+from rollgym.trainer.algorithms.batch import RowBatch, TrajectoryBatch
+from rollgym.trainer.algorithms.credit import compute_advantages, select_groups
+from rollgym.trainer.algorithms.presets import PRESETS, resolve_preset
+from rollgym.trainer.core.errors import PluginError
 from tests.support.algorithm_cases import random_case
-from trainer.algorithms.advantages import generalized_advantages, group_advantages, whitened
-from trainer.algorithms.batch import RowBatch, TrajectoryBatch
-from trainer.algorithms.credit import compute_advantages, select_groups
-from trainer.algorithms.presets import PRESETS, resolve_preset
-from trainer.core.errors import PluginError
 
 SCORES = st.lists(st.floats(-10, 10), min_size=2, max_size=8)
 

@@ -5,14 +5,14 @@ from dataclasses import replace
 import pytest
 import torch
 
+from rollgym.trainer.algorithms.aggregation import Denominators
+from rollgym.trainer.algorithms.batch import RowBatch, TrajectoryBatch
+from rollgym.trainer.algorithms.credit import compute_advantages
+from rollgym.trainer.algorithms.filter_settings import RewardSettings
+from rollgym.trainer.algorithms.objective import critic_loss, policy_loss
+from rollgym.trainer.algorithms.presets import resolve_preset
+from rollgym.trainer.algorithms.rewards import turn_charges, turn_rewards
 from tests.support.algorithm_cases import random_case
-from trainer.algorithms.aggregation import Denominators
-from trainer.algorithms.batch import RowBatch, TrajectoryBatch
-from trainer.algorithms.credit import compute_advantages
-from trainer.algorithms.filter_settings import RewardSettings
-from trainer.algorithms.objective import critic_loss, policy_loss
-from trainer.algorithms.presets import resolve_preset
-from trainer.algorithms.rewards import turn_charges, turn_rewards
 
 # Group 0: returns 1 (three turns) and 0 (one turn). Group 1: one episode of return 2.
 BATCH = TrajectoryBatch(

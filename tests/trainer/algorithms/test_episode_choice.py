@@ -5,10 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from trainer.algorithms.batch import TrajectoryBatch
-from trainer.algorithms.episodes import choose_episodes, resampled_on_correct
-from trainer.algorithms.filter_settings import EpisodeSettings
-from trainer.core.errors import PluginError
+from rollgym.trainer.algorithms.batch import TrajectoryBatch
+from rollgym.trainer.algorithms.episodes import choose_episodes, resampled_on_correct
+from rollgym.trainer.algorithms.filter_settings import EpisodeSettings
+from rollgym.trainer.core.errors import PluginError
 
 
 def batch_of(returns, groups, *, valid=None, truncated=()):

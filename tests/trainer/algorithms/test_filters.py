@@ -3,11 +3,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from trainer.algorithms.batch import TrajectoryBatch
-from trainer.algorithms.credit import select_groups
-from trainer.algorithms.filter_settings import FilterSettings
-from trainer.algorithms.filters import filter_groups, refills
-from trainer.algorithms.presets import resolve_preset
+from rollgym.trainer.algorithms.batch import TrajectoryBatch
+from rollgym.trainer.algorithms.credit import select_groups
+from rollgym.trainer.algorithms.filter_settings import FilterSettings
+from rollgym.trainer.algorithms.filters import filter_groups, refills
+from rollgym.trainer.algorithms.presets import resolve_preset
 
 # Deviations: group 3: 0.71, group 1: 0.35, group 2: none, group 4: one member.
 GROUPS = [3, 1, 2, 4, 3, 1, 2]

@@ -3,7 +3,7 @@ from difflib import SequenceMatcher
 
 import pytest
 
-from trainer.algorithms.gigpo import anchor_groups, gigpo_advantages
+from rollgym.trainer.algorithms.gigpo import anchor_groups, gigpo_advantages
 
 
 def test_equal_keys_of_different_prompt_groups_never_meet():

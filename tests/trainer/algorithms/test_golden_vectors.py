@@ -5,21 +5,21 @@ import math
 import pytest
 import torch
 
-from trainer.algorithms.advantages import (
+from rollgym.trainer.algorithms.advantages import (
     bi_level_advantages,
     generalized_advantages,
     group_advantages,
     whitened,
 )
-from trainer.algorithms.aggregation import Denominators, aggregate
-from trainer.algorithms.corrections import banded, importance_weights, truncated
-from trainer.algorithms.filter_settings import TopPFilter
-from trainer.algorithms.filters import filter_groups
-from trainer.algorithms.gigpo import anchor_groups, gigpo_advantages
-from trainer.algorithms.kl import kl_estimate
-from trainer.algorithms.losses import ppo_surrogate, weighted_surrogate
-from trainer.algorithms.ratio import log_ratio, sequence_mean
-from trainer.algorithms.rewards import overlong_penalty
+from rollgym.trainer.algorithms.aggregation import Denominators, aggregate
+from rollgym.trainer.algorithms.corrections import banded, importance_weights, truncated
+from rollgym.trainer.algorithms.filter_settings import TopPFilter
+from rollgym.trainer.algorithms.filters import filter_groups
+from rollgym.trainer.algorithms.gigpo import anchor_groups, gigpo_advantages
+from rollgym.trainer.algorithms.kl import kl_estimate
+from rollgym.trainer.algorithms.losses import ppo_surrogate, weighted_surrogate
+from rollgym.trainer.algorithms.ratio import log_ratio, sequence_mean
+from rollgym.trainer.algorithms.rewards import overlong_penalty
 
 
 def assert_numbers(actual, expected, tolerance=1e-5):

@@ -7,11 +7,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rollgym.trainer.algorithms.aggregation import Denominators, means, merge
+from rollgym.trainer.algorithms.credit import compute_advantages
+from rollgym.trainer.algorithms.objective import critic_loss, policy_loss
+from rollgym.trainer.algorithms.presets import PRESETS, resolve_preset
 from tests.support.algorithm_cases import random_case
-from trainer.algorithms.aggregation import Denominators, means, merge
-from trainer.algorithms.credit import compute_advantages
-from trainer.algorithms.objective import critic_loss, policy_loss
-from trainer.algorithms.presets import PRESETS, resolve_preset
 
 # Compositions that together reach every part of the loss.
 ALGORITHMS = {

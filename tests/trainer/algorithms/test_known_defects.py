@@ -3,14 +3,14 @@
 import pytest
 import torch
 
+from rollgym.trainer.algorithms.advantages import generalized_advantages, group_advantages
+from rollgym.trainer.algorithms.aggregation import Denominators, aggregate
+from rollgym.trainer.algorithms.batch import RowBatch, TrajectoryBatch
+from rollgym.trainer.algorithms.credit import compute_advantages
+from rollgym.trainer.algorithms.gigpo import anchor_groups, gigpo_advantages
+from rollgym.trainer.algorithms.objective import critic_loss
+from rollgym.trainer.algorithms.presets import PRESETS, resolve_preset
 from tests.support.algorithm_cases import random_case
-from trainer.algorithms.advantages import generalized_advantages, group_advantages
-from trainer.algorithms.aggregation import Denominators, aggregate
-from trainer.algorithms.batch import RowBatch, TrajectoryBatch
-from trainer.algorithms.credit import compute_advantages
-from trainer.algorithms.gigpo import anchor_groups, gigpo_advantages
-from trainer.algorithms.objective import critic_loss
-from trainer.algorithms.presets import PRESETS, resolve_preset
 
 
 def one_trajectory(rewards, turn_index, **numbers):

@@ -5,14 +5,14 @@ from dataclasses import replace
 import pytest
 import torch
 
+from rollgym.trainer.algorithms.aggregation import Denominators
+from rollgym.trainer.algorithms.batch import LossInputs, RowBatch, StepTokens, TrajectoryBatch
+from rollgym.trainer.algorithms.credit import after_update, compute_advantages, select_groups
+from rollgym.trainer.algorithms.objective import critic_loss, policy_loss
+from rollgym.trainer.algorithms.prepare import prepare_step
+from rollgym.trainer.algorithms.presets import PRESETS
+from rollgym.trainer.algorithms.state import AlgorithmState
 from tests.support.algorithm_cases import greedy_batch
-from trainer.algorithms.aggregation import Denominators
-from trainer.algorithms.batch import LossInputs, RowBatch, StepTokens, TrajectoryBatch
-from trainer.algorithms.credit import after_update, compute_advantages, select_groups
-from trainer.algorithms.objective import critic_loss, policy_loss
-from trainer.algorithms.prepare import prepare_step
-from trainer.algorithms.presets import PRESETS
-from trainer.algorithms.state import AlgorithmState
 
 GROUPS, MEMBERS, TURNS, ACTIONS = 4, 8, 2, 4
 

@@ -4,14 +4,14 @@ from dataclasses import replace
 import pytest
 import torch
 
+from rollgym.trainer.algorithms.aggregation import Denominators, aggregate, share
+from rollgym.trainer.algorithms.corrections import importance_weights, mismatch_metrics
+from rollgym.trainer.algorithms.kl import kl_estimate
+from rollgym.trainer.algorithms.losses import value_surrogate, weighted_surrogate
+from rollgym.trainer.algorithms.objective import critic_loss, policy_loss
+from rollgym.trainer.algorithms.presets import PRESETS, resolve_preset
+from rollgym.trainer.algorithms.ratio import log_ratio, turn_mean
 from tests.support.algorithm_cases import random_case
-from trainer.algorithms.aggregation import Denominators, aggregate, share
-from trainer.algorithms.corrections import importance_weights, mismatch_metrics
-from trainer.algorithms.kl import kl_estimate
-from trainer.algorithms.losses import value_surrogate, weighted_surrogate
-from trainer.algorithms.objective import critic_loss, policy_loss
-from trainer.algorithms.presets import PRESETS, resolve_preset
-from trainer.algorithms.ratio import log_ratio, turn_mean
 
 
 def gradient(function, at):

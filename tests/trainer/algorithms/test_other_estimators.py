@@ -8,26 +8,26 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.algorithms.advantages import (
+from rollgym.trainer.algorithms.advantages import (
     generalized_advantages,
     group_advantages,
     length_adaptive_lambda,
     normalised_tokens,
 )
-from trainer.algorithms.aggregation import Denominators
-from trainer.algorithms.batch import LossInputs, RowBatch, TrajectoryBatch
-from trainer.algorithms.corrections import interpolated_logprobs
-from trainer.algorithms.credit import after_update, compute_advantages
-from trainer.algorithms.episodes import choose_episodes, shortest
-from trainer.algorithms.filter_settings import ShortestEpisodes
-from trainer.algorithms.gdpo import gdpo_advantages
-from trainer.algorithms.kl import centred_kl_advantages, kl_estimate
-from trainer.algorithms.losses import dppo_surrogate, positive_nll
-from trainer.algorithms.objective import policy_loss
-from trainer.algorithms.presets import resolve_preset
-from trainer.algorithms.returns import sample_weights, token_returns, turn_returns
-from trainer.algorithms.rewards import turn_rewards
-from trainer.algorithms.state import AlgorithmState, moving_baseline_advantages
+from rollgym.trainer.algorithms.aggregation import Denominators
+from rollgym.trainer.algorithms.batch import LossInputs, RowBatch, TrajectoryBatch
+from rollgym.trainer.algorithms.corrections import interpolated_logprobs
+from rollgym.trainer.algorithms.credit import after_update, compute_advantages
+from rollgym.trainer.algorithms.episodes import choose_episodes, shortest
+from rollgym.trainer.algorithms.filter_settings import ShortestEpisodes
+from rollgym.trainer.algorithms.gdpo import gdpo_advantages
+from rollgym.trainer.algorithms.kl import centred_kl_advantages, kl_estimate
+from rollgym.trainer.algorithms.losses import dppo_surrogate, positive_nll
+from rollgym.trainer.algorithms.objective import policy_loss
+from rollgym.trainer.algorithms.presets import resolve_preset
+from rollgym.trainer.algorithms.returns import sample_weights, token_returns, turn_returns
+from rollgym.trainer.algorithms.rewards import turn_rewards
+from rollgym.trainer.algorithms.state import AlgorithmState, moving_baseline_advantages
 
 SCORES = torch.tensor([1.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0])
 ONE_GROUP = torch.zeros(8, dtype=torch.int64)

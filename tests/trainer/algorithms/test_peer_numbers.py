@@ -5,14 +5,14 @@ from dataclasses import replace
 import pytest
 import torch
 
+from rollgym.trainer.algorithms.aggregation import Denominators
+from rollgym.trainer.algorithms.batch import LossInputs, RowBatch, StepTokens, TrajectoryBatch
+from rollgym.trainer.algorithms.credit import compute_advantages
+from rollgym.trainer.algorithms.objective import policy_loss
+from rollgym.trainer.algorithms.prepare import prepare_step
+from rollgym.trainer.algorithms.presets import resolve_preset
+from rollgym.trainer.algorithms.settings import AlgorithmSettings
 from tests.support.algorithm_cases import greedy_batch
-from trainer.algorithms.aggregation import Denominators
-from trainer.algorithms.batch import LossInputs, RowBatch, StepTokens, TrajectoryBatch
-from trainer.algorithms.credit import compute_advantages
-from trainer.algorithms.objective import policy_loss
-from trainer.algorithms.prepare import prepare_step
-from trainer.algorithms.presets import resolve_preset
-from trainer.algorithms.settings import AlgorithmSettings
 
 OLD = torch.tensor([[-0.5, -1.0, -0.2], [-0.7, -0.3, -2.0]], dtype=torch.float64)
 ADVANTAGES = torch.tensor([[1.0] * 3, [-0.5] * 3], dtype=torch.float64)

@@ -3,16 +3,16 @@
 import pytest
 import torch
 
-from trainer.algorithms.advantages import group_advantages
-from trainer.algorithms.aggregation import Denominators
-from trainer.algorithms.batch import LossInputs, RowBatch, StepTokens, TrajectoryBatch
-from trainer.algorithms.credit import compute_advantages
-from trainer.algorithms.filter_settings import RewardSettings
-from trainer.algorithms.kl import kl_estimate
-from trainer.algorithms.objective import policy_loss
-from trainer.algorithms.prepare import prepare_step
-from trainer.algorithms.rewards import turn_rewards
-from trainer.algorithms.settings import AlgorithmSettings
+from rollgym.trainer.algorithms.advantages import group_advantages
+from rollgym.trainer.algorithms.aggregation import Denominators
+from rollgym.trainer.algorithms.batch import LossInputs, RowBatch, StepTokens, TrajectoryBatch
+from rollgym.trainer.algorithms.credit import compute_advantages
+from rollgym.trainer.algorithms.filter_settings import RewardSettings
+from rollgym.trainer.algorithms.kl import kl_estimate
+from rollgym.trainer.algorithms.objective import policy_loss
+from rollgym.trainer.algorithms.prepare import prepare_step
+from rollgym.trainer.algorithms.rewards import turn_rewards
+from rollgym.trainer.algorithms.settings import AlgorithmSettings
 
 # Turns of the first episode end at the second and at the last column; the second one is a single token.
 MASK = torch.tensor([[True, True, False, True], [True, False, False, False]])

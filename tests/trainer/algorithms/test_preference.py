@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from trainer.algorithms.distillation import divergence, sampled_reverse_kl, with_rest
-from trainer.algorithms.loss_settings import PreferenceLossSettings
-from trainer.algorithms.preference import Replies, bradley_terry_loss, paired_loss, unpaired_loss
+from rollgym.trainer.algorithms.distillation import divergence, sampled_reverse_kl, with_rest
+from rollgym.trainer.algorithms.loss_settings import PreferenceLossSettings
+from rollgym.trainer.algorithms.preference import Replies, bradley_terry_loss, paired_loss, unpaired_loss
 
 RECORDED = Path(__file__).parents[3] / "benchmarks" / "results" / "trl_losses.json"
 """Written by benchmarks/conformance/trl_losses.py, which runs TRL."""

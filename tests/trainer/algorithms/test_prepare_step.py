@@ -5,9 +5,8 @@ import math
 import pytest
 import torch
 
-from tests.support.algorithm_cases import random_case
-from trainer.algorithms.batch import StepTokens
-from trainer.algorithms.prepare import (
+from rollgym.trainer.algorithms.batch import StepTokens
+from rollgym.trainer.algorithms.prepare import (
     clip_cov_mask,
     covariances,
     high_entropy_mask,
@@ -15,8 +14,9 @@ from trainer.algorithms.prepare import (
     prepare_step,
     second_moment_mask,
 )
-from trainer.algorithms.presets import resolve_preset
-from trainer.core.errors import InvalidNumberError, PluginError
+from rollgym.trainer.algorithms.presets import resolve_preset
+from rollgym.trainer.core.errors import InvalidNumberError, PluginError
+from tests.support.algorithm_cases import random_case
 
 
 def dropped_by_loop(moves, threshold):

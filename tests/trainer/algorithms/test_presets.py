@@ -4,9 +4,9 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from trainer.algorithms.advantage_settings import GaeAdvantage
-from trainer.algorithms.presets import FORMER_NAMES, PAPERS, PRESETS, resolve_preset
-from trainer.algorithms.settings import AlgorithmSettings
+from rollgym.trainer.algorithms.advantage_settings import GaeAdvantage
+from rollgym.trainer.algorithms.presets import FORMER_NAMES, PAPERS, PRESETS, resolve_preset
+from rollgym.trainer.algorithms.settings import AlgorithmSettings
 
 
 @pytest.mark.parametrize("name", PRESETS)

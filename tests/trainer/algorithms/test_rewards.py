@@ -3,16 +3,16 @@ from dataclasses import replace
 import pytest
 import torch
 
-from trainer.algorithms.batch import RowBatch, TrajectoryBatch
-from trainer.algorithms.filter_settings import OverlongSettings, RewardSettings
-from trainer.algorithms.rewards import (
+from rollgym.trainer.algorithms.batch import RowBatch, TrajectoryBatch
+from rollgym.trainer.algorithms.filter_settings import OverlongSettings, RewardSettings
+from rollgym.trainer.algorithms.rewards import (
     discounted_return,
     discounted_turn_returns,
     placed_rewards,
     turn_charges,
     turn_rewards,
 )
-from trainer.algorithms.stream import TokenStream
+from rollgym.trainer.algorithms.stream import TokenStream
 
 BATCH = TrajectoryBatch(
     groups=[0, 0],

@@ -8,9 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.algorithms.advantage_settings import SpoAdvantage
-from trainer.algorithms.loss_settings import KLSettings
-from trainer.algorithms.state import (
+from rollgym.trainer.algorithms.advantage_settings import SpoAdvantage
+from rollgym.trainer.algorithms.loss_settings import KLSettings
+from rollgym.trainer.algorithms.state import (
     AlgorithmState,
     Moments,
     Worth,

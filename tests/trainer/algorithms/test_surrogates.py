@@ -5,10 +5,9 @@ import math
 import pytest
 import torch
 
-from tests.support.algorithm_cases import random_case
-from trainer.algorithms.aggregation import Denominators, aggregate
-from trainer.algorithms.kl import kl_estimate
-from trainer.algorithms.losses import (
+from rollgym.trainer.algorithms.aggregation import Denominators, aggregate
+from rollgym.trainer.algorithms.kl import kl_estimate
+from rollgym.trainer.algorithms.losses import (
     dppo_surrogate,
     ppo_surrogate,
     quadratic_surrogate,
@@ -17,10 +16,11 @@ from trainer.algorithms.losses import (
     vespo_surrogate,
     weighted_surrogate,
 )
-from trainer.algorithms.objective import policy_loss
-from trainer.algorithms.presets import resolve_preset
-from trainer.algorithms.ratio import Clip, log_ratio
-from trainer.core.errors import PluginError
+from rollgym.trainer.algorithms.objective import policy_loss
+from rollgym.trainer.algorithms.presets import resolve_preset
+from rollgym.trainer.algorithms.ratio import Clip, log_ratio
+from rollgym.trainer.core.errors import PluginError
+from tests.support.algorithm_cases import random_case
 
 LOGPROBS = [-0.1, -1.2, -0.7, -2.0, -0.4, -1.0]
 OLD = [-0.6, -1.1, -0.2, -2.5, -0.4, -3.0]

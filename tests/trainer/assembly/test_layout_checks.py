@@ -6,13 +6,13 @@ import sys
 
 import pytest
 
+from rollgym.trainer.assembly.layout import check_division, check_model
+from rollgym.trainer.cli import main
+from rollgym.trainer.commands.memory import plan_lines
+from rollgym.trainer.config.load import load_settings
+from rollgym.trainer.core.errors import ConfigError
+from rollgym.trainer.models.shape import KNOWN
 from tests.trainer.models.test_memory_plan import TASKS, plan_of
-from trainer.assembly.layout import check_division, check_model
-from trainer.cli import main
-from trainer.commands.memory import plan_lines
-from trainer.config.load import load_settings
-from trainer.core.errors import ConfigError
-from trainer.models.shape import KNOWN
 
 SEVEN, MIXTURE = "model.path=Qwen/Qwen2.5-7B", "model.path=Qwen/Qwen3-30B-A3B"
 LAUNCHED = "inference={kind: vllm, launch: {tensor_parallel: %d}}"
@@ -127,7 +127,7 @@ def test_a_model_whose_sizes_are_not_here_is_looked_at_when_it_is_loaded(tmp_pat
 
 def test_a_dry_run_loads_no_torch():
     program = (
-        "import sys; from trainer.cli import main\n"
+        "import sys; from rollgym.trainer.cli import main\n"
         f"assert main(['--dry-run', {TASKS!r}, {SEVEN!r}, 'backend={{kind: fsdp2, ranks: 2}}']) == 0\n"
         "assert not {'torch', 'transformers', 'ray', 'megatron'} & set(sys.modules), 'too much was loaded'"
     )

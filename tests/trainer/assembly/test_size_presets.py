@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from trainer.assembly.memory import memory_plan, model_shape
-from trainer.cluster.placement import place_roles
-from trainer.commands.memory import plan_lines
-from trainer.config.load import load_settings
+from rollgym.trainer.assembly.memory import memory_plan, model_shape
+from rollgym.trainer.cluster.placement import place_roles
+from rollgym.trainer.commands.memory import plan_lines
+from rollgym.trainer.config.load import load_settings
 
 FOLDER = Path(__file__).parents[3] / "examples" / "presets"
 PRESETS = sorted(FOLDER.glob("*.yaml"))

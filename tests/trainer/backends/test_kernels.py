@@ -3,20 +3,20 @@
 import pytest
 import torch
 
+from rollgym.trainer.backends import torch_backend
+from rollgym.trainer.backends.heads import PolicyHead
+from rollgym.trainer.backends.optimizer import Schedule
+from rollgym.trainer.backends.torch_backend import TorchBackend
+from rollgym.trainer.config.model import LoraSettings
+from rollgym.trainer.core.errors import ConfigError
+from rollgym.trainer.models.load import set_attention
+from rollgym.trainer.models.lora import add_lora
 from tests.support.rank_recipes import head_of
 from tests.support.sharded_models import SUPERVISED, relative, settings_of, some_rows
 from tests.support.sharing_ranks import CHEAP
 from tests.support.tiny_models import sharp_model
 from tests.trainer.backends.test_shared_prefixes import tree_rows, weighted
 from tests.trainer.models.test_families import model_of
-from trainer.backends import torch_backend
-from trainer.backends.heads import PolicyHead
-from trainer.backends.optimizer import Schedule
-from trainer.backends.torch_backend import TorchBackend
-from trainer.config.model import LoraSettings
-from trainer.core.errors import ConfigError
-from trainer.models.load import set_attention
-from trainer.models.lora import add_lora
 
 ACCELERATOR = torch.accelerator.current_accelerator(check_available=True)
 PROCESSOR = torch.device("cpu")

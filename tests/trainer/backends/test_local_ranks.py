@@ -15,17 +15,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rollgym.trainer.backends.balance import balanced, row_cost
+from rollgym.trainer.backends.local_ranks import LocalRanks
+from rollgym.trainer.backends.rank_group import MeshShape
+from rollgym.trainer.backends.ranked import RankedBackend, Ranks
+from rollgym.trainer.backends.transport import RankDiedError, pack, unpack
+from rollgym.trainer.core.errors import RunError
+from rollgym.trainer.records.pieces import flattened, nested
 from tests.support.forked_ranks import ForkedRanks
 from tests.support.patient_ranks import apart, patient, restless
 from tests.support.rank_recipes import impatient, killed_at, stopped_at
 from tests.support.sharded_models import some_rows
-from trainer.backends.balance import balanced, row_cost
-from trainer.backends.local_ranks import LocalRanks
-from trainer.backends.rank_group import MeshShape
-from trainer.backends.ranked import RankedBackend, Ranks
-from trainer.backends.transport import RankDiedError, pack, unpack
-from trainer.core.errors import RunError
-from trainer.records.pieces import flattened, nested
 
 ROOT = Path(__file__).parents[3]
 NOTICED_S = 20.0
@@ -151,9 +151,9 @@ DRIVER = """
 import sys
 from pathlib import Path
 from tests.support.patient_ranks import patient
-from trainer.backends.local_ranks import LocalRanks
-from trainer.backends.rank_group import MeshShape
-from trainer.backends.ranked import Ranks
+from rollgym.trainer.backends.local_ranks import LocalRanks
+from rollgym.trainer.backends.rank_group import MeshShape
+from rollgym.trainer.backends.ranked import Ranks
 transport = LocalRanks(Path(sys.argv[1]))
 ranks = Ranks(transport, MeshShape(data=2), "cpu", 600.0)
 ranks.start()

@@ -8,19 +8,19 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from rollgym.trainer.algorithms.aggregation import collect
+from rollgym.trainer.backends.base import TrainRow
+from rollgym.trainer.backends.heads import PolicyHead, ValueHead
+from rollgym.trainer.backends.torch_backend import Schedule, TorchBackend
+from rollgym.trainer.config.optimizer import OptimizerSettings
+from rollgym.trainer.core.device import torch_device
+from rollgym.trainer.core.errors import ConfigError
+from rollgym.trainer.inference.base import GenerationRequest, SamplingParams
+from rollgym.trainer.inference.torch_engine import TorchEngine
+from rollgym.trainer.learn.weights.source import BackendWeights
+from rollgym.trainer.models.load import load_model, without_chance
+from rollgym.trainer.models.value_head import ValueModel
 from tests.support.tiny_models import reference_logprobs, sharp_model
-from trainer.algorithms.aggregation import collect
-from trainer.backends.base import TrainRow
-from trainer.backends.heads import PolicyHead, ValueHead
-from trainer.backends.torch_backend import Schedule, TorchBackend
-from trainer.config.optimizer import OptimizerSettings
-from trainer.core.device import torch_device
-from trainer.core.errors import ConfigError
-from trainer.inference.base import GenerationRequest, SamplingParams
-from trainer.inference.torch_engine import TorchEngine
-from trainer.learn.weights.source import BackendWeights
-from trainer.models.load import load_model, without_chance
-from trainer.models.value_head import ValueModel
 
 ROOT = Path(__file__).resolve().parents[3]
 IDS = [3, 9, 17, 4, 30, 22, 8]

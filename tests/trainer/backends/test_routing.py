@@ -6,14 +6,14 @@ import pytest
 import torch
 from torch.nn.functional import pad
 
+from rollgym.trainer.algorithms.aggregation import collect
+from rollgym.trainer.backends.base import TrainRow
+from rollgym.trainer.backends.heads import PolicyHead
+from rollgym.trainer.backends.optimizer import Schedule
+from rollgym.trainer.backends.routing import packed_experts, taken_again
+from rollgym.trainer.backends.torch_backend import TorchBackend
+from rollgym.trainer.config.optimizer import OptimizerSettings
 from tests.support.megatron_ranks import family_model
-from trainer.algorithms.aggregation import collect
-from trainer.backends.base import TrainRow
-from trainer.backends.heads import PolicyHead
-from trainer.backends.optimizer import Schedule
-from trainer.backends.routing import packed_experts, taken_again
-from trainer.backends.torch_backend import TorchBackend
-from trainer.config.optimizer import OptimizerSettings
 
 LAYERS, EXPERTS, TAKEN = 2, 4, 2
 

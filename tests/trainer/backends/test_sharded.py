@@ -8,6 +8,17 @@ from importlib.util import find_spec
 import pytest
 import torch
 
+from rollgym.trainer.algorithms.aggregation import collect, means
+from rollgym.trainer.algorithms.presets import PRESETS as EVERY_PRESET
+from rollgym.trainer.algorithms.presets import resolve_preset
+from rollgym.trainer.backends.base import TrainRow
+from rollgym.trainer.backends.heads import PolicyHead
+from rollgym.trainer.backends.optimizer import Schedule
+from rollgym.trainer.backends.ranked import RankedBackend, Ranks
+from rollgym.trainer.backends.torch_backend import TorchBackend
+from rollgym.trainer.learn.batches import episode_batch
+from rollgym.trainer.learn.learner import Learner, Models
+from rollgym.trainer.learn.rows import row_builder
 from tests.support.forked_ranks import ForkedRanks
 from tests.support.megatron_ranks import family_model
 from tests.support.rank_recipes import (
@@ -36,17 +47,6 @@ from tests.support.sharded_models import (
 )
 from tests.support.sharing_ranks import SharingRecipe
 from tests.trainer.backends.test_shared_prefixes import played_groups as prefix_groups
-from trainer.algorithms.aggregation import collect, means
-from trainer.algorithms.presets import PRESETS as EVERY_PRESET
-from trainer.algorithms.presets import resolve_preset
-from trainer.backends.base import TrainRow
-from trainer.backends.heads import PolicyHead
-from trainer.backends.optimizer import Schedule
-from trainer.backends.ranked import RankedBackend, Ranks
-from trainer.backends.torch_backend import TorchBackend
-from trainer.learn.batches import episode_batch
-from trainer.learn.learner import Learner, Models
-from trainer.learn.rows import row_builder
 
 
 @pytest.fixture(

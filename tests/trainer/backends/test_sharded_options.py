@@ -7,6 +7,20 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from rollgym.trainer.backends.optimizer import Schedule
+from rollgym.trainer.backends.rank_group import MeshShape
+from rollgym.trainer.backends.ranked import RankedBackend, Ranks
+from rollgym.trainer.backends.torch_backend import TorchBackend
+from rollgym.trainer.backends.transport import RankDiedError
+from rollgym.trainer.core.errors import RunError
+from rollgym.trainer.core.run_files import WriteError
+from rollgym.trainer.learn.batches import episode_batch
+from rollgym.trainer.learn.learner import Learner, Models
+from rollgym.trainer.learn.rows import row_builder
+from rollgym.trainer.models.load import load_model
+from rollgym.trainer.records.checkpoint import RunState
+from rollgym.trainer.records.checkpoint_store import CheckpointStore
+from rollgym.trainer.records.pieces import SavedPieces, flattened
 from tests.support.forked_ranks import ForkedRanks
 from tests.support.played_groups import played_groups
 from tests.support.rank_recipes import Moved, OnAFullDisk, Recipe, dying_in_a_save, head_of
@@ -24,20 +38,6 @@ from tests.support.sharded_models import (
     weights_of,
 )
 from tests.support.tiny_models import sharp_model
-from trainer.backends.optimizer import Schedule
-from trainer.backends.rank_group import MeshShape
-from trainer.backends.ranked import RankedBackend, Ranks
-from trainer.backends.torch_backend import TorchBackend
-from trainer.backends.transport import RankDiedError
-from trainer.core.errors import RunError
-from trainer.core.run_files import WriteError
-from trainer.learn.batches import episode_batch
-from trainer.learn.learner import Learner, Models
-from trainer.learn.rows import row_builder
-from trainer.models.load import load_model
-from trainer.records.checkpoint import RunState
-from trainer.records.checkpoint_store import CheckpointStore
-from trainer.records.pieces import SavedPieces, flattened
 
 pytestmark = pytest.mark.slow
 

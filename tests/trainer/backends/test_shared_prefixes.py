@@ -7,31 +7,31 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from rollgym.trainer.algorithms.aggregation import collect, merge
+from rollgym.trainer.algorithms.presets import PRESETS, resolve_preset
+from rollgym.trainer.backends import torch_backend
+from rollgym.trainer.backends.base import TrainRow
+from rollgym.trainer.backends.distillation_head import Distance, DistillationHead
+from rollgym.trainer.backends.forward_pass import ForwardPass
+from rollgym.trainer.backends.heads import PolicyHead, ValueHead
+from rollgym.trainer.backends.optimizer import Schedule
+from rollgym.trainer.backends.prefix_tree import CallCosts
+from rollgym.trainer.backends.reference import FrozenModel, PolicyWithoutAdapters
+from rollgym.trainer.backends.torch_backend import TorchBackend
+from rollgym.trainer.config.model import LoraSettings
+from rollgym.trainer.config.optimizer import OptimizerSettings
+from rollgym.trainer.learn.batches import episode_batch
+from rollgym.trainer.learn.learner import Learner, Models
+from rollgym.trainer.learn.rows import row_builder
+from rollgym.trainer.models.lora import add_lora
+from rollgym.trainer.models.value_head import ValueModel
+from rollgym.trainer.records.group import Group
+from rollgym.trainer.records.segment import Segment
+from rollgym.trainer.records.trajectory import Outcome, Trajectory, Turn
+from rollgym.trainer.tasks.task import Task
 from tests.support.played_groups import with_all_that_presets_read
 from tests.support.rank_recipes import numbered, numbers_as_given
 from tests.trainer.models.test_families import _SHAPE, FAMILIES, model_of
-from trainer.algorithms.aggregation import collect, merge
-from trainer.algorithms.presets import PRESETS, resolve_preset
-from trainer.backends import torch_backend
-from trainer.backends.base import TrainRow
-from trainer.backends.distillation_head import Distance, DistillationHead
-from trainer.backends.forward_pass import ForwardPass
-from trainer.backends.heads import PolicyHead, ValueHead
-from trainer.backends.optimizer import Schedule
-from trainer.backends.prefix_tree import CallCosts
-from trainer.backends.reference import FrozenModel, PolicyWithoutAdapters
-from trainer.backends.torch_backend import TorchBackend
-from trainer.config.model import LoraSettings
-from trainer.config.optimizer import OptimizerSettings
-from trainer.learn.batches import episode_batch
-from trainer.learn.learner import Learner, Models
-from trainer.learn.rows import row_builder
-from trainer.models.lora import add_lora
-from trainer.models.value_head import ValueModel
-from trainer.records.group import Group
-from trainer.records.segment import Segment
-from trainer.records.trajectory import Outcome, Trajectory, Turn
-from trainer.tasks.task import Task
 
 # Small models compute a few tokens at little more than what a call takes: sharing would not pay, and is tested.
 COSTS = CallCosts(pair=0.0, masked_pair=0.0, copied=0.0, call=4.0, held=0.05)

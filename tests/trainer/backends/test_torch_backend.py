@@ -7,14 +7,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rollgym.trainer.algorithms.aggregation import collect
+from rollgym.trainer.backends.base import TrainRow
+from rollgym.trainer.backends.batching import length_buckets, pad_rows
+from rollgym.trainer.backends.heads import PolicyHead, ValueHead
+from rollgym.trainer.backends.torch_backend import Schedule, TorchBackend
+from rollgym.trainer.config.optimizer import OptimizerSettings
+from rollgym.trainer.models.value_head import ValueModel
 from tests.support.tiny_models import reference_logprobs, sharp_model
-from trainer.algorithms.aggregation import collect
-from trainer.backends.base import TrainRow
-from trainer.backends.batching import length_buckets, pad_rows
-from trainer.backends.heads import PolicyHead, ValueHead
-from trainer.backends.torch_backend import Schedule, TorchBackend
-from trainer.config.optimizer import OptimizerSettings
-from trainer.models.value_head import ValueModel
 
 CONSTANT = Schedule(1e-2, 0, 10, "constant")
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from trainer.assembly.turns import DeviceTurns, SharedDevices
+from rollgym.trainer.assembly.turns import DeviceTurns, SharedDevices
 
 
 class Model:

@@ -7,13 +7,13 @@ from functools import partial
 
 import pytest
 
-from clients.client.client import EnvClient
-from trainer.assembly.judges import apart_from_judges, brought_to_judges, open_judges
-from trainer.cluster.local_roles import LocalRoles
-from trainer.cluster.placement import place_roles
-from trainer.config.load import load_settings
-from trainer.core.embedded_server import embedded_server
-from trainer.core.errors import ConfigError
+from rollgym.clients.client.client import EnvClient
+from rollgym.trainer.assembly.judges import apart_from_judges, brought_to_judges, open_judges
+from rollgym.trainer.cluster.local_roles import LocalRoles
+from rollgym.trainer.cluster.placement import place_roles
+from rollgym.trainer.config.load import load_settings
+from rollgym.trainer.core.embedded_server import embedded_server
+from rollgym.trainer.core.errors import ConfigError
 
 PATIENCE_S = 120
 

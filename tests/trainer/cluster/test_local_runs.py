@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from trainer.cli import main
-from trainer.core.console import RunConsole
-from trainer.records.ledger import Fate, Ledger
+from rollgym.trainer.cli import main
+from rollgym.trainer.core.console import RunConsole
+from rollgym.trainer.records.ledger import Fate, Ledger
 
 CONFIG = """
 seed: 3
@@ -40,7 +40,7 @@ def kill_a_rank() -> None:
             )
         except OSError:
             continue
-        if b"trainer.backends.rank" in command and command[-2] == str(os.getpid()).encode():
+        if b"rollgym.trainer.backends.rank" in command and command[-2] == str(os.getpid()).encode():
             ranks.append((variables[b"RANK"], int(folder.name)))
     os.kill(dict(ranks)[b"1"], signal.SIGKILL)
 

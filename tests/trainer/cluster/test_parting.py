@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from trainer.cluster.parting import Parting, part
+from rollgym.trainer.cluster.parting import Parting, part
 
 
 def test_a_cluster_that_answers_is_left_in_order_and_its_errors_are_heard_of():

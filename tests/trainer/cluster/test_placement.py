@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.cluster.placement import Placement, Role, check_placement, picture, place_roles
-from trainer.config.cluster import parse_devices
-from trainer.config.load import load_settings
-from trainer.core.errors import ConfigError
+from rollgym.trainer.cluster.placement import Placement, Role, check_placement, picture, place_roles
+from rollgym.trainer.config.cluster import parse_devices
+from rollgym.trainer.config.load import load_settings
+from rollgym.trainer.core.errors import ConfigError
 
 MINIMAL = ["tasks=[{env_id: FrozenLake-v0}]"]
 RAY = "cluster.kind=ray"

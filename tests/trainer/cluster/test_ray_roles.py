@@ -15,18 +15,18 @@ from pathlib import Path
 import httpx
 import pytest
 
-from clients.client.client import EnvClient
+from rollgym.clients.client.client import EnvClient
+from rollgym.trainer.assembly.judges import open_judges
+from rollgym.trainer.cluster.cluster import open_cluster
+from rollgym.trainer.cluster.placement import place_roles
+from rollgym.trainer.cluster.server_host import InferenceProgram
+from rollgym.trainer.cluster.supervision import RoleRestarts
+from rollgym.trainer.config.load import load_settings
+from rollgym.trainer.core.embedded_server import embedded_server
+from rollgym.trainer.core.errors import ConfigError, RoleDiedError
+from rollgym.trainer.inference.server_programs import ServedModel
 from tests.support.processes import ROOT
 from tests.support.tiny_models import sharp_model
-from trainer.assembly.judges import open_judges
-from trainer.cluster.cluster import open_cluster
-from trainer.cluster.placement import place_roles
-from trainer.cluster.server_host import InferenceProgram
-from trainer.cluster.supervision import RoleRestarts
-from trainer.config.load import load_settings
-from trainer.core.embedded_server import embedded_server
-from trainer.core.errors import ConfigError, RoleDiedError
-from trainer.inference.server_programs import ServedModel
 
 pytestmark = pytest.mark.slow
 
@@ -142,8 +142,8 @@ async def test_servers_and_judges_answer_on_their_nodes_and_come_back_where_they
 
 
 def test_a_cluster_whose_head_does_not_answer_is_left_as_it_is(tmp_path, monkeypatch):
-    from trainer.cluster import ray_runtime
-    from trainer.cluster.parting import Parting
+    from rollgym.trainer.cluster import ray_runtime
+    from rollgym.trainer.cluster.parting import Parting
 
     answers = threading.Event()
     monkeypatch.setattr(ray_runtime.ray, "shutdown", answers.wait)
@@ -194,9 +194,9 @@ async def test_a_node_that_is_lost_is_told_of_and_nothing_is_started_there_again
 
 DRIVER = """
 import asyncio, sys
-from trainer.cluster.cluster import open_cluster
-from trainer.cluster.placement import place_roles
-from trainer.config.load import load_settings
+from rollgym.trainer.cluster.cluster import open_cluster
+from rollgym.trainer.cluster.placement import place_roles
+from rollgym.trainer.config.load import load_settings
 
 async def main():
     settings = load_settings(None, sys.argv[1:])

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from rollgym.trainer.cli import main
+from rollgym.trainer.core.console import RunConsole
+from rollgym.trainer.records.ledger import Fate, Ledger
 from tests.support.processes import descendants
-from trainer.cli import main
-from trainer.core.console import RunConsole
-from trainer.records.ledger import Fate, Ledger
 
 pytestmark = pytest.mark.slow
 

@@ -10,22 +10,22 @@ from pathlib import Path
 import pytest
 import torch
 
-from env_server.cli import server_parser
+from rollgym.env_server.cli import server_parser
+from rollgym.trainer.backends.transport import pack, unpack
+from rollgym.trainer.cluster.engine_server import EngineServer
+from rollgym.trainer.cluster.kept_process import KeptProcess
+from rollgym.trainer.cluster.placement import place_roles
+from rollgym.trainer.cluster.process import ActorRanks
+from rollgym.trainer.cluster.ray_roles import RayRoles
+from rollgym.trainer.cluster.remote_engine import RemoteEngines, answer_of
+from rollgym.trainer.cluster.role_host import RoleHost
+from rollgym.trainer.cluster.supervision import RoleRestarts
+from rollgym.trainer.config.load import load_settings
+from rollgym.trainer.core.errors import ConfigError, RoleDiedError, RoleLostError
+from rollgym.trainer.inference.base import GenerationRequest, SamplingParams
+from rollgym.trainer.inference.torch_engine import TorchEngine
+from rollgym.trainer.learn.weights.source import ModelWeights
 from tests.support.tiny_models import sharp_model
-from trainer.backends.transport import pack, unpack
-from trainer.cluster.engine_server import EngineServer
-from trainer.cluster.kept_process import KeptProcess
-from trainer.cluster.placement import place_roles
-from trainer.cluster.process import ActorRanks
-from trainer.cluster.ray_roles import RayRoles
-from trainer.cluster.remote_engine import RemoteEngines, answer_of
-from trainer.cluster.role_host import RoleHost
-from trainer.cluster.supervision import RoleRestarts
-from trainer.config.load import load_settings
-from trainer.core.errors import ConfigError, RoleDiedError, RoleLostError
-from trainer.inference.base import GenerationRequest, SamplingParams
-from trainer.inference.torch_engine import TorchEngine
-from trainer.learn.weights.source import ModelWeights
 
 PATIENCE_S = 60
 NO_LOG = "/proc/no/log"
@@ -189,7 +189,7 @@ async def test_an_engine_elsewhere_says_what_one_here_says_and_takes_new_weights
 
 
 async def test_weights_come_in_parts_and_those_of_another_model_are_refused(monkeypatch):
-    monkeypatch.setattr("trainer.cluster.remote_engine._PART_BYTES", 1)
+    monkeypatch.setattr("rollgym.trainer.cluster.remote_engine._PART_BYTES", 1)
     remote = await engines(0, 0)
 
     class Lacking(ModelWeights):
@@ -276,7 +276,7 @@ async def test_an_engine_that_dies_is_started_again_with_the_weights_and_what_it
 
 
 async def test_an_engine_that_dies_while_weights_come_has_them_when_it_is_back(monkeypatch):
-    monkeypatch.setattr("trainer.cluster.remote_engine._PART_BYTES", 1)
+    monkeypatch.setattr("rollgym.trainer.cluster.remote_engine._PART_BYTES", 1)
     async with asyncio.timeout(PATIENCE_S):
         kept, remote = await kept_engines(0, 0)
 
@@ -298,7 +298,7 @@ async def test_an_engine_that_dies_while_weights_come_has_them_when_it_is_back(m
 
 
 async def test_weights_that_were_left_off_are_followed_by_others(monkeypatch):
-    monkeypatch.setattr("trainer.cluster.remote_engine._PART_BYTES", 1)
+    monkeypatch.setattr("rollgym.trainer.cluster.remote_engine._PART_BYTES", 1)
     async with asyncio.timeout(PATIENCE_S):
         remote, here = await engines(0), TorchEngine(sharp_model(2), max_rows=8, max_length=64)
 
@@ -429,7 +429,7 @@ async def test_environments_in_actors_are_brought_the_modules_that_the_run_bring
 
 
 async def test_a_cluster_whose_head_is_gone_ends_the_run_and_is_asked_to_end_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr("trainer.cluster.ray_roles._LOOK_AT_HEAD_EVERY_S", 0.0)
+    monkeypatch.setattr("rollgym.trainer.cluster.ray_roles._LOOK_AT_HEAD_EVERY_S", 0.0)
 
     class Headless(OtherMachine):
         address = "10.0.0.1:6379"

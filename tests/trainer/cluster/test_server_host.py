@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from trainer.cluster.server_host import InferenceProgram, JudgeProgram, ServerHost
-from trainer.config.cluster import JudgeSettings
-from trainer.config.inference import InferenceSettings, LaunchSettings
-from trainer.core.errors import RunError
-from trainer.inference.server_programs import ServedModel
+from rollgym.trainer.cluster.server_host import InferenceProgram, JudgeProgram, ServerHost
+from rollgym.trainer.config.cluster import JudgeSettings
+from rollgym.trainer.config.inference import InferenceSettings, LaunchSettings
+from rollgym.trainer.core.errors import RunError
+from rollgym.trainer.inference.server_programs import ServedModel
 
 LOGS = Path("logs")
 

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.backends.transport import RankDiedError
-from trainer.cluster.supervision import Restarts, RoleRestarts, death_in
-from trainer.core.ending import Ending, InterruptedRunError
-from trainer.core.errors import RoleDiedError, RoleLostError
+from rollgym.trainer.backends.transport import RankDiedError
+from rollgym.trainer.cluster.supervision import Restarts, RoleRestarts, death_in
+from rollgym.trainer.core.ending import Ending, InterruptedRunError
+from rollgym.trainer.core.errors import RoleDiedError, RoleLostError
 
 
 def test_waits_double_up_to_five_minutes():

@@ -3,10 +3,10 @@
 import pytest
 import yaml
 
-from trainer.algorithms.correction_presets import CORRECTIONS
-from trainer.algorithms.presets import FORMER_NAMES, PAPERS, PRESETS
-from trainer.algorithms.settings import AlgorithmSettings
-from trainer.cli import main
+from rollgym.trainer.algorithms.correction_presets import CORRECTIONS
+from rollgym.trainer.algorithms.presets import FORMER_NAMES, PAPERS, PRESETS
+from rollgym.trainer.algorithms.settings import AlgorithmSettings
+from rollgym.trainer.cli import main
 
 
 def test_all_are_listed_within_eighty_columns(capsys):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from env_server.access.tokens import add_token
+from rollgym.env_server.access.tokens import add_token
 from tests.support.processes import ROOT, env_server, read_lines, refused, running, start_training, train
 
 CONFIG = """
@@ -113,7 +113,7 @@ def test_a_person_plays_in_the_terminal(run, url):
         [
             sys.executable,
             "-m",
-            "trainer.cli",
+            "rollgym.trainer.cli",
             *words,
             "--policy",
             "human",

@@ -2,10 +2,10 @@
 
 import pytest
 
+from rollgym.trainer.commands.resume import changed_settings, clear_records, keep_settings
+from rollgym.trainer.config.load import load_settings
+from rollgym.trainer.core.run_files import WriteError
 from tests.support.kills import killed_at
-from trainer.commands.resume import changed_settings, clear_records, keep_settings
-from trainer.config.load import load_settings
-from trainer.core.run_files import WriteError
 
 TASKS = "tasks=[{env_id: FrozenLake-v0}]"
 

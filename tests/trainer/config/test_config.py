@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
+from rollgym.trainer.cli import main
+from rollgym.trainer.config.inference import InferenceSettings, WeightSettings
+from rollgym.trainer.config.load import dump_settings, load_settings
+from rollgym.trainer.config.reference import reference
+from rollgym.trainer.config.run import RunSettings
+from rollgym.trainer.core.errors import ConfigError
+from rollgym.trainer.core.strict import models_in
 from tests.support.attribute_reads import attribute_reads
-from trainer.cli import main
-from trainer.config.inference import InferenceSettings, WeightSettings
-from trainer.config.load import dump_settings, load_settings
-from trainer.config.reference import reference
-from trainer.config.run import RunSettings
-from trainer.core.errors import ConfigError
-from trainer.core.strict import models_in
 
 ROOT = Path(__file__).parents[3]
 MINIMAL = ["tasks=[{env_id: FrozenLake-v0}]"]

@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-from trainer.commands.arguments import parser_of
-from trainer.commands.resume import changed_settings, keep_settings
-from trainer.config.evaluation import EvaluationSettings
-from trainer.config.load import load_settings, settings_from
-from trainer.config.run import RunSettings
-from trainer.core.errors import ConfigError
-from trainer.core.run_files import CONFIG_FILE
+from rollgym.trainer.commands.arguments import parser_of
+from rollgym.trainer.commands.resume import changed_settings, keep_settings
+from rollgym.trainer.config.evaluation import EvaluationSettings
+from rollgym.trainer.config.load import load_settings, settings_from
+from rollgym.trainer.config.run import RunSettings
+from rollgym.trainer.core.errors import ConfigError
+from rollgym.trainer.core.run_files import CONFIG_FILE
 
 LAKE = {"env_id": "FrozenLake-v0", "episodes": 7}
 BASE = {"tasks": [{"env_id": "FrozenLake-v0"}]}

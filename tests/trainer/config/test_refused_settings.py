@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-import trainer.commands.probe
+import rollgym.trainer.commands.probe
+from rollgym.trainer.cli import main
+from rollgym.trainer.config.checks import check_settings
+from rollgym.trainer.config.load import load_settings
+from rollgym.trainer.config.run import RunSettings
+from rollgym.trainer.core.errors import ConfigError
+from rollgym.trainer.core.strict import models_in
 from tests.support.inference_server.running import InferenceServer
 from tests.support.processes import env_server
-from trainer.cli import main
-from trainer.config.checks import check_settings
-from trainer.config.load import load_settings
-from trainer.config.run import RunSettings
-from trainer.core.errors import ConfigError
-from trainer.core.strict import models_in
 
 MINIMAL = {"tasks": [{"env_id": "FrozenLake-v0"}]}
 HOLDERS = {
@@ -252,8 +252,8 @@ def test_a_value_of_another_type_is_refused(path, annotation, kind):
         (["tasks.0.url=ws://there:0x50"], "tasks.0.url: 'ws://there:0x50' has no port that there is"),
         (["serve=[nomod:X]"], "serve: cannot import 'nomod'"),
         (
-            ["serve=[Mine=envs.games.frozen_lake:Nothing]"],
-            "serve: module 'envs.games.frozen_lake' has no attribute 'Nothing'",
+            ["serve=[Mine=rollgym.envs.games.frozen_lake:Nothing]"],
+            "serve: module 'rollgym.envs.games.frozen_lake' has no attribute 'Nothing'",
         ),
         (["serve=[json:dumps]"], "serve: 'json:dumps' is no subclass of gymnasium.Env"),
         (
@@ -427,7 +427,7 @@ def url() -> Iterator[str]:
 
 @pytest.fixture(autouse=True)
 def _patience(monkeypatch):
-    monkeypatch.setattr(trainer.commands.probe, "_PATIENCE_S", 60.0)  # this machine may be busy
+    monkeypatch.setattr(rollgym.trainer.commands.probe, "_PATIENCE_S", 60.0)  # this machine may be busy
 
 
 def probe(capfd, *words: str) -> tuple[int, str]:
@@ -500,7 +500,7 @@ def test_a_probe_says_what_inference_servers_lack(capfd, url, options, words, me
 
 
 def test_a_probe_of_inference_servers_that_are_not_there(capfd, url, monkeypatch):
-    monkeypatch.setattr(trainer.commands.probe, "_CONNECT_S", 0.2)
+    monkeypatch.setattr(rollgym.trainer.commands.probe, "_CONNECT_S", 0.2)
     code, said = probe(capfd, "--env-url", url, *SERVED, "inference.urls=['http://127.0.0.1:9']")
     assert code == 2
     assert "probe: inference: http://127.0.0.1:9 has not answered for 0.2 s" in said

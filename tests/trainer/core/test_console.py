@@ -2,7 +2,7 @@
 
 import pytest
 
-from trainer.core.console import RunConsole
+from rollgym.trainer.core.console import RunConsole
 
 BOARD = (
     """:x: :smile: a:b:c [bold]not bold[/bold] [#] [/]

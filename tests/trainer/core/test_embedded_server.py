@@ -2,7 +2,7 @@
 
 import asyncio
 
-from trainer.core.embedded_server import _read_on
+from rollgym.trainer.core.embedded_server import _read_on
 
 
 async def test_a_line_that_is_longer_than_a_reader_keeps_does_not_end_the_reading():

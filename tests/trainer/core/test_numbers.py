@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from trainer.core.errors import InvalidNumberError
-from trainer.core.numbers import LARGEST, finite_number, not_finite
+from rollgym.trainer.core.errors import InvalidNumberError
+from rollgym.trainer.core.numbers import LARGEST, finite_number, not_finite
 
 
 @pytest.mark.parametrize(

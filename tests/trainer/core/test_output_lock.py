@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from trainer.core.errors import ConfigError
-from trainer.core.run_lock import output_lock
+from rollgym.trainer.core.errors import ConfigError
+from rollgym.trainer.core.run_lock import output_lock
 
 NULL = Path("/dev/null")
 

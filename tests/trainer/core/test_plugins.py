@@ -7,18 +7,18 @@ import numpy as np
 import pytest
 import torch
 
-from trainer.algorithms.batch import TrajectoryBatch
-from trainer.algorithms.episodes import choose_episodes
-from trainer.algorithms.filter_settings import CustomEpisodes, CustomFilter
-from trainer.algorithms.filters import filter_groups
-from trainer.cli import main
-from trainer.config.rollout import PromptSettings
-from trainer.core.errors import PluginError
-from trainer.core.plugins import load_plugin
-from trainer.core.seeding import MAX_WIRE_SEED
-from trainer.rollout.context import context_policy
-from trainer.tasks.sources import OwnTaskSource
-from trainer.tasks.task import Task
+from rollgym.trainer.algorithms.batch import TrajectoryBatch
+from rollgym.trainer.algorithms.episodes import choose_episodes
+from rollgym.trainer.algorithms.filter_settings import CustomEpisodes, CustomFilter
+from rollgym.trainer.algorithms.filters import filter_groups
+from rollgym.trainer.cli import main
+from rollgym.trainer.config.rollout import PromptSettings
+from rollgym.trainer.core.errors import PluginError
+from rollgym.trainer.core.plugins import load_plugin
+from rollgym.trainer.core.seeding import MAX_WIRE_SEED
+from rollgym.trainer.rollout.context import context_policy
+from rollgym.trainer.tasks.sources import OwnTaskSource
+from rollgym.trainer.tasks.task import Task
 
 _calls = [0]
 

@@ -6,11 +6,11 @@ import sys
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.core.seeding import MAX_WIRE_SEED, derive_seed, generator
+from rollgym.trainer.core.seeding import MAX_WIRE_SEED, derive_seed, generator
 
 
 def test_streams_do_not_depend_on_the_process():
-    program = "from trainer.core.seeding import derive_seed; print(derive_seed(7, 'task', 3))"
+    program = "from rollgym.trainer.core.seeding import derive_seed; print(derive_seed(7, 'task', 3))"
     seen = {
         subprocess.run(
             [sys.executable, "-c", program],

@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 
+from rollgym.trainer.inference.base import GenerationRequest, SamplingParams
+from rollgym.trainer.inference.server_client import ServerClient
 from tests.support.inference_server.models import HashModel
 from tests.support.inference_server.running import InferenceServer
-from trainer.inference.base import GenerationRequest, SamplingParams
-from trainer.inference.server_client import ServerClient
 
 # Of a real server in float32 and bfloat16: its kernels for prompts and for single tokens differ.
 TOLERANCE = float(os.environ.get("ROLLGYM_INFERENCE_TOLERANCE", "1e-3"))

@@ -5,9 +5,9 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from trainer.inference.calls import HttpCall
-from trainer.inference.connections import Connections, LostCallError, NotConnectedError
-from trainer.inference.errors import MalformedReplyError
+from rollgym.trainer.inference.calls import HttpCall
+from rollgym.trainer.inference.connections import Connections, LostCallError, NotConnectedError
+from rollgym.trainer.inference.errors import MalformedReplyError
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
 

@@ -9,22 +9,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer.core.errors import ConfigError
-from trainer.inference import sglang_probe, vllm_probe
-from trainer.inference.base import GenerationRequest, SamplingParams
-from trainer.inference.calls import HttpAnswer, excerpt, header_value, message_of, read_object
-from trainer.inference.dialect import Bucket, Capabilities, GroupAddress, Need, read_release
-from trainer.inference.errors import (
+from rollgym.trainer.core.errors import ConfigError
+from rollgym.trainer.inference import sglang_probe, vllm_probe
+from rollgym.trainer.inference.base import GenerationRequest, SamplingParams
+from rollgym.trainer.inference.calls import HttpAnswer, excerpt, header_value, message_of, read_object
+from rollgym.trainer.inference.dialect import Bucket, Capabilities, GroupAddress, Need, read_release
+from rollgym.trainer.inference.errors import (
     InferenceError,
     MalformedReplyError,
     RequestRefusedError,
     ServerSetupError,
 )
-from trainer.inference.partial_reply import PartialReply
-from trainer.inference.server_replies import ReplyEvents
-from trainer.inference.sglang import SglangDialect
-from trainer.inference.stretches import GenerationCall, labels_of_spans
-from trainer.inference.vllm import VllmDialect
+from rollgym.trainer.inference.partial_reply import PartialReply
+from rollgym.trainer.inference.server_replies import ReplyEvents
+from rollgym.trainer.inference.sglang import SglangDialect
+from rollgym.trainer.inference.stretches import GenerationCall, labels_of_spans
+from rollgym.trainer.inference.vllm import VllmDialect
 
 
 def capabilities(**changes):

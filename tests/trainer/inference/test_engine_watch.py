@@ -4,12 +4,12 @@ import asyncio
 
 import pytest
 
+from rollgym.trainer.inference import server_http
+from rollgym.trainer.inference.errors import ServerGoneError
+from rollgym.trainer.inference.server_client import ServerClient
 from tests.support.inference_server.running import InferenceServer
 from tests.trainer.inference.test_overdue_updates import UPDATE_OF
 from tests.trainer.inference.test_server_client import BOTH, Weights, logprobs_of, request
-from trainer.inference import server_http
-from trainer.inference.errors import ServerGoneError
-from trainer.inference.server_client import ServerClient
 
 GENERATE = {"vllm": "/inference/v1/generate", "sglang": "/generate"}
 ENGINE = {"vllm": "/is_sleeping", "sglang": "/server_info"}

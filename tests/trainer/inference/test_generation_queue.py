@@ -5,9 +5,9 @@ import random
 
 import pytest
 
+from rollgym.trainer.inference.base import GenerationRequest, GenerationResult, SamplingParams
+from rollgym.trainer.inference.forwarding import GenerationQueue
 from tests.support.virtual_time import run_virtually
-from trainer.inference.base import GenerationRequest, GenerationResult, SamplingParams
-from trainer.inference.forwarding import GenerationQueue
 
 
 class Client:

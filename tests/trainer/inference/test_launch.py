@@ -12,8 +12,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from trainer.inference import launch
-from trainer.inference.launch import LaunchError, ServerProcess, launched
+from rollgym.trainer.inference import launch
+from rollgym.trainer.inference.launch import LaunchError, ServerProcess, launched
 
 # A server that answers /health, and has a process of its own, as real ones do. It says where both are.
 SERVER = """
@@ -225,7 +225,7 @@ async def test_a_server_that_cannot_be_started_again_is_told_of(tmp_path, monkey
 STARTER = """
 import asyncio, sys
 from pathlib import Path
-from trainer.inference.launch import ServerProcess, launched
+from rollgym.trainer.inference.launch import ServerProcess, launched
 async def main():
     process = ServerProcess(tuple(sys.argv[2:]), "http://127.0.0.1:" + sys.argv[-1], Path(sys.argv[1]))
     async with launched([process], startup_timeout_s=60, restarts=0, say=print, status=lambda _: None):

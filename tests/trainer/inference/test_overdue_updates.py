@@ -4,11 +4,11 @@ import asyncio
 
 import pytest
 
+from rollgym.trainer.inference.errors import NoServerError
+from rollgym.trainer.inference.pool import ServerPool
+from rollgym.trainer.inference.server_client import ServerClient
 from tests.support.inference_server.running import InferenceServer
 from tests.trainer.inference.test_server_client import BOTH, Weights, logprobs_of, request
-from trainer.inference.errors import NoServerError
-from trainer.inference.pool import ServerPool
-from trainer.inference.server_client import ServerClient
 
 UPDATE_OF = {"vllm": "/collective_rpc", "sglang": "/update_weights_from_disk"}
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from trainer.cli import main
-from trainer.config.servers_file import read_servers
-from trainer.core.errors import ConfigError
-from trainer.inference.roster import FileRoster
+from rollgym.trainer.cli import main
+from rollgym.trainer.config.servers_file import read_servers
+from rollgym.trainer.core.errors import ConfigError
+from rollgym.trainer.inference.roster import FileRoster
 
 A, B = "http://a:1", "http://b:2"
 

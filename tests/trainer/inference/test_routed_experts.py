@@ -11,17 +11,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rollgym.trainer.config.inference import InferenceSettings
+from rollgym.trainer.inference.base import GenerationRequest, GenerationResult, SamplingParams
+from rollgym.trainer.inference.calls import HttpAnswer
+from rollgym.trainer.inference.errors import MalformedReplyError
+from rollgym.trainer.inference.partial_reply import PartialReply
+from rollgym.trainer.inference.routed_experts import read_array_file, read_integers
+from rollgym.trainer.learn.rows import step_rows, trajectory_rows
+from rollgym.trainer.records.trajectory import Trajectory
+from rollgym.trainer.rollout.recorder import Recorder
+from rollgym.trainer.tasks.task import Task
 from tests.trainer.inference.test_dialects import CALL, GOOD, SGLANG, VLLM
-from trainer.config.inference import InferenceSettings
-from trainer.inference.base import GenerationRequest, GenerationResult, SamplingParams
-from trainer.inference.calls import HttpAnswer
-from trainer.inference.errors import MalformedReplyError
-from trainer.inference.partial_reply import PartialReply
-from trainer.inference.routed_experts import read_array_file, read_integers
-from trainer.learn.rows import step_rows, trajectory_rows
-from trainer.records.trajectory import Trajectory
-from trainer.rollout.recorder import Recorder
-from trainer.tasks.task import Task
 
 ASKED = replace(CALL, sampling=replace(CALL.sampling, routed_experts=True))
 EXPERTS = np.arange(5 * 2 * 2, dtype=np.uint8).reshape(

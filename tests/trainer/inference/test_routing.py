@@ -5,7 +5,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.inference.routing import Router
+from rollgym.trainer.inference.routing import Router
 
 SERVERS = ("a", "b", "c", "d")
 loads = st.dictionaries(st.sampled_from(SERVERS), st.integers(0, 10_000), min_size=1)

@@ -5,8 +5,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.inference.base import SamplingParams
-from trainer.inference.decoding import RequestStream, draw_tokens, inverse_transform, sampled_distribution
+from rollgym.trainer.inference.base import SamplingParams
+from rollgym.trainer.inference.decoding import (
+    RequestStream,
+    draw_tokens,
+    inverse_transform,
+    sampled_distribution,
+)
 
 LOGITS = torch.tensor([[2.0, 1.0, 0.0, -1.0]])
 

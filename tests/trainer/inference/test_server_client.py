@@ -8,13 +8,10 @@ import pytest
 import torch
 from safetensors.numpy import save_file
 
-from tests.support.inference_server.carrier import GlooCarrier
-from tests.support.inference_server.models import END_ID, HashModel
-from tests.support.inference_server.running import InferenceServer, InferenceServerProcess
-from trainer.core.errors import ConfigError
-from trainer.inference import server_http
-from trainer.inference.base import GenerationRequest, SamplingParams
-from trainer.inference.errors import (
+from rollgym.trainer.core.errors import ConfigError
+from rollgym.trainer.inference import server_http
+from rollgym.trainer.inference.base import GenerationRequest, SamplingParams
+from rollgym.trainer.inference.errors import (
     ForeignWeightsError,
     MalformedReplyError,
     RepeatedAbortError,
@@ -26,10 +23,13 @@ from trainer.inference.errors import (
     WeightsLostError,
     WeightUpdateError,
 )
-from trainer.inference.partial_reply import PartialReply
-from trainer.inference.server_client import ServerClient
-from trainer.inference.under_way import OngoingReply, UnderWay
-from trainer.records.images import Picture, PlacedImage
+from rollgym.trainer.inference.partial_reply import PartialReply
+from rollgym.trainer.inference.server_client import ServerClient
+from rollgym.trainer.inference.under_way import OngoingReply, UnderWay
+from rollgym.trainer.records.images import Picture, PlacedImage
+from tests.support.inference_server.carrier import GlooCarrier
+from tests.support.inference_server.models import END_ID, HashModel
+from tests.support.inference_server.running import InferenceServer, InferenceServerProcess
 
 PROMPT = [72, 101, 108, 108, 111]
 PAGE = "\n<!doctype html><html><body>default backend</body></html>"
@@ -858,7 +858,7 @@ async def test_a_release_that_names_no_weights_is_asked_again_after_it_was_away(
 
 
 async def test_answers_to_a_pause_that_come_one_after_the_other_are_all_waited_for(monkeypatch):
-    monkeypatch.setattr("trainer.inference.under_way._SETTLE_S", 0.2)
+    monkeypatch.setattr("rollgym.trainer.inference.under_way._SETTLE_S", 0.2)
     under_way = UnderWay()
     ongoing = [OngoingReply(PartialReply(request()), rid=f"r{number}") for number in range(5)]
     for each in ongoing:
@@ -878,7 +878,7 @@ async def at_once():
 
 
 async def test_answers_of_a_server_that_has_little_processor_time_are_waited_for(monkeypatch):
-    monkeypatch.setattr("trainer.inference.under_way._SETTLE_S", 0.01)
+    monkeypatch.setattr("rollgym.trainer.inference.under_way._SETTLE_S", 0.01)
     under_way, late = UnderWay(), OngoingReply(PartialReply(request()), rid="r")
     under_way.begin(late)
 

@@ -5,10 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from tests.support.tiny_models import WeightsOf, reference_logprobs, sharp_model
-from trainer.core.errors import RunError
-from trainer.inference.base import GenerationRequest, InferenceHealth, SamplingParams
-from trainer.inference.errors import (
+from rollgym.trainer.core.errors import RunError
+from rollgym.trainer.inference.base import GenerationRequest, InferenceHealth, SamplingParams
+from rollgym.trainer.inference.errors import (
     ForeignWeightsError,
     MalformedReplyError,
     NoServerError,
@@ -17,9 +16,10 @@ from trainer.inference.errors import (
     WeightUpdateError,
     WrongWeightsError,
 )
-from trainer.inference.members import Roster
-from trainer.inference.pool import ServerPool
-from trainer.inference.torch_engine import TorchEngine
+from rollgym.trainer.inference.members import Roster
+from rollgym.trainer.inference.pool import ServerPool
+from rollgym.trainer.inference.torch_engine import TorchEngine
+from tests.support.tiny_models import WeightsOf, reference_logprobs, sharp_model
 
 
 class Server:

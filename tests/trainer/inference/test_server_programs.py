@@ -5,11 +5,16 @@ from pathlib import Path
 
 import pytest
 
+from rollgym.trainer.config.inference import InferenceSettings
+from rollgym.trainer.core.errors import ConfigError
+from rollgym.trainer.inference.launch import ServerProcess
+from rollgym.trainer.inference.server_programs import (
+    ServedModel,
+    choose_ports,
+    require_program,
+    server_processes,
+)
 from tests.support import sglang_program, vllm_program
-from trainer.config.inference import InferenceSettings
-from trainer.core.errors import ConfigError
-from trainer.inference.launch import ServerProcess
-from trainer.inference.server_programs import ServedModel, choose_ports, require_program, server_processes
 
 
 def settings_of(**values) -> InferenceSettings:

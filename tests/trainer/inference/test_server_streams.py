@@ -6,15 +6,15 @@ from dataclasses import replace
 
 import pytest
 
+from rollgym.trainer.inference.calls import HttpAnswer
+from rollgym.trainer.inference.dialect import Capabilities
+from rollgym.trainer.inference.errors import InferenceError
+from rollgym.trainer.inference.server_client import ServerClient
+from rollgym.trainer.inference.server_replies import ReplyEvents
+from rollgym.trainer.inference.sglang import SglangDialect
+from rollgym.trainer.inference.vllm import VllmDialect
 from tests.support.inference_server.running import InferenceServer, InferenceServerProcess
 from tests.trainer.inference.test_server_client import request
-from trainer.inference.calls import HttpAnswer
-from trainer.inference.dialect import Capabilities
-from trainer.inference.errors import InferenceError
-from trainer.inference.server_client import ServerClient
-from trainer.inference.server_replies import ReplyEvents
-from trainer.inference.sglang import SglangDialect
-from trainer.inference.vllm import VllmDialect
 
 
 @pytest.mark.parametrize(

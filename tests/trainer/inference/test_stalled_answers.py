@@ -6,15 +6,15 @@ from dataclasses import replace
 
 import pytest
 
+from rollgym.trainer.inference.arrivals import Arrival
+from rollgym.trainer.inference.calls import HttpCall
+from rollgym.trainer.inference.errors import ServerGoneError
+from rollgym.trainer.inference.pool import ServerPool
+from rollgym.trainer.inference.server_client import ServerClient
+from rollgym.trainer.inference.server_http import ServerHttp
 from tests.support.inference_server.running import InferenceServer
 from tests.trainer.inference.test_engine_watch import GENERATE
 from tests.trainer.inference.test_server_client import BOTH, Weights, request
-from trainer.inference.arrivals import Arrival
-from trainer.inference.calls import HttpCall
-from trainer.inference.errors import ServerGoneError
-from trainer.inference.pool import ServerPool
-from trainer.inference.server_client import ServerClient
-from trainer.inference.server_http import ServerHttp
 
 STALLED = r"has begun an answer, and brought nothing new of it for 0\.1 s \(inference\.stalled_after_s\)"
 DRIPS = {"kind": "drip", "seconds": 0.02, "count": -1}

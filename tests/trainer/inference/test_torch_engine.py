@@ -6,10 +6,10 @@ import threading
 import pytest
 import torch
 
+from rollgym.trainer.inference.base import GenerationRequest, SamplingParams
+from rollgym.trainer.inference.torch_engine import TorchEngine
+from rollgym.trainer.models.weights import load_weights
 from tests.support.tiny_models import VOCABULARY, WeightsOf, reference_logprobs, sharp_model
-from trainer.inference.base import GenerationRequest, SamplingParams
-from trainer.inference.torch_engine import TorchEngine
-from trainer.models.weights import load_weights
 
 PROMPTS = [[3, 4, 5], [6], [7, 8, 9, 10, 11, 12, 13], [3, 4, 5], [2, 2]]
 

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
+from rollgym.trainer.inference.base import SamplingParams
+from rollgym.trainer.inference.calls import HttpAnswer, message_of
+from rollgym.trainer.inference.dialect import Capabilities
+from rollgym.trainer.inference.stretches import GenerationCall
+from rollgym.trainer.inference.vllm import VllmDialect
 from tests.support.inference_server.models import HashModel
 from tests.support.inference_server.running import InferenceServer
 from tests.support.inference_server.transcripts import differences, record, vllm_calls
-from trainer.inference.base import SamplingParams
-from trainer.inference.calls import HttpAnswer, message_of
-from trainer.inference.dialect import Capabilities
-from trainer.inference.stretches import GenerationCall
-from trainer.inference.vllm import VllmDialect
 
 FOLDER = Path(__file__).parent / "transcripts"
 RELEASES = sorted(file.stem.removeprefix("vllm-") for file in FOLDER.glob("vllm-*.json"))

@@ -9,13 +9,13 @@ from types import SimpleNamespace
 import pytest
 import torch.utils
 
+from rollgym.trainer.config.checks import check_settings
+from rollgym.trainer.config.load import load_settings, public_settings
+from rollgym.trainer.config.output import CheckpointSettings, TrackingSettings
+from rollgym.trainer.core.errors import ConfigError
+from rollgym.trainer.learn.boards import BOARDS_FILE, GuardedBoard, RunIdentity, flat, open_boards
+from rollgym.trainer.learn.tracking import Tracker
 from tests.support.processes import read_lines
-from trainer.config.checks import check_settings
-from trainer.config.load import load_settings, public_settings
-from trainer.config.output import CheckpointSettings, TrackingSettings
-from trainer.core.errors import ConfigError
-from trainer.learn.boards import BOARDS_FILE, GuardedBoard, RunIdentity, flat, open_boards
-from trainer.learn.tracking import Tracker
 
 TASKS = "tasks=[{env_id: FrozenLake-v0}]"
 
@@ -152,7 +152,7 @@ def test_a_run_goes_on_without_tensorboard_where_its_files_cannot_be_written(tmp
 
 @pytest.mark.parametrize("name", ["wandb", "swanlab", "mlflow"])
 def test_a_package_that_is_missing_is_named_with_its_command(name, monkeypatch):
-    monkeypatch.setattr("trainer.config.checks.find_spec", lambda _: None)
+    monkeypatch.setattr("rollgym.trainer.config.checks.find_spec", lambda _: None)
     settings = load_settings(None, [TASKS, f"tracking.{name}={{}}"])
     with pytest.raises(ConfigError, match=rf"tracking\.{name}: .*pip install {name}"):
         check_settings(settings)

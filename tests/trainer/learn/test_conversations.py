@@ -5,15 +5,15 @@ import json
 import pytest
 import torch
 
+from rollgym.trainer.config.data import ExamplesSettings
+from rollgym.trainer.config.supervised import DpoSettings
+from rollgym.trainer.core.errors import ConfigError
+from rollgym.trainer.learn.conversations import conversation_rows, reply_row
+from rollgym.trainer.learn.example_batches import ExampleBatches
+from rollgym.trainer.learn.pipelines.example_rows import ExampleRows
+from rollgym.trainer.rollout.rendering import ChatRenderer
+from rollgym.trainer.tasks.examples import Conversation, read_conversations, read_judged, read_pairs
 from tests.support.chat_templates import FAMILIES, tokenizer_of
-from trainer.config.data import ExamplesSettings
-from trainer.config.supervised import DpoSettings
-from trainer.core.errors import ConfigError
-from trainer.learn.conversations import conversation_rows, reply_row
-from trainer.learn.example_batches import ExampleBatches
-from trainer.learn.pipelines.example_rows import ExampleRows
-from trainer.rollout.rendering import ChatRenderer
-from trainer.tasks.examples import Conversation, read_conversations, read_judged, read_pairs
 
 TALK = (
     {"role": "system", "content": "Play."},

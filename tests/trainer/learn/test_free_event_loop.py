@@ -8,21 +8,21 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from rollgym.trainer.algorithms.presets import resolve_preset
+from rollgym.trainer.backends.heads import PolicyHead
+from rollgym.trainer.backends.torch_backend import Schedule, TorchBackend
+from rollgym.trainer.config.optimizer import OptimizerSettings
+from rollgym.trainer.core.ending import to_its_end
+from rollgym.trainer.learn.learner import Models
+from rollgym.trainer.learn.pipelines import rl
+from rollgym.trainer.learn.pipelines.saving import Saver
+from rollgym.trainer.learn.weights.publisher import WeightPublisher
+from rollgym.trainer.records.checkpoint import RunState, load_checkpoint
+from rollgym.trainer.records.checkpoint_store import CheckpointStore
+from rollgym.trainer.records.ledger import Ledger
+from rollgym.trainer.records.rollout_log import Entry, EpisodeKey, RolloutLog
+from rollgym.trainer.rollout.recall import Recall
 from tests.support.tiny_models import sharp_model
-from trainer.algorithms.presets import resolve_preset
-from trainer.backends.heads import PolicyHead
-from trainer.backends.torch_backend import Schedule, TorchBackend
-from trainer.config.optimizer import OptimizerSettings
-from trainer.core.ending import to_its_end
-from trainer.learn.learner import Models
-from trainer.learn.pipelines import rl
-from trainer.learn.pipelines.saving import Saver
-from trainer.learn.weights.publisher import WeightPublisher
-from trainer.records.checkpoint import RunState, load_checkpoint
-from trainer.records.checkpoint_store import CheckpointStore
-from trainer.records.ledger import Ledger
-from trainer.records.rollout_log import Entry, EpisodeKey, RolloutLog
-from trainer.rollout.recall import Recall
 
 PATIENCE_S = 60
 

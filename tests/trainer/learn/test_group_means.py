@@ -3,16 +3,16 @@
 import pytest
 import torch
 
+from rollgym.trainer.algorithms.presets import resolve_preset
+from rollgym.trainer.backends.heads import PolicyHead
+from rollgym.trainer.backends.torch_backend import Schedule, TorchBackend
+from rollgym.trainer.config.optimizer import OptimizerSettings
+from rollgym.trainer.learn.batches import episode_batch
+from rollgym.trainer.learn.learner import Learner, Models
+from rollgym.trainer.learn.prepared import sequences_of
+from rollgym.trainer.learn.rows import row_builder
 from tests.support.played_groups import played_groups
 from tests.support.tiny_models import sharp_model
-from trainer.algorithms.presets import resolve_preset
-from trainer.backends.heads import PolicyHead
-from trainer.backends.torch_backend import Schedule, TorchBackend
-from trainer.config.optimizer import OptimizerSettings
-from trainer.learn.batches import episode_batch
-from trainer.learn.learner import Learner, Models
-from trainer.learn.prepared import sequences_of
-from trainer.learn.rows import row_builder
 
 
 def settings(**parts):

@@ -9,28 +9,28 @@ import numpy as np
 import pytest
 import torch
 
+from rollgym.trainer.algorithms.presets import PRESETS, resolve_preset
+from rollgym.trainer.backends.base import TrainRow
+from rollgym.trainer.backends.heads import PolicyHead, ValueHead
+from rollgym.trainer.backends.torch_backend import Schedule, TorchBackend
+from rollgym.trainer.config.optimizer import OptimizerSettings
+from rollgym.trainer.core.errors import RunError
+from rollgym.trainer.core.numbers import not_finite
+from rollgym.trainer.learn.batches import episode_batch
+from rollgym.trainer.learn.learner import Learner, Models
+from rollgym.trainer.learn.pipelines.saving import Saver
+from rollgym.trainer.learn.pipelines.sft import train_supervised
+from rollgym.trainer.learn.rows import row_builder
+from rollgym.trainer.learn.weights.publisher import PublishError, WeightPublisher
+from rollgym.trainer.models.value_head import ValueModel
+from rollgym.trainer.records.checkpoint import RunState
+from rollgym.trainer.records.checkpoint_store import CheckpointStore
+from rollgym.trainer.records.group import Group
+from rollgym.trainer.records.ledger import Ledger
+from rollgym.trainer.records.segment import Segment
+from rollgym.trainer.records.trajectory import Outcome, Trajectory
 from tests.support.played_groups import played_groups, with_all_that_presets_read
 from tests.support.tiny_models import sharp_model
-from trainer.algorithms.presets import PRESETS, resolve_preset
-from trainer.backends.base import TrainRow
-from trainer.backends.heads import PolicyHead, ValueHead
-from trainer.backends.torch_backend import Schedule, TorchBackend
-from trainer.config.optimizer import OptimizerSettings
-from trainer.core.errors import RunError
-from trainer.core.numbers import not_finite
-from trainer.learn.batches import episode_batch
-from trainer.learn.learner import Learner, Models
-from trainer.learn.pipelines.saving import Saver
-from trainer.learn.pipelines.sft import train_supervised
-from trainer.learn.rows import row_builder
-from trainer.learn.weights.publisher import PublishError, WeightPublisher
-from trainer.models.value_head import ValueModel
-from trainer.records.checkpoint import RunState
-from trainer.records.checkpoint_store import CheckpointStore
-from trainer.records.group import Group
-from trainer.records.ledger import Ledger
-from trainer.records.segment import Segment
-from trainer.records.trajectory import Outcome, Trajectory
 
 DISTINCT = [
     *(

@@ -6,18 +6,18 @@ from dataclasses import replace
 import pytest
 import torch
 
+from rollgym.trainer.algorithms.credit import compute_advantages
+from rollgym.trainer.algorithms.presets import resolve_preset
+from rollgym.trainer.algorithms.state import AlgorithmState
+from rollgym.trainer.learn.batches import episode_batch, task_key
+from rollgym.trainer.learn.learner import Learner
+from rollgym.trainer.learn.rows import row_builder
+from rollgym.trainer.records.checkpoint import RunState
+from rollgym.trainer.records.checkpoint_store import CheckpointStore
+from rollgym.trainer.records.trajectory import Outcome
 from tests.support.played_groups import played_groups
 from tests.support.tiny_models import sharp_model
 from tests.trainer.learn.test_learner import assert_equal_weights, groups_for_all, models_of
-from trainer.algorithms.credit import compute_advantages
-from trainer.algorithms.presets import resolve_preset
-from trainer.algorithms.state import AlgorithmState
-from trainer.learn.batches import episode_batch, task_key
-from trainer.learn.learner import Learner
-from trainer.learn.rows import row_builder
-from trainer.records.checkpoint import RunState
-from trainer.records.checkpoint_store import CheckpointStore
-from trainer.records.trajectory import Outcome
 
 
 def batch_of(groups=None, rows="trajectory"):
@@ -193,7 +193,7 @@ def test_normalised_rewards_scale_what_a_critic_learns():
     turn_index = torch.zeros(batch.mask.shape).long()
     for at, row in enumerate(batch.rows):
         turn_index[at, : len(row.turn_index)] = torch.tensor(row.turn_index)
-    from trainer.algorithms.batch import RowBatch
+    from rollgym.trainer.algorithms.batch import RowBatch
 
     rows = RowBatch(torch.tensor([row.trajectory for row in batch.rows]), batch.mask, turn_index)
     found = compute_advantages(settings, batch.episodes, rows).advantages

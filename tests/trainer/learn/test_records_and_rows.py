@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.learn.rows import step_rows, trajectory_rows
-from trainer.records.segment import Segment
-from trainer.records.trajectory import Trajectory, Turn
-from trainer.tasks.task import Task
+from rollgym.trainer.learn.rows import step_rows, trajectory_rows
+from rollgym.trainer.records.segment import Segment
+from rollgym.trainer.records.trajectory import Trajectory, Turn
+from rollgym.trainer.tasks.task import Task
 
 
 def trajectory_of(replies: list[list[int]], *, break_at: set[int] = frozenset()) -> Trajectory:

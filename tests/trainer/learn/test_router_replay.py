@@ -5,20 +5,20 @@ from dataclasses import replace
 import pytest
 import torch
 
+from rollgym.trainer.algorithms.presets import resolve_preset
+from rollgym.trainer.backends.heads import PolicyHead
+from rollgym.trainer.backends.optimizer import Schedule
+from rollgym.trainer.backends.torch_backend import TorchBackend
+from rollgym.trainer.config.optimizer import OptimizerSettings
+from rollgym.trainer.config.run import RunSettings
+from rollgym.trainer.core.errors import ConfigError
+from rollgym.trainer.learn.batches import episode_batch
+from rollgym.trainer.learn.learner import Learner, Models
+from rollgym.trainer.learn.rows import row_builder
 from tests.support.megatron_ranks import family_model
 from tests.support.played_groups import played_groups
 from tests.support.tiny_models import sharp_model
 from tests.trainer.backends.test_routing import routers, rows
-from trainer.algorithms.presets import resolve_preset
-from trainer.backends.heads import PolicyHead
-from trainer.backends.optimizer import Schedule
-from trainer.backends.torch_backend import TorchBackend
-from trainer.config.optimizer import OptimizerSettings
-from trainer.config.run import RunSettings
-from trainer.core.errors import ConfigError
-from trainer.learn.batches import episode_batch
-from trainer.learn.learner import Learner, Models
-from trainer.learn.rows import row_builder
 
 
 def undecided_model():

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer.learn.step_metrics import (
+from rollgym.trainer.learn.step_metrics import (
     StepTimes,
     divided,
     domain_metrics,
@@ -19,11 +19,11 @@ from trainer.learn.step_metrics import (
     step_times,
     token_rates,
 )
-from trainer.records.group import Group
-from trainer.records.segment import Segment
-from trainer.records.timeline import Phase, Timeline
-from trainer.records.trajectory import Outcome, Trajectory, Turn
-from trainer.tasks.task import Task
+from rollgym.trainer.records.group import Group
+from rollgym.trainer.records.segment import Segment
+from rollgym.trainer.records.timeline import Phase, Timeline
+from rollgym.trainer.records.trajectory import Outcome, Trajectory, Turn
+from rollgym.trainer.tasks.task import Task
 
 
 class Clock:

@@ -2,8 +2,8 @@
 
 import pytest
 
-from trainer.config.load import load_settings
-from trainer.learn.utilisation import (
+from rollgym.trainer.config.load import load_settings
+from rollgym.trainer.learn.utilisation import (
     ACCELERATORS,
     TrainingWork,
     accelerator_named,
@@ -12,7 +12,7 @@ from trainer.learn.utilisation import (
     training_work,
     utilisation,
 )
-from trainer.models.shape import KNOWN, ModelShape, tiny_config
+from rollgym.trainer.models.shape import KNOWN, ModelShape, tiny_config
 
 SEVEN = ModelShape.from_config(KNOWN["Qwen/Qwen2.5-7B"])
 MIXTURE = ModelShape.from_config(KNOWN["Qwen/Qwen3-30B-A3B"])

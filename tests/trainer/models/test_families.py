@@ -18,17 +18,17 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
+from rollgym.trainer.assembly.probe import probe_log_probabilities
+from rollgym.trainer.backends.base import TrainRow
+from rollgym.trainer.backends.heads import PolicyHead
+from rollgym.trainer.backends.torch_backend import Schedule, TorchBackend
+from rollgym.trainer.config.optimizer import OptimizerSettings
+from rollgym.trainer.core.errors import ConfigError
+from rollgym.trainer.inference.base import GenerationRequest, SamplingParams
+from rollgym.trainer.inference.torch_engine import TorchEngine
+from rollgym.trainer.models.language_head import LanguageHead
+from rollgym.trainer.models.load import without_chance
 from tests.support.tiny_models import reference_logprobs
-from trainer.assembly.probe import probe_log_probabilities
-from trainer.backends.base import TrainRow
-from trainer.backends.heads import PolicyHead
-from trainer.backends.torch_backend import Schedule, TorchBackend
-from trainer.config.optimizer import OptimizerSettings
-from trainer.core.errors import ConfigError
-from trainer.inference.base import GenerationRequest, SamplingParams
-from trainer.inference.torch_engine import TorchEngine
-from trainer.models.language_head import LanguageHead
-from trainer.models.load import without_chance
 
 VOCABULARY = 50
 _SHAPE = {

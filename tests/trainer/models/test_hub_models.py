@@ -11,13 +11,13 @@ from huggingface_hub import constants
 from safetensors.torch import load_file, save_file
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-import trainer.commands.probe
-import trainer.models.load
+import rollgym.trainer.commands.probe
+import rollgym.trainer.models.load
+from rollgym.trainer.cli import main
+from rollgym.trainer.core.errors import ConfigError
+from rollgym.trainer.models.load import load_model, load_tokenizer, model_folder, save_model
+from rollgym.trainer.models.tokenizer import build_tiny_tokenizer
 from tests.support.processes import ROOT
-from trainer.cli import main
-from trainer.core.errors import ConfigError
-from trainer.models.load import load_model, load_tokenizer, model_folder, save_model
-from trainer.models.tokenizer import build_tiny_tokenizer
 
 NAME = "Qwen/Qwen2.5-0.5B-Instruct"
 GUIDE = ROOT / "docs" / "guides" / "own_model.md"
@@ -73,7 +73,7 @@ def test_without_a_network_the_way_out_is_said(hub):
 def test_a_hub_that_says_nothing_is_not_waited_for_long(hub, monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
-        monkeypatch.setattr(trainer.models.load, "_HUB_TIMEOUT_S", 0.3)
+        monkeypatch.setattr(rollgym.trainer.models.load, "_HUB_TIMEOUT_S", 0.3)
         with pytest.raises(ConfigError, match="cannot be reached"):
             model_folder(NAME)
 
@@ -100,7 +100,7 @@ def commands() -> list[list[str]]:
 def test_every_command_of_the_guide_runs(cached, tmp_path, monkeypatch, capfd):
     shutil.copytree(ROOT / "examples", tmp_path / "clone" / "examples")
     monkeypatch.chdir(tmp_path / "clone")
-    monkeypatch.setattr(trainer.commands.probe, "_PATIENCE_S", 60.0)  # this machine may be busy
+    monkeypatch.setattr(rollgym.trainer.commands.probe, "_PATIENCE_S", 60.0)  # this machine may be busy
     typed = commands()
     assert len(typed) >= 6
     for program, *words in typed:
@@ -166,7 +166,7 @@ def test_a_model_that_lacks_weights_is_not_filled_up_at_random(cached):
 
 
 def test_a_probe_tells_of_a_damaged_model(cached, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(trainer.commands.probe, "_environments", _nothing_asked)
+    monkeypatch.setattr(rollgym.trainer.commands.probe, "_environments", _nothing_asked)
     (cached / "config.json").write_text("{")
     words = [f"model.path={cached}", "tasks=[{env_id: FrozenLake-v0}]", f"output_dir={tmp_path}/run"]
     assert main([*words, "--dry-run", "--probe"]) == 2

@@ -10,22 +10,22 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, Qwen3MoeConfig
 
+from rollgym.trainer.algorithms.aggregation import collect
+from rollgym.trainer.backends.base import TrainRow
+from rollgym.trainer.backends.heads import PolicyHead, ValueHead
+from rollgym.trainer.backends.reference import PolicyWithoutAdapters
+from rollgym.trainer.backends.torch_backend import Schedule, TorchBackend
+from rollgym.trainer.config.model import LoraSettings
+from rollgym.trainer.config.optimizer import OptimizerSettings
+from rollgym.trainer.core.errors import ConfigError
+from rollgym.trainer.inference.base import GenerationRequest, SamplingParams
+from rollgym.trainer.inference.torch_engine import TorchEngine
+from rollgym.trainer.learn.weights.source import BackendWeights
+from rollgym.trainer.models.load import save_weights
+from rollgym.trainer.models.lora import add_lora, is_adapter, load_adapter
+from rollgym.trainer.models.value_head import ValueModel
+from rollgym.trainer.models.weights import parameters_of, twin_of
 from tests.support.tiny_models import VOCABULARY, reference_logprobs, sharp_model
-from trainer.algorithms.aggregation import collect
-from trainer.backends.base import TrainRow
-from trainer.backends.heads import PolicyHead, ValueHead
-from trainer.backends.reference import PolicyWithoutAdapters
-from trainer.backends.torch_backend import Schedule, TorchBackend
-from trainer.config.model import LoraSettings
-from trainer.config.optimizer import OptimizerSettings
-from trainer.core.errors import ConfigError
-from trainer.inference.base import GenerationRequest, SamplingParams
-from trainer.inference.torch_engine import TorchEngine
-from trainer.learn.weights.source import BackendWeights
-from trainer.models.load import save_weights
-from trainer.models.lora import add_lora, is_adapter, load_adapter
-from trainer.models.value_head import ValueModel
-from trainer.models.weights import parameters_of, twin_of
 
 LORA = LoraSettings(rank=4, alpha=8.0)
 SCHEDULE = Schedule(1e-2, 0, 10, "constant")

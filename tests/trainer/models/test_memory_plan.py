@@ -10,14 +10,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from tests.trainer.models.test_families import FAMILIES
-from trainer.assembly.memory import adapter_parameters, memory_plan, model_shape, remedies
-from trainer.cli import main
-from trainer.commands.memory import plan_lines
-from trainer.config.load import load_settings
-from trainer.config.model import LoraSettings
-from trainer.core.errors import ConfigError
-from trainer.models.memory_plan import (
+from rollgym.trainer.assembly.memory import adapter_parameters, memory_plan, model_shape, remedies
+from rollgym.trainer.cli import main
+from rollgym.trainer.commands.memory import plan_lines
+from rollgym.trainer.config.load import load_settings
+from rollgym.trainer.config.model import LoraSettings
+from rollgym.trainer.core.errors import ConfigError
+from rollgym.trainer.models.memory_plan import (
     GIB,
     Sharding,
     Training,
@@ -25,8 +24,9 @@ from trainer.models.memory_plan import (
     parameters_per_device,
     trained_need,
 )
-from trainer.models.shape import KNOWN, TINY_VOCABULARY, ModelShape
-from trainer.models.tokenizer import build_tiny_tokenizer
+from rollgym.trainer.models.shape import KNOWN, TINY_VOCABULARY, ModelShape
+from rollgym.trainer.models.tokenizer import build_tiny_tokenizer
+from tests.trainer.models.test_families import FAMILIES
 
 ROOT = Path(__file__).parents[3]
 TASKS = "tasks=[{env_id: FrozenLake-v0}]"

@@ -6,6 +6,25 @@ import pytest
 import torch
 from transformers import AutoModelForImageTextToText, AutoProcessor, LlavaForConditionalGeneration
 
+from rollgym.trainer.algorithms.aggregation import collect
+from rollgym.trainer.assembly.probe import try_pictures
+from rollgym.trainer.backends.heads import PolicyHead, ValueHead
+from rollgym.trainer.backends.optimizer import Schedule
+from rollgym.trainer.backends.prefix_costs import sharing_costs
+from rollgym.trainer.backends.reference import FrozenModel
+from rollgym.trainer.backends.torch_backend import TorchBackend
+from rollgym.trainer.config.model import LoraSettings, ModelSettings, VisionSettings
+from rollgym.trainer.config.optimizer import OptimizerSettings
+from rollgym.trainer.config.run import RunSettings
+from rollgym.trainer.core.errors import ConfigError
+from rollgym.trainer.inference.base import GenerationRequest, SamplingParams
+from rollgym.trainer.inference.torch_engine import TorchEngine
+from rollgym.trainer.models.load import load_model, load_tokenizer, save_model
+from rollgym.trainer.models.lora import add_lora, is_adapter
+from rollgym.trainer.models.pictures import PictureProcessor, load_pictures, sees
+from rollgym.trainer.models.value_head import ValueModel
+from rollgym.trainer.models.weights import twin_of
+from rollgym.trainer.rollout.rendering import ChatRenderer
 from tests.support.seeing_models import (
     PATCHES,
     PICTURES,
@@ -18,25 +37,6 @@ from tests.support.seeing_models import (
     shown,
 )
 from tests.support.tiny_models import WeightsOf
-from trainer.algorithms.aggregation import collect
-from trainer.assembly.probe import try_pictures
-from trainer.backends.heads import PolicyHead, ValueHead
-from trainer.backends.optimizer import Schedule
-from trainer.backends.prefix_costs import sharing_costs
-from trainer.backends.reference import FrozenModel
-from trainer.backends.torch_backend import TorchBackend
-from trainer.config.model import LoraSettings, ModelSettings, VisionSettings
-from trainer.config.optimizer import OptimizerSettings
-from trainer.config.run import RunSettings
-from trainer.core.errors import ConfigError
-from trainer.inference.base import GenerationRequest, SamplingParams
-from trainer.inference.torch_engine import TorchEngine
-from trainer.models.load import load_model, load_tokenizer, save_model
-from trainer.models.lora import add_lora, is_adapter
-from trainer.models.pictures import PictureProcessor, load_pictures, sees
-from trainer.models.value_head import ValueModel
-from trainer.models.weights import twin_of
-from trainer.rollout.rendering import ChatRenderer
 
 ONE, TWO = picture(1), picture(2, side=24)
 PROMPTS = [

@@ -4,9 +4,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.models.load import load_model, load_tokenizer, save_model
-from trainer.models.tiny import TinyPolicySettings, build_tiny_model
-from trainer.models.tokenizer import build_tiny_tokenizer
+from rollgym.trainer.models.load import load_model, load_tokenizer, save_model
+from rollgym.trainer.models.tiny import TinyPolicySettings, build_tiny_model
+from rollgym.trainer.models.tokenizer import build_tiny_tokenizer
 
 TOKENIZER = build_tiny_tokenizer()
 

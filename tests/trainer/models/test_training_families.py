@@ -8,14 +8,14 @@ import torch
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from rollgym.trainer.commands.train import train
+from rollgym.trainer.config.load import load_settings
+from rollgym.trainer.core.ending import Ending
+from rollgym.trainer.inference.torch_engine import TorchEngine
 from tests.support.chat_templates import trained_tokenizer
 from tests.support.processes import env_server
 from tests.support.tiny_models import reference_logprobs
 from tests.trainer.models.test_families import FAMILIES, model_of
-from trainer.commands.train import train
-from trainer.config.load import load_settings
-from trainer.core.ending import Ending
-from trainer.inference.torch_engine import TorchEngine
 
 # Which template a family's instruct models have; Cohere's is not among those that are wanted.
 TEMPLATES = {

@@ -13,11 +13,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-import trainer.records.checkpoint
+import rollgym.trainer.records.checkpoint
+from rollgym.trainer.core.run_files import WriteError
+from rollgym.trainer.records.checkpoint import CheckpointError, RunState, load_checkpoint
+from rollgym.trainer.records.checkpoint_store import CheckpointStore, kept_steps
 from tests.support.kills import killed_at
-from trainer.core.run_files import WriteError
-from trainer.records.checkpoint import CheckpointError, RunState, load_checkpoint
-from trainer.records.checkpoint_store import CheckpointStore, kept_steps
 
 
 def parts_of(value: float) -> dict:
@@ -219,7 +219,7 @@ def test_a_state_of_garbage_is_a_clear_error(tmp_path, state):
     folder = tmp_path / "step_000001"
     (folder / "state.json").write_text(state)
     manifest = json.loads((folder / "manifest.json").read_text())
-    manifest["state.json"] = trainer.records.checkpoint._hash(folder / "state.json")
+    manifest["state.json"] = rollgym.trainer.records.checkpoint._hash(folder / "state.json")
     (folder / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(CheckpointError, match="does not say where the run stands"):
         load_checkpoint(folder)

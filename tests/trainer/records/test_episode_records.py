@@ -11,20 +11,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.commands.recordings import EpisodeWriter, read_recording
-from trainer.config.run import TrackingSettings
-from trainer.core.errors import ConfigError
-from trainer.core.run_files import WriteError, read_lines
-from trainer.inference.base import GenerationResult
-from trainer.learn.tracking import Tracker
-from trainer.records.group import Group
-from trainer.records.images import Picture, PlacedImage
-from trainer.records.schema import EpisodeFormatError
-from trainer.records.segment import PrefixBreak, Segment
-from trainer.records.timeline import Phase, Timeline
-from trainer.records.trajectory import Outcome, Trajectory, Turn
-from trainer.rollout.recorder import Recorder
-from trainer.tasks.task import RewardMixture, RewardPart, Task
+from rollgym.trainer.commands.recordings import EpisodeWriter, read_recording
+from rollgym.trainer.config.run import TrackingSettings
+from rollgym.trainer.core.errors import ConfigError
+from rollgym.trainer.core.run_files import WriteError, read_lines
+from rollgym.trainer.inference.base import GenerationResult
+from rollgym.trainer.learn.tracking import Tracker
+from rollgym.trainer.records.group import Group
+from rollgym.trainer.records.images import Picture, PlacedImage
+from rollgym.trainer.records.schema import EpisodeFormatError
+from rollgym.trainer.records.segment import PrefixBreak, Segment
+from rollgym.trainer.records.timeline import Phase, Timeline
+from rollgym.trainer.records.trajectory import Outcome, Trajectory, Turn
+from rollgym.trainer.rollout.recorder import Recorder
+from rollgym.trainer.tasks.task import RewardMixture, RewardPart, Task
 
 finite = st.floats(-1e9, 1e9, allow_nan=False)
 # Whatever Python can hold, half of a surrogate pair and the line separators of Unicode too.

@@ -2,10 +2,10 @@
 
 import pytest
 
-from trainer.config.run import TrackingSettings
-from trainer.core.run_files import DamagedFileError, LineFile, read_lines
-from trainer.learn.tracking import RECORD_FILES, Tracker
-from trainer.records.ledger import Fate, Ledger
+from rollgym.trainer.config.run import TrackingSettings
+from rollgym.trainer.core.run_files import DamagedFileError, LineFile, read_lines
+from rollgym.trainer.learn.tracking import RECORD_FILES, Tracker
+from rollgym.trainer.records.ledger import Fate, Ledger
 
 DAMAGED = [
     b"\xff\x00",

@@ -8,23 +8,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rollgym.trainer.algorithms.presets import resolve_preset
+from rollgym.trainer.backends.heads import PolicyHead
+from rollgym.trainer.backends.optimizer import Schedule
+from rollgym.trainer.backends.torch_backend import TorchBackend
+from rollgym.trainer.config.optimizer import OptimizerSettings
+from rollgym.trainer.inference.base import GenerationRequest, GenerationResult, SamplingParams
+from rollgym.trainer.learn.batches import episode_batch
+from rollgym.trainer.learn.learner import Learner, Models
+from rollgym.trainer.learn.rows import row_builder
+from rollgym.trainer.records.experts import ExpertsReader, ExpertsWriter, from_bytes, from_record, to_bytes
+from rollgym.trainer.records.rollout_log import EpisodeKey, RolloutLog
+from rollgym.trainer.records.schema import EpisodeFormatError
+from rollgym.trainer.records.trajectory import Trajectory
+from rollgym.trainer.rollout.logged_client import LoggedClient
+from rollgym.trainer.rollout.recall import Recall, session_key
 from tests.support.megatron_ranks import family_model
 from tests.support.played_groups import played_groups
-from trainer.algorithms.presets import resolve_preset
-from trainer.backends.heads import PolicyHead
-from trainer.backends.optimizer import Schedule
-from trainer.backends.torch_backend import TorchBackend
-from trainer.config.optimizer import OptimizerSettings
-from trainer.inference.base import GenerationRequest, GenerationResult, SamplingParams
-from trainer.learn.batches import episode_batch
-from trainer.learn.learner import Learner, Models
-from trainer.learn.rows import row_builder
-from trainer.records.experts import ExpertsReader, ExpertsWriter, from_bytes, from_record, to_bytes
-from trainer.records.rollout_log import EpisodeKey, RolloutLog
-from trainer.records.schema import EpisodeFormatError
-from trainer.records.trajectory import Trajectory
-from trainer.rollout.logged_client import LoggedClient
-from trainer.rollout.recall import Recall, session_key
 
 KEY = EpisodeKey(3, 1, 0)
 

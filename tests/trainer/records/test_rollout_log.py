@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rollgym.trainer.core.run_files import WriteError
+from rollgym.trainer.records.rollout_log import Entry, EpisodeKey, RolloutLog
 from tests.support.kills import killed_at
-from trainer.core.run_files import WriteError
-from trainer.records.rollout_log import Entry, EpisodeKey, RolloutLog
 
 
 def log_of(folder: Path, said: list[str] | None = None, *, durable: bool = False) -> RolloutLog:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer.rollout.admission import AdmissionWindow
+from rollgym.trainer.rollout.admission import AdmissionWindow
 
 
 @dataclass

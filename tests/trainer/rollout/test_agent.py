@@ -2,14 +2,14 @@
 
 import pytest
 
-from clients.protocol.errors import ProblemError
+from rollgym.clients.protocol.errors import ProblemError
+from rollgym.trainer.core.seeding import generator
+from rollgym.trainer.evaluation.play import play_tasks, score, with_expert
+from rollgym.trainer.records.trajectory import Outcome
+from rollgym.trainer.rollout.actors import ExpertActor, RandomActor, ScriptedActor
+from rollgym.trainer.rollout.environments import EnvironmentPool
+from rollgym.trainer.tasks.task import Task
 from tests.support.processes import env_server
-from trainer.core.seeding import generator
-from trainer.evaluation.play import play_tasks, score, with_expert
-from trainer.records.trajectory import Outcome
-from trainer.rollout.actors import ExpertActor, RandomActor, ScriptedActor
-from trainer.rollout.environments import EnvironmentPool
-from trainer.tasks.task import Task
 
 MAP = ["SFF", "FHF", "FFG"]
 

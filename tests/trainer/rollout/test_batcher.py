@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from trainer.inference.base import GenerationRequest, GenerationResult, SamplingParams
-from trainer.rollout.batcher import DeterministicBatcher
-from trainer.tasks.task import Task
+from rollgym.trainer.inference.base import GenerationRequest, GenerationResult, SamplingParams
+from rollgym.trainer.rollout.batcher import DeterministicBatcher
+from rollgym.trainer.tasks.task import Task
 
 TASK = Task(0, "Any-v0", seed=1)
 

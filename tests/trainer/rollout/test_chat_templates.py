@@ -5,21 +5,21 @@ from types import SimpleNamespace
 
 import pytest
 
+from rollgym.trainer.assembly.policy import chat_renderer
+from rollgym.trainer.config.checks import check_settings
+from rollgym.trainer.config.load import load_settings
+from rollgym.trainer.config.rollout import PromptSettings
+from rollgym.trainer.core.errors import ConfigError
+from rollgym.trainer.inference.base import GenerationResult
+from rollgym.trainer.models.tokenizer import stop_ids
+from rollgym.trainer.records.segment import PrefixBreak
+from rollgym.trainer.records.trajectory import Trajectory
+from rollgym.trainer.rollout.context import context_policy
+from rollgym.trainer.rollout.prompts import PromptBuilder
+from rollgym.trainer.rollout.recorder import Recorder
+from rollgym.trainer.rollout.rendering import ChatRenderer, Prompt
+from rollgym.trainer.tasks.task import Task
 from tests.support.chat_templates import FAMILIES, QWEN3, tokenizer_of
-from trainer.assembly.policy import chat_renderer
-from trainer.config.checks import check_settings
-from trainer.config.load import load_settings
-from trainer.config.rollout import PromptSettings
-from trainer.core.errors import ConfigError
-from trainer.inference.base import GenerationResult
-from trainer.models.tokenizer import stop_ids
-from trainer.records.segment import PrefixBreak
-from trainer.records.trajectory import Trajectory
-from trainer.rollout.context import context_policy
-from trainer.rollout.prompts import PromptBuilder
-from trainer.rollout.recorder import Recorder
-from trainer.rollout.rendering import ChatRenderer, Prompt
-from trainer.tasks.task import Task
 
 STRICT = ("gemma", "mistral")
 REFUSES_SYSTEM = "it takes no system message in this place; it is put before the first user message"

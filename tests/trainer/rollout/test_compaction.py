@@ -7,26 +7,26 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
+from rollgym.trainer.config.rollout import SUMMARY_REQUEST, PromptSettings
+from rollgym.trainer.inference.base import SamplingParams
+from rollgym.trainer.inference.torch_engine import TorchEngine
+from rollgym.trainer.learn.rows import step_rows, trajectory_rows
+from rollgym.trainer.models.tiny import TinyPolicySettings, build_tiny_model
+from rollgym.trainer.records.rollout_log import RolloutLog
+from rollgym.trainer.records.segment import PrefixBreak
+from rollgym.trainer.records.trajectory import Outcome, Trajectory
+from rollgym.trainer.rollout.actors import ModelActor
+from rollgym.trainer.rollout.context import context_policy
+from rollgym.trainer.rollout.environments import EnvironmentPool
+from rollgym.trainer.rollout.episodes import EpisodePlayer
+from rollgym.trainer.rollout.logged_client import LoggedClient as RecallingClient
+from rollgym.trainer.rollout.prompts import PromptBuilder
+from rollgym.trainer.rollout.recall import Recall
+from rollgym.trainer.rollout.rendering import ChatRenderer
+from rollgym.trainer.tasks.task import Task
 from tests.support.agent_policy import LoggedClient, ScriptedPolicy, assert_recorded
 from tests.support.chat_templates import tokenizer_of
 from tests.support.processes import env_server, read_lines, train, train_until
-from trainer.config.rollout import SUMMARY_REQUEST, PromptSettings
-from trainer.inference.base import SamplingParams
-from trainer.inference.torch_engine import TorchEngine
-from trainer.learn.rows import step_rows, trajectory_rows
-from trainer.models.tiny import TinyPolicySettings, build_tiny_model
-from trainer.records.rollout_log import RolloutLog
-from trainer.records.segment import PrefixBreak
-from trainer.records.trajectory import Outcome, Trajectory
-from trainer.rollout.actors import ModelActor
-from trainer.rollout.context import context_policy
-from trainer.rollout.environments import EnvironmentPool
-from trainer.rollout.episodes import EpisodePlayer
-from trainer.rollout.logged_client import LoggedClient as RecallingClient
-from trainer.rollout.prompts import PromptBuilder
-from trainer.rollout.recall import Recall
-from trainer.rollout.rendering import ChatRenderer
-from trainer.tasks.task import Task
 
 TOKENIZER = tokenizer_of("qwen2.5")
 RENDERER = ChatRenderer(TOKENIZER)

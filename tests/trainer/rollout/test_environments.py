@@ -5,11 +5,11 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
+from rollgym.trainer.config.evaluation import EvaluationSetSettings
+from rollgym.trainer.evaluation.evaluation_sets import build_evaluation_set
+from rollgym.trainer.rollout.environments import EnvironmentPool
+from rollgym.trainer.tasks.task import Task
 from tests.support.processes import env_server
-from trainer.config.evaluation import EvaluationSetSettings
-from trainer.evaluation.evaluation_sets import build_evaluation_set
-from trainer.rollout.environments import EnvironmentPool
-from trainer.tasks.task import Task
 
 LIMIT = 6
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from trainer.core.errors import ConfigError
-from trainer.rollout.episode_metrics import EpisodeMetrics
+from rollgym.trainer.core.errors import ConfigError
+from rollgym.trainer.rollout.episode_metrics import EpisodeMetrics
 
 HOW = {"fuel": "sum", "speed": "mean", "best": "max", "worst": "min", "place": "last"}
 

@@ -14,20 +14,20 @@ import numpy as np
 import pytest
 import torch
 
-from clients.protocol.arrays import DecodeError
-from clients.protocol.errors import ProblemError
-from trainer.config.rollout import PromptSettings
-from trainer.core.errors import PluginError
-from trainer.core.numbers import MOST_IDS
-from trainer.core.plugins import load_plugin
-from trainer.inference.base import GenerationResult, SamplingParams
-from trainer.records.segment import Segment
-from trainer.records.trajectory import Outcome, Trajectory, Turn
-from trainer.rollout.actors import ModelActor, ScriptedActor, View
-from trainer.rollout.episodes import EpisodePlayer
-from trainer.rollout.prompts import PromptBuilder
-from trainer.rollout.rendering import Prompt
-from trainer.tasks.task import Task
+from rollgym.clients.protocol.arrays import DecodeError
+from rollgym.clients.protocol.errors import ProblemError
+from rollgym.trainer.config.rollout import PromptSettings
+from rollgym.trainer.core.errors import PluginError
+from rollgym.trainer.core.numbers import MOST_IDS
+from rollgym.trainer.core.plugins import load_plugin
+from rollgym.trainer.inference.base import GenerationResult, SamplingParams
+from rollgym.trainer.records.segment import Segment
+from rollgym.trainer.records.trajectory import Outcome, Trajectory, Turn
+from rollgym.trainer.rollout.actors import ModelActor, ScriptedActor, View
+from rollgym.trainer.rollout.episodes import EpisodePlayer
+from rollgym.trainer.rollout.prompts import PromptBuilder
+from rollgym.trainer.rollout.rendering import Prompt
+from rollgym.trainer.tasks.task import Task
 
 TASK = Task(0, "Any-v0", seed=0)
 

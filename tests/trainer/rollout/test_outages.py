@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
+from rollgym.trainer.core.console import RunConsole
+from rollgym.trainer.rollout.outages import OutageReport
 from tests.support.clock import clock, on_a_clock
-from trainer.core.console import RunConsole
-from trainer.rollout.outages import OutageReport
 
 ADDRESS = "http://127.0.0.1:65535"
 ERROR = f"no server answers at {ADDRESS}: [Errno 111] Connect call failed ('127.0.0.1', 65535)"

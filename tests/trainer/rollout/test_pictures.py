@@ -8,22 +8,22 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from clients.protocol.arrays import DecodeError, MediaBytes
+from rollgym.clients.protocol.arrays import DecodeError, MediaBytes
+from rollgym.trainer.config.rollout import PromptSettings
+from rollgym.trainer.core.errors import ConfigError
+from rollgym.trainer.inference.base import GenerationRequest, GenerationResult, SamplingParams
+from rollgym.trainer.learn.rows import step_rows, trajectory_rows
+from rollgym.trainer.records.images import Picture
+from rollgym.trainer.records.schema import EpisodeFormatError
+from rollgym.trainer.records.trajectory import Trajectory
+from rollgym.trainer.rollout.agent import view_of
+from rollgym.trainer.rollout.context import context_policy, observation_messages
+from rollgym.trainer.rollout.prompts import PromptBuilder
+from rollgym.trainer.rollout.recall import _digest
+from rollgym.trainer.rollout.recorder import Recorder
+from rollgym.trainer.rollout.rendering import ChatRenderer
+from rollgym.trainer.tasks.task import Task
 from tests.support.seeing_models import PICTURES, TOKENIZER, picture
-from trainer.config.rollout import PromptSettings
-from trainer.core.errors import ConfigError
-from trainer.inference.base import GenerationRequest, GenerationResult, SamplingParams
-from trainer.learn.rows import step_rows, trajectory_rows
-from trainer.records.images import Picture
-from trainer.records.schema import EpisodeFormatError
-from trainer.records.trajectory import Trajectory
-from trainer.rollout.agent import view_of
-from trainer.rollout.context import context_policy, observation_messages
-from trainer.rollout.prompts import PromptBuilder
-from trainer.rollout.recall import _digest
-from trainer.rollout.recorder import Recorder
-from trainer.rollout.rendering import ChatRenderer
-from trainer.tasks.task import Task
 
 RENDERER = ChatRenderer(TOKENIZER, pictures=PICTURES)
 PIXELS = [picture(number).pixels for number in range(4)]
@@ -48,7 +48,7 @@ def play(observations, *, context="full_history", infos=None):
 
 
 def turn_of(segment, start, end, text):
-    from trainer.records.trajectory import Turn
+    from rollgym.trainer.records.trajectory import Turn
 
     return Turn(segment=segment, start=start, end=end, observation=text, reply="Up")
 

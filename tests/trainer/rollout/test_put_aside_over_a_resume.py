@@ -5,20 +5,20 @@ from collections import Counter
 
 import pytest
 
+from rollgym.trainer.inference.base import GenerationRequest, GenerationResult, SamplingParams
+from rollgym.trainer.records.checkpoint import RunState
+from rollgym.trainer.records.group import GroupPlan
+from rollgym.trainer.records.ledger import Ledger
+from rollgym.trainer.records.rollout_log import EpisodeKey, RolloutLog
+from rollgym.trainer.records.segment import Segment
+from rollgym.trainer.records.trajectory import Outcome, Trajectory
+from rollgym.trainer.rollout.admission import AdmissionWindow
+from rollgym.trainer.rollout.logged_client import LoggedClient
+from rollgym.trainer.rollout.recall import Recall, session_key
+from rollgym.trainer.rollout.scheduler import RolloutScheduler
+from rollgym.trainer.rollout.slots import EpisodeSlots
+from rollgym.trainer.tasks.task import Task
 from tests.support.virtual_time import run_virtually
-from trainer.inference.base import GenerationRequest, GenerationResult, SamplingParams
-from trainer.records.checkpoint import RunState
-from trainer.records.group import GroupPlan
-from trainer.records.ledger import Ledger
-from trainer.records.rollout_log import EpisodeKey, RolloutLog
-from trainer.records.segment import Segment
-from trainer.records.trajectory import Outcome, Trajectory
-from trainer.rollout.admission import AdmissionWindow
-from trainer.rollout.logged_client import LoggedClient
-from trainer.rollout.recall import Recall, session_key
-from trainer.rollout.scheduler import RolloutScheduler
-from trainer.rollout.slots import EpisodeSlots
-from trainer.tasks.task import Task
 
 GROUPS, ATTEMPTS, TURNS, SLOW = 2, 3, 4, 2
 """Of tasks that are played in groups of one, `SLOW` takes 100 s from its second reply on."""

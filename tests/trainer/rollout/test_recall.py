@@ -9,21 +9,21 @@ from pathlib import Path
 
 import pytest
 
-from clients.client.client import EnvClient
-from clients.protocol.errors import ProblemError
+from rollgym.clients.client.client import EnvClient
+from rollgym.clients.protocol.errors import ProblemError
+from rollgym.trainer.core.plugins import load_plugin
+from rollgym.trainer.core.run_files import WriteError
+from rollgym.trainer.inference.base import GenerationRequest, GenerationResult, SamplingParams
+from rollgym.trainer.records.rollout_log import RolloutLog
+from rollgym.trainer.records.trajectory import Outcome, Trajectory, Turn
+from rollgym.trainer.rollout.actors import View
+from rollgym.trainer.rollout.environments import EnvironmentPool
+from rollgym.trainer.rollout.episodes import EpisodePlayer
+from rollgym.trainer.rollout.logged_client import LoggedClient
+from rollgym.trainer.rollout.recall import Recall, session_key
+from rollgym.trainer.rollout.recorder import Recorder
+from rollgym.trainer.tasks.task import Task
 from tests.support.processes import env_server
-from trainer.core.plugins import load_plugin
-from trainer.core.run_files import WriteError
-from trainer.inference.base import GenerationRequest, GenerationResult, SamplingParams
-from trainer.records.rollout_log import RolloutLog
-from trainer.records.trajectory import Outcome, Trajectory, Turn
-from trainer.rollout.actors import View
-from trainer.rollout.environments import EnvironmentPool
-from trainer.rollout.episodes import EpisodePlayer
-from trainer.rollout.logged_client import LoggedClient
-from trainer.rollout.recall import Recall, session_key
-from trainer.rollout.recorder import Recorder
-from trainer.tasks.task import Task
 
 MOVES = ["Left", "Down", "Right", "Up"]
 LAKE = Task(5, "FrozenLake-v0", 7, {"size": 8, "max_episode_steps": 9})
@@ -226,7 +226,7 @@ async def test_a_session_that_is_still_there_is_taken_over_where_it_cannot_be_re
 
 
 def portable_of(session, state, actions):
-    from clients.protocol.episode import PortableEpisode
+    from rollgym.clients.protocol.episode import PortableEpisode
 
     return PortableEpisode(
         env_id=session.env_id,
@@ -332,7 +332,7 @@ async def test_a_batch_that_the_log_has_in_part_is_computed_whole_and_changes_no
         engine = Engine(first)
         return engine, recall, LoggedClient(engine, recall)
 
-    from trainer.records.rollout_log import EpisodeKey
+    from rollgym.trainer.records.rollout_log import EpisodeKey
 
     _, recall, client = process(0)
     with recall.playing(EpisodeKey(0, 0, 0)), recall.playing(EpisodeKey(1, 0, 0)):

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.core.errors import InvalidNumberError
-from trainer.inference.base import GenerationResult
-from trainer.records.segment import PrefixBreak, Segment
-from trainer.records.trajectory import Trajectory
-from trainer.rollout.recorder import Recorder, RecordError
-from trainer.tasks.task import Task
+from rollgym.trainer.core.errors import InvalidNumberError
+from rollgym.trainer.inference.base import GenerationResult
+from rollgym.trainer.records.segment import PrefixBreak, Segment
+from rollgym.trainer.records.trajectory import Trajectory
+from rollgym.trainer.rollout.recorder import Recorder, RecordError
+from rollgym.trainer.tasks.task import Task
 
 
 def recorder_of(*segments: Segment) -> Recorder:

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rollgym.trainer.records.group import GroupPlan
+from rollgym.trainer.records.ledger import Fate, Ledger
+from rollgym.trainer.records.trajectory import Outcome, Trajectory
+from rollgym.trainer.rollout.admission import AdmissionWindow
+from rollgym.trainer.rollout.scheduler import NothingToLearnError, RolloutScheduler
 from tests.support.virtual_time import run_virtually
 from tests.trainer.rollout.test_scheduler import CountedSlots, CountingSource, scheduler_of, solved
-from trainer.records.group import GroupPlan
-from trainer.records.ledger import Fate, Ledger
-from trainer.records.trajectory import Outcome, Trajectory
-from trainer.rollout.admission import AdmissionWindow
-from trainer.rollout.scheduler import NothingToLearnError, RolloutScheduler
 
 
 def leaves_out(*indices):

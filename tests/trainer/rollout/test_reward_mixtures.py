@@ -5,23 +5,23 @@ import json
 
 import pytest
 
-from clients.client.client import EnvClient
-from clients.protocol.arrays import DecodeError
+from rollgym.clients.client.client import EnvClient
+from rollgym.clients.protocol.arrays import DecodeError
+from rollgym.trainer.assembly.judges import brought_to_judges
+from rollgym.trainer.cli import main
+from rollgym.trainer.config.data import DatasetSettings
+from rollgym.trainer.config.evaluation import EvaluationSetSettings
+from rollgym.trainer.config.load import load_settings
+from rollgym.trainer.core.errors import ConfigError
+from rollgym.trainer.evaluation.evaluation_sets import build_evaluation_set
+from rollgym.trainer.records.trajectory import Outcome
+from rollgym.trainer.rollout.actors import ScriptedActor
+from rollgym.trainer.rollout.agent import play_episode
+from rollgym.trainer.rollout.environments import EnvironmentPool
+from rollgym.trainer.rollout.episodes import play_in_session
+from rollgym.trainer.tasks.dataset import load_streams
 from tests.support.judge_double import JudgeDouble, completion, honest
 from tests.support.processes import env_server, read_lines
-from trainer.assembly.judges import brought_to_judges
-from trainer.cli import main
-from trainer.config.data import DatasetSettings
-from trainer.config.evaluation import EvaluationSetSettings
-from trainer.config.load import load_settings
-from trainer.core.errors import ConfigError
-from trainer.evaluation.evaluation_sets import build_evaluation_set
-from trainer.records.trajectory import Outcome
-from trainer.rollout.actors import ScriptedActor
-from trainer.rollout.agent import play_episode
-from trainer.rollout.environments import EnvironmentPool
-from trainer.rollout.episodes import play_in_session
-from trainer.tasks.dataset import load_streams
 
 ROWS = [{"question": "What is 2 + 3?", "answer": "5"}]
 REWARDS = [

@@ -4,14 +4,14 @@ import asyncio
 
 import pytest
 
-from trainer.core.errors import RunError
-from trainer.records.group import GroupPlan
-from trainer.records.ledger import Fate, Ledger
-from trainer.records.trajectory import Outcome, Trajectory
-from trainer.rollout.admission import AdmissionWindow
-from trainer.rollout.scheduler import EnvironmentFailsError, RolloutScheduler
-from trainer.rollout.slots import EpisodeSlots
-from trainer.tasks.task import Task
+from rollgym.trainer.core.errors import RunError
+from rollgym.trainer.records.group import GroupPlan
+from rollgym.trainer.records.ledger import Fate, Ledger
+from rollgym.trainer.records.trajectory import Outcome, Trajectory
+from rollgym.trainer.rollout.admission import AdmissionWindow
+from rollgym.trainer.rollout.scheduler import EnvironmentFailsError, RolloutScheduler
+from rollgym.trainer.rollout.slots import EpisodeSlots
+from rollgym.trainer.tasks.task import Task
 
 
 class CountingSource:

@@ -4,16 +4,16 @@ import asyncio
 
 import pytest
 
+from rollgym.trainer.core.errors import RunError
+from rollgym.trainer.records.group import GroupPlan
+from rollgym.trainer.records.ledger import Ledger
+from rollgym.trainer.records.trajectory import Outcome
+from rollgym.trainer.rollout.admission import AdmissionWindow
+from rollgym.trainer.rollout.batcher import DeterministicBatcher
+from rollgym.trainer.rollout.scheduler import RolloutScheduler
+from rollgym.trainer.rollout.slots import BoundedSlots
 from tests.support.virtual_time import run_virtually
 from tests.trainer.rollout.test_scheduler import CountedSlots, CountingSource, scheduler_of, solved
-from trainer.core.errors import RunError
-from trainer.records.group import GroupPlan
-from trainer.records.ledger import Ledger
-from trainer.records.trajectory import Outcome
-from trainer.rollout.admission import AdmissionWindow
-from trainer.rollout.batcher import DeterministicBatcher
-from trainer.rollout.scheduler import RolloutScheduler
-from trainer.rollout.slots import BoundedSlots
 
 TURNS = range(40)
 

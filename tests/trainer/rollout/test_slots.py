@@ -5,8 +5,8 @@ import random
 
 import pytest
 
-from trainer.rollout.slots import BoundedSlots, EpisodeSlots, Slot
-from trainer.tasks.task import Task
+from rollgym.trainer.rollout.slots import BoundedSlots, EpisodeSlots, Slot
+from rollgym.trainer.tasks.task import Task
 
 
 def task(index, env_id="Any-v0"):

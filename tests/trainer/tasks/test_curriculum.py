@@ -5,14 +5,14 @@ import json
 import pytest
 from pydantic import ValidationError
 
+from rollgym.trainer.cli import main
+from rollgym.trainer.config.load import load_settings
+from rollgym.trainer.config.rollout import CurriculumSettings, TaskSettings
+from rollgym.trainer.core.errors import ConfigError
+from rollgym.trainer.core.run_files import DamagedFileError
+from rollgym.trainer.tasks.curriculum import CURRICULUM_FILE, CurriculumTaskSource
+from rollgym.trainer.tasks.sources import EnvironmentStream
 from tests.support.processes import read_lines
-from trainer.cli import main
-from trainer.config.load import load_settings
-from trainer.config.rollout import CurriculumSettings, TaskSettings
-from trainer.core.errors import ConfigError
-from trainer.core.run_files import DamagedFileError
-from trainer.tasks.curriculum import CURRICULUM_FILE, CurriculumTaskSource
-from trainer.tasks.sources import EnvironmentStream
 
 SETTINGS = CurriculumSettings(smoothing=0.0, floor=0.05)
 

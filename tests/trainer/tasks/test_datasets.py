@@ -10,20 +10,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from rollgym.trainer.assembly.data_check import check_streams, keep_digests
+from rollgym.trainer.assembly.environments import task_source
+from rollgym.trainer.config.data import DatasetSettings
+from rollgym.trainer.config.evaluation import EvaluationSetSettings
+from rollgym.trainer.config.load import load_settings
+from rollgym.trainer.config.rollout import TaskSettings
+from rollgym.trainer.core.errors import ConfigError
+from rollgym.trainer.core.run_files import WriteError
+from rollgym.trainer.evaluation.evaluation_sets import build_evaluation_set
+from rollgym.trainer.records.checkpoint import CheckpointError
+from rollgym.trainer.rollout.environments import EnvironmentPool
+from rollgym.trainer.tasks.dataset import _index_in_pass, load_streams, row_streams
+from rollgym.trainer.tasks.sources import EnvironmentStream, InterleavedTaskSource
 from tests.support.processes import env_server, read_lines, train
-from trainer.assembly.data_check import check_streams, keep_digests
-from trainer.assembly.environments import task_source
-from trainer.config.data import DatasetSettings
-from trainer.config.evaluation import EvaluationSetSettings
-from trainer.config.load import load_settings
-from trainer.config.rollout import TaskSettings
-from trainer.core.errors import ConfigError
-from trainer.core.run_files import WriteError
-from trainer.evaluation.evaluation_sets import build_evaluation_set
-from trainer.records.checkpoint import CheckpointError
-from trainer.rollout.environments import EnvironmentPool
-from trainer.tasks.dataset import _index_in_pass, load_streams, row_streams
-from trainer.tasks.sources import EnvironmentStream, InterleavedTaskSource
 
 ROWS = [
     {"question": f"{number} + 1", "answer": str(number + 1), "kind": "sum", "pass_rate": number / 10}

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.config.rollout import TaskSettings
-from trainer.tasks.sources import MixtureTaskSource
+from rollgym.trainer.config.rollout import TaskSettings
+from rollgym.trainer.tasks.sources import MixtureTaskSource
 
 MIX = [
     TaskSettings(env_id="A-v0", weight=3, kwargs={"size": 4}),

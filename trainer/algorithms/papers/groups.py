@@ -1,6 +1,6 @@
 """Without a critic: whole episodes, each relative to its group, to the batch, or to what its task was worth."""
 
-from trainer.algorithms.papers.paper import (
+from rollgym.trainer.algorithms.papers.paper import (
     CENTRED,
     MEAN_OF_SEQUENCES,
     PLAIN,

@@ -1,6 +1,6 @@
 """Without a critic: another ratio, clip or weight, or another choice of tokens."""
 
-from trainer.algorithms.papers.paper import CENTRED, MEAN_OF_SEQUENCES, SUM_OF_SEQUENCES, Paper
+from rollgym.trainer.algorithms.papers.paper import CENTRED, MEAN_OF_SEQUENCES, SUM_OF_SEQUENCES, Paper
 
 _GSPO = {
     "ratio": {"level": "sequence"},

@@ -1,6 +1,6 @@
 """Credit of turns, with a critic or without one."""
 
-from trainer.algorithms.papers.paper import REFERENCE, UNREADABLE, Paper
+from rollgym.trainer.algorithms.papers.paper import REFERENCE, UNREADABLE, Paper
 
 _PPO = {
     "advantage": {"kind": "gae"},

@@ -13,8 +13,8 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from trainer.backends.megatron.layout import pieces_of_row
-from trainer.backends.rank_group import MeshShape
+from rollgym.trainer.backends.megatron.layout import pieces_of_row
+from rollgym.trainer.backends.rank_group import MeshShape
 
 
 class TorchAttention(nn.Module):

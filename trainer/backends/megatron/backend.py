@@ -8,23 +8,23 @@ from megatron.core.pipeline_parallel.schedules import get_forward_backward_func
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from trainer.backends.base import EntropyMode, MicroBatch, TrainRow
-from trainer.backends.heads import Head, PolicyHead
-from trainer.backends.megatron.conversion import Shape
-from trainer.backends.megatron.heads import MegatronHead, MegatronPolicyHead, MegatronValueHead
-from trainer.backends.megatron.model import join_groups, megatron_body, megatron_config
-from trainer.backends.megatron.optimizer import MegatronSteps, wrap
-from trainer.backends.megatron.weights import MegatronPieces
-from trainer.backends.optimizer import Schedule
-from trainer.backends.prefix_plan import Bucket
-from trainer.backends.rank_group import RankGroup
-from trainer.backends.sharded import ShardedBackend
-from trainer.backends.sharded_model import ShardedModel
-from trainer.backends.whole_model import WholeModel
-from trainer.config.optimizer import OptimizerSettings
-from trainer.core.errors import ConfigError
-from trainer.models.division import check_layout
-from trainer.models.lora import has_adapters
+from rollgym.trainer.backends.base import EntropyMode, MicroBatch, TrainRow
+from rollgym.trainer.backends.heads import Head, PolicyHead
+from rollgym.trainer.backends.megatron.conversion import Shape
+from rollgym.trainer.backends.megatron.heads import MegatronHead, MegatronPolicyHead, MegatronValueHead
+from rollgym.trainer.backends.megatron.model import join_groups, megatron_body, megatron_config
+from rollgym.trainer.backends.megatron.optimizer import MegatronSteps, wrap
+from rollgym.trainer.backends.megatron.weights import MegatronPieces
+from rollgym.trainer.backends.optimizer import Schedule
+from rollgym.trainer.backends.prefix_plan import Bucket
+from rollgym.trainer.backends.rank_group import RankGroup
+from rollgym.trainer.backends.sharded import ShardedBackend
+from rollgym.trainer.backends.sharded_model import ShardedModel
+from rollgym.trainer.backends.whole_model import WholeModel
+from rollgym.trainer.config.optimizer import OptimizerSettings
+from rollgym.trainer.core.errors import ConfigError
+from rollgym.trainer.models.division import check_layout
+from rollgym.trainer.models.lora import has_adapters
 
 
 class MegatronModel(ShardedModel):

@@ -10,8 +10,8 @@ from math import prod
 
 import torch
 
-from trainer.backends.megatron.conversion import Shape, Weight, places
-from trainer.records.boxes import Box, boxes_of_stretch
+from rollgym.trainer.backends.megatron.conversion import Shape, Weight, places
+from rollgym.trainer.records.boxes import Box, boxes_of_stretch
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,9 @@ from typing import Literal
 from torch import Tensor
 from transformers import PretrainedConfig
 
-from trainer.backends.megatron.layout import Place, experts_of, layers_of
-from trainer.backends.rank_group import MeshShape
-from trainer.models.division import expert_count
+from rollgym.trainer.backends.megatron.layout import Place, experts_of, layers_of
+from rollgym.trainer.backends.rank_group import MeshShape
+from rollgym.trainer.models.division import expert_count
 
 Kind = Literal["whole", "columns", "vocabulary", "qkv", "gate_up"]
 """How a weight is divided over the ranks of a layer.

@@ -15,15 +15,15 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, pad
 from transformers import PreTrainedModel
 
-from trainer.backends.base import EntropyMode
-from trainer.backends.heads import LOGITS_AT_ONCE, Head, in_parts
-from trainer.backends.megatron.layout import Place, length_multiple, pieces_of_row
-from trainer.backends.megatron.model import Body
-from trainer.backends.megatron.routing import RoutedLayers
-from trainer.backends.prefix_layout import SharedTokens
-from trainer.backends.rank_group import RankGroup
-from trainer.backends.vocabulary_parallel import sharded_logprobs
-from trainer.models.pictures import ImageTensors
+from rollgym.trainer.backends.base import EntropyMode
+from rollgym.trainer.backends.heads import LOGITS_AT_ONCE, Head, in_parts
+from rollgym.trainer.backends.megatron.layout import Place, length_multiple, pieces_of_row
+from rollgym.trainer.backends.megatron.model import Body
+from rollgym.trainer.backends.megatron.routing import RoutedLayers
+from rollgym.trainer.backends.prefix_layout import SharedTokens
+from rollgym.trainer.backends.rank_group import RankGroup
+from rollgym.trainer.backends.vocabulary_parallel import sharded_logprobs
+from rollgym.trainer.models.pictures import ImageTensors
 
 
 class MegatronHead(Head):

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from trainer.backends.rank_group import MeshShape
+from rollgym.trainer.backends.rank_group import MeshShape
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,10 +13,10 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
 from transformers import PretrainedConfig
 
-from trainer.backends.megatron.attention import TorchAttention
-from trainer.backends.megatron.layout import layers_of
-from trainer.backends.rank_group import MeshShape, RankGroup
-from trainer.models.division import expert_count
+from rollgym.trainer.backends.megatron.attention import TorchAttention
+from rollgym.trainer.backends.megatron.layout import layers_of
+from rollgym.trainer.backends.rank_group import MeshShape, RankGroup
+from rollgym.trainer.models.division import expert_count
 
 
 def join_groups(mesh: MeshShape) -> None:

@@ -13,11 +13,11 @@ from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 from torch import Tensor
 
-from trainer.backends.megatron.heads import MegatronHead
-from trainer.backends.megatron.weights import MegatronPieces
-from trainer.backends.optimizer import make_optimizer
-from trainer.backends.rank_group import RankGroup
-from trainer.backends.sharded_optimizer import (
+from rollgym.trainer.backends.megatron.heads import MegatronHead
+from rollgym.trainer.backends.megatron.weights import MegatronPieces
+from rollgym.trainer.backends.optimizer import make_optimizer
+from rollgym.trainer.backends.rank_group import RankGroup
+from rollgym.trainer.backends.sharded_optimizer import (
     Applied,
     by_paths,
     checked_groups,
@@ -26,7 +26,7 @@ from trainer.backends.sharded_optimizer import (
     plain_state,
     what_broke,
 )
-from trainer.config.optimizer import OptimizerSettings
+from rollgym.trainer.config.optimizer import OptimizerSettings
 
 _AVERAGES = ("exp_avg", "exp_avg_sq")
 

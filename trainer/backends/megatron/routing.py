@@ -1,4 +1,4 @@
-"""Experts that were taken before, taken again by Megatron's routers (see `trainer.backends.routing`)."""
+"""Experts that were taken before, taken again by Megatron's routers (see `rollgym.trainer.backends.routing`)."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from trainer.backends.megatron.layout import Place, layers_of
-from trainer.backends.rank_group import MeshShape
-from trainer.backends.routing import UNKNOWN, by_layer, no_experts, taken_again
+from rollgym.trainer.backends.megatron.layout import Place, layers_of
+from rollgym.trainer.backends.rank_group import MeshShape
+from rollgym.trainer.backends.routing import UNKNOWN, by_layer, no_experts, taken_again
 
 
 class RoutedLayers:

@@ -8,11 +8,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from trainer.backends.megatron.boxes import blocks, boxes
-from trainer.backends.megatron.conversion import Shape, Weight, places, weights_of
-from trainer.backends.megatron.layout import Place
-from trainer.backends.rank_group import RankGroup
-from trainer.records.boxes import BoxedTensor, HeldBox
+from rollgym.trainer.backends.megatron.boxes import blocks, boxes
+from rollgym.trainer.backends.megatron.conversion import Shape, Weight, places, weights_of
+from rollgym.trainer.backends.megatron.layout import Place
+from rollgym.trainer.backends.rank_group import RankGroup
+from rollgym.trainer.records.boxes import BoxedTensor, HeldBox
 
 
 class States(Protocol):

@@ -7,12 +7,12 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from trainer.core.run_files import write_errors
-from trainer.evaluation.reporting.charts import short
-from trainer.evaluation.reporting.run_folder import PlayedEpisode
-from trainer.records.segment import Segment
-from trainer.records.timeline import Phase
-from trainer.records.trajectory import Trajectory, Turn
+from rollgym.trainer.core.run_files import write_errors
+from rollgym.trainer.evaluation.reporting.charts import short
+from rollgym.trainer.evaluation.reporting.run_folder import PlayedEpisode
+from rollgym.trainer.records.segment import Segment
+from rollgym.trainer.records.timeline import Phase
+from rollgym.trainer.records.trajectory import Trajectory, Turn
 
 TokenText = Callable[[int], str]
 _TOKENIZER_FILE = "tokenizer.json"

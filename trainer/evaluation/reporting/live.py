@@ -10,11 +10,11 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from trainer.core.run_files import CONFIG_FILE
-from trainer.evaluation.reporting.page import render_page
-from trainer.evaluation.reporting.run_folder import NoRunError, read_run
-from trainer.learn.tracking import EPISODES_FILE, METRICS_FILE
-from trainer.records.ledger import LEDGER_FILE
+from rollgym.trainer.core.run_files import CONFIG_FILE
+from rollgym.trainer.evaluation.reporting.page import render_page
+from rollgym.trainer.evaluation.reporting.run_folder import NoRunError, read_run
+from rollgym.trainer.learn.tracking import EPISODES_FILE, METRICS_FILE
+from rollgym.trainer.records.ledger import LEDGER_FILE
 
 _FILES = (CONFIG_FILE, METRICS_FILE, EPISODES_FILE, LEDGER_FILE, "model")
 _LOCAL = frozenset({"127.0.0.1", "localhost", "[::1]"})

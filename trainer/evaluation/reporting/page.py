@@ -13,10 +13,10 @@ import yaml
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
-from clients.measuring.statistics import Interval, rate_difference
-from trainer.evaluation.reporting.charts import Line, Point, line_chart, short, stacked_chart
-from trainer.evaluation.reporting.episodes import episode_views, token_text
-from trainer.evaluation.reporting.run_folder import Row, RunFolder, number
+from rollgym.clients.measuring.statistics import Interval, rate_difference
+from rollgym.trainer.evaluation.reporting.charts import Line, Point, line_chart, short, stacked_chart
+from rollgym.trainer.evaluation.reporting.episodes import episode_views, token_text
+from rollgym.trainer.evaluation.reporting.run_folder import Row, RunFolder, number
 
 _MOST_OTHERS = 60
 _MOST_EVALUATION_SETS = 12

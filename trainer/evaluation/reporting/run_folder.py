@@ -10,13 +10,13 @@ from typing import Any
 
 import yaml
 
-from trainer.config.load import without_secrets
-from trainer.core.errors import TrainerError
-from trainer.core.run_files import CONFIG_FILE
-from trainer.core.run_lock import LOCK_FILE
-from trainer.learn.tracking import EPISODES_FILE, METRICS_FILE
-from trainer.records.ledger import LEDGER_FILE, Fate
-from trainer.records.trajectory import Trajectory
+from rollgym.trainer.config.load import without_secrets
+from rollgym.trainer.core.errors import TrainerError
+from rollgym.trainer.core.run_files import CONFIG_FILE
+from rollgym.trainer.core.run_lock import LOCK_FILE
+from rollgym.trainer.learn.tracking import EPISODES_FILE, METRICS_FILE
+from rollgym.trainer.records.ledger import LEDGER_FILE, Fate
+from rollgym.trainer.records.trajectory import Trajectory
 
 LONGEST_LINE = 8 * 2**20
 """Bytes of a line that is still read: an episode of more is passed over."""
@@ -198,7 +198,7 @@ def _skip_line(file: Any) -> None:
 
 
 def _tasks(path: Path, notes: list[str]) -> dict[str, int]:
-    """Count the fates of tasks, as `trainer.records.ledger` does."""
+    """Count the fates of tasks, as `rollgym.trainer.records.ledger` does."""
     fates: dict[int, str] = {}
     reissues, damaged = 0, 0
     for line in _lines(path, notes):

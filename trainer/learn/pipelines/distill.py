@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from functools import partial
 
-from trainer.algorithms.aggregation import Denominators
-from trainer.backends.base import TrainBackend, TrainRow
-from trainer.backends.skipping import SkippedSteps
-from trainer.learn.distilling import mean_loss
-from trainer.learn.pipelines.sft import mean_output, step_metrics
+from rollgym.trainer.algorithms.aggregation import Denominators
+from rollgym.trainer.backends.base import TrainBackend, TrainRow
+from rollgym.trainer.backends.skipping import SkippedSteps
+from rollgym.trainer.learn.distilling import mean_loss
+from rollgym.trainer.learn.pipelines.sft import mean_output, step_metrics
 
 
 class Distillation:

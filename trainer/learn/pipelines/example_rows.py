@@ -8,15 +8,15 @@ from typing import TypeVar
 
 import torch
 
-from trainer.backends.base import TrainRow
-from trainer.config.data import ExamplesSettings
-from trainer.config.supervised import LearningFromExamples
-from trainer.core.errors import ConfigError
-from trainer.learn.conversations import ASSISTANT, conversation_rows, reply_row
-from trainer.learn.distilling import with_teacher
-from trainer.learn.pipelines.preferences import PreferenceRows
-from trainer.rollout.rendering import ChatRenderer
-from trainer.tasks.examples import (
+from rollgym.trainer.backends.base import TrainRow
+from rollgym.trainer.config.data import ExamplesSettings
+from rollgym.trainer.config.supervised import LearningFromExamples
+from rollgym.trainer.core.errors import ConfigError
+from rollgym.trainer.learn.conversations import ASSISTANT, conversation_rows, reply_row
+from rollgym.trainer.learn.distilling import with_teacher
+from rollgym.trainer.learn.pipelines.preferences import PreferenceRows
+from rollgym.trainer.rollout.rendering import ChatRenderer
+from rollgym.trainer.tasks.examples import (
     Conversation,
     Judged,
     Pair,

@@ -8,14 +8,14 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
-from trainer.core.console import RunConsole
-from trainer.core.ending import Ending
-from trainer.learn.example_batches import ExampleBatches
-from trainer.learn.learner import Models
-from trainer.learn.pipelines.saving import Saver
-from trainer.learn.step_metrics import memory_metrics
-from trainer.learn.tracking import EVALUATION_PREFIX, Tracker
-from trainer.records.checkpoint import RunState
+from rollgym.trainer.core.console import RunConsole
+from rollgym.trainer.core.ending import Ending
+from rollgym.trainer.learn.example_batches import ExampleBatches
+from rollgym.trainer.learn.learner import Models
+from rollgym.trainer.learn.pipelines.saving import Saver
+from rollgym.trainer.learn.step_metrics import memory_metrics
+from rollgym.trainer.learn.tracking import EVALUATION_PREFIX, Tracker
+from rollgym.trainer.records.checkpoint import RunState
 
 HELD_OUT = f"{EVALUATION_PREFIX}held_out/"
 """Begins the names of what is measured on held-out examples."""

@@ -7,19 +7,19 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from trainer.algorithms.aggregation import Metrics
-from trainer.algorithms.loss_settings import PreferenceLossSettings
-from trainer.algorithms.preference import (
+from rollgym.trainer.algorithms.aggregation import Metrics
+from rollgym.trainer.algorithms.loss_settings import PreferenceLossSettings
+from rollgym.trainer.algorithms.preference import (
     PreferenceResult,
     Replies,
     bradley_terry_loss,
     paired_loss,
     unpaired_loss,
 )
-from trainer.backends.base import MicroBatch, Scorer, StepReport, TrainBackend, TrainRow
-from trainer.backends.skipping import SkippedSteps
-from trainer.learn.pipelines.offline import in_parts
-from trainer.learn.pipelines.sft import step_metrics
+from rollgym.trainer.backends.base import MicroBatch, Scorer, StepReport, TrainBackend, TrainRow
+from rollgym.trainer.backends.skipping import SkippedSteps
+from rollgym.trainer.learn.pipelines.offline import in_parts
+from rollgym.trainer.learn.pipelines.sft import step_metrics
 
 _AT_ONCE = 256
 """Rows whose outputs are held at one time where nothing is trained."""

@@ -9,17 +9,17 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
-from trainer.algorithms.credit import select_groups
-from trainer.algorithms.filters import refills
-from trainer.algorithms.settings import AlgorithmSettings
-from trainer.core.console import RunConsole
-from trainer.core.ending import Ending
-from trainer.inference.base import InferenceClient
-from trainer.learn.batches import EpisodeBatch, episode_batch, turns_of
-from trainer.learn.learner import Models
-from trainer.learn.pipelines.saving import Saver
-from trainer.learn.rows import RowBuilder
-from trainer.learn.step_metrics import (
+from rollgym.trainer.algorithms.credit import select_groups
+from rollgym.trainer.algorithms.filters import refills
+from rollgym.trainer.algorithms.settings import AlgorithmSettings
+from rollgym.trainer.core.console import RunConsole
+from rollgym.trainer.core.ending import Ending
+from rollgym.trainer.inference.base import InferenceClient
+from rollgym.trainer.learn.batches import EpisodeBatch, episode_batch, turns_of
+from rollgym.trainer.learn.learner import Models
+from rollgym.trainer.learn.pipelines.saving import Saver
+from rollgym.trainer.learn.rows import RowBuilder
+from rollgym.trainer.learn.step_metrics import (
     StepTimes,
     domain_metrics,
     episode_times,
@@ -30,15 +30,15 @@ from trainer.learn.step_metrics import (
     step_times,
     token_rates,
 )
-from trainer.learn.tracking import Tracker
-from trainer.learn.utilisation import TrainingWork
-from trainer.learn.weights.publisher import WeightPublisher
-from trainer.records.checkpoint import RunState
-from trainer.records.group import KEPT, Group, StepGroups
-from trainer.records.ledger import Ledger
-from trainer.rollout.recall import Recall
-from trainer.rollout.scheduler import LeaveOut, RolloutScheduler
-from trainer.tasks.curriculum import CurriculumTaskSource
+from rollgym.trainer.learn.tracking import Tracker
+from rollgym.trainer.learn.utilisation import TrainingWork
+from rollgym.trainer.learn.weights.publisher import WeightPublisher
+from rollgym.trainer.records.checkpoint import RunState
+from rollgym.trainer.records.group import KEPT, Group, StepGroups
+from rollgym.trainer.records.ledger import Ledger
+from rollgym.trainer.rollout.recall import Recall
+from rollgym.trainer.rollout.scheduler import LeaveOut, RolloutScheduler
+from rollgym.trainer.tasks.curriculum import CurriculumTaskSource
 
 Evaluate = Callable[[int], Awaitable[None]]
 """Measures the policy after so many steps, if it is time to."""

@@ -8,15 +8,15 @@ from typing import Any
 
 import torch
 
-from trainer.core.ending import to_its_end
-from trainer.core.errors import RunError
-from trainer.core.numbers import not_finite
-from trainer.learn.learner import Models
-from trainer.learn.tracking import Tracker
-from trainer.records.checkpoint import RunState
-from trainer.records.checkpoint_store import CheckpointStore
-from trainer.records.ledger import Ledger
-from trainer.rollout.recall import Recall
+from rollgym.trainer.core.ending import to_its_end
+from rollgym.trainer.core.errors import RunError
+from rollgym.trainer.core.numbers import not_finite
+from rollgym.trainer.learn.learner import Models
+from rollgym.trainer.learn.tracking import Tracker
+from rollgym.trainer.records.checkpoint import RunState
+from rollgym.trainer.records.checkpoint_store import CheckpointStore
+from rollgym.trainer.records.ledger import Ledger
+from rollgym.trainer.rollout.recall import Recall
 
 
 class Saver:

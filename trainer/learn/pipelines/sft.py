@@ -7,14 +7,14 @@ from functools import partial
 
 import torch
 
-from trainer.algorithms.aggregation import Denominators, Metrics, aggregate, collect, means
-from trainer.backends.base import MicroBatch, Scorer, StepReport, TrainBackend, TrainRow
-from trainer.backends.skipping import SkippedSteps
-from trainer.core.errors import ConfigError
-from trainer.learn.example_batches import ExampleBatches
-from trainer.learn.pipelines.offline import in_parts
-from trainer.learn.rows import trajectory_rows
-from trainer.records.trajectory import Trajectory
+from rollgym.trainer.algorithms.aggregation import Denominators, Metrics, aggregate, collect, means
+from rollgym.trainer.backends.base import MicroBatch, Scorer, StepReport, TrainBackend, TrainRow
+from rollgym.trainer.backends.skipping import SkippedSteps
+from rollgym.trainer.core.errors import ConfigError
+from rollgym.trainer.learn.example_batches import ExampleBatches
+from rollgym.trainer.learn.pipelines.offline import in_parts
+from rollgym.trainer.learn.rows import trajectory_rows
+from rollgym.trainer.records.trajectory import Trajectory
 
 _MEASURED_AT_ONCE = 256
 """Held-out rows whose outputs are held at one time."""

@@ -19,11 +19,11 @@ import torch.distributed as distributed
 from torch import Tensor
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
-from trainer.config.inference import DialectName
-from trainer.core.errors import ConfigError
-from trainer.inference.base import WeightSource
-from trainer.inference.dialect import Bucket, GroupAddress
-from trainer.inference.errors import ServerGoneError
+from rollgym.trainer.config.inference import DialectName
+from rollgym.trainer.core.errors import ConfigError
+from rollgym.trainer.inference.base import WeightSource
+from rollgym.trainer.inference.dialect import Bucket, GroupAddress
+from rollgym.trainer.inference.errors import ServerGoneError
 
 Collective = Literal["nccl", "gloo"]
 

@@ -12,9 +12,9 @@ from safetensors import SafetensorError
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from trainer.core.errors import RunError
-from trainer.core.run_lock import run_lock
-from trainer.models.shards import ShardWriter
+from rollgym.trainer.core.errors import RunError
+from rollgym.trainer.core.run_lock import run_lock
+from rollgym.trainer.models.shards import ShardWriter
 
 _VERSION = "version-"
 _UNFINISHED = "unfinished-"

@@ -4,12 +4,12 @@ import asyncio
 import time
 from collections.abc import Sequence
 
-from trainer.backends.base import TrainBackend
-from trainer.core.errors import RunError
-from trainer.inference.base import InferenceClient
-from trainer.learn.weights.folders import WeightFolders
-from trainer.learn.weights.source import BackendWeights
-from trainer.learn.weights.verification import WeightCheck
+from rollgym.trainer.backends.base import TrainBackend
+from rollgym.trainer.core.errors import RunError
+from rollgym.trainer.inference.base import InferenceClient
+from rollgym.trainer.learn.weights.folders import WeightFolders
+from rollgym.trainer.learn.weights.source import BackendWeights
+from rollgym.trainer.learn.weights.verification import WeightCheck
 
 
 class PublishError(RunError):

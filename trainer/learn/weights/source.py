@@ -10,12 +10,12 @@ from pathlib import Path
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from trainer.backends.base import TrainBackend
-from trainer.backends.ranked import RankedBackend
-from trainer.core.ending import to_its_end
-from trainer.core.errors import RunError
-from trainer.learn.weights.folders import WeightFolders
-from trainer.models.weights import hub_tensors, parameters_of
+from rollgym.trainer.backends.base import TrainBackend
+from rollgym.trainer.backends.ranked import RankedBackend
+from rollgym.trainer.core.ending import to_its_end
+from rollgym.trainer.core.errors import RunError
+from rollgym.trainer.learn.weights.folders import WeightFolders
+from rollgym.trainer.models.weights import hub_tensors, parameters_of
 
 
 class ModelWeights:

@@ -7,11 +7,16 @@ from statistics import mean
 
 import torch
 
-from trainer.backends.base import TrainBackend, TrainRow
-from trainer.core.errors import RunError
-from trainer.core.seeding import derive_seed
-from trainer.inference.base import GenerationRequest, GenerationResult, InferenceClient, SamplingParams
-from trainer.inference.errors import WrongWeightsError
+from rollgym.trainer.backends.base import TrainBackend, TrainRow
+from rollgym.trainer.core.errors import RunError
+from rollgym.trainer.core.seeding import derive_seed
+from rollgym.trainer.inference.base import (
+    GenerationRequest,
+    GenerationResult,
+    InferenceClient,
+    SamplingParams,
+)
+from rollgym.trainer.inference.errors import WrongWeightsError
 
 _TOKENS = 8
 _SPREAD_TOKENS = 32

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from trainer.rollout.agents.replies import Reply
-from trainer.rollout.agents.splicing import SampledReply
-from trainer.rollout.agents.streaming import Delta, ReplyStream
+from rollgym.trainer.rollout.agents.replies import Reply
+from rollgym.trainer.rollout.agents.splicing import SampledReply
+from rollgym.trainer.rollout.agents.streaming import Delta, ReplyStream
 
 
 @dataclass(frozen=True, slots=True)

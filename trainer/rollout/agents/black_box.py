@@ -9,21 +9,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from clients.client.session import EnvSession
-from clients.protocol.arrays import DecodeError
-from clients.protocol.errors import ProblemError
-from trainer.core.errors import InvalidNumberError
-from trainer.core.numbers import LARGEST, finite_number
-from trainer.records.trajectory import Outcome, Trajectory
-from trainer.rollout.agent import note_failure
-from trainer.rollout.agents.endpoint import agents_app
-from trainer.rollout.agents.environment import FAILURES, EpisodeEnvironment
-from trainer.rollout.agents.errors import ApiError
-from trainer.rollout.agents.policy_service import PolicyService
-from trainer.rollout.agents.runners import AgentEnd, AgentRunner, AgentTask
-from trainer.rollout.agents.serving import serve_app
-from trainer.rollout.agents.session import AgentSession
-from trainer.tasks.task import Task
+from rollgym.clients.client.session import EnvSession
+from rollgym.clients.protocol.arrays import DecodeError
+from rollgym.clients.protocol.errors import ProblemError
+from rollgym.trainer.core.errors import InvalidNumberError
+from rollgym.trainer.core.numbers import LARGEST, finite_number
+from rollgym.trainer.records.trajectory import Outcome, Trajectory
+from rollgym.trainer.rollout.agent import note_failure
+from rollgym.trainer.rollout.agents.endpoint import agents_app
+from rollgym.trainer.rollout.agents.environment import FAILURES, EpisodeEnvironment
+from rollgym.trainer.rollout.agents.errors import ApiError
+from rollgym.trainer.rollout.agents.policy_service import PolicyService
+from rollgym.trainer.rollout.agents.runners import AgentEnd, AgentRunner, AgentTask
+from rollgym.trainer.rollout.agents.serving import serve_app
+from rollgym.trainer.rollout.agents.session import AgentSession
+from rollgym.trainer.tasks.task import Task
 
 _REMEMBERED = 4096
 """Keys of ended sessions that are told from unknown ones."""

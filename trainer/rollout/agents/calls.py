@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from trainer.rollout.agents.errors import invalid, unsupported
+from rollgym.trainer.rollout.agents.errors import invalid, unsupported
 
 Message = dict[str, Any]
 """A message as chat templates take it: `role`, `content` (text), of assistants `tool_calls` and `reasoning_content`."""

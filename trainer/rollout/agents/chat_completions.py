@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from trainer.rollout.agents.answers import Answer, Choice
-from trainer.rollout.agents.calls import (
+from rollgym.trainer.rollout.agents.answers import Answer, Choice
+from rollgym.trainer.rollout.agents.calls import (
     MOST_CHOICES,
     AgentCall,
     chat_messages,
@@ -16,8 +16,8 @@ from trainer.rollout.agents.calls import (
     tool_choice,
     whole,
 )
-from trainer.rollout.agents.errors import ApiError, unsupported
-from trainer.rollout.agents.streaming import Delta
+from rollgym.trainer.rollout.agents.errors import ApiError, unsupported
+from rollgym.trainer.rollout.agents.streaming import Delta
 
 _REFUSED = ("functions", "function_call", "audio", "prediction", "web_search_options")
 

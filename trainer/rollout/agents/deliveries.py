@@ -13,7 +13,7 @@ from typing import Any
 
 from starlette.requests import Request
 
-from trainer.rollout.agents.answers import Answer
+from rollgym.trainer.rollout.agents.answers import Answer
 
 _RETRY_HEADER = "x-stainless-retry-count"
 """What OpenAI's libraries count their attempts in; the first is 0."""

@@ -19,15 +19,15 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from trainer.core.numbers import LARGEST
-from trainer.rollout.agents.answers import Answer
-from trainer.rollout.agents.calls import AgentCall, finite, whole
-from trainer.rollout.agents.chat_completions import ChatChunks, chat_body, parse_chat
-from trainer.rollout.agents.deliveries import name_of
-from trainer.rollout.agents.environment import EpisodeEnvironment
-from trainer.rollout.agents.errors import ApiError, invalid
-from trainer.rollout.agents.event_stream import Event, EventStream, LiveAnswer
-from trainer.rollout.agents.http import (
+from rollgym.trainer.core.numbers import LARGEST
+from rollgym.trainer.rollout.agents.answers import Answer
+from rollgym.trainer.rollout.agents.calls import AgentCall, finite, whole
+from rollgym.trainer.rollout.agents.chat_completions import ChatChunks, chat_body, parse_chat
+from rollgym.trainer.rollout.agents.deliveries import name_of
+from rollgym.trainer.rollout.agents.environment import EpisodeEnvironment
+from rollgym.trainer.rollout.agents.errors import ApiError, invalid
+from rollgym.trainer.rollout.agents.event_stream import Event, EventStream, LiveAnswer
+from rollgym.trainer.rollout.agents.http import (
     as_api_error,
     json_answer,
     packed,
@@ -37,11 +37,11 @@ from trainer.rollout.agents.http import (
     refuse_web_pages,
     while_connected,
 )
-from trainer.rollout.agents.mcp import mcp_answer
-from trainer.rollout.agents.responses import ResponseEvents, parse_responses, response_body
-from trainer.rollout.agents.serving import UnreadBodies
-from trainer.rollout.agents.session import AgentSession
-from trainer.rollout.agents.splicing import message_of
+from rollgym.trainer.rollout.agents.mcp import mcp_answer
+from rollgym.trainer.rollout.agents.responses import ResponseEvents, parse_responses, response_body
+from rollgym.trainer.rollout.agents.serving import UnreadBodies
+from rollgym.trainer.rollout.agents.session import AgentSession
+from rollgym.trainer.rollout.agents.splicing import message_of
 
 _CALL_HEADER = "x-rollgym-call"
 _IGNORED_HEADER = "x-rollgym-ignored"

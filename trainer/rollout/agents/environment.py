@@ -5,17 +5,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from clients.client.session import EnvSession
-from clients.protocol.arrays import DecodeError, EncodeError
-from clients.protocol.errors import ProblemError
-from trainer.core.errors import ConfigError, InvalidNumberError, TrainerError
-from trainer.records.timeline import Phase
-from trainer.records.trajectory import Outcome, Trajectory, Turn
-from trainer.rollout.agent import note_result, outcome_of_end, step_phase, view_of
-from trainer.rollout.agents.errors import ApiError
-from trainer.rollout.context import pictures_of
-from trainer.rollout.episode_metrics import EpisodeMetrics
-from trainer.rollout.logged_session import EpisodeLostError
+from rollgym.clients.client.session import EnvSession
+from rollgym.clients.protocol.arrays import DecodeError, EncodeError
+from rollgym.clients.protocol.errors import ProblemError
+from rollgym.trainer.core.errors import ConfigError, InvalidNumberError, TrainerError
+from rollgym.trainer.records.timeline import Phase
+from rollgym.trainer.records.trajectory import Outcome, Trajectory, Turn
+from rollgym.trainer.rollout.agent import note_result, outcome_of_end, step_phase, view_of
+from rollgym.trainer.rollout.agents.errors import ApiError
+from rollgym.trainer.rollout.context import pictures_of
+from rollgym.trainer.rollout.episode_metrics import EpisodeMetrics
+from rollgym.trainer.rollout.logged_session import EpisodeLostError
 
 FAILURES = (ProblemError, DecodeError, InvalidNumberError)
 """What a step raises that ends its episode alone."""

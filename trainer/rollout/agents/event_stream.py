@@ -8,9 +8,9 @@ from typing import Any, Protocol
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from trainer.rollout.agents.answers import Answer
-from trainer.rollout.agents.errors import ApiError
-from trainer.rollout.agents.streaming import Delta
+from rollgym.trainer.rollout.agents.answers import Answer
+from rollgym.trainer.rollout.agents.errors import ApiError
+from rollgym.trainer.rollout.agents.streaming import Delta
 
 Event = Mapping[str, Any]
 

@@ -10,8 +10,8 @@ import orjson
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
-from trainer.core.errors import ConfigError, TrainerError
-from trainer.rollout.agents.errors import ApiError, invalid
+from rollgym.trainer.core.errors import ConfigError, TrainerError
+from rollgym.trainer.rollout.agents.errors import ApiError, invalid
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from typing import Any
 
-from trainer.rollout.agents.environment import EpisodeEnvironment, Observed
-from trainer.rollout.agents.errors import ApiError
+from rollgym.trainer.rollout.agents.environment import EpisodeEnvironment, Observed
+from rollgym.trainer.rollout.agents.errors import ApiError
 
 VERSIONS = ("2025-11-25", "2025-06-18", "2025-03-26")
 """The revisions that are spoken, the newest first."""

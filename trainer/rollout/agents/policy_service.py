@@ -3,11 +3,11 @@
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from trainer.inference.base import InferenceClient, SamplingParams
-from trainer.rollout.agents.calls import AgentCall, Wishes
-from trainer.rollout.agents.errors import ApiError, unsupported
-from trainer.rollout.agents.replies import ToolFormat
-from trainer.rollout.agents.splicing import SplicingRenderer
+from rollgym.trainer.inference.base import InferenceClient, SamplingParams
+from rollgym.trainer.rollout.agents.calls import AgentCall, Wishes
+from rollgym.trainer.rollout.agents.errors import ApiError, unsupported
+from rollgym.trainer.rollout.agents.replies import ToolFormat
+from rollgym.trainer.rollout.agents.splicing import SplicingRenderer
 
 SamplingPolicy = Literal["run", "refuse", "agent"]
 """What becomes of an agent's own wishes for the sampling: passed over, refused, or heeded.

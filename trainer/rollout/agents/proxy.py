@@ -13,17 +13,17 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from trainer.core.errors import InvalidNumberError
-from trainer.core.run_files import WriteError
-from trainer.records.trajectory import Outcome, Trajectory
-from trainer.rollout.agents.black_box import give_posted, unfinished
-from trainer.rollout.agents.environment import EpisodeEnvironment
-from trainer.rollout.agents.errors import ApiError
-from trainer.rollout.agents.http import read_body, refusal, refuse_web_pages
-from trainer.rollout.agents.policy_service import PolicyService
-from trainer.rollout.agents.runners import AgentEnd
-from trainer.rollout.agents.session import AgentSession
-from trainer.tasks.task import Task
+from rollgym.trainer.core.errors import InvalidNumberError
+from rollgym.trainer.core.run_files import WriteError
+from rollgym.trainer.records.trajectory import Outcome, Trajectory
+from rollgym.trainer.rollout.agents.black_box import give_posted, unfinished
+from rollgym.trainer.rollout.agents.environment import EpisodeEnvironment
+from rollgym.trainer.rollout.agents.errors import ApiError
+from rollgym.trainer.rollout.agents.http import read_body, refusal, refuse_web_pages
+from rollgym.trainer.rollout.agents.policy_service import PolicyService
+from rollgym.trainer.rollout.agents.runners import AgentEnd
+from rollgym.trainer.rollout.agents.session import AgentSession
+from rollgym.trainer.tasks.task import Task
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 _REMEMBERED = 65_536

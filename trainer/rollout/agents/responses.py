@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from trainer.rollout.agents.answers import Answer, Choice
-from trainer.rollout.agents.calls import (
+from rollgym.trainer.rollout.agents.answers import Answer, Choice
+from rollgym.trainer.rollout.agents.calls import (
     AgentCall,
     Message,
     assistant_parts,
@@ -18,9 +18,9 @@ from trainer.rollout.agents.calls import (
     tool_choice,
     whole,
 )
-from trainer.rollout.agents.chat_completions import token_logprobs
-from trainer.rollout.agents.errors import ApiError, invalid, unsupported
-from trainer.rollout.agents.streaming import Delta
+from rollgym.trainer.rollout.agents.chat_completions import token_logprobs
+from rollgym.trainer.rollout.agents.errors import ApiError, invalid, unsupported
+from rollgym.trainer.rollout.agents.streaming import Delta
 
 Conversation = Callable[[str], Sequence[Message] | None]
 """Finds the conversation up to and with an answer, by its identifier without `resp_`."""

@@ -10,9 +10,9 @@ from typing import Any, Protocol
 
 import httpx
 
-from trainer.rollout.agents import leash
-from trainer.rollout.agents.http import packed
-from trainer.rollout.agents.session import AgentSession
+from rollgym.trainer.rollout.agents import leash
+from rollgym.trainer.rollout.agents.http import packed
+from rollgym.trainer.rollout.agents.session import AgentSession
 
 _LARGEST_VARIABLE = 100_000
 """Bytes of an environment variable; the kernel takes no more than 128 KiB."""

@@ -11,15 +11,15 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, cast
 
-from sandbox.core.base import Sandbox, SandboxUnavailableError
-from sandbox.core.cancelling import CancellableSandbox, Cancellation
-from sandbox.core.limits import Limits
-from sandbox.core.program import Program
-from sandbox.core.result import Outcome, RunResult
-from sandbox.selection import open_sandbox
-from trainer.core.errors import ConfigError
-from trainer.rollout.agents.runners import AgentEnd, AgentTask, ended_or_patient, last_words
-from trainer.rollout.agents.session import AgentSession
+from rollgym.sandbox.core.base import Sandbox, SandboxUnavailableError
+from rollgym.sandbox.core.cancelling import CancellableSandbox, Cancellation
+from rollgym.sandbox.core.limits import Limits
+from rollgym.sandbox.core.program import Program
+from rollgym.sandbox.core.result import Outcome, RunResult
+from rollgym.sandbox.selection import open_sandbox
+from rollgym.trainer.core.errors import ConfigError
+from rollgym.trainer.rollout.agents.runners import AgentEnd, AgentTask, ended_or_patient, last_words
+from rollgym.trainer.rollout.agents.session import AgentSession
 
 PORT = 8040
 """Where programs find the endpoint on 127.0.0.1. Each sandbox has a network of its own, in which nothing else is."""
@@ -97,7 +97,7 @@ class SandboxedRunner:
         self._grace_s = grace_s
         self._limits = limits
         self._program = Program(
-            "python", (files("trainer.rollout.agents") / "inside.py").read_text(), (_ORDER,)
+            "python", (files("rollgym.trainer.rollout.agents") / "inside.py").read_text(), (_ORDER,)
         )
 
     async def run(self, task: AgentTask, session: AgentSession) -> AgentEnd:

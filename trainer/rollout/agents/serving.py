@@ -11,7 +11,7 @@ from starlette.applications import Starlette
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from trainer.core.errors import ConfigError
+from rollgym.trainer.core.errors import ConfigError
 
 _BACKLOG = 2048
 _KEEP_ALIVE_S = 75

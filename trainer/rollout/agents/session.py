@@ -7,21 +7,21 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from trainer.core.seeding import derive_seed
-from trainer.inference.base import GenerationRequest, GenerationResult, SamplingParams
-from trainer.records.timeline import Phase
-from trainer.records.trajectory import Trajectory, Turn
-from trainer.rollout.agents.answers import Answer, AnswerListener, Choice, ChoiceStream
-from trainer.rollout.agents.calls import AgentCall, Message, last_text
-from trainer.rollout.agents.deliveries import Deliveries
-from trainer.rollout.agents.errors import ApiError
-from trainer.rollout.agents.policy_service import PolicyService
-from trainer.rollout.agents.replies import Reply, has_mark, read_reply
-from trainer.rollout.agents.splicing import Conversation, Found, Prompt, ReplyBook, SampledReply
-from trainer.rollout.agents.stops import stopped
-from trainer.rollout.agents.streaming import ReplyStream
-from trainer.rollout.recall import session_key
-from trainer.rollout.recorder import Recorder
+from rollgym.trainer.core.seeding import derive_seed
+from rollgym.trainer.inference.base import GenerationRequest, GenerationResult, SamplingParams
+from rollgym.trainer.records.timeline import Phase
+from rollgym.trainer.records.trajectory import Trajectory, Turn
+from rollgym.trainer.rollout.agents.answers import Answer, AnswerListener, Choice, ChoiceStream
+from rollgym.trainer.rollout.agents.calls import AgentCall, Message, last_text
+from rollgym.trainer.rollout.agents.deliveries import Deliveries
+from rollgym.trainer.rollout.agents.errors import ApiError
+from rollgym.trainer.rollout.agents.policy_service import PolicyService
+from rollgym.trainer.rollout.agents.replies import Reply, has_mark, read_reply
+from rollgym.trainer.rollout.agents.splicing import Conversation, Found, Prompt, ReplyBook, SampledReply
+from rollgym.trainer.rollout.agents.stops import stopped
+from rollgym.trainer.rollout.agents.streaming import ReplyStream
+from rollgym.trainer.rollout.recall import session_key
+from rollgym.trainer.rollout.recorder import Recorder
 
 _LARGE = 1 << 16
 """Bytes of a conversation from which on it is rendered in a thread: others wait for the event loop."""

@@ -21,12 +21,12 @@ from typing import Any
 
 import orjson
 
-from trainer.core.errors import ConfigError
-from trainer.rollout.agents.calls import Message, parsed_arguments
-from trainer.rollout.agents.errors import ApiError
-from trainer.rollout.agents.replies import Reply
-from trainer.rollout.chat_template import Tool
-from trainer.rollout.rendering import ChatRenderer
+from rollgym.trainer.core.errors import ConfigError
+from rollgym.trainer.rollout.agents.calls import Message, parsed_arguments
+from rollgym.trainer.rollout.agents.errors import ApiError
+from rollgym.trainer.rollout.agents.replies import Reply
+from rollgym.trainer.rollout.chat_template import Tool
+from rollgym.trainer.rollout.rendering import ChatRenderer
 
 _OPENING = "<think>"
 _KEPT_CHARACTERS = 1 << 22

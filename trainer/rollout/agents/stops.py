@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from trainer.inference.base import GenerationResult
+from rollgym.trainer.inference.base import GenerationResult
 
 
 def stopped(

@@ -9,8 +9,8 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from trainer.rollout.agents.replies import CLOSING, MARKS, OPENING, Reply, ToolFormat
-from trainer.rollout.agents.stops import PassingStops
+from rollgym.trainer.rollout.agents.replies import CLOSING, MARKS, OPENING, Reply, ToolFormat
+from rollgym.trainer.rollout.agents.stops import PassingStops
 
 _BROKEN = "\ufffd"
 _PATIENCE = 8

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from env_server.gateway.upstream.connections import Attempt, ConnectionLimiter
+from rollgym.env_server.gateway.upstream.connections import Attempt, ConnectionLimiter
 from tests.support.clock import clock, on_a_clock
 
 

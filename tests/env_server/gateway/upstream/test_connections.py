@@ -9,10 +9,10 @@ import httpx
 import pytest
 import uvloop
 
-from clients.protocol.errors import ProblemError
-from env_server.gateway.journal_entries import check
-from env_server.gateway.shared_journal import SharedJournal
-from env_server.gateway.upstream.connections import Backend, connect
+from rollgym.clients.protocol.errors import ProblemError
+from rollgym.env_server.gateway.journal_entries import check
+from rollgym.env_server.gateway.shared_journal import SharedJournal
+from rollgym.env_server.gateway.upstream.connections import Backend, connect
 from tests.support.foreign_servers import plain, scripted
 
 

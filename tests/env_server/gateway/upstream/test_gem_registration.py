@@ -8,8 +8,8 @@ from typing import Any
 import httpx
 import pytest
 
-from clients.client.client import EnvClient
-from clients.protocol.errors import ProblemError
+from rollgym.clients.client.client import EnvClient
+from rollgym.clients.protocol.errors import ProblemError
 from tests.support.client_server import ENVS, ServerProcess
 from tests.support.foreign_gem import STEP, Gem
 from tests.support.foreign_servers import Said, plain, scripted

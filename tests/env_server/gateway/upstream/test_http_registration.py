@@ -13,14 +13,19 @@ from typing import Any
 import httpx
 import pytest
 
-from clients.client.client import EnvClient
-from clients.protocol.errors import ProblemError
+from rollgym.clients.client.client import EnvClient
+from rollgym.clients.protocol.errors import ProblemError
 from tests.support.client_server import ServerProcess
 from tests.support.foreign_servers import COMMANDS, Answer, ForeignServer, Said, plain, scripted
 
 ARGUMENTS = (
     *("--gateway", "--allow-network", "loopback", "--log-level", "error", "--step-timeout-s", "2"),
-    *("--env", "FrozenLake-v0=envs.games.frozen_lake:FrozenLakeEnv", "--isolation", "FrozenLake-v0=inline"),
+    *(
+        "--env",
+        "FrozenLake-v0=rollgym.envs.games.frozen_lake:FrozenLakeEnv",
+        "--isolation",
+        "FrozenLake-v0=inline",
+    ),
 )
 
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from env_server.gateway.upstream.base import UpstreamError
-from env_server.gateway.upstream.openenv_messages import OpenEnvMessages, OpenEnvRefused, read_data
+from rollgym.env_server.gateway.upstream.base import UpstreamError
+from rollgym.env_server.gateway.upstream.openenv_messages import OpenEnvMessages, OpenEnvRefused, read_data
 
 TEXT = {"type": "string"}
 INTEGER = {"type": "integer"}

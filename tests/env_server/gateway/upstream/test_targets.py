@@ -4,9 +4,9 @@ import ipaddress
 
 import pytest
 
-from clients.protocol.errors import ProblemError
-from env_server.common.settings import ConfigurationError
-from env_server.gateway.upstream.targets import TargetRules
+from rollgym.clients.protocol.errors import ProblemError
+from rollgym.env_server.common.settings import ConfigurationError
+from rollgym.env_server.gateway.upstream.targets import TargetRules
 
 NEVER = (
     *("169.254.169.254", "169.254.0.1", "fe80::1", "224.0.0.1", "ff02::1", "0.0.0.0", "::"),

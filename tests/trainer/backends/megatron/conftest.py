@@ -2,9 +2,9 @@
 
 import pytest
 
+from rollgym.trainer.backends.ranked import Ranks
 from tests.support.forked_ranks import ForkedRanks
 from tests.support.megatron_models import DEVICE, TENSOR
-from trainer.backends.ranked import Ranks
 
 
 @pytest.fixture(scope="session")

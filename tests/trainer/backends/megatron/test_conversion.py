@@ -6,13 +6,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from rollgym.trainer.backends.megatron.boxes import Block, blocks, boxes
+from rollgym.trainer.backends.megatron.conversion import Shape, Weight, places, weights_of
+from rollgym.trainer.backends.megatron.layout import Place, length_multiple, pieces_of_row
+from rollgym.trainer.backends.megatron.weights import MegatronPieces
+from rollgym.trainer.backends.rank_group import MeshShape
+from rollgym.trainer.records.boxes import Box
 from tests.support.megatron_ranks import family_head
-from trainer.backends.megatron.boxes import Block, blocks, boxes
-from trainer.backends.megatron.conversion import Shape, Weight, places, weights_of
-from trainer.backends.megatron.layout import Place, length_multiple, pieces_of_row
-from trainer.backends.megatron.weights import MegatronPieces
-from trainer.backends.rank_group import MeshShape
-from trainer.records.boxes import Box
 
 MESHES = [
     MeshShape(),

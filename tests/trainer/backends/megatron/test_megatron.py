@@ -12,6 +12,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from rollgym.trainer.algorithms.aggregation import collect, means
+from rollgym.trainer.backends.megatron.layout import groups
+from rollgym.trainer.backends.optimizer import Schedule
+from rollgym.trainer.backends.rank_group import MeshShape
+from rollgym.trainer.backends.torch_backend import TorchBackend
 from tests.support.megatron_models import CONTEXT, DATA, MESHES, STAGES, TENSOR, Made, needs_megatron
 from tests.support.megatron_ranks import family_head, generated, vocabulary
 from tests.support.rank_recipes import (
@@ -29,11 +34,6 @@ from tests.support.sharded_models import (
     some_rows,
     trained,
 )
-from trainer.algorithms.aggregation import collect, means
-from trainer.backends.megatron.layout import groups
-from trainer.backends.optimizer import Schedule
-from trainer.backends.rank_group import MeshShape
-from trainer.backends.torch_backend import TorchBackend
 
 pytestmark = pytest.mark.slow
 

@@ -6,16 +6,16 @@ import hashlib
 import pytest
 import torch
 
+from rollgym.trainer.backends.rank_group import MeshShape
+from rollgym.trainer.backends.ranked import RankedBackend, Ranks
+from rollgym.trainer.backends.transport import RankDiedError
+from rollgym.trainer.records.checkpoint import RunState
+from rollgym.trainer.records.checkpoint_store import CheckpointStore
+from rollgym.trainer.records.pieces import SavedPieces
 from tests.support.forked_ranks import ForkedRanks
 from tests.support.megatron_models import DEVICE, MESHES, Made, needs_megatron
 from tests.support.rank_recipes import dying_in_a_save
 from tests.support.sharded_models import SUPERVISED, WIDTH, relative, settings_of, some_rows
-from trainer.backends.rank_group import MeshShape
-from trainer.backends.ranked import RankedBackend, Ranks
-from trainer.backends.transport import RankDiedError
-from trainer.records.checkpoint import RunState
-from trainer.records.checkpoint_store import CheckpointStore
-from trainer.records.pieces import SavedPieces
 
 pytestmark = [pytest.mark.slow, needs_megatron]
 

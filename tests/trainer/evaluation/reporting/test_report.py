@@ -8,19 +8,19 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
-from trainer.cli import main
-from trainer.evaluation.reporting.charts import Line, line_chart, short, stacked_chart, thinned
-from trainer.evaluation.reporting.episodes import keep_tokenizer, token_text
-from trainer.evaluation.reporting.live import LivePage
-from trainer.evaluation.reporting.page import duration, render_page
-from trainer.evaluation.reporting.run_folder import NoRunError, number, read_run
-from trainer.inference.base import GenerationResult
-from trainer.models.tokenizer import build_tiny_tokenizer
-from trainer.records.group import Group
-from trainer.records.timeline import Timeline
-from trainer.records.trajectory import Outcome, Trajectory, Turn
-from trainer.rollout.recorder import Recorder
-from trainer.tasks.task import Task
+from rollgym.trainer.cli import main
+from rollgym.trainer.evaluation.reporting.charts import Line, line_chart, short, stacked_chart, thinned
+from rollgym.trainer.evaluation.reporting.episodes import keep_tokenizer, token_text
+from rollgym.trainer.evaluation.reporting.live import LivePage
+from rollgym.trainer.evaluation.reporting.page import duration, render_page
+from rollgym.trainer.evaluation.reporting.run_folder import NoRunError, number, read_run
+from rollgym.trainer.inference.base import GenerationResult
+from rollgym.trainer.models.tokenizer import build_tiny_tokenizer
+from rollgym.trainer.records.group import Group
+from rollgym.trainer.records.timeline import Timeline
+from rollgym.trainer.records.trajectory import Outcome, Trajectory, Turn
+from rollgym.trainer.rollout.recorder import Recorder
+from rollgym.trainer.tasks.task import Task
 
 HOSTILE = "</script></title><img src=x onerror=alert(1)>\"'><svg onload=alert(1)> {{7*7}} \u2028 \ud800 \x00 &lt;b&gt;"
 

@@ -20,7 +20,7 @@ def browser():
 
 def test_the_page_follows_the_run_and_runs_nothing_of_it(tmp_path, browser):
     run = write_run(tmp_path / "run", text=HOSTILE, name="a lake " + HOSTILE)
-    command = [sys.executable, "-m", "trainer.cli", "report", str(run), "--serve"]
+    command = [sys.executable, "-m", "rollgym.trainer.cli", "report", str(run), "--serve"]
     with running(subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)) as server:
         assert server.stdout is not None
         url = next(word for word in server.stdout.readline().split() if word.startswith("http://"))

@@ -7,21 +7,21 @@ from pathlib import Path
 import pytest
 import torch
 
+from rollgym.trainer.algorithms.aggregation import Denominators
+from rollgym.trainer.assembly.teachers import ServedTeacher
+from rollgym.trainer.backends.base import TrainRow
+from rollgym.trainer.backends.distillation_head import Distance, DistillationHead
+from rollgym.trainer.backends.heads import PolicyHead
+from rollgym.trainer.backends.optimizer import Schedule
+from rollgym.trainer.backends.reference import FrozenModel
+from rollgym.trainer.backends.torch_backend import TorchBackend
+from rollgym.trainer.cli import main
+from rollgym.trainer.config.optimizer import OptimizerSettings
+from rollgym.trainer.inference.server_client import ServerClient
+from rollgym.trainer.learn.distilling import mean_loss, with_teacher
 from tests.support.inference_server.running import InferenceServer
 from tests.support.processes import read_lines
 from tests.support.tiny_models import sharp_model
-from trainer.algorithms.aggregation import Denominators
-from trainer.assembly.teachers import ServedTeacher
-from trainer.backends.base import TrainRow
-from trainer.backends.distillation_head import Distance, DistillationHead
-from trainer.backends.heads import PolicyHead
-from trainer.backends.optimizer import Schedule
-from trainer.backends.reference import FrozenModel
-from trainer.backends.torch_backend import TorchBackend
-from trainer.cli import main
-from trainer.config.optimizer import OptimizerSettings
-from trainer.inference.server_client import ServerClient
-from trainer.learn.distilling import mean_loss, with_teacher
 
 LAKE = (
     "tasks=[{env_id: FrozenLake-v0, kwargs: {size: 4, split: train, max_episode_steps: 6, format_penalty: -0.1}}]",

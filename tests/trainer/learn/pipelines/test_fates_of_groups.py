@@ -3,21 +3,21 @@
 import pytest
 import torch
 
+from rollgym.trainer.algorithms.presets import resolve_preset
+from rollgym.trainer.backends.heads import PolicyHead
+from rollgym.trainer.backends.optimizer import Schedule
+from rollgym.trainer.backends.torch_backend import TorchBackend
+from rollgym.trainer.config.optimizer import OptimizerSettings
+from rollgym.trainer.learn.batches import EpisodeBatch, episode_batch
+from rollgym.trainer.learn.distilling import DistillationLearner
+from rollgym.trainer.learn.learner import Learner, Models
+from rollgym.trainer.learn.pipelines.rl import account_for
+from rollgym.trainer.learn.rows import row_builder
+from rollgym.trainer.records.group import Group
+from rollgym.trainer.records.ledger import Ledger
+from rollgym.trainer.records.trajectory import Outcome
 from tests.support.played_groups import played_groups
 from tests.support.tiny_models import sharp_model
-from trainer.algorithms.presets import resolve_preset
-from trainer.backends.heads import PolicyHead
-from trainer.backends.optimizer import Schedule
-from trainer.backends.torch_backend import TorchBackend
-from trainer.config.optimizer import OptimizerSettings
-from trainer.learn.batches import EpisodeBatch, episode_batch
-from trainer.learn.distilling import DistillationLearner
-from trainer.learn.learner import Learner, Models
-from trainer.learn.pipelines.rl import account_for
-from trainer.learn.rows import row_builder
-from trainer.records.group import Group
-from trainer.records.ledger import Ledger
-from trainer.records.trajectory import Outcome
 
 TRAINED = "trained"
 NONE_LEFT = "dropped/episodes:none_left"

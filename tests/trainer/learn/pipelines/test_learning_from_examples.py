@@ -16,12 +16,12 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
+from rollgym.trainer.cli import main
+from rollgym.trainer.learn.example_batches import ExampleBatches
+from rollgym.trainer.models.load import load_model
+from rollgym.trainer.records.checkpoint import load_checkpoint
+from rollgym.trainer.records.checkpoint_store import CheckpointStore
 from tests.support.processes import ROOT, env_server, read_lines, running, train, train_until
-from trainer.cli import main
-from trainer.learn.example_batches import ExampleBatches
-from trainer.models.load import load_model
-from trainer.records.checkpoint import load_checkpoint
-from trainer.records.checkpoint_store import CheckpointStore
 
 OPPOSITE = {"Left": "Right", "Right": "Left", "Up": "Down", "Down": "Up"}
 SMALL = (

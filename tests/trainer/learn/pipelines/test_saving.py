@@ -13,13 +13,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from rollgym.trainer.core.errors import RunError
+from rollgym.trainer.core.run_files import WriteError
+from rollgym.trainer.learn.pipelines.saving import Saver
+from rollgym.trainer.records.checkpoint import RunState, load_checkpoint
+from rollgym.trainer.records.checkpoint_store import CheckpointStore
+from rollgym.trainer.records.ledger import Ledger
 from tests.support.kills import killed_at
-from trainer.core.errors import RunError
-from trainer.core.run_files import WriteError
-from trainer.learn.pipelines.saving import Saver
-from trainer.records.checkpoint import RunState, load_checkpoint
-from trainer.records.checkpoint_store import CheckpointStore
-from trainer.records.ledger import Ledger
 
 PATIENCE_S = 60
 

@@ -16,25 +16,25 @@ import httpx
 import pytest
 import torch
 
+from rollgym.trainer.backends.heads import PolicyHead
+from rollgym.trainer.backends.torch_backend import Schedule, TorchBackend
+from rollgym.trainer.config.inference import InferenceSettings, LaunchSettings
+from rollgym.trainer.config.model import LoraSettings
+from rollgym.trainer.config.optimizer import OptimizerSettings
+from rollgym.trainer.inference.base import GenerationRequest, SamplingParams
+from rollgym.trainer.inference.launch import LaunchError, launched
+from rollgym.trainer.inference.pool import ServerPool
+from rollgym.trainer.inference.server_client import ServerClient
+from rollgym.trainer.inference.server_programs import SERVED_NAME, ServedModel, choose_ports, server_processes
+from rollgym.trainer.learn.weights.broadcast import TensorBroadcast
+from rollgym.trainer.learn.weights.folders import ModelLayout, WeightFolders
+from rollgym.trainer.learn.weights.publisher import WeightPublisher
+from rollgym.trainer.learn.weights.verification import WeightCheck, probe_prompts
+from rollgym.trainer.models.language_head import cache_argument
+from rollgym.trainer.models.lora import add_lora, is_adapter
+from rollgym.trainer.models.tiny import TinyPolicySettings, build_tiny_model
+from rollgym.trainer.models.tokenizer import build_tiny_tokenizer
 from tests.support.vllm_gloo_engine import BACKEND, written
-from trainer.backends.heads import PolicyHead
-from trainer.backends.torch_backend import Schedule, TorchBackend
-from trainer.config.inference import InferenceSettings, LaunchSettings
-from trainer.config.model import LoraSettings
-from trainer.config.optimizer import OptimizerSettings
-from trainer.inference.base import GenerationRequest, SamplingParams
-from trainer.inference.launch import LaunchError, launched
-from trainer.inference.pool import ServerPool
-from trainer.inference.server_client import ServerClient
-from trainer.inference.server_programs import SERVED_NAME, ServedModel, choose_ports, server_processes
-from trainer.learn.weights.broadcast import TensorBroadcast
-from trainer.learn.weights.folders import ModelLayout, WeightFolders
-from trainer.learn.weights.publisher import WeightPublisher
-from trainer.learn.weights.verification import WeightCheck, probe_prompts
-from trainer.models.language_head import cache_argument
-from trainer.models.lora import add_lora, is_adapter
-from trainer.models.tiny import TinyPolicySettings, build_tiny_model
-from trainer.models.tokenizer import build_tiny_tokenizer
 
 PROGRAM = os.environ.get("ROLLGYM_VLLM", "")
 ROOT = Path(__file__).parents[4]

@@ -6,18 +6,18 @@ from pathlib import Path
 
 import pytest
 
+from rollgym.trainer.inference.base import GenerationRequest, SamplingParams
+from rollgym.trainer.inference.members import Roster
+from rollgym.trainer.inference.pool import ServerPool
+from rollgym.trainer.inference.roster import FileRoster
+from rollgym.trainer.inference.server_client import ServerClient
+from rollgym.trainer.learn.weights.folders import ModelLayout, WeightFolders
+from rollgym.trainer.learn.weights.publisher import WeightPublisher
+from rollgym.trainer.learn.weights.verification import WeightCheck, probe_prompts
+from rollgym.trainer.models.tokenizer import build_tiny_tokenizer
 from tests.support.inference_server.running import InferenceServer, InferenceServerProcess
 from tests.support.tiny_models import VOCABULARY, reference_logprobs, sharp_model
 from tests.trainer.learn.weights.test_weights_of_servers import backend_of
-from trainer.inference.base import GenerationRequest, SamplingParams
-from trainer.inference.members import Roster
-from trainer.inference.pool import ServerPool
-from trainer.inference.roster import FileRoster
-from trainer.inference.server_client import ServerClient
-from trainer.learn.weights.folders import ModelLayout, WeightFolders
-from trainer.learn.weights.publisher import WeightPublisher
-from trainer.learn.weights.verification import WeightCheck, probe_prompts
-from trainer.models.tokenizer import build_tiny_tokenizer
 
 DIALECTS = ("vllm", "sglang")
 

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.learn.weights.source import SharedReading
+from rollgym.trainer.learn.weights.source import SharedReading
 
 WEIGHTS = [(f"w{number}", torch.full((4,), float(number))) for number in range(12)]
 SIZE = 16

@@ -9,16 +9,16 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
+from rollgym.trainer.backends.heads import PolicyHead
+from rollgym.trainer.backends.torch_backend import Schedule, TorchBackend
+from rollgym.trainer.config.optimizer import OptimizerSettings
+from rollgym.trainer.core.errors import ConfigError, RunError
+from rollgym.trainer.learn.weights import folders as folders_module
+from rollgym.trainer.learn.weights.folders import ModelLayout, WeightFolderError, WeightFolders, shared_head
+from rollgym.trainer.learn.weights.source import BackendWeights
+from rollgym.trainer.models import shards
+from rollgym.trainer.models.tokenizer import build_tiny_tokenizer
 from tests.support.tiny_models import sharp_model
-from trainer.backends.heads import PolicyHead
-from trainer.backends.torch_backend import Schedule, TorchBackend
-from trainer.config.optimizer import OptimizerSettings
-from trainer.core.errors import ConfigError, RunError
-from trainer.learn.weights import folders as folders_module
-from trainer.learn.weights.folders import ModelLayout, WeightFolderError, WeightFolders, shared_head
-from trainer.learn.weights.source import BackendWeights
-from trainer.models import shards
-from trainer.models.tokenizer import build_tiny_tokenizer
 
 IDS = torch.tensor([[3, 9, 4, 1, 27]])
 

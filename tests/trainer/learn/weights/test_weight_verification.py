@@ -7,19 +7,19 @@ import math
 import pytest
 import torch
 
-from tests.support.tiny_models import VOCABULARY, WeightsOf, sharp_model
-from trainer.backends.heads import PolicyHead
-from trainer.backends.torch_backend import Schedule, TorchBackend
-from trainer.config.optimizer import OptimizerSettings
-from trainer.inference.errors import WrongWeightsError
-from trainer.inference.torch_engine import TorchEngine
-from trainer.learn.weights.publisher import WeightPublisher
-from trainer.learn.weights.verification import (
+from rollgym.trainer.backends.heads import PolicyHead
+from rollgym.trainer.backends.torch_backend import Schedule, TorchBackend
+from rollgym.trainer.config.optimizer import OptimizerSettings
+from rollgym.trainer.inference.errors import WrongWeightsError
+from rollgym.trainer.inference.torch_engine import TorchEngine
+from rollgym.trainer.learn.weights.publisher import WeightPublisher
+from rollgym.trainer.learn.weights.verification import (
     UnverifiedError,
     WeightCheck,
     probe_prompts,
     tolerance_for,
 )
+from tests.support.tiny_models import VOCABULARY, WeightsOf, sharp_model
 
 TEMPERATURE = 0.7
 

@@ -6,27 +6,32 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import pytest
 import torch
 
+from rollgym.trainer.backends.heads import PolicyHead
+from rollgym.trainer.backends.rank_group import MeshShape
+from rollgym.trainer.backends.ranked import RankedBackend, Ranks
+from rollgym.trainer.backends.torch_backend import Schedule, TorchBackend
+from rollgym.trainer.config.optimizer import OptimizerSettings
+from rollgym.trainer.core.errors import ConfigError
+from rollgym.trainer.inference.base import GenerationRequest, SamplingParams
+from rollgym.trainer.inference.errors import WrongWeightsError
+from rollgym.trainer.inference.pool import ServerPool
+from rollgym.trainer.inference.server_client import ServerClient
+from rollgym.trainer.learn.weights.broadcast import TensorBroadcast, buckets
+from rollgym.trainer.learn.weights.folders import ModelLayout, WeightFolders
+from rollgym.trainer.learn.weights.publisher import WeightPublisher
+from rollgym.trainer.learn.weights.verification import (
+    WeightCheck,
+    log_probabilities,
+    probe_prompts,
+    tolerance_for,
+)
+from rollgym.trainer.models.tokenizer import build_tiny_tokenizer
+from rollgym.trainer.models.weights import hub_tensors
 from tests.support.forked_ranks import ForkedRanks
 from tests.support.inference_server.running import InferenceServer, InferenceServerProcess
 from tests.support.inference_server.weights import digests
 from tests.support.rank_recipes import Adapted, Recipe
 from tests.support.tiny_models import VOCABULARY, adapted_model, sharp_model
-from trainer.backends.heads import PolicyHead
-from trainer.backends.rank_group import MeshShape
-from trainer.backends.ranked import RankedBackend, Ranks
-from trainer.backends.torch_backend import Schedule, TorchBackend
-from trainer.config.optimizer import OptimizerSettings
-from trainer.core.errors import ConfigError
-from trainer.inference.base import GenerationRequest, SamplingParams
-from trainer.inference.errors import WrongWeightsError
-from trainer.inference.pool import ServerPool
-from trainer.inference.server_client import ServerClient
-from trainer.learn.weights.broadcast import TensorBroadcast, buckets
-from trainer.learn.weights.folders import ModelLayout, WeightFolders
-from trainer.learn.weights.publisher import WeightPublisher
-from trainer.learn.weights.verification import WeightCheck, log_probabilities, probe_prompts, tolerance_for
-from trainer.models.tokenizer import build_tiny_tokenizer
-from trainer.models.weights import hub_tensors
 
 DIALECTS = ("vllm", "sglang")
 WAYS = ("disk", "broadcast")

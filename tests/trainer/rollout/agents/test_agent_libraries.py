@@ -7,6 +7,9 @@ import importlib.util
 
 import pytest
 
+from rollgym.trainer.inference.torch_engine import TorchEngine
+from rollgym.trainer.models.tiny import TinyPolicySettings, build_tiny_model
+from rollgym.trainer.records.segment import PrefixBreak
 from tests.support.agent_libraries import LIBRARIES, adder
 from tests.support.agent_policy import (
     LoggedClient,
@@ -17,9 +20,6 @@ from tests.support.agent_policy import (
     short_sampling,
     tool_tokenizer,
 )
-from trainer.inference.torch_engine import TorchEngine
-from trainer.models.tiny import TinyPolicySettings, build_tiny_model
-from trainer.records.segment import PrefixBreak
 
 
 def library(name):

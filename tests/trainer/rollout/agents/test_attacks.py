@@ -8,6 +8,7 @@ import httpx
 import openai
 import pytest
 
+from rollgym.trainer.inference.base import SamplingParams
 from tests.support.agent_policy import (
     ScriptedPolicy,
     assert_recorded,
@@ -16,7 +17,6 @@ from tests.support.agent_policy import (
     tool_tokenizer,
 )
 from tests.trainer.rollout.agents.test_streaming import TellingPolicy
-from trainer.inference.base import SamplingParams
 
 TOKENIZER = tool_tokenizer()
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}

@@ -18,17 +18,17 @@ from starlette.applications import Starlette
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from rollgym.trainer.records.trajectory import Outcome
+from rollgym.trainer.rollout.agents import leash, runners
+from rollgym.trainer.rollout.agents.black_box import open_black_box
+from rollgym.trainer.rollout.agents.runners import AgentTask, ProgramRunner, ServiceRunner
+from rollgym.trainer.rollout.agents.serving import serve_app
+from rollgym.trainer.rollout.environments import EnvironmentPool
+from rollgym.trainer.rollout.episodes import EpisodePlayer
+from rollgym.trainer.rollout.rendering import ChatRenderer
+from rollgym.trainer.tasks.task import Task
 from tests.support.agent_policy import ScriptedPolicy, assert_recorded, service_of, tool_tokenizer
 from tests.support.processes import env_server
-from trainer.records.trajectory import Outcome
-from trainer.rollout.agents import leash, runners
-from trainer.rollout.agents.black_box import open_black_box
-from trainer.rollout.agents.runners import AgentTask, ProgramRunner, ServiceRunner
-from trainer.rollout.agents.serving import serve_app
-from trainer.rollout.environments import EnvironmentPool
-from trainer.rollout.episodes import EpisodePlayer
-from trainer.rollout.rendering import ChatRenderer
-from trainer.tasks.task import Task
 
 TOKENIZER = tool_tokenizer()
 MAP = ["SFF", "FHF", "FFG"]

@@ -7,6 +7,12 @@ import httpx
 import openai
 import pytest
 
+from rollgym.trainer.inference.base import SamplingParams
+from rollgym.trainer.inference.torch_engine import TorchEngine
+from rollgym.trainer.models.tiny import TinyPolicySettings, build_tiny_model
+from rollgym.trainer.records.segment import PrefixBreak
+from rollgym.trainer.rollout.agents.splicing import SplicingRenderer
+from rollgym.trainer.rollout.rendering import ChatRenderer
 from tests.support.agent_policy import (
     LoggedClient,
     ScriptedPolicy,
@@ -16,12 +22,6 @@ from tests.support.agent_policy import (
     tool_tokenizer,
 )
 from tests.support.chat_templates import tokenizer_of
-from trainer.inference.base import SamplingParams
-from trainer.inference.torch_engine import TorchEngine
-from trainer.models.tiny import TinyPolicySettings, build_tiny_model
-from trainer.records.segment import PrefixBreak
-from trainer.rollout.agents.splicing import SplicingRenderer
-from trainer.rollout.rendering import ChatRenderer
 
 TOKENIZER = tool_tokenizer()
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>'

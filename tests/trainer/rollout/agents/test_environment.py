@@ -7,17 +7,17 @@ from typing import Any, cast
 
 import pytest
 
-from clients.client.session import EnvSession
+from rollgym.clients.client.session import EnvSession
+from rollgym.trainer.core.run_files import WriteError
+from rollgym.trainer.records.trajectory import Outcome, Trajectory, Turn
+from rollgym.trainer.rollout.agents.black_box import conclude
+from rollgym.trainer.rollout.agents.environment import EpisodeEnvironment
+from rollgym.trainer.rollout.agents.errors import ApiError
+from rollgym.trainer.rollout.agents.runners import AgentEnd
+from rollgym.trainer.rollout.agents.session import SessionCounts
+from rollgym.trainer.rollout.environments import EnvironmentPool
+from rollgym.trainer.tasks.task import Task
 from tests.support.processes import env_server
-from trainer.core.run_files import WriteError
-from trainer.records.trajectory import Outcome, Trajectory, Turn
-from trainer.rollout.agents.black_box import conclude
-from trainer.rollout.agents.environment import EpisodeEnvironment
-from trainer.rollout.agents.errors import ApiError
-from trainer.rollout.agents.runners import AgentEnd
-from trainer.rollout.agents.session import SessionCounts
-from trainer.rollout.environments import EnvironmentPool
-from trainer.tasks.task import Task
 
 TASK = Task(0, "Named", seed=1)
 

@@ -7,6 +7,11 @@ import httpx
 import openai
 import pytest
 
+from rollgym.trainer.inference.torch_engine import TorchEngine
+from rollgym.trainer.models.tiny import TinyPolicySettings, build_tiny_model
+from rollgym.trainer.rollout.agents.black_box import give_posted
+from rollgym.trainer.rollout.agents.errors import ApiError
+from rollgym.trainer.rollout.agents.runners import AgentEnd
 from tests.support.agent_policy import (
     LoggedClient,
     ScriptedPolicy,
@@ -17,11 +22,6 @@ from tests.support.agent_policy import (
     tool_tokenizer,
 )
 from tests.support.cutting_proxy import cutting_proxy
-from trainer.inference.torch_engine import TorchEngine
-from trainer.models.tiny import TinyPolicySettings, build_tiny_model
-from trainer.rollout.agents.black_box import give_posted
-from trainer.rollout.agents.errors import ApiError
-from trainer.rollout.agents.runners import AgentEnd
 
 TOKENIZER = tool_tokenizer()
 WORDS = ["one", "two", "three", "four", "five", "six"]

@@ -5,11 +5,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from envs.tools.formats.table import format_named
-from trainer.records.trajectory import Trajectory, Turn
-from trainer.rollout.agents.environment import EpisodeEnvironment
-from trainer.rollout.agents.mcp import CALL_WRITERS, mcp_answer
-from trainer.tasks.task import Task
+from rollgym.envs.tools.formats.table import format_named
+from rollgym.trainer.records.trajectory import Trajectory, Turn
+from rollgym.trainer.rollout.agents.environment import EpisodeEnvironment
+from rollgym.trainer.rollout.agents.mcp import CALL_WRITERS, mcp_answer
+from rollgym.trainer.tasks.task import Task
 
 TOOL = {
     "type": "function",

@@ -13,6 +13,16 @@ import httpx
 import openai
 import pytest
 
+from rollgym.trainer.commands.agent_proxy import main, opened_policy, parse
+from rollgym.trainer.core.errors import ConfigError
+from rollgym.trainer.core.run_files import WriteError
+from rollgym.trainer.core.run_lock import output_lock
+from rollgym.trainer.models.load import save_model
+from rollgym.trainer.models.tiny import TinyPolicySettings, build_tiny_model
+from rollgym.trainer.records.trajectory import Outcome, Trajectory
+from rollgym.trainer.rollout.agents.endpoint import agents_app
+from rollgym.trainer.rollout.agents.proxy import ProxySessions
+from rollgym.trainer.rollout.agents.serving import serve_app
 from tests.support.agent_policy import (
     ScriptedPolicy,
     endpoint_of,
@@ -22,16 +32,6 @@ from tests.support.agent_policy import (
 )
 from tests.support.inference_server.running import InferenceServer
 from tests.support.processes import ROOT
-from trainer.commands.agent_proxy import main, opened_policy, parse
-from trainer.core.errors import ConfigError
-from trainer.core.run_files import WriteError
-from trainer.core.run_lock import output_lock
-from trainer.models.load import save_model
-from trainer.models.tiny import TinyPolicySettings, build_tiny_model
-from trainer.records.trajectory import Outcome, Trajectory
-from trainer.rollout.agents.endpoint import agents_app
-from trainer.rollout.agents.proxy import ProxySessions
-from trainer.rollout.agents.serving import serve_app
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +47,15 @@ class Proxy:
     """A running `roll-agent-proxy`."""
 
     def __init__(self, model, output):
-        command = [sys.executable, "-m", "trainer.commands.agent_proxy", "--model", str(model), "--port", "0"]
+        command = [
+            sys.executable,
+            "-m",
+            "rollgym.trainer.commands.agent_proxy",
+            "--model",
+            str(model),
+            "--port",
+            "0",
+        ]
         command += ["--output", str(output), "--max-new-tokens", "8"]
         self.output = output
         self.process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
@@ -116,7 +124,7 @@ def test_a_port_in_use_is_told_in_a_line_and_loading_draws_no_bars(model, tmp_pa
             "--output",
             str(tmp_path / "out"),
         ]
-        command = [sys.executable, "-m", "trainer.commands.agent_proxy", *words]
+        command = [sys.executable, "-m", "rollgym.trainer.commands.agent_proxy", *words]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     (line,) = [each for each in done.stderr.splitlines() if "Warning" not in each]

@@ -10,20 +10,20 @@ from pathlib import Path
 import httpx
 import pytest
 
-from clients.client.session import EnvSession
-from clients.protocol.errors import ProblemError
+from rollgym.clients.client.session import EnvSession
+from rollgym.clients.protocol.errors import ProblemError
+from rollgym.trainer.inference.base import GenerationRequest, SamplingParams
+from rollgym.trainer.records.rollout_log import Entry, EpisodeKey, RolloutLog
+from rollgym.trainer.records.trajectory import Outcome
+from rollgym.trainer.rollout.agents.black_box import open_black_box
+from rollgym.trainer.rollout.agents.runners import AgentEnd, ProgramRunner
+from rollgym.trainer.rollout.environments import EnvironmentPool
+from rollgym.trainer.rollout.episodes import EpisodePlayer
+from rollgym.trainer.rollout.logged_client import LoggedClient
+from rollgym.trainer.rollout.recall import Recall, _digest
+from rollgym.trainer.tasks.task import Task
 from tests.support.agent_policy import ScriptedPolicy, recorded_replies, service_of, tool_tokenizer
 from tests.support.processes import env_server
-from trainer.inference.base import GenerationRequest, SamplingParams
-from trainer.records.rollout_log import Entry, EpisodeKey, RolloutLog
-from trainer.records.trajectory import Outcome
-from trainer.rollout.agents.black_box import open_black_box
-from trainer.rollout.agents.runners import AgentEnd, ProgramRunner
-from trainer.rollout.environments import EnvironmentPool
-from trainer.rollout.episodes import EpisodePlayer
-from trainer.rollout.logged_client import LoggedClient
-from trainer.rollout.recall import Recall, _digest
-from trainer.tasks.task import Task
 
 TOKENIZER = tool_tokenizer()
 AGENTS = str(Path(__file__).parents[3] / "support" / "black_box_agents.py")

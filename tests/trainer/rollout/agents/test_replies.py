@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from trainer.rollout.agents.replies import FORMATS, Reply, ToolCall, format_of_template, read_reply
+from rollgym.trainer.rollout.agents.replies import FORMATS, Reply, ToolCall, format_of_template, read_reply
 
 
 def calls(text, tool_format):

@@ -5,6 +5,7 @@ import json
 import openai
 import pytest
 
+from rollgym.trainer.inference.base import SamplingParams
 from tests.support.agent_policy import (
     ScriptedPolicy,
     assert_recorded,
@@ -12,7 +13,6 @@ from tests.support.agent_policy import (
     service_of,
     tool_tokenizer,
 )
-from trainer.inference.base import SamplingParams
 
 TOKENIZER = tool_tokenizer()
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from trainer.commands.train import train
-from trainer.config.checks import check_settings
-from trainer.config.load import load_settings
-from trainer.core.ending import Ending
-from trainer.core.errors import ConfigError
-from trainer.rollout.agent import play_episode
+from rollgym.trainer.commands.train import train
+from rollgym.trainer.config.checks import check_settings
+from rollgym.trainer.config.load import load_settings
+from rollgym.trainer.core.ending import Ending
+from rollgym.trainer.core.errors import ConfigError
+from rollgym.trainer.rollout.agent import play_episode
 
 AGENT = Path(__file__).parents[3] / "support" / "black_box_agents.py"
 MAP = "{map: [SF, FG], max_episode_steps: 3}"

@@ -12,15 +12,13 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from sandbox.core.languages import host_toolchain
-from tests.support.agent_policy import ScriptedPolicy, assert_recorded, service_of, tool_tokenizer
-from tests.support.processes import ROOT, env_server
-from trainer.config.checks import check_settings
-from trainer.config.load import load_settings
-from trainer.core.errors import ConfigError
-from trainer.records.trajectory import Outcome
-from trainer.rollout.agents.black_box import open_black_box
-from trainer.rollout.agents.sandboxed import (
+from rollgym.sandbox.core.languages import host_toolchain
+from rollgym.trainer.config.checks import check_settings
+from rollgym.trainer.config.load import load_settings
+from rollgym.trainer.core.errors import ConfigError
+from rollgym.trainer.records.trajectory import Outcome
+from rollgym.trainer.rollout.agents.black_box import open_black_box
+from rollgym.trainer.rollout.agents.sandboxed import (
     PORT,
     SandboxedRunner,
     SandboxPlan,
@@ -28,9 +26,11 @@ from trainer.rollout.agents.sandboxed import (
     open_agent_sandbox,
     shown_paths,
 )
-from trainer.rollout.environments import EnvironmentPool
-from trainer.rollout.episodes import EpisodePlayer
-from trainer.tasks.task import Task
+from rollgym.trainer.rollout.environments import EnvironmentPool
+from rollgym.trainer.rollout.episodes import EpisodePlayer
+from rollgym.trainer.tasks.task import Task
+from tests.support.agent_policy import ScriptedPolicy, assert_recorded, service_of, tool_tokenizer
+from tests.support.processes import ROOT, env_server
 
 TOKENIZER = tool_tokenizer()
 MAP = ["SFF", "FHF", "FFG"]

@@ -2,11 +2,9 @@
 
 import pytest
 
-from tests.support.agent_policy import tool_tokenizer
-from tests.support.chat_templates import FAMILIES, tokenizer_of
-from trainer.rollout.agents.errors import ApiError
-from trainer.rollout.agents.replies import read_reply
-from trainer.rollout.agents.splicing import (
+from rollgym.trainer.rollout.agents.errors import ApiError
+from rollgym.trainer.rollout.agents.replies import read_reply
+from rollgym.trainer.rollout.agents.splicing import (
     Conversation,
     Found,
     ReplyBook,
@@ -14,7 +12,9 @@ from trainer.rollout.agents.splicing import (
     SplicingRenderer,
     message_of,
 )
-from trainer.rollout.rendering import ChatRenderer
+from rollgym.trainer.rollout.rendering import ChatRenderer
+from tests.support.agent_policy import tool_tokenizer
+from tests.support.chat_templates import FAMILIES, tokenizer_of
 
 TOOLS = [{"type": "function", "function": {"name": "add", "description": "", "parameters": {}}}]
 CALL = '<tool_call>\n{"name":   "add", "arguments": {"b":1,  "a":2}}\n</tool_call>'
@@ -177,7 +177,7 @@ def test_long_pieces_are_tokenised_once_and_forgotten_in_time(monkeypatch):
     monkeypatch.setattr(
         talk.splicing._pieces_of, "_tokenize", lambda text: asked.append(len(text)) or tokenize(text)
     )
-    monkeypatch.setattr("trainer.rollout.agents.splicing._KEPT_CHARACTERS", 3000)
+    monkeypatch.setattr("rollgym.trainer.rollout.agents.splicing._KEPT_CHARACTERS", 3000)
     long, other = [user("x" * 2000)], [user("y" * 2000)]
     first = talk.prompt(long)
     assert talk.prompt(long) == first

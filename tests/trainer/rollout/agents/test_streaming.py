@@ -9,6 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rollgym.trainer.inference.base import GenerationRequest, GenerationResult, SamplingParams
+from rollgym.trainer.inference.torch_engine import TorchEngine
+from rollgym.trainer.models.tiny import TinyPolicySettings, build_tiny_model
+from rollgym.trainer.rollout.agents.replies import FORMATS, Reply, read_reply
+from rollgym.trainer.rollout.agents.stops import stopped
+from rollgym.trainer.rollout.agents.streaming import ReplyStream, TextStream
+from rollgym.trainer.rollout.rendering import ChatRenderer
 from tests.support.agent_policy import (
     ScriptedPolicy,
     assert_recorded,
@@ -17,13 +24,6 @@ from tests.support.agent_policy import (
     tool_tokenizer,
 )
 from tests.support.chat_templates import tokenizer_of
-from trainer.inference.base import GenerationRequest, GenerationResult, SamplingParams
-from trainer.inference.torch_engine import TorchEngine
-from trainer.models.tiny import TinyPolicySettings, build_tiny_model
-from trainer.rollout.agents.replies import FORMATS, Reply, read_reply
-from trainer.rollout.agents.stops import stopped
-from trainer.rollout.agents.streaming import ReplyStream, TextStream
-from trainer.rollout.rendering import ChatRenderer
 
 TOKENIZER = tool_tokenizer()
 RENDERER = ChatRenderer(TOKENIZER)
