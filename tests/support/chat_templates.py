@@ -58,6 +58,19 @@ GRANITE = (
     "{%- if add_generation_prompt -%}<|start_of_role|>assistant<|end_of_role|>{%- endif -%}"
 )
 
+SMOLLM2 = QWEN25.replace(
+    "You are a helpful assistant.", "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
+)
+# The marks of roles are added tokens that the tokenizer does not call special.
+DEEPSEEK = (
+    "{{- bos_token -}}{%- for message in messages -%}"
+    "{%- if message.role == 'system' -%}{{ message.content }}"
+    "{%- elif message.role == 'user' -%}<｜User｜>{{ message.content }}"
+    "{%- else -%}<｜Assistant｜>{{ message.content.split('</think>')[-1] if not loop.last else message.content }}"
+    "{{ eos_token }}{%- endif -%}{%- endfor -%}"
+    "{%- if add_generation_prompt -%}<｜Assistant｜>{%- endif -%}"
+)
+
 FAMILIES = {
     "qwen2.5": (QWEN25, None, "<|im_end|>"),
     "qwen3": (QWEN3, None, "<|im_end|>"),
@@ -65,6 +78,8 @@ FAMILIES = {
     "gemma": (GEMMA, "<bos>", "<end_of_turn>"),
     "mistral": (MISTRAL, "<s>", "</s>"),
     "granite": (GRANITE, None, "<|end_of_text|>"),
+    "smollm2": (SMOLLM2, None, "<|im_end|>"),
+    "deepseek": (DEEPSEEK, "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"),
 }
 _MARKS = (
     *(
@@ -77,7 +92,9 @@ _MARKS = (
     ),
     *("<|start_of_role|>", "<|end_of_role|>", "<|end_of_text|>"),
     *("<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>", "<s>", "</s>", "[INST]", "[/INST]"),
+    *("<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"),
 )
+_NOT_SPECIAL = ("<｜User｜>", "<｜Assistant｜>", "<think>", "</think>")
 
 
 def tokenizer_of(family: str):
@@ -87,6 +104,7 @@ def tokenizer_of(family: str):
     tokenizer.add_special_tokens(
         {"additional_special_tokens": [AddedToken(mark, special=True, normalized=False) for mark in _MARKS]}
     )
+    tokenizer.add_tokens([AddedToken(mark, normalized=False) for mark in _NOT_SPECIAL])
     tokenizer.chat_template = template
     if bos is not None:
         tokenizer.bos_token = bos

@@ -105,7 +105,10 @@ def _last_piece(renderer: ChatRenderer, conversation: Conversation, number: int)
         if not whole.startswith(asked) and message["content"] and not message.get("tool_calls"):
             # The template asks otherwise than it shows afterwards: learnt is the answer to what is asked.
             closing = renderer.token_text(renderer.end_of_turn_id)
-            return [_Piece(asked, learnt=False), _Piece(f"{message['content']}{closing}", learnt=True)]
+            return [
+                _Piece(asked, learnt=False),
+                _Piece(f"{renderer.quote(str(message['content']))}{closing}", learnt=True),
+            ]
     if not whole.startswith(before):
         raise ConfigError(
             f"data set {conversation.place}: the chat template does not show message {number} behind those before it; "
@@ -134,7 +137,7 @@ def _block_pieces(
         )
         if asked.startswith(before) and (before + block).startswith(asked):
             start = len(asked) - len(before)
-    content = str(message["content"])
+    content = renderer.quote(str(message["content"]))
     if not start and content:
         shown = content if content in block else content.strip()
         start = block.find(shown)

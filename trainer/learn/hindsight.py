@@ -14,7 +14,6 @@ from rollgym.trainer.records.trajectory import Trajectory, Turn
 from rollgym.trainer.rollout.rendering import ChatRenderer
 
 _QUESTION = {"role": "user", "content": "x"}
-_MARK = "a-hint-that-no-template-rewrites"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +83,7 @@ class Hindsight:
         opening = len(self._opening)
         if prompt[-opening:] != self._opening:
             return None  # a prompt that the template did not end, such as an agent's own
-        told = self._renderer.ids_of(f"{self._before}{hint}{self._behind}")
+        told = self._renderer.ids_of(f"{self._before}{self._renderer.quote(hint)}{self._behind}")
         ids = [*prompt[:-opening], *told, *reply]
         if len(ids) > self._longest:
             return None
@@ -95,15 +94,16 @@ class Hindsight:
     def _frame(self) -> tuple[list[int], str, str]:
         """Return the ids that open the policy's turn, and what stands before and behind a message in front of them."""
         template = self._renderer.template
+        place = template.control.place
         asked = template.text([_QUESTION], generation_prompt=True)
         plain = template.text([_QUESTION], generation_prompt=False)
-        told = template.text([_QUESTION, {"role": "user", "content": _MARK}], generation_prompt=True)
-        if not asked.startswith(plain) or not told.startswith(plain) or told.count(_MARK) != 1:
+        told = template.text([_QUESTION, {"role": "user", "content": place}], generation_prompt=True)
+        if not asked.startswith(plain) or not told.startswith(plain) or told.count(place) != 1:
             raise ConfigError(
                 "distill.feedback: the chat template takes no further message of the user's in front of the reply: set "
                 "prompt.chat_template to one that does"
             )
-        before, _, behind = told[len(plain) :].partition(_MARK)
+        before, _, behind = told[len(plain) :].partition(place)
         return self._renderer.ids_of(asked[len(plain) :]), before, behind
 
 

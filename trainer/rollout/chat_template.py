@@ -12,6 +12,7 @@ import jinja2
 
 from rollgym.trainer.core.errors import ConfigError
 from rollgym.trainer.rollout.context import Message, prefixed
+from rollgym.trainer.rollout.control_tokens import ControlTokens
 
 Tool = Mapping[str, Any]
 """What a tool is called, what it does and what it takes, as chat templates have it."""
@@ -26,8 +27,10 @@ class ChatTemplate:
     Args:
         tokenizer: A Hugging Face tokenizer with a chat template.
         options: Further variables of the template, such as `enable_thinking`.
+        marks: Spellings of control tokens beside the tokenizer's special ones and those around turns.
 
     Attributes:
+        control: Keeps the control tokens that the template writes apart from texts that spell them.
         say: Told, once for each, in what way conversations had to be changed; None while it is only tried out.
         takes_system: Whether a conversation may begin with a system message.
 
@@ -35,7 +38,7 @@ class ChatTemplate:
         ConfigError: If the tokenizer has no chat template, or it refuses a user's message and its answer.
     """
 
-    def __init__(self, tokenizer: Any, options: Mapping[str, Any]) -> None:
+    def __init__(self, tokenizer: Any, options: Mapping[str, Any], marks: Sequence[str] = ()) -> None:
         if not getattr(tokenizer, "chat_template", None):
             raise ConfigError(
                 "the tokenizer has no chat template: set one, or use the model's instruct tokenizer"
@@ -52,11 +55,12 @@ class ChatTemplate:
         self._takes_late_system = self._shows(user, reply, _message("system", _THIRD), user)
         self._takes_repeats = self._shows(user, _message("user", _SECOND))
         self._takes_tools = self._shows(user, reply, _message("tool", _THIRD))
+        self.control = ControlTokens(tokenizer, (*marks, *self._written_around_turns()))
 
     def text(
         self, messages: Sequence[Message], *, generation_prompt: bool, tools: Sequence[Tool] = ()
     ) -> str:
-        """Return a conversation as the template writes it.
+        """Return a conversation as the template writes it, with the texts of messages quoted (`control`).
 
         Args:
             messages: The conversation.
@@ -66,7 +70,11 @@ class ChatTemplate:
         Raises:
             ConfigError: If the template refuses it, whatever is done.
         """
-        return self._apply(self._adapted(messages), generation_prompt=generation_prompt, tools=tools)
+        return self._apply(
+            self._adapted([self._quoted(message) for message in messages]),
+            generation_prompt=generation_prompt,
+            tools=self.control.quoted(tools),
+        )
 
     def note(self, text: str) -> None:
         """Say something about the template, the first time it is found out."""
@@ -115,6 +123,19 @@ class ChatTemplate:
                 f"the tokenizer's chat template refuses a conversation of {len(messages)} messages ({roles}): {error}"
             ) from error
 
+    def _written_around_turns(self) -> list[str]:
+        """Return the tokens that the template writes between messages, whether the tokenizer calls them special or not.
+
+        What it writes within the policy's own turns, such as the marks of thinking and of calls, is the policy's
+        to write: these stay words of texts, too.
+        """
+        turns = [_message("user", _FIRST), _message("assistant", _SECOND)]
+        if self._takes_tools:
+            turns.append(_message("tool", _THIRD))
+        text = self._apply([*turns, turns[0]], generation_prompt=False, tools=())
+        added = getattr(self._tokenizer, "added_tokens_decoder", {})
+        return [spelling for token in added.values() if (spelling := str(token)) and spelling in text]
+
     def _shows(self, *messages: Message) -> bool:
         """Whether the template accepts a conversation, and writes every message of it."""
         try:
@@ -122,6 +143,16 @@ class ChatTemplate:
         except ConfigError:
             return False
         return all(str(message["content"]) in text for message in messages)
+
+    def _quoted(self, message: Message) -> Message:
+        changed = {}
+        for key, value in message.items():
+            # Templates compare roles, so these stay as they are; only one that is not a word can spell a control token.
+            if key != "role" or not str(value).isidentifier():
+                quoted = self.control.quoted(value)
+                if quoted is not value:
+                    changed[key] = quoted
+        return {**message, **changed} if changed else message
 
     def _adapted(self, messages: Sequence[Message]) -> list[Message]:
         adapted = list(messages)

@@ -181,26 +181,6 @@ def pictures_of(messages: Sequence[Message]) -> list[Picture]:
     return [part["image"] for part in parts if _is_image_part(part) and isinstance(part["image"], Picture)]
 
 
-def without_text(message: Message, token: str) -> Message:
-    """Return a message in whose texts a token is taken apart, so that it is none."""
-    content = message.get("content")
-    if isinstance(content, str):
-        return dict(message) | {"content": _apart(content, token)} if token in content else message
-    if not isinstance(content, list):
-        return message
-    parts = [
-        dict(part) | {"text": _apart(part["text"], token)}
-        if isinstance(part, Mapping) and isinstance(part.get("text"), str) and token in part["text"]
-        else part
-        for part in content
-    ]
-    return dict(message) | {"content": parts} if parts != content else message
-
-
-def _apart(text: str, token: str) -> str:
-    return text.replace(token, f"{token[0]} {token[1:]}")
-
-
 def with_instruction(messages: list[Message], instruction: str | None, placement: str) -> list[Message]:
     """Put the environment's instruction in front: as a system message, or into the first user message."""
     if not instruction or placement == "none":

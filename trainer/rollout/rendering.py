@@ -7,6 +7,7 @@ rewrite the past (some drop earlier reasoning) fail the proof, and each of their
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
+from itertools import groupby
 from typing import Any, NamedTuple
 
 from rollgym.trainer.core.errors import ConfigError, UnplayableTaskError
@@ -14,9 +15,8 @@ from rollgym.trainer.core.numbers import MOST_IDS
 from rollgym.trainer.models.pictures import BLIND, PictureProcessor
 from rollgym.trainer.records.images import PlacedImage
 from rollgym.trainer.rollout.chat_template import ChatTemplate, Tool
-from rollgym.trainer.rollout.context import Message, pictures_of, without_text
+from rollgym.trainer.rollout.context import Message, pictures_of
 
-_REPLY = "a-reply-that-no-template-rewrites"
 _PROBE_REPLIES = ("Up", "<think>first left,\nthen up</think><answer>Up</answer>", "two\nlines.")
 _PROBE_TAILS: tuple[tuple[Message, ...], ...] = (
     ({"role": "user", "content": "P__\n_O_"},),
@@ -71,7 +71,9 @@ class ChatRenderer:
         pictures: PictureProcessor | str = BLIND,
         vocabulary: int = MOST_IDS,
     ) -> None:
-        self.template = ChatTemplate(tokenizer, options or {})
+        self.template = ChatTemplate(
+            tokenizer, options or {}, () if isinstance(pictures, str) else (pictures.token,)
+        )
         self.pictures = pictures
         self._tokenizer = tokenizer
         self._vocabulary = vocabulary
@@ -109,8 +111,7 @@ class ChatRenderer:
         Raises:
             ConfigError: If it holds pictures, and the model sees none.
         """
-        plain = self._plain(messages)
-        ids = self._ids_of_text(self.template.text(plain, generation_prompt=True, tools=tools))
+        ids = self._ids_of_text(self.template.text(messages, generation_prompt=True, tools=tools))
         return self._with_pictures(ids, messages)
 
     def require_tools(self) -> None:
@@ -143,7 +144,7 @@ class ChatRenderer:
 
     def read_tail(self, messages: Sequence[Message], last_id: int) -> Prompt:
         """Return the ids that follow a reply, and the pictures among them; see `tail`."""
-        ids = self._ids_of_text(self._tail_text(self._plain(messages)))
+        ids = self._ids_of_text(self._tail_text(messages))
         return self._with_pictures(ids[1:] if last_id == self.end_of_turn_id else ids, messages)
 
     def text(self, ids: Sequence[int]) -> str:
@@ -151,7 +152,10 @@ class ChatRenderer:
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
 
     def ids_of(self, text: str) -> list[int]:
-        """Return the ids of a piece of a rendered conversation. Only those of short pieces are kept here."""
+        """Return the ids of a piece of a conversation as the template renders it, with quoted texts.
+
+        Only those of short pieces are kept here.
+        """
         return self._tokenize(text) if len(text) > _LONG_PIECE else list(self._ids_of_text(text))
 
     def marked_text(self, ids: Sequence[int]) -> str:
@@ -165,19 +169,26 @@ class ChatRenderer:
 
     def reply_ids(self, text: str) -> list[int]:
         """Return the ids of a reply that is given as text, its closing token included (for demonstrations)."""
-        return [*self._ids_of_text(text), self.end_of_turn_id]
+        return [*self._ids_of_text(self.quote(text)), self.end_of_turn_id]
 
-    def _plain(self, messages: Sequence[Message]) -> Sequence[Message]:
-        """Return messages in whose texts nothing looks like a picture's placeholder."""
-        if isinstance(self.pictures, str):
-            return messages
-        found, token = (
-            [without_text(message, self.pictures.token) for message in messages],
-            self.pictures.token,
-        )
-        if found != list(messages):
-            self.template.note(f"a text holds {token}, which stands for pictures; it is written with a space")
-        return found
+    def quote(self, text: str) -> str:
+        """Return a text that stands in no message as `ids_of` takes it: what spells a control token in it is text."""
+        return self.template.control.quote(text)
+
+    def written(self, ids: Sequence[int]) -> str:
+        """Return sampled ids as a piece of a rendered conversation, without what ended them.
+
+        Control tokens among them stay control tokens, and texts that spell some stay texts.
+        """
+        text, control = self.marked_text(ids), self.template.control
+        if self.quote(text) == text:
+            return text
+        ended = bool(ids) and ids[-1] in self.stop_token_ids
+        runs = [
+            (drawn, list(run)) for drawn, run in groupby(ids[:-1] if ended else ids, control.ids.__contains__)
+        ]
+        texts = [(drawn, str(self._tokenizer.decode(run, skip_special_tokens=False))) for drawn, run in runs]
+        return "".join(each if drawn else self.quote(each) for drawn, each in texts)
 
     def _with_pictures(self, ids: Sequence[int], messages: Sequence[Message]) -> Prompt:
         """Put the tokens of pictures in the places of their placeholders."""
@@ -208,7 +219,7 @@ class ChatRenderer:
         return Prompt(expanded, tuple(placed))
 
     def _tokenize(self, text: str) -> list[int]:
-        ids = list(self._tokenizer.encode(text, add_special_tokens=False))
+        ids = self.template.control.encode(text)
         if (largest := max(ids, default=0)) >= self._vocabulary:
             # Some tokenizers have more tokens than their model has rows for, and any text may spell one of these.
             raise UnplayableTaskError(
@@ -218,9 +229,10 @@ class ChatRenderer:
         return ids
 
     def _tail_text(self, messages: Sequence[Message], *, generation_prompt: bool = True) -> str:
-        opening: list[Message] = [{"role": "user", "content": "x"}, {"role": "assistant", "content": _REPLY}]
+        place = self.template.control.place
+        opening: list[Message] = [{"role": "user", "content": "x"}, {"role": "assistant", "content": place}]
         whole = self.template.text([*opening, *messages], generation_prompt=generation_prompt)
-        return whole.rpartition(_REPLY)[2]
+        return whole.rpartition(place)[2]
 
     def _keeps_system_in_front(self) -> bool:
         """Whether conversations with a system message only append; if not, it will go into the first user message.

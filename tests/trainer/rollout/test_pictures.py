@@ -155,7 +155,7 @@ def test_text_that_looks_like_a_placeholder_is_none():
     )
     assert prompt.ids.count(PICTURES.token_id) == 4
     assert len(prompt.images) == 1
-    assert "< |image|> of text" in TOKENIZER.decode(prompt.ids)
+    assert "a <|image|> of text" in TOKENIZER.decode(prompt.ids)
 
 
 def test_a_policy_that_reads_text_says_so():

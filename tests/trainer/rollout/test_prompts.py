@@ -154,7 +154,7 @@ def test_a_text_that_spells_a_token_which_the_model_does_not_know_is_refused():
     """Some tokenizers have more tokens than their model has rows for."""
     tokenizer = build_tiny_tokenizer()
     known = len(tokenizer)
-    tokenizer.add_tokens(["<|added|>"], special_tokens=True)
+    tokenizer.add_tokens(["<|added|>"])
     renderer = ChatRenderer(tokenizer, vocabulary=known)
     renderer.prompt([{"role": "user", "content": "Which way?"}])
     message = rf"a text holds <\|added\|>, id {known} of the tokenizer, and the model knows ids below {known}: keep it"

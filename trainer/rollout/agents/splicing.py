@@ -359,13 +359,22 @@ class SplicingRenderer:
                     kept = index
                     before = _before_thinking(before, reply)
                 else:
-                    before += str(reply.reply.reasoning) + behind
+                    before += self.renderer.quote(str(reply.reply.reasoning)) + behind
             elif reply.reply.reasoning is None or kept == index:
                 pieces += [before, reply]
                 before = behind
             else:
-                before += reply.spoken + behind
+                before += self._spoken(reply) + behind
         return [*pieces, before]
+
+    def _spoken(self, sampled: SampledReply) -> str:
+        """Return what a reply says behind its thinking, as a piece of a rendered conversation."""
+        if self.renderer.quote(sampled.spoken) == sampled.spoken:
+            return sampled.spoken
+        written = self.renderer.written(sampled.token_ids)
+        return (
+            written.rpartition("</think>")[2].lstrip("\n") if sampled.reply.reasoning is not None else written
+        )
 
     def _ids(self, pieces: Sequence[str | SampledReply]) -> list[int]:
         ids: list[int] = []

@@ -444,7 +444,7 @@ async def test_a_token_that_the_model_does_not_know_is_the_agents_fault():
     tokenizer = tool_tokenizer()
     policy = ScriptedPolicy(tokenizer, ["Hello", "Hello again"])
     known = len(tokenizer)
-    tokenizer.add_tokens(["<|added|>"], special_tokens=True)
+    tokenizer.add_tokens(["<|added|>"])
     renderer = SplicingRenderer(ChatRenderer(tokenizer, vocabulary=known))
     async with endpoint_of(service_of(policy, tokenizer, renderer=renderer)) as endpoint:
         one = Talk(endpoint, policy)
