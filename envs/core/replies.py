@@ -2,11 +2,11 @@ r"""What stands in the reply of a language model: all reading of replies begins 
 
 A reply is read in this order, by games, tools, verifiers and adapters alike:
 
-1. **Thinking is no reply.** What stands between `<think>` and `</think>` is passed over (`<thinking>` and `<thought>`
-   count the same, in any case). A closing tag whose opening tag is missing ends thinking, too, with everything before
-   it: chat templates put the opening tag into the prompt. An opening tag that is never closed begins thinking that was
-   cut off: what stands before it was said, what stands behind it was not. So whatever was only thought is never
-   taken as an action and never paid as an answer.
+1. **Thinking is no reply.** Thinking is what a reply opens with, between `<think>` and `</think>` (`<thinking>` and
+   `<thought>` count the same, in any case), or what precedes the first closing tag without an opening one: chat
+   templates put the opening tag into the prompt. Thinking that never closes was cut off, and nothing was said. Tags
+   that stand elsewhere are text: in a fence of code, in quotation marks, in a call of a tool, in the middle of what
+   is said. So a program that prints `</think>` and an argument that holds `<think>` stay whole.
 2. **A reply counts by its end.** Of what was said, the last `LONGEST` characters are read, and an answer is looked for
    in the last `ANSWER_WITHIN` of them.
 3. Marks are found: pairs of tags, boxes, fences, sections of calls.
@@ -15,6 +15,7 @@ A policy that repeats itself writes a megabyte of open tags by itself, and an en
 the server's event loop. So nothing here looks at a place more than a fixed number of times, whatever stands there.
 """
 
+import itertools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -30,7 +31,18 @@ ANSWER_WITHIN = 20_000
 MOST_SECTIONS = 1_000
 """No reply has more calls than this, nor a call more parameters."""
 
-_OPENED = re.compile(r"<(?:think|thinking|thought)>", re.IGNORECASE)
+_TAG = re.compile(r"<(/?)(?:think|thinking|thought)>", re.IGNORECASE)
+_OPENS_WITH = re.compile(r"\s*+<(?:think|thinking|thought)>", re.IGNORECASE)
+_MOST_UNOPENED = 3
+"""So many stretches of thinking without an opening tag are looked for: thinking may hold thinking."""
+_MOST_QUOTED = 64
+"""So many quoted tags are looked at."""
+_LONGEST_QUOTED = 2_000
+"""Characters of a line before a tag in which quotation marks are looked for."""
+_QUOTATION = re.compile(r"(?<!\\)[\"'`]")
+_FENCE_LINE = re.compile(r"^[ ]{0,3}(`{3,}|~{3,})([^\n`]*)$", re.MULTILINE)
+_CALL = re.compile(r"<tool_call>|\[TOOL_CALLS\]|<\|python_tag\|>|<function=|<tool_calls>")
+_CALL_ENDS = {"<tool_call>": "</tool_call>", "<function=": "</function>", "<tool_calls>": "</tool_calls>"}
 _CLOSED = re.compile(r"</(?:think|thinking|thought)>", re.IGNORECASE)
 # Possessive throughout: a run of marks is looked at once, and not again for each way of dividing it.
 _FENCE = re.compile(r"[ ]{0,3}+(`{3,}+|~{3,}+)[ \t]*+([^\s`{]*+)[^`]*+")
@@ -54,24 +66,101 @@ def strip_thinking(reply: str, longest: int = LONGEST) -> str:
         reply: All of it.
         longest: How many characters are returned at most.
     """
-    lowered = reply.lower() if "<" in reply else ""
-    if "<th" not in lowered and "</th" not in lowered:
+    if "<" not in reply or _TAG.search(reply) is None:
         return reply[-longest:]
-    # Each part but the last is followed by a closing tag; a part without an opening one was thought as a whole.
-    *thought, rest = _CLOSED.split(reply)
-    said = [_before_thinking(rest)]
-    for part in reversed(thought):
-        opened = _OPENED.search(part)
-        if opened is None:
+    begin = _behind_opened(reply, 0)
+    for _ in range(_MOST_UNOPENED):
+        end = _behind_unopened(reply, begin)
+        if end is None:
             break
-        if opened.start():
-            said.append(part[: opened.start()])
-    return "".join(reversed(said))[-longest:]
+        begin = _behind_opened(reply, end)
+    return reply[begin:][-longest:]
 
 
-def _before_thinking(text: str) -> str:
-    opened = _OPENED.search(text)
-    return text if opened is None else text[: opened.start()]
+def _behind_opened(reply: str, begin: int) -> int:
+    """Return where the thinking ends that a reply opens with."""
+    while (opened := _OPENS_WITH.match(reply, begin)) is not None:
+        closed = _CLOSED.search(reply, opened.end())
+        begin = len(reply) if closed is None else closed.end()
+    return begin
+
+
+def _behind_unopened(reply: str, begin: int) -> int | None:
+    """Return where thinking ends whose opening tag stands in the prompt: behind the first tag that is not quoted."""
+    quoting: _Quoting | None = None
+    for tag in itertools.islice(_TAG.finditer(reply, begin), _MOST_QUOTED):
+        quoting = quoting or _Quoting(reply, begin)
+        if not quoting.holds(tag.start(), tag.end()):
+            return tag.end() if tag[1] else None
+    return None
+
+
+class _Quoting:
+    """Where a text quotes: fences of code, texts in quotation marks, and calls.
+
+    Args:
+        text: What was said.
+        begin: Where to begin.
+    """
+
+    def __init__(self, text: str, begin: int) -> None:
+        self._text = text
+        self._fences = _fences(text, begin)
+        self._calls = _calls(text, begin)
+
+    def holds(self, start: int, end: int) -> bool:
+        """Whether a tag is quoted."""
+        for first, last in (*self._fences, *self._calls):
+            if first <= start < last:
+                return True
+        return self._in_quotation_marks(start, end)
+
+    def _in_quotation_marks(self, start: int, end: int) -> bool:
+        line = self._text.rfind("\n", 0, start) + 1
+        before = self._text[max(line, start - _LONGEST_QUOTED) : start]
+        mark = ""
+        for found in _QUOTATION.finditer(before):
+            if not mark and not before[found.start() - 1 : found.start()].isalnum():
+                mark = found[0]  # one behind a letter is an apostrophe
+            elif mark == found[0]:
+                mark = ""
+        stop = self._text.find("\n", end)
+        behind = self._text[end : min(stop if stop >= 0 else len(self._text), end + _LONGEST_QUOTED)]
+        return bool(mark) and len(mark) == 1 and mark in behind
+
+
+def _fences(text: str, begin: int) -> list[tuple[int, int]]:
+    """Return where fenced blocks of code stand that are closed."""
+    if "```" not in text and "~~~" not in text:
+        return []
+    found, mark, start = [], "", begin
+    for line in _FENCE_LINE.finditer(text, begin):
+        if not mark:
+            mark, start = line[1], line.start()
+        elif line[1].startswith(mark) and not line[2].strip():
+            found.append((start, line.end()))
+            mark = ""
+    return found
+
+
+def _calls(text: str, begin: int) -> list[tuple[int, int]]:
+    """Return where calls of tools stand: a mark of one with JSON behind it, or a section that is closed."""
+    found, behind = [], begin
+    missing: set[str] = set()  # Each is looked for to the end of the text once only.
+    for mark in itertools.islice(_CALL.finditer(text, begin), MOST_SECTIONS):
+        closing = _CALL_ENDS.get(mark[0], "")
+        if mark.start() < behind or closing in missing:
+            continue
+        end = text.find(closing, mark.end()) if closing else len(text)
+        if end < 0:
+            missing.add(closing)
+        elif "{[<".find(text[mark.end() : mark.end() + 64].lstrip()[:1] or " ") >= 0:
+            found.append((mark.start(), end))
+            behind = end
+    stripped = text[begin:].lstrip()
+    if stripped[:1] in ("{", "["):
+        found.append((begin, len(text)))  # a reply that is a call as a whole, in JSON or in Python
+    return found
 
 
 def has_thought(reply: str) -> bool:

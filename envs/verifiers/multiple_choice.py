@@ -28,6 +28,14 @@ _STANDALONE = re.compile(
     r"\((?P<round>[A-J])\)|\*\*\(?(?P<bold>[A-J])\)?[.:)]?\*\*|^[^\S\n]*+\(?(?P<line>[A-J])\)?[.:]?[^\S\n]*+$",
     re.MULTILINE,
 )
+# A sentence that ends a reply, or is all of it: "Option B", "I choose B.", "So B.", "The correct option is B".
+_CONCLUSION = re.compile(
+    r"(?:(?:so|thus|therefore|hence)\b[\s,:]*+)?"
+    r"(?:i\s++(?:choose|pick|select|say|go\s++with)|i(?:'d|\s++would)\s++(?:choose|pick|say|go\s++with)|it(?:'s|\s++is)"
+    r"|(?:the\s++)?(?:correct\s++|right\s++|best\s++)?(?:option|choice|answer)(?:\s++is)?)?"
+    r"[\s:,]*+[(\[*]*+(?P<letter>(?-i:[A-J]))[)\]*]*+[.!]?",
+    re.IGNORECASE,
+)
 _ALTERNATIVE = re.compile(r"\s*+(?:,|/|or|and|&)\s*+(?:(?:maybe|perhaps|possibly|also)\s*+)?", re.IGNORECASE)
 _PUNCTUATION = re.compile(r"[^\w\s.%/+-]|[.](?=\s|$)")
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
@@ -133,6 +141,9 @@ def read_choice(response: str, options: Mapping[str, str]) -> tuple[frozenset[st
         return chosen, "text"
     if len(whole) <= 3 and (letters := _said(whole, options)):
         return letters, "letter"
+    last = whole.rpartition("\n")[2].strip()
+    if letter := _own_line(last, options) or _concluded(last, options):
+        return frozenset({letter}), "letter"
     letters, end = frozenset[str](), -1
     for match in _STANDALONE.finditer(text):
         letter = match["round"] or match["bold"] or match["line"]
@@ -141,6 +152,21 @@ def read_choice(response: str, options: Mapping[str, str]) -> tuple[frozenset[st
         together = end >= 0 and _ALTERNATIVE.fullmatch(text[end : match.start()]) is not None
         letters, end = (letters | {letter} if together else frozenset({letter})), match.end()
     return letters, "letter"
+
+
+def _own_line(line: str, options: Mapping[str, str]) -> str:
+    """Return the letter of an option whose very line is said: "B) London"; empty for all else."""
+    match = _LEADING.fullmatch(unwrapped(line).strip().strip("*_`").strip())
+    if match is None or not match["mark"] or not match["rest"].strip():
+        return ""
+    letter = match["letter"].upper()
+    return letter if _by_text(match["rest"].strip(), options) == {letter} else ""
+
+
+def _concluded(line: str, options: Mapping[str, str]) -> str:
+    """Return the letter that a concluding sentence names; empty for all else."""
+    match = _CONCLUSION.fullmatch(line.strip("*_` "))
+    return match["letter"] if match is not None and match["letter"] in options else ""
 
 
 def _said(text: str, options: Mapping[str, str]) -> frozenset[str]:

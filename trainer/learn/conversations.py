@@ -41,7 +41,7 @@ def conversation_rows(
     wanted = [
         number
         for number, message in enumerate(conversation.messages)
-        if number >= conversation.learnt_from and message["role"] in roles
+        if number >= conversation.learnt_from and message["role"] in roles and message.get("weight") != 0
     ]
     if not wanted:
         raise ConfigError(

@@ -1,5 +1,6 @@
 """Examples to learn from: rows as conversations, as pairs of replies, or as replies that are good or bad."""
 
+import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,8 @@ from rollgym.trainer.tasks.rows import Row, read_rows
 
 Message = Mapping[str, Any]
 _ROLES = ("system", "user", "assistant", "tool", "developer")
+# By what names others say that a message is read and not learnt.
+_WEIGHTS = ("weight", "loss", "loss_mask", "train", "trainable")
 _COLUMNS = ("messages", "prompt", "completion", "chosen", "rejected", "label", "margin", "tools", "domain")
 
 
@@ -161,9 +164,13 @@ def _reply(place: str, row: Row, name: str) -> Conversation:
 
 def _conversation(place: str, row: Row, messages: tuple[Message, ...], learnt_from: int) -> Conversation:
     tools = row.get("tools") or ()
+    if isinstance(tools, str):
+        tools = _json(place, tools, "tools")
     if not isinstance(tools, list | tuple) or not all(isinstance(each, dict) for each in tools):
         raise ConfigError(f"data set {place}: 'tools' must be a list of declarations, not {_shown(tools)}")
-    return Conversation(place, messages, learnt_from, tuple(tools), str(row.get("domain") or ""))
+    return Conversation(
+        place, messages, learnt_from, tuple(map(_without_nulls, tools)), str(row.get("domain") or "")
+    )
 
 
 def _messages(place: str, value: Any, name: str, role: str) -> tuple[Message, ...]:
@@ -186,12 +193,75 @@ def _message(place: str, value: Any, name: str) -> Message:
         raise ConfigError(
             f"data set {place}: {name}.role must be one of {', '.join(_ROLES)}, not {_shown(value.get('role'))}"
         )
-    content = value.get("content")
     calls = value.get("tool_calls")
-    if not isinstance(content, str) and not (content is None and calls):
-        raise ConfigError(f"data set {place}: {name}.content must be a text, not {_shown(content)}")
+    content = _content(place, value.get("content"), f"{name}.content", optional=bool(calls))
     # Tables fill up what a message does not have.
-    return {key: each for key, each in value.items() if each is not None} | {"content": content or ""}
+    message = {key: each for key, each in value.items() if each is not None and key not in _WEIGHTS}
+    if calls:
+        message["tool_calls"] = [
+            _call(place, call, f"{name}.tool_calls[{number}]") for number, call in enumerate(calls)
+        ]
+    return message | {"content": content} | _weight(place, value, name)
+
+
+def _content(place: str, content: Any, name: str, *, optional: bool) -> str:
+    """Return a message's content as one text; parts of text are joined."""
+    if content is None and optional:
+        return ""
+    if isinstance(content, list):
+        texts = [part.get("text") if isinstance(part, dict) else part for part in content]
+        if all(isinstance(text, str) for text in texts):
+            return "".join(texts)
+    if not isinstance(content, str):
+        raise ConfigError(f"data set {place}: {name} must be a text or parts of text, not {_shown(content)}")
+    return content
+
+
+def _call(place: str, call: Any, name: str) -> Mapping[str, Any]:
+    """Return a call of a tool whose arguments are an object: OpenAI's files have them as JSON text."""
+    function = call.get("function", call) if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise ConfigError(f"data set {place}: {name} must have a function with a name, not {_shown(call)}")
+    arguments = function.get("arguments")
+    arguments = (
+        _json(place, arguments or "{}", f"{name}.function.arguments")
+        if isinstance(arguments, str)
+        else _without_nulls(arguments or {})
+    )
+    if not isinstance(arguments, dict):
+        raise ConfigError(
+            f"data set {place}: {name}.function.arguments must be an object, not {_shown(arguments)}"
+        )
+    rest = {key: each for key, each in call.items() if each is not None and key not in function}
+    return {"type": "function", **rest, "function": {"name": function["name"], "arguments": arguments}}
+
+
+def _weight(place: str, message: Mapping[str, Any], name: str) -> Mapping[str, int]:
+    """Return the weight of a message that is not to be learnt."""
+    for key in _WEIGHTS:
+        value = message.get(key)
+        if value is not None and value not in (0, 1):
+            raise ConfigError(
+                f"data set {place}: {name}.{key} must be 0 or 1, true or false: a message is learnt or it is not; "
+                f"not {_shown(value)}"
+            )
+        if value is not None and not value:
+            return {"weight": 0}
+    return {}
+
+
+def _json(place: str, text: str, name: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"data set {place}: {name} is not JSON: {error}: {_shown(text)}") from error
+
+
+def _without_nulls(value: Any) -> Any:
+    """Return plain data without the nulls that tables fill in where other rows have something."""
+    if isinstance(value, dict):
+        return {key: _without_nulls(each) for key, each in value.items() if each is not None}
+    return [_without_nulls(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def _shown(value: object) -> str:

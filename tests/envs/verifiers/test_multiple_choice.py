@@ -46,6 +46,15 @@ CITIES = {"question": "Capital of France?", "options": ["Berlin", "Paris", "Rome
             "<answer>B: Paris</answer>",
         ),
         *(
+            *(
+                "B) Paris",
+                "B. Paris",
+                "**B. Paris**",
+                "Rome is in Italy.\nB) Paris",
+                "Option B",
+                "I choose B.",
+            ),
+            *("So B.", "The correct option is B", "Therefore, the answer is B.", "I would go with (B)."),
             "The answer is the correct option B",
             r"\boxed{A} no, \boxed{B}",
             "answer: `B`",
@@ -63,6 +72,10 @@ def test_the_right_option_is_read(response):
     [
         ("A", "wrong", "letter"),
         ("A Coruña", "wrong", "text"),
+        ("B) Rome", "unparsable", "no_choice"),
+        ("not B", "unparsable", "no_choice"),
+        ("So not B.", "unparsable", "no_choice"),
+        ("I choose A.", "wrong", "letter"),
         ("The answer is A Coruña", "wrong", "phrase"),
         ("The answer is A or B", "unparsable", "no_choice"),
         ("The answer is (A) or (B)", "wrong", "ambiguous"),

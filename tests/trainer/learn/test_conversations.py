@@ -120,7 +120,19 @@ def written(tmp_path, rows, name="rows.jsonl"):
         ),
         (
             {"messages": [{"role": "user", "content": 3}]},
-            r"line 2: messages\[0\].content must be a text, not 3",
+            r"line 2: messages\[0\].content must be a text or parts of text, not 3",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}]},
+            r"line 2: messages\[0\].content must be a text or parts of text",
+        ),
+        (
+            {"messages": [{"role": "assistant", "content": "x", "weight": 0.5}]},
+            r"line 2: messages\[0\].weight must be 0 or 1, true or false",
+        ),
+        (
+            {"prompt": "x", "completion": "y", "tools": "[{"},
+            "line 2: tools is not JSON",
         ),
         ({"messages": ["hello"]}, r"line 2: messages\[0\] must be a message with 'role' and 'content'"),
         (
@@ -134,6 +146,49 @@ def test_a_wrong_row_is_named_with_its_line(tmp_path, row, message):
     good = {"prompt": "x", "completion": "y"}
     with pytest.raises(ConfigError, match=message):
         list(read_conversations(written(tmp_path, [good, row])))
+
+
+def test_arguments_and_tools_may_be_json_text_and_tables_fill_in_nulls(tmp_path):
+    function = {"name": "look", "description": None, "parameters": {"type": "object", "required": None}}
+    calls = [
+        {
+            "id": "1",
+            "type": "function",
+            "function": {"name": "look", "arguments": '{"q": "x", "near": null}'},
+        },
+        {
+            "id": None,
+            "function": {"name": "look", "arguments": {"q": "x", "near": None, "deep": [{"a": None}]}},
+        },
+    ]
+    row = {
+        "messages": [
+            {"role": "user", "content": [{"type": "text", "text": "Look"}, {"type": "text", "text": " up."}]},
+            {"role": "assistant", "content": None, "tool_calls": calls, "name": None},
+        ],
+        "tools": json.dumps([{"type": "function", "function": function}]),
+    }
+    (found,) = read_conversations(written(tmp_path, [row]))
+    asked, reply = found.messages
+    assert asked == {"role": "user", "content": "Look up."}
+    # What is text may say null; what a table holds was filled in.
+    assert [call["function"]["arguments"] for call in reply["tool_calls"]] == [
+        {"q": "x", "near": None},
+        {"q": "x", "deep": [{}]},
+    ]
+    assert reply.keys() == {"role", "content", "tool_calls"}
+    assert found.tools == (
+        {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}},
+    )
+
+
+@pytest.mark.parametrize("key", ["weight", "loss", "loss_mask", "train", "trainable"])
+@pytest.mark.parametrize("value", [0, 0.0, False])
+def test_a_message_without_weight_is_read_and_not_learnt(tmp_path, key, value):
+    talk = [*TALK[:2], dict(TALK[2]) | {key: value}, TALK[3], dict(TALK[4]) | {key: True}]
+    (found,) = read_conversations(written(tmp_path, [{"messages": talk}]))
+    renderer = renderer_of("granite")
+    assert learnt_texts(renderer, conversation_rows(renderer, found)) == [["Down<|end_of_text|>"]]
 
 
 @pytest.mark.parametrize(
