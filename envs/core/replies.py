@@ -39,10 +39,9 @@ _MOST_QUOTED = 64
 """So many quoted tags are looked at."""
 _LONGEST_QUOTED = 2_000
 """Characters of a line before a tag in which quotation marks are looked for."""
-_QUOTATION = re.compile(r"(?<!\\)[\"'`]")
-_FENCE_LINE = re.compile(r"^[ ]{0,3}(`{3,}|~{3,})([^\n`]*)$", re.MULTILINE)
-_CALL = re.compile(r"<tool_call>|\[TOOL_CALLS\]|<\|python_tag\|>|<function=|<tool_calls>")
-_CALL_ENDS = {"<tool_call>": "</tool_call>", "<function=": "</function>", "<tool_calls>": "</tool_calls>"}
+_QUOTATION = re.compile(r"(?<!\\)[\"']|(?<![`\\])`(?!`)")
+_FENCE_LINE = re.compile(r"^[ ]{0,3}(`{3,}|~{3,})(.*)$", re.MULTILINE)
+_CALL = re.compile(r"<(tool_calls?(?=>)|function(?==))[>=]")
 _CLOSED = re.compile(r"</(?:think|thinking|thought)>", re.IGNORECASE)
 # Possessive throughout: a run of marks is looked at once, and not again for each way of dividing it.
 _FENCE = re.compile(r"[ ]{0,3}+(`{3,}+|~{3,}+)[ \t]*+([^\s`{]*+)[^`]*+")
@@ -135,31 +134,30 @@ def _fences(text: str, begin: int) -> list[tuple[int, int]]:
         return []
     found, mark, start = [], "", begin
     for line in _FENCE_LINE.finditer(text, begin):
+        rest = line[2].strip()
         if not mark:
-            mark, start = line[1], line.start()
-        elif line[1].startswith(mark) and not line[2].strip():
-            found.append((start, line.end()))
+            if "`" not in rest:
+                mark, start = line[1], line.start()
+        elif line[1].startswith(mark) and (not rest or _CLOSED.match(rest)):
+            found.append((start, line.end(1)))
             mark = ""
     return found
 
 
 def _calls(text: str, begin: int) -> list[tuple[int, int]]:
-    """Return where calls of tools stand: a mark of one with JSON behind it, or a section that is closed."""
+    """Return where calls stand that are closed; in those of other formats texts have quotation marks."""
     found, behind = [], begin
-    missing: set[str] = set()  # Each is looked for to the end of the text once only.
+    missing: set[str] = set()  # Each closing mark is looked for to the end of the text once only.
     for mark in itertools.islice(_CALL.finditer(text, begin), MOST_SECTIONS):
-        closing = _CALL_ENDS.get(mark[0], "")
+        closing = f"</{mark[1]}>"
         if mark.start() < behind or closing in missing:
             continue
-        end = text.find(closing, mark.end()) if closing else len(text)
+        end = text.find(closing, mark.end())
         if end < 0:
             missing.add(closing)
-        elif "{[<".find(text[mark.end() : mark.end() + 64].lstrip()[:1] or " ") >= 0:
+        elif text[mark.end() : mark.end() + 64].lstrip().startswith(("{", "[", "<")) or mark[1] == "function":
             found.append((mark.start(), end))
             behind = end
-    stripped = text[begin:].lstrip()
-    if stripped[:1] in ("{", "["):
-        found.append((begin, len(text)))  # a reply that is a call as a whole, in JSON or in Python
     return found
 
 

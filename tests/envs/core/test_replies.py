@@ -47,7 +47,6 @@ MARKS = st.lists(
     max_size=24,
 ).map("".join)
 THINKING = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL)
-CLOSED = re.compile(r"\A.*</think>", re.DOTALL)
 
 
 @pytest.mark.parametrize(
@@ -55,17 +54,18 @@ CLOSED = re.compile(r"\A.*</think>", re.DOTALL)
     [
         ("4", "4"),
         ("<think>3</think>4", "4"),
-        ("<THINKING>3</thinking>4<thought>5</Thought>6", "46"),
-        ("a<think>b</think>c<think>d</think>e", "ace"),
+        ("<THINKING>3</thinking><thought>5</Thought>6", "6"),
+        # In the middle of what is said a tag is text.
+        ("a<think>b</think>c", "a<think>b</think>c"),
+        ("<think>3</think>4<think>5</think>6", "4<think>5</think>6"),
         # The opening tag stood in the prompt.
         ("3</think>4", "4"),
         ("3</think>4</think>5", "5"),
         ("<think>1<think>2</think>3</think>4", "4"),
-        # Thinking that was cut off: what stands before it was said.
+        # Thinking that was cut off.
         ("<think>3", ""),
-        ("4<think>3", "4"),
-        ("4<think>3<think>", "4"),
-        ("3</think>4<think>5", "4"),
+        ("<think>3</think> <think>5", ""),
+        ("4<think>3", "4<think>3"),
         # What was only thought.
         ("<answer>4</answer></think>", ""),
         ("<think><answer>4</answer></think>", ""),
@@ -76,8 +76,11 @@ def test_thinking_is_no_reply(reply, said):
 
 
 @given(MARKS)
-def test_thinking_is_read_as_two_patterns_would(reply):
-    assert strip_thinking(reply) == CLOSED.sub("", THINKING.sub("", reply))
+def test_what_is_said_is_the_end_of_a_reply(reply):
+    said = strip_thinking(reply)
+    assert reply.endswith(said)
+    assert not said.lstrip().startswith("<think>")
+    assert strip_thinking(f"<think>{THINKING.sub('', reply).replace('</think>', '')}</think>Up") == "Up"
     assert has_thought(reply) == ("</think>" in reply)
 
 
@@ -86,7 +89,7 @@ def test_of_what_goes_on_for_pages_the_end_is_read():
         strip_thinking("<think>" + "a" * LONGEST + "</think>" + "b" * LONGEST + "c")
         == "b" * (LONGEST - 1) + "c"
     )
-    assert strip_thinking("a" * 30 + "<think></think>" + "b" * 5, 10) == "aaaaabbbbb"
+    assert strip_thinking("<think></think>" + "a" * 30 + "b" * 5, 10) == "aaaaabbbbb"
     assert said_actions("x" * ANSWER_WITHIN + " <answer>Up</answer>", PROFILES["native"]) == ["Up"]
     # A reply that is nothing but an action is that from its beginning to its end.
     assert said_actions("x" + " " * ANSWER_WITHIN + "Up", PROFILES["native"]) == []

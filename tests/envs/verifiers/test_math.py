@@ -166,7 +166,7 @@ def test_math_verify_is_not_asked_where_it_takes_one_of_several_numbers_for_all(
         ("A: ", ""),
         ("no mark 5", None),
         (r"my thoughts \boxed{1}</think>\boxed{2}", "2"),
-        (r"\boxed{1}<think>\boxed{2}", "1"),
+        (r"<think>\boxed{2}", None),
     ],
 )
 def test_where_an_answer_is_marked(response, answer):
