@@ -1,5 +1,7 @@
 """Rows of data sets, read from files: JSON lines, a JSON list, Parquet, or what Hugging Face's `datasets` loads."""
 
+import json
+import re
 from codecs import BOM_UTF8
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +14,8 @@ from rollgym.trainer.core.errors import ConfigError
 
 _BATCH_ROWS = 1024
 _SHOWN = 60
+_NINETEEN_DIGITS = re.compile(rb"\d{19}")
+"""Fewer digits have at most 60 bits."""
 
 Row = dict[str, Any]
 
@@ -41,7 +45,7 @@ def read_rows(settings: RowsSettings) -> Iterator[tuple[RowPlace, Row]]:
     if settings.path is None:
         yield from _hub_rows(settings)
         return
-    path = Path(settings.path)
+    path = Path(settings.path).expanduser()
     if path.is_dir():
         yield from _saved_rows(settings, path)
         return
@@ -78,15 +82,41 @@ def _row(line: bytes, place: RowPlace) -> Row:
     except orjson.JSONDecodeError as error:
         shown = line[:_SHOWN].decode(errors="replace").strip()
         raise ConfigError(f"data set {place}: {error}: {shown!r}") from error
+    _refuse_large_integers(line, place)
     return _checked(row, place)
+
+
+def _refuse_large_integers(text: bytes, place: object) -> None:
+    """Refuse what the reader has rounded: it makes floats of integers beyond 64 bits.
+
+    Raises:
+        ConfigError: If there is one.
+    """
+    if _NINETEEN_DIGITS.search(text) is None:
+        return
+    large: list[str] = []
+
+    def note(digits: str) -> int:
+        if len(digits) > 18 and not -(1 << 63) <= int(digits[:40]) < 1 << 64:
+            large.append(digits)
+        return 0
+
+    json.loads(text, parse_int=note)
+    if large:
+        shown = large[0] if len(large[0]) <= 40 else f"{large[0][:40]}..."
+        raise ConfigError(
+            f'data set {place}: the integer {shown} has more than 64 bits: write it as text ("{shown}")'
+        )
 
 
 def _list(path: Path) -> Iterator[tuple[RowPlace, Row]]:
     try:
         # As lines are read: Python's own reader lets through what no JSON is, such as NaN and half a character.
-        rows = orjson.loads(path.read_bytes().removeprefix(BOM_UTF8))
+        content = path.read_bytes().removeprefix(BOM_UTF8)
+        rows = orjson.loads(content)
     except orjson.JSONDecodeError as error:
         raise ConfigError(f"data set {path} is no JSON: {error}") from error
+    _refuse_large_integers(content, path)
     if not isinstance(rows, list):
         raise ConfigError(f"data set {path} must hold a list of rows")
     for number, row in enumerate(rows):

@@ -106,6 +106,17 @@ def test_the_same_rows_come_from_every_kind_of_file(tmp_path):
         ("rows.jsonl", '{"a": 1}\n{"a": \n', r"rows\.jsonl, line 2: .*'\{\"a\":'"),
         ("rows.jsonl", "[1]\n", "line 1: a row must be a JSON object, not list"),
         ("rows.jsonl", "", "has no rows"),
+        (
+            "rows.jsonl",
+            '{"question": "q", "answer": "1"}\n{"question": "q", "answer": {"a": [1180591620717411303424]}}\n',
+            "line 2: the integer 1180591620717411303424 has more than 64 bits: write it as text",
+        ),
+        (
+            "rows.json",
+            '[{"question": "12345678901234567890123", "answer": -18446744073709551616}]',
+            "the integer -18446744073709551616 has more than 64 bits",
+        ),
+        ("rows.jsonl", f'{{"a": {"9" * 5000}}}\n', "number is infinity"),
         ("rows.json", '{"a": 1}', "must hold a list of rows"),
         ("rows.json", "[", "is no JSON"),
         ("rows.json", '[{"a": NaN}]', r"rows\.json is no JSON: .*line 1"),
