@@ -198,7 +198,7 @@ def _is_our_clients(error: BaseException) -> bool:
     if not isinstance(error, ConnectionError | TimeoutError):
         return False
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    return any(str(frame.f_globals.get("__name__", "")).startswith("clients.") for frame in frames)
+    return any(str(frame.f_globals.get("__name__", "")).startswith("rollgym.clients.") for frame in frames)
 
 
 def _is_our_cancellation(error: BaseException) -> bool:
