@@ -14,6 +14,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
+from rollgym.clients.process.module_paths import current_path
 from rollgym.clients.protocol.errors import ProblemError
 from rollgym.trainer.core.errors import ConfigError, InvalidNumberError, PluginError, TrainerError
 
@@ -140,7 +141,7 @@ def load_attribute(path: str) -> Any:
     Raises:
         ConfigError: If the path is malformed, nothing is there, or the module cannot be imported.
     """
-    module_name, separator, attribute = path.partition(":")
+    module_name, separator, attribute = current_path(path).partition(":")
     if not separator or not module_name or not attribute:
         raise ConfigError(f"'{path}' is not of the form module:attribute")
     module = _import(module_name, path)
