@@ -3,13 +3,15 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# What has been installed: what training needs, and all that the tests need.
+TRAIN_STAMP := $(VENV)/.installed-train
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
 .PHONY: help install train reproduce test test-slow test-lowest coverage format drawings docs lint types pyright contracts check clean
 
 help:
-	@echo "make install    a virtual environment in .venv with all commands; train and test begin with it"
+	@echo "make install    a virtual environment in .venv with all that the tests need; they begin with it"
 	@echo "make train      a policy learns FrozenLake in a served environment (about ten minutes on a laptop)"
 	@echo "make reproduce  the same with three seeds"
 	@echo "make test       all tests but those that take long"
@@ -22,19 +24,28 @@ help:
 	@echo "make docs       the documentation as a site, in build/site; a link that leads nowhere is an error"
 	@echo "make drawings   the drawings of ARCHITECTURE.md, from the imports"
 
-$(STAMP): pyproject.toml constraints-cpu.txt
+INSTALL = $(BIN)/python -m pip install --disable-pip-version-check -c constraints-cpu.txt
+
+$(TRAIN_STAMP): pyproject.toml setup.py constraints-cpu.txt
+	@echo "Installing rollgym and what training needs into $(VENV); the first time takes a few minutes."
+	$(PYTHON) -m venv $(VENV)
+	$(INSTALL) -e '.[train]' $(PIP_EXTRA)
+	@touch $(TRAIN_STAMP)
+
+$(STAMP): pyproject.toml setup.py constraints-cpu.txt
 	@echo "Installing rollgym and all that its tests need into $(VENV); the first time takes some minutes."
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --disable-pip-version-check -c constraints-cpu.txt -e '.[dev]' $(PIP_EXTRA)
-	@touch $(STAMP)
+	$(INSTALL) -e '.[dev]' $(PIP_EXTRA)
+	@touch $(TRAIN_STAMP) $(STAMP)
 	@echo "Installed. The commands are in $(BIN): run \`. $(BIN)/activate\` to have them without that, or $(BIN)/roll-env --help"
 
 install: $(STAMP)
 
-train: $(STAMP)
+train: $(TRAIN_STAMP)
 	$(BIN)/roll-train --config examples/frozen_lake.yaml output_dir=runs/frozen_lake checkpoint.resume=auto
+	@echo "See what it did, as a page: $(BIN)/roll-train report runs/frozen_lake"
 
-reproduce: $(STAMP)
+reproduce: $(TRAIN_STAMP)
 	for seed in 0 1 2; do \
 	  $(BIN)/roll-train --config examples/frozen_lake.yaml seed=$$seed \
 	    output_dir=runs/frozen_lake_seed$$seed checkpoint.resume=auto || exit 1; \

@@ -26,6 +26,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from rollgym.clients.measuring.revision import revision
+
 ROOT = Path(__file__).resolve().parents[1]
 _NAMES = ("who", "what", "sessions")
 """What rows of our benchmarks are named by."""
@@ -81,12 +83,7 @@ def main() -> None:
                     found[place][name].append(value)
         print(f"round {number + 1} of {options.rounds}", file=sys.stderr)
 
-    commits = {
-        name: subprocess.run(
-            ["git", "rev-parse", "HEAD"], cwd=checkout, capture_output=True, text=True, check=True
-        ).stdout.strip()
-        for name, checkout in checkouts.items()
-    }
+    commits = {name: revision(checkout) for name, checkout in checkouts.items()}
     rows = []
     print("| figure | before, median (least to most) | after |\n| --- | ---: | ---: |")
     for place, values in found.items():

@@ -9,8 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from rollgym.gymnasium_plugin import register_once_gymnasium_is_imported
-
-__version__ = "0.1.0"
+from rollgym.version import __version__
 
 if TYPE_CHECKING:
     from rollgym.clients.client.client import EnvClient

@@ -5,6 +5,11 @@ import gc
 import os
 import signal
 import sys
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+from types import ModuleType
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -29,9 +34,35 @@ LONGEST = (
     "tests/clients/audit/test_own_environments.py",
 )
 
+ROOT = Path(__file__).absolute().parents[1]
+
+
+class _Refusal(Loader):
+    def exec_module(self, module: ModuleType) -> None:
+        raise ImportError(f"import rollgym.{module.__name__}: no module of ours has a second name")
+
+
+class _OneName(MetaPathFinder):
+    """Refuses `import envs` and the like, which finds our folders where a checkout is on the path."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if path is not None or not (ROOT / "rollgym" / name).is_symlink():
+            return None
+        spec = PathFinder.find_spec(name)
+        if spec is not None and spec.origin is not None and Path(spec.origin).parent == ROOT / name:
+            spec.loader = _Refusal()
+            return spec
+        return None
+
 
 def pytest_configure() -> None:
-    """Let Ctrl-C be Ctrl-C: a shell starts what runs in its background with it ignored, and so would we start all."""
+    """Import nothing by two names; let Ctrl-C be Ctrl-C.
+
+    A shell starts what runs in its background with Ctrl-C ignored, and so would we start all.
+    """
+    sys.meta_path.insert(0, _OneName())
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     # The programs that tests start would compile every module anew, hundreds of times.

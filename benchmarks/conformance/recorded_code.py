@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import subprocess
 import sys
 import threading
 import time
@@ -12,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from rollgym.clients.measuring.revision import revision
 from rollgym.envs.verifiers.base import Verdict
 from rollgym.envs.verifiers.code_tests import CodeTestsEnv
 
@@ -56,9 +56,7 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 def commit() -> str:
     """Return the commit that is measured."""
-    return subprocess.run(
-        ["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout.strip()
+    return revision()
 
 
 def main() -> int:

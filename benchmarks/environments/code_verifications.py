@@ -5,12 +5,12 @@ import json
 import os
 import resource
 import statistics
-import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from rollgym.clients.measuring.revision import revision
 from rollgym.envs.code.sandboxes import operator_sandbox
 from rollgym.envs.verifiers.code_tests import CodeTestsEnv
 
@@ -86,9 +86,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=60)
     options = parser.parse_args()
     rows = [measure(name, options.count, workers) for name in _ITEMS for workers in (1, 2)]
-    commit = subprocess.run(
-        ["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout.strip()
+    commit = revision()
     result = {
         "command": "python benchmarks/environments/code_verifications.py",
         "commit": commit,

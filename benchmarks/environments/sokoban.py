@@ -22,6 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
+from rollgym.clients.measuring.revision import revision
 from rollgym.envs.games.sokoban.board import ACTIONS
 from rollgym.envs.games.sokoban.environment import SokobanEnv
 from rollgym.envs.games.sokoban.generator import Difficulty, generate
@@ -99,10 +100,10 @@ def main():
             )
         print(json.dumps(row))
         table.append(row)
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
+    commit = revision()
     result = {
         "command": "python benchmarks/environments/sokoban.py --peer-python peer/bin/python",
-        "commit": commit.stdout.strip(),
+        "commit": commit,
         "load_average": round(os.getloadavg()[0], 2),
         "cases": table,
     }

@@ -22,6 +22,7 @@ from pathlib import Path
 import textarena
 from textarena.envs.registration import ENV_REGISTRY
 
+from rollgym.clients.measuring.revision import revision
 from rollgym.envs.adapters.textarena import TextArenaAdapter
 
 PATIENCE_S = 20
@@ -97,10 +98,10 @@ def main():
         return
     here, there = elsewhere("1"), elsewhere("4711")
     played = {game: each["players"] for game, each in here.items() if "players" in each}
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
+    commit = revision()
     result = {
         "command": "python benchmarks/environments/textarena_ids.py",
-        "commit": commit.stdout.strip(),
+        "commit": commit,
         "textarena": importlib.metadata.version("textarena"),
         "ids": len(here),
         "played": len(played),

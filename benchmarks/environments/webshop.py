@@ -13,7 +13,6 @@ import multiprocessing
 import os
 import re
 import statistics
-import subprocess
 import tempfile
 import time
 from functools import partial
@@ -21,6 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
+from rollgym.clients.measuring.revision import revision
 from rollgym.envs.webshop.cache import open_catalogue
 from rollgym.envs.webshop.environment import WebShopEnv, goal_range
 from rollgym.envs.webshop.expert import instruction_query
@@ -193,9 +193,7 @@ def main():
     options = parser.parse_args()
     result = {
         "command": f"python benchmarks/environments/webshop.py --products {options.products}",
-        "commit": subprocess.run(
-            ["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True
-        ).stdout.strip(),
+        "commit": revision(),
         "cores": os.cpu_count(),
         "first_result": {goals: scripted("test", goals, False) for goals in ("human", "synthetic")},
         "first_result_with_named_options": {

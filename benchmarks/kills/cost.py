@@ -10,7 +10,6 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -20,6 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 import rollgym.trainer.commands.train  # noqa: E402, F401 - what every run would import
+from rollgym.clients.measuring.revision import revision  # noqa: E402
 from rollgym.trainer.records.rollout_log import RolloutLog  # noqa: E402
 from tests.support.processes import env_server  # noqa: E402
 
@@ -88,9 +88,7 @@ def main() -> None:
     turns = sum(len(each["turns"]) for each in episodes)
     result = {
         "command": " ".join(["python", "benchmarks/kills/cost.py", *sys.argv[1:]]),
-        "commit": subprocess.run(
-            ["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True, cwd=ROOT
-        ).stdout.strip(),
+        "commit": revision(),
         "cpu_seconds": seconds,
         "more_cpu_in_percent_median_of_pairs": {
             log: 100

@@ -36,6 +36,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
+from rollgym.clients.measuring.revision import revision  # noqa: E402
 from tests.support.processes import end, end_with_parent, kill_module  # noqa: E402
 from tests.support.server_accounts import server_account_of  # noqa: E402
 from tests.support.token_accounts import account_of  # noqa: E402
@@ -305,8 +306,7 @@ def prepare(options: argparse.Namespace) -> dict[str, Any]:
     Raises:
         SystemExit: If it is of another commit or of other settings.
     """
-    command = ["git", "rev-parse", "HEAD"]
-    commit = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stdout.strip()
+    commit = revision()
     wanted = {"commit": commit, "kills": options.kills, "episodes": options.episodes}
     wanted |= {"max_staleness": options.staleness, "config": CONFIG}
     kept = options.work / "settings.json"

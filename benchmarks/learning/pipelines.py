@@ -20,6 +20,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from rollgym.clients.measuring.revision import revision
+
 ROOT = Path(__file__).resolve().parents[2]
 RESULT = ROOT / "benchmarks" / "results" / "pipelines.json"
 OPPOSITE = {"Left": "Right", "Right": "Left", "Up": "Down", "Down": "Up"}
@@ -122,9 +124,9 @@ def lake(folder: Path, seed: int, estimates: list[str]) -> dict[str, Any]:
     roll_train(teacher, *LAKE, f"seed={seed}")
     learnt = curve(teacher, success)
     goal = learnt[-1][1]
-    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True)
+    head = revision()
     results: dict[str, Any] = {
-        "commit": head.stdout.strip(),
+        "commit": head,
         "goal": goal,
         "reinforcement learning": {
             "episodes_per_step": 256,

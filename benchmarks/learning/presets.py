@@ -15,6 +15,7 @@ from pathlib import Path
 
 from summary import scores, vars_of
 
+from rollgym.clients.measuring.revision import revision
 from rollgym.clients.measuring.statistics import Interval, rate_difference
 from rollgym.trainer.core.run_files import read_lines
 
@@ -66,16 +67,14 @@ def train(preset: str, seed: int, run: Path) -> None:
     """Make a run, or go on with it, and note its processor time and commit beside it."""
     command = [sys.executable, "-m", "rollgym.trainer.cli", "--config", CONFIG, *overrides(preset)]
     command += [f"seed={seed}", f"output_dir={run}", f"name={run.name}", "checkpoint.resume=auto"]
-    commit = subprocess.run(
-        ["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True, cwd=ROOT
-    )
+    commit = revision()
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     try:
         subprocess.run(command, check=True, cwd=ROOT)
     finally:
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         spent = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-        attempt = {"commit": commit.stdout.strip(), "cpu_s": round(spent, 1)}
+        attempt = {"commit": commit, "cpu_s": round(spent, 1)}
         with run.with_suffix(".attempts.jsonl").open("a") as file:
             file.write(json.dumps(attempt) + "\n")
 

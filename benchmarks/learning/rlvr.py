@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from rollgym.clients.measuring.revision import revision
 from rollgym.clients.measuring.statistics import success_rate
 from rollgym.envs.core.splits import split_of_text
 from rollgym.trainer.core.run_files import read_lines
@@ -192,8 +193,7 @@ def main() -> None:
             for each in found.values()
         ]
         print(f"| {name} | {' | '.join(cells)} |")
-    revision = ["git", "rev-parse", "HEAD"]
-    commit = subprocess.run(revision, capture_output=True, text=True, check=True, cwd=ROOT).stdout.strip()
+    commit = revision()
     command = f"python benchmarks/learning/rlvr.py --seeds {' '.join(map(str, options.seeds))}"
     RESULTS.write_text(json.dumps({"command": command, "commit": commit, "rows": rows}, indent=1) + "\n")
 

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from presets import CONFIG, PRESETS, overrides
 
+from rollgym.clients.measuring.revision import revision
 from rollgym.trainer.core.run_files import read_lines
 
 ROOT = Path(__file__).parents[2]
@@ -64,10 +65,7 @@ def trained(checkout: Path, words: list[str], steps: int) -> list[dict[str, obje
 
 def commit_of(checkout: Path) -> str:
     """Return the commit that a checkout holds."""
-    answer = subprocess.run(
-        ["git", "rev-parse", "HEAD"], cwd=checkout, capture_output=True, text=True, check=True
-    )
-    return answer.stdout.strip()
+    return revision(checkout)
 
 
 def main() -> None:

@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from rollgym.clients.measuring.revision import revision
 from rollgym.clients.measuring.statistics import mean_interval, success_rate
 from rollgym.trainer.core.run_files import read_lines
 
@@ -67,7 +68,7 @@ def play(run: Path, words: list[str], seed: int, steps: int, episodes: int) -> N
         return
     print(f"--- {run.name}", flush=True)
     run.parent.mkdir(parents=True, exist_ok=True)
-    (run.parent / f"{run.name}.commit").write_text(commit())
+    (run.parent / f"{run.name}.commit").write_text(revision())
     command = [sys.executable, "-m", "rollgym.trainer.cli", "--config", CONFIG, *words]
     command += [f"seed={seed}", f"steps={steps}", f"output_dir={run}", "checkpoint.resume=auto"]
     command.append(f"evaluation.sets.held_out.episodes={episodes}")
@@ -76,12 +77,6 @@ def play(run: Path, words: list[str], seed: int, steps: int, episodes: int) -> N
         return
     with agent_service(run.parent / f"{run.name}.port") as url:
         subprocess.run([*command, f"rollout.agent={url}"], check=True, cwd=ROOT)
-
-
-def commit() -> str:
-    """Return the commit that is measured."""
-    command = ["git", "rev-parse", "HEAD"]
-    return subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stdout.strip()
 
 
 def reached(run: Path) -> dict[str, object]:

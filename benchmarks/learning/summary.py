@@ -2,9 +2,9 @@
 
 import argparse
 import json
-import subprocess
 from pathlib import Path
 
+from rollgym.clients.measuring.revision import revision
 from rollgym.clients.measuring.statistics import Interval, rate_difference, success_rate
 from rollgym.trainer.core.run_files import read_lines
 
@@ -50,7 +50,7 @@ def main():
         shown = str(gain) if mode in ("sampled", "greedy") else ""
         print(f"| {run} | {evaluation_set} | {mode} | {steps} | {before} | {after} | {shown} |")
     if options.output:
-        head = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
+        head = revision()
         content = [
             {
                 "run": run,
@@ -67,7 +67,7 @@ def main():
             json.dumps(
                 {
                     "command": options.command,
-                    "commit": options.commit or head.stdout.strip(),
+                    "commit": options.commit or head,
                     "rows": content,
                 },
                 indent=1,

@@ -34,6 +34,7 @@ sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
 
 from run import CountingSource  # noqa: E402
 
+from rollgym.clients.measuring.revision import revision  # noqa: E402
 from rollgym.trainer.config.run import PromptSettings  # noqa: E402
 from rollgym.trainer.inference.base import GenerationRequest, GenerationResult, SamplingParams  # noqa: E402
 from rollgym.trainer.inference.forwarding import GenerationQueue  # noqa: E402
@@ -216,10 +217,10 @@ def main() -> None:
         if options.verifiers:
             results["verifiers"] = show("verifiers", verifiers(options.verifiers, size, server.url))
     if options.output:
-        commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
+        commit = revision()
         record = {
             "command": " ".join(["python", *sys.argv]),
-            "commit": commit.stdout.strip(),
+            "commit": commit,
             "load": os.getloadavg(),
             "results": results,
         }

@@ -21,7 +21,6 @@ import argparse
 import asyncio
 import json
 import os
-import subprocess
 import sys
 import time
 from dataclasses import dataclass, replace
@@ -33,6 +32,7 @@ sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
 from profiles import FrozenLake  # noqa: E402
 from run import CountingSource, Schedule, play_run  # noqa: E402
 
+from rollgym.clients.measuring.revision import revision  # noqa: E402
 from rollgym.trainer.inference.base import GenerationRequest, SamplingParams  # noqa: E402
 from rollgym.trainer.inference.forwarding import GenerationQueue  # noqa: E402
 from rollgym.trainer.inference.server_client import ServerClient  # noqa: E402
@@ -206,10 +206,10 @@ def main() -> None:
     with server, env_server(*served) as env_url:
         results = asyncio.run(measure(options, ideals, server.url, env_url))
     if options.output:
-        commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
+        commit = revision()
         record = {
             "command": " ".join(["python", *sys.argv]),
-            "commit": commit.stdout.strip(),
+            "commit": commit,
             "load": os.getloadavg(),
             "results": results,
         }

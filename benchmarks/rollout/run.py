@@ -24,7 +24,6 @@ import argparse
 import asyncio
 import json
 import os
-import subprocess
 import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -34,6 +33,7 @@ sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
 
 from profiles import PROFILES, Profile  # noqa: E402
 
+from rollgym.clients.measuring.revision import revision  # noqa: E402
 from rollgym.trainer.inference.base import GenerationRequest, GenerationResult, SamplingParams  # noqa: E402
 from rollgym.trainer.inference.forwarding import GenerationQueue  # noqa: E402
 from rollgym.trainer.records.group import GroupPlan  # noqa: E402
@@ -243,10 +243,10 @@ def main() -> None:
         print(f"\n{name}")
         results[name] = measure(PROFILES[name](), options.steps)
     if options.output:
-        commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
+        commit = revision()
         record = {
             "command": " ".join(["python", *sys.argv]),
-            "commit": commit.stdout.strip(),
+            "commit": commit,
             "load": os.getloadavg(),
             "steps": options.steps,
             "results": results,

@@ -20,6 +20,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from rollgym.clients.measuring.revision import revision
 from rollgym.sandbox.core.base import SandboxUnavailableError
 from rollgym.sandbox.core.languages import host_toolchain
 from rollgym.sandbox.core.program import Program
@@ -139,9 +140,7 @@ def main() -> None:
                 }
             )
             print(rows[-1], flush=True)
-    commit = subprocess.run(
-        ["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False
-    ).stdout.strip()
+    commit = revision()
     report = {
         "command": " ".join(["python", *sys.argv]),
         "commit": commit,

@@ -6,7 +6,6 @@ python benchmarks/security/frames.py --messages 40000 --seed 1 --output benchmar
 import argparse
 import asyncio
 import json
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from rollgym.clients.measuring.revision import revision
 from tests.env_server.http.test_frames import ENV_IDS, LIMITS, SERVED, as_it_was
 from tests.support.bad_frames import Fuzz, resident_mib
 from tests.support.wire import Server
@@ -47,12 +47,10 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True
-    )
+    commit = revision(short=True)
     result = {
         "command": f"python benchmarks/security/frames.py --messages {options.messages} --seed {options.seed}",
-        "commit": commit.stdout.strip(),
+        "commit": commit,
         **asyncio.run(measure(options.messages, options.seed)),
     }
     text = json.dumps(result, indent=1)

@@ -9,7 +9,6 @@ median what it costs here and now.
 """
 
 import random
-import subprocess
 import sys
 from collections import defaultdict
 from contextlib import ExitStack
@@ -21,6 +20,8 @@ import uvloop
 from contenders import CONTENDERS, OWN_SERVER
 from load import run_load
 from rounds import Rows, medians, progress
+
+from rollgym.clients.measuring.revision import revision
 
 _TURNS = 3
 _NAMES = ("before", "after")
@@ -60,12 +61,11 @@ def main() -> None:
     before = options.before.resolve()
     processes.allow_many_files()
     processes.pin_load()
-    command = ["git", "-C", str(before), "rev-parse", "HEAD"]
     result = {
         **rounds.record(
             "benchmarks/serving/before_and_after.py", options, {}, {str(options.before): "BEFORE"}
         ),
-        "before": subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip(),
+        "before": revision(before),
         "steps": medians(measure(before, options.only, options.sessions, options.rounds, options.seconds)),
     }
     rounds.write(result, options.out)

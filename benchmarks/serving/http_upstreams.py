@@ -24,6 +24,7 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.soak.run import Server  # noqa: E402
 from rollgym.clients.client.client import EnvClient  # noqa: E402
+from rollgym.clients.measuring.revision import revision  # noqa: E402
 from rollgym.clients.protocol.errors import ProblemError  # noqa: E402
 
 UPSTREAM = """
@@ -140,9 +141,7 @@ def main() -> None:
     options = parser.parse_args()
     results = asyncio.run(run(options))
     if options.out:
-        commit = subprocess.run(
-            ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True, cwd=ROOT
-        ).stdout.strip()
+        commit = revision(short=True)
         about = {"command": "python " + " ".join(sys.argv), "commit": commit, "cores": os.cpu_count()}
         named = {"sessions": options.sessions, "rounds": options.rounds}
         options.out.write_text(json.dumps({"about": {**about, **named}, "servers": results}, indent=1) + "\n")

@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from rollgym.clients.measuring.revision import revision
+
 ROOT = Path(__file__).resolve().parents[2]
 _START_TIMEOUT_S = 120.0
 _VERSIONED = (
@@ -138,15 +140,16 @@ def machine() -> dict[str, Any]:
     return {
         "cpu": model.group(1) if model else "unknown",
         "cpus": os.cpu_count(),
-        "commit": _git("rev-parse", "HEAD"),
-        "changed_files": _git("status", "--porcelain", "--", "clients", "env_server", "envs").splitlines(),
+        "commit": revision(),
+        "changed_files": _changed_files(),
     }
 
 
-def _git(*arguments: str) -> str:
-    return subprocess.run(
-        ["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False
-    ).stdout.rstrip()
+def _changed_files() -> list[str]:
+    if revision() == "unknown":
+        return []
+    command = ["git", "status", "--porcelain", "--", "clients", "env_server", "envs"]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
 
 
 def versions(pythons: Mapping[str, str]) -> dict[str, dict[str, str]]:

@@ -12,7 +12,6 @@ import collections
 import json
 import os
 import random
-import subprocess
 import sys
 import tempfile
 import time
@@ -25,6 +24,7 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.soak.run import LINGER_S, SETTLE_S, Server, Task, digest_of, left_at  # noqa: E402
 from rollgym.clients.client.client import EnvClient  # noqa: E402
+from rollgym.clients.measuring.revision import revision  # noqa: E402
 from rollgym.clients.protocol.errors import ProblemError  # noqa: E402
 
 # Of the whole catalog, so that what a node registers last is played as often as what it registers first.
@@ -180,9 +180,7 @@ def main() -> None:
     result = asyncio.run(run(options))
     print(json.dumps(result, indent=1))
     if options.out:
-        commit = subprocess.run(
-            ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True, cwd=ROOT
-        ).stdout.strip()
+        commit = revision(short=True)
         about = {"command": "python " + " ".join(sys.argv), "commit": commit, "cores": os.cpu_count()}
         options.out.write_text(json.dumps({"about": about, **result}, indent=1) + "\n")
     if result["failed"] or result["different"] or sum(result["left_at_nodes"]):

@@ -16,7 +16,6 @@ import json
 import os
 import random
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -28,10 +27,11 @@ import httpx
 from gateway_fleet import Fleet
 from gateway_players import IDLE_S, player, undisturbed
 from progress import Progress
-from run import ROOT, left_at
+from run import left_at
 from spreading_proxy import SpreadingProxy
 
 from rollgym.clients.client.client import EnvClient
+from rollgym.clients.measuring.revision import revision
 
 SAVE_EVERY_S = 10.0
 
@@ -124,9 +124,7 @@ def main() -> None:
     # Servers in groups of their own are ended by this program, also where it is told to stop.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True, cwd=ROOT
-    ).stdout.strip()
+    commit = revision(short=True)
     about = {"about": {"command": "python " + " ".join(sys.argv), "commit": commit, "cores": os.cpu_count()}}
     progress = Progress.load(options.out, options.seed)
     result = asyncio.run(run(options, progress, about))

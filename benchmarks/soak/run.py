@@ -25,6 +25,7 @@ import httpx
 import numpy as np
 
 from rollgym.clients.client.client import EnvClient
+from rollgym.clients.measuring.revision import revision
 from rollgym.clients.protocol.errors import ProblemError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -324,9 +325,7 @@ def main() -> None:
     result = asyncio.run(run(options))
     print(json.dumps({name: value for name, value in result.items() if name != "memory"}, indent=1))
     if options.out:
-        commit = subprocess.run(
-            ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True, cwd=ROOT
-        ).stdout.strip()
+        commit = revision(short=True)
         about = {"command": "python " + " ".join(sys.argv), "commit": commit, "cores": os.cpu_count()}
         options.out.write_text(json.dumps({"about": about, **result}, indent=1) + "\n")
     left = result["left_at_the_gateway"] + sum(result["left_at_nodes"])

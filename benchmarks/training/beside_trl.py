@@ -25,7 +25,6 @@ import copy
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -54,6 +53,7 @@ from fixed_rollouts import (  # noqa: E402
     trl_inputs,
 )
 
+from rollgym.clients.measuring.revision import revision  # noqa: E402
 from rollgym.trainer.backends.heads import PolicyHead  # noqa: E402
 from rollgym.trainer.backends.optimizer import Schedule  # noqa: E402
 from rollgym.trainer.backends.torch_backend import TorchBackend  # noqa: E402
@@ -335,10 +335,10 @@ def main() -> None:
 def write(results: dict[str, object], options: argparse.Namespace) -> None:
     """Write down what there is; a run that is ended early leaves the cases that it has measured."""
     if options.output is not None:
-        commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
+        commit = revision()
         record = {
             "command": " ".join(["python", *sys.argv]),
-            "commit": commit.stdout.strip(),
+            "commit": commit,
             "trl": version("trl"),
             "torch": version("torch"),
             "transformers": version("transformers"),

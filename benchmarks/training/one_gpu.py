@@ -26,6 +26,7 @@ from typing import Any
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from rollgym.clients.measuring.revision import revision
 from rollgym.trainer.backends.base import MicroBatch, TrainRow
 from rollgym.trainer.backends.fsdp2 import fsdp2_backend
 from rollgym.trainer.backends.heads import PolicyHead
@@ -261,8 +262,7 @@ def main() -> None:
         case = CASES[options.case]
         print(json.dumps(generated(options) if case.get("generates") else trained(case, options)))
         return
-    # A copy without its history has none.
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True)
+    commit = revision()
     results: dict[str, Any] = {}
     for name in [*options.only, *(["beside TRL"] if options.trl else [])]:
         results[name] = beside_trl(options) if name == "beside TRL" else in_a_process(name, options)
@@ -270,7 +270,7 @@ def main() -> None:
         if options.output is not None:  # after each, so that one that is stopped has measured something
             record = {
                 "command": " ".join(["python", *sys.argv]),
-                "commit": commit.stdout.strip() or None,
+                "commit": commit,
                 "device": device_name(torch_device(options.device)) or "a processor",
                 "torch": torch.__version__,
                 "model": TINY if options.tiny else SHAPE,

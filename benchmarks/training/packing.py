@@ -12,13 +12,13 @@ import json
 import os
 import random
 import statistics
-import subprocess
 import time
 from functools import partial
 from pathlib import Path
 
 import torch
 
+from rollgym.clients.measuring.revision import revision
 from rollgym.trainer.backends.batching import length_buckets, pad_rows
 from rollgym.trainer.models.tiny import TinyPolicySettings, build_tiny_model
 
@@ -111,10 +111,10 @@ def main():
                 name: round(statistics.median(each), 1) for name, each in times.items()
             },
         }
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
+    commit = revision()
     result = {
         "command": "python benchmarks/training/packing.py",
-        "commit": commit.stdout.strip(),
+        "commit": commit,
         "load_average": round(os.getloadavg()[0], 2),
         "rounds": options.rounds,
         "results": table,

@@ -15,7 +15,6 @@ import asyncio
 import json
 import os
 import statistics
-import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +23,7 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, Gemma2Config, LlamaConfig, PretrainedConfig, Qwen3Config
 
+from rollgym.clients.measuring.revision import revision
 from rollgym.trainer.algorithms.aggregation import collect
 from rollgym.trainer.algorithms.presets import PRESETS, resolve_preset
 from rollgym.trainer.algorithms.settings import AlgorithmSettings
@@ -282,7 +282,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     began = os.getloadavg()[0]
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
+    commit = revision()
     results: dict[str, dict[str, object]] = {}
 
     def note(name: str, kind: str, result: object) -> None:
@@ -290,7 +290,7 @@ def main() -> None:
         results.setdefault(name, {})[kind] = result
         document = {
             "command": "python benchmarks/training/shared_prefixes.py",
-            "commit": commit.stdout.strip(),
+            "commit": commit,
             "load_average": {"begun": round(began, 2), "ended": round(os.getloadavg()[0], 2)},
             "threads": 1,
             "rounds": options.rounds,

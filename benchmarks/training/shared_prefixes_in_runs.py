@@ -12,13 +12,13 @@ import asyncio
 import json
 import os
 import statistics
-import subprocess
 import tempfile
 import time
 from pathlib import Path
 
 import torch
 
+from rollgym.clients.measuring.revision import revision
 from rollgym.trainer.assembly.models import OwnModels
 from rollgym.trainer.assembly.policy import build_policy
 from rollgym.trainer.commands.train import train
@@ -119,10 +119,10 @@ def main() -> None:
     for name in options.runs:
         results[name] = compared(name, options.rounds)
         print(name, json.dumps(results[name]), flush=True)
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
+    commit = revision()
     document = {
         "command": "python benchmarks/training/shared_prefixes_in_runs.py",
-        "commit": commit.stdout.strip(),
+        "commit": commit,
         "load_average": {"begun": round(began, 2), "ended": round(os.getloadavg()[0], 2)},
         "threads": 1,
         "rounds": options.rounds,

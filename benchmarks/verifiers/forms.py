@@ -12,7 +12,6 @@ import asyncio
 import json
 import os
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from rollgym.clients.client.client import EnvClient
+from rollgym.clients.measuring.revision import revision
 from rollgym.envs.verifiers.base import VerifierEnv
 from rollgym.envs.verifiers.formats.environment import FormatEnv
 from rollgym.envs.verifiers.formats.prompts import FAMILIES
@@ -107,9 +107,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=0.5, help="CPU time of one measurement")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    commit = subprocess.run(
-        ["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=ROOT
-    ).stdout.strip()
+    commit = revision()
     result: dict[str, Any] = {
         "command": " ".join(["python benchmarks/verifiers/forms.py", *sys.argv[1:]]),
         "commit": commit,

@@ -11,7 +11,6 @@ they are absent; the other items are generated.
 import argparse
 import json
 import os
-import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +18,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from rollgym.clients.measuring.revision import revision
 from rollgym.envs.verifiers.base import VerifierEnv
 from rollgym.envs.verifiers.mathematics import MathEnv
 from rollgym.envs.verifiers.multiple_choice import MultipleChoiceEnv
@@ -169,10 +169,10 @@ def main() -> None:
     for each in (backed, gym):
         each.close()
     if options.out is not None:
-        commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
+        commit = revision()
         result = {
             "command": f"python benchmarks/verifiers/run.py --rounds {options.rounds}",
-            "commit": commit.stdout.strip(),
+            "commit": commit,
             "math_verify": version("math-verify"),
             "reasoning_gym": version("reasoning-gym"),
             "load_average": round(os.getloadavg()[0], 2),

@@ -7,7 +7,6 @@ import math
 import os
 import re
 import subprocess
-import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from itertools import zip_longest
@@ -28,6 +27,7 @@ from rollgym.clients.checks.trace import (
     first_difference,
     trace,
 )
+from rollgym.clients.process.python_module import python_module
 from rollgym.clients.protocol.spaces import UnicodeText, describe_space, parse_space
 from rollgym.clients.protocol.values import EncodeError, decode_value, encode_value
 
@@ -248,13 +248,9 @@ def _in_turns(
 def _trace_elsewhere(target: Target) -> list[list[str]]:
     """Return the trace of a fresh process with another hash seed."""
     done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "rollgym.clients.checks.trace",
-            target.name,
-            orjson.dumps(dict(target.kwargs)).decode(),
-        ],
+        python_module(
+            "rollgym.clients.checks.trace", target.name, orjson.dumps(dict(target.kwargs)).decode()
+        ),
         capture_output=True,
         env=os.environ | {"PYTHONHASHSEED": "4711"},
         timeout=_PROCESS_TIMEOUT_S,

@@ -14,6 +14,7 @@ import orjson
 from gymnasium.envs.registration import registry
 
 from rollgym.clients.process.installed import installed_environments
+from rollgym.clients.process.module_paths import current_path
 
 _SERVED_NAME = "checked"
 
@@ -33,6 +34,12 @@ class Target:
 
     name: str
     kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        # A console command does not look in the working directory, where authors keep what they work on.
+        if (here := str(Path.cwd())) not in sys.path:
+            sys.path.insert(0, here)
+        object.__setattr__(self, "name", current_path(self.name))
 
     def build(self) -> gymnasium.Env[Any, Any]:
         """Make the environment here.
@@ -88,9 +95,6 @@ class Target:
 
     def _load_class(self) -> Any:
         module_name, _, class_name = self._class_path.partition(":")
-        # A console command does not look in the working directory, where authors keep what they work on.
-        if (here := str(Path.cwd())) not in sys.path:
-            sys.path.insert(0, here)
         try:
             module = import_module(module_name)
         except ModuleNotFoundError as error:

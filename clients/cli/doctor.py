@@ -7,17 +7,16 @@ import importlib.metadata
 import importlib.util
 import os
 import platform
-import re
 import socket
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
+from rollgym.clients.checks.installation import check_imports, check_installation, required
 from rollgym.clients.checks.report import Finding, Status, print_report
 from rollgym.clients.process.local_server import LocalServer
+from rollgym.version import __version__
 
-_PACKAGES = ("clients", "envs", "env_server", "sandbox", "trainer", "rollgym")
 _EXTRAS = {"train": ("torch", "transformers", "tokenizers", "safetensors", "tensorboard", "matplotlib")}
 _WANTED_FILES = 4096
 
@@ -31,48 +30,19 @@ def add_parser(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print the findings; the exit code is 1 where something is wrong."""
-    findings = [*_versions(), *_packages(), *_extras(), _files(), *_loopback()]
+    findings = [*_versions(), *check_imports(), *check_installation(), *_extras(), _files(), *_loopback()]
     return print_report("this installation", findings, as_json=options.json)
 
 
 def _versions() -> Iterator[Finding]:
     python = f"{platform.python_version()} at {sys.executable}"
     yield Finding("python", Status.PASS, f"{python}, {os.cpu_count()} CPUs, {platform.platform()}")
-    for name in ("rollgym", *_required()):
+    yield Finding("rollgym", Status.PASS, __version__)
+    for name in required():
         try:
             yield Finding(name, Status.PASS, importlib.metadata.version(name))
         except importlib.metadata.PackageNotFoundError:
             yield Finding(name, Status.FAIL, "not installed", f"pip install {name}")
-
-
-def _required() -> Iterator[str]:
-    """Name what the distribution requires everywhere; what hangs on an extra or a platform carries a marker."""
-    for requirement in importlib.metadata.requires("rollgym") or ():
-        name, _, marker = requirement.partition(";")
-        if not marker:
-            yield re.split(r"[^\w.-]", name.strip())[0]
-
-
-def _packages() -> Iterator[Finding]:
-    """Look whether our common package names mean our packages."""
-    home = Path(__file__).resolve().parents[2]
-    for name in _PACKAGES:
-        spec = importlib.util.find_spec(name)
-        check = f"package {name}"
-        if spec is None:
-            yield Finding(check, Status.FAIL, f"not found beside {home / 'clients'}", "install rollgym again")
-            continue
-        places = [Path(place).resolve() for place in spec.submodule_search_locations or []]
-        if places == [home / name]:
-            yield Finding(check, Status.PASS, str(places[0]))
-            continue
-        found = ", ".join(map(str, places)) or str(spec.origin)
-        yield Finding(
-            check,
-            Status.FAIL,
-            f"`import {name}` finds {found}, not {home / name}",
-            f"rename what shadows it, or start from a directory without a `{name}`; import through `rollgym` only",
-        )
 
 
 def _extras() -> Iterator[Finding]:

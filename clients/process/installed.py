@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import dataclass
-from functools import cache
-from importlib.metadata import PackageNotFoundError, entry_points, version
+from importlib.metadata import entry_points
+
+from rollgym.version import __version__
 
 GROUP = "rollgym.environments"
 """Entry points `Id-v0 = "module:Class"` of environments in other packages."""
@@ -43,14 +44,5 @@ def installed_environments() -> dict[str, InstalledEnvironment]:
 def add_version(parser: argparse.ArgumentParser) -> None:
     """Let a command say which version it is of."""
     parser.add_argument(
-        "--version", action="version", version=f"rollgym {_version()}", help="Print the version and exit."
+        "--version", action="version", version=f"rollgym {__version__}", help="Print the version and exit."
     )
-
-
-@cache
-def _version() -> str:
-    try:
-        return version("rollgym")
-    except PackageNotFoundError:
-        # The tree is used as it is, without having been installed.
-        return "(not installed)"

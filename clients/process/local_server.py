@@ -6,12 +6,13 @@ import os
 import queue
 import re
 import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import IO, Self
+
+from rollgym.clients.process.python_module import python_module
 
 _READY = re.compile(r"rollgym serving on (http\S+)")
 _START_TIMEOUT_S = 60.0
@@ -43,7 +44,7 @@ class LocalServer:
         """
         self._log: IO[bytes] = tempfile.TemporaryFile()
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "rollgym.env_server", "--port", "0", *self._arguments],
+            python_module("rollgym.env_server", "--port", "0", *self._arguments),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=self._log,

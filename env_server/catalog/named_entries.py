@@ -11,6 +11,7 @@ import gymnasium
 from gymnasium.envs.registration import EnvSpec
 
 from rollgym.clients.process.installed import InstalledEnvironment
+from rollgym.clients.process.module_paths import current_path
 from rollgym.env_server.catalog.entry import CatalogEntry
 from rollgym.env_server.catalog.kwargs_rules import NO_KWARGS, KwargsRules
 from rollgym.env_server.common.setting_sections import Isolation
@@ -49,7 +50,7 @@ def _split(text: str, default_name: Callable[[str], str]) -> tuple[str, str]:
         name = default_name(text)
     if ID.fullmatch(name) is None:
         raise ConfigurationError(f"{name!r} cannot be the id of an environment ({text!r})")
-    return name, target
+    return name, current_path(target)
 
 
 def class_entry(

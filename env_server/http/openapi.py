@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterable, Mapping
-from importlib.metadata import version
 from typing import Any
 
 from fastapi.openapi.utils import get_openapi
@@ -13,6 +12,7 @@ from rollgym.clients.protocol.errors import CODES, RETRY_LATER
 from rollgym.clients.protocol.frames import MEDIA_TYPES
 from rollgym.clients.protocol.messages import IDENTIFIER
 from rollgym.env_server.messages.negotiation import PROBLEM_MEDIA_TYPE
+from rollgym.version import __version__
 
 ON_SESSION = ("unknown_session", "session_gone", "draining")
 RUNS = (*ON_SESSION, "busy", "not_reset", "env_error", "step_timeout", "upstream_error")
@@ -82,7 +82,7 @@ def describe(
     """
     document = get_openapi(
         title="rollgym environment server",
-        version=version("rollgym"),
+        version=__version__,
         description="Environments over HTTP. The same operations go over one WebSocket at /v1/ws.",
         routes=routes,
         separate_input_output_schemas=False,

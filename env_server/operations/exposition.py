@@ -4,7 +4,6 @@ import itertools
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +22,7 @@ from rollgym.env_server.operations.worker_pools import WorkerPools
 from rollgym.env_server.sessions.session import BaseSession
 from rollgym.env_server.telemetry.durations import BOUNDS, Durations
 from rollgym.env_server.telemetry.metrics import Metrics
+from rollgym.version import __version__
 
 if TYPE_CHECKING:
     from rollgym.env_server.gateway.shared_journal import SharedJournal
@@ -71,7 +71,7 @@ class Exposition(Collector):
         self._journal_file = journal_file
         self._shared_journal = shared_journal
         self._ready = False
-        self._version = version("rollgym")
+        self._version = __version__
         self._prometheus = CollectorRegistry(auto_describe=False)
         self._prometheus.register(self)
         ProcessCollector(registry=self._prometheus)

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Awaitable, Mapping
-from importlib.metadata import version
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -16,6 +15,7 @@ from rollgym.env_server.messages.validation import requested
 from rollgym.env_server.peers.peers import Peers
 from rollgym.env_server.sessions.replies import Reply
 from rollgym.env_server.sessions.sessions import Sessions
+from rollgym.version import __version__
 
 _LIMITS = (
     "max_request_bytes",
@@ -80,7 +80,7 @@ class Information:
         self._catalog = catalog
         self._sessions = sessions
         self._peers = peers
-        self._version = version("rollgym")
+        self._version = __version__
 
     def server(self, context: Context, fields: Mapping[str, Any]) -> Reply | Awaitable[Reply]:
         """The server's name, limits and capacity; where a gateway asks, also the gateways behind this one."""

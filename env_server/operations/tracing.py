@@ -5,7 +5,6 @@ import contextlib
 import logging
 import threading
 from collections.abc import Awaitable, Mapping
-from importlib.metadata import version
 from typing import Any
 
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -23,6 +22,7 @@ from rollgym.env_server.operations.operations import SOCKET_OPS, Calls
 from rollgym.env_server.sessions.replies import Reply
 from rollgym.env_server.sessions.session import BaseSession
 from rollgym.env_server.telemetry.logs import CURRENT_TRACE
+from rollgym.version import __version__
 
 _TRACED = SOCKET_OPS - {"ping"} | {"register", "unregister", "sessions"}
 _LONGEST = 128
@@ -61,7 +61,7 @@ class TracedOperations:
         # At the process's end, it would wait for the collector once more.
         self._provider = TracerProvider(resource=resource, sampler=sampler, shutdown_on_exit=False)
         self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint)))
-        self._tracer = self._provider.get_tracer("rollgym", version("rollgym"))
+        self._tracer = self._provider.get_tracer("rollgym", __version__)
 
     def call(self, context: Context, op: str, fields: Mapping[str, Any]) -> Reply | Awaitable[Reply]:
         """Run an operation.

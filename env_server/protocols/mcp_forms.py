@@ -1,7 +1,6 @@
 """The messages of the Model Context Protocol: read into requests of ours and built from answers of ours; no I/O."""
 
 from collections.abc import Mapping
-from importlib.metadata import version
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -14,6 +13,7 @@ from rollgym.env_server.protocols.openenv_forms import value_schema
 from rollgym.env_server.sessions.replies import Reply
 from rollgym.envs.tools.formats.calls import ToolCall, is_shallow, read_calls
 from rollgym.envs.tools.formats.table import FORMATS
+from rollgym.version import __version__
 
 VERSIONS = ("2025-11-25", "2025-06-18", "2025-03-26")
 """The revisions of the protocol that are spoken, the newest first; all have sessions that `initialize` begins."""
@@ -95,7 +95,7 @@ def initialize_result(params: Mapping[str, Any], env_id: str, reply: Reply) -> d
     return {
         "protocolVersion": asked if asked in VERSIONS else VERSIONS[0],
         "capabilities": {"tools": {"listChanged": False}},
-        "serverInfo": {"name": "rollgym", "title": env_id, "version": version("rollgym")},
+        "serverInfo": {"name": "rollgym", "title": env_id, "version": __version__},
         "instructions": begun_text(reply),
     }
 

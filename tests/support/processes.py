@@ -44,7 +44,7 @@ def kill_module(module: str, place: Path) -> bool:
             words = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
         except OSError:
             continue
-        if words[1:3] == ["-m", module] and any(each.startswith(f"{place}/") for each in words):
+        if ["-m", module] in (words[1:3], words[2:4]) and any(each.startswith(f"{place}/") for each in words):
             os.kill(int(entry.name), signal.SIGKILL)
             return True
     return False

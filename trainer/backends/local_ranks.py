@@ -16,6 +16,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
+from rollgym.clients.process.python_module import python_module
 from rollgym.trainer.backends.transport import Failure, RankDiedError, RankFailedError, pack, unpack
 from rollgym.trainer.core.errors import RunError
 
@@ -148,7 +149,7 @@ class LocalRanks:
             environment: All of its variables.
         """
         return subprocess.Popen(
-            [sys.executable, "-m", "rollgym.trainer.backends.rank", str(pipe), str(os.getpid())],
+            python_module("rollgym.trainer.backends.rank", str(pipe), str(os.getpid())),
             pass_fds=[pipe],
             stdin=subprocess.DEVNULL,
             stdout=said,

@@ -11,6 +11,7 @@ from typing import Any, cast
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from rollgym.clients.process.module_paths import with_current_paths
 from rollgym.clients.protocol.yaml_text import read_yaml
 from rollgym.trainer.config.evaluation import FORMER_EVALUATION_KEYS
 from rollgym.trainer.config.pipelines import no_section
@@ -88,7 +89,7 @@ def settings_from(
     if command in SECTIONS and values.get(command) is None:
         raise no_section(command, next((name for name in SECTIONS if values.get(name) is not None), None))
     try:
-        return RunSettings.model_validate(values)
+        return RunSettings.model_validate(with_current_paths(values))
     except ValidationError as error:
         raise ConfigError(_readable(error)) from error
 

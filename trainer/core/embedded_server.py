@@ -4,11 +4,11 @@ import asyncio
 import logging
 import re
 import signal
-import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+from rollgym.clients.process.python_module import python_module
 from rollgym.trainer.core.errors import RoleDiedError, RunError, TrainerError
 
 _READY = re.compile(r"rollgym serving on (http://\S+)")
@@ -114,11 +114,7 @@ class _Server:
         # The server's standard input ends with this process, however it ends: a killed run leaves no server behind.
         address = ["--host", "127.0.0.1", "--port", self._port, "--stop-at-end-of-input"]
         process = self._process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "rollgym.env_server",
-            *address,
-            *self._arguments,
+            *python_module("rollgym.env_server", *address, *self._arguments),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             # A Ctrl-C goes to all processes of the terminal's group; this one is still needed to end in order.

@@ -14,6 +14,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
+from rollgym.clients.process.module_paths import current_path
 from rollgym.clients.protocol.errors import ProblemError
 from rollgym.trainer.core.errors import ConfigError, InvalidNumberError, PluginError, TrainerError
 
@@ -140,7 +141,7 @@ def load_attribute(path: str) -> Any:
     Raises:
         ConfigError: If the path is malformed, nothing is there, or the module cannot be imported.
     """
-    module_name, separator, attribute = path.partition(":")
+    module_name, separator, attribute = current_path(path).partition(":")
     if not separator or not module_name or not attribute:
         raise ConfigError(f"'{path}' is not of the form module:attribute")
     module = _import(module_name, path)
@@ -198,7 +199,7 @@ def _is_our_clients(error: BaseException) -> bool:
     if not isinstance(error, ConnectionError | TimeoutError):
         return False
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    return any(str(frame.f_globals.get("__name__", "")).startswith("clients.") for frame in frames)
+    return any(str(frame.f_globals.get("__name__", "")).startswith("rollgym.clients.") for frame in frames)
 
 
 def _is_our_cancellation(error: BaseException) -> bool:

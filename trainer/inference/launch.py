@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import sys
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import httpx
 
+from rollgym.clients.process.python_module import python_module
 from rollgym.trainer.core.errors import RunError
 from rollgym.trainer.inference.keeper import GRACE_S
 from rollgym.trainer.inference.server_log import ServerLog
@@ -112,7 +112,7 @@ class _Server:
         try:
             with self._log.opened() as output:
                 self._keeper = await asyncio.create_subprocess_exec(
-                    *(sys.executable, "-m", "rollgym.trainer.inference.keeper", *self.process.command),
+                    *python_module("rollgym.trainer.inference.keeper", *self.process.command),
                     stdin=asyncio.subprocess.PIPE,
                     stdout=output,
                     stderr=asyncio.subprocess.STDOUT,

@@ -13,6 +13,7 @@ import uvicorn
 
 from rollgym.env_server.common.settings import Settings
 from rollgym.env_server.http.transport.connection import http_protocol
+from rollgym.env_server.http.transport.needs import check_uvicorn
 from rollgym.env_server.http.transport.write_coalescing import CoalescingProtocol
 
 Message = MutableMapping[str, Any]
@@ -32,8 +33,12 @@ _log = logging.getLogger(__name__)
 
 
 def http_config(app: Application, settings: Settings) -> uvicorn.Config:
-    """How HTTP and sockets are served, whatever the process is."""
-    return uvicorn.Config(
+    """How HTTP and sockets are served, whatever the process is; within a running event loop.
+
+    Raises:
+        ConfigurationError: The installed uvicorn is not one that this package works with.
+    """
+    config = uvicorn.Config(
         app,
         http=http_protocol(settings),
         ws=CoalescingProtocol,
@@ -49,6 +54,9 @@ def http_config(app: Application, settings: Settings) -> uvicorn.Config:
         server_header=False,
         log_config=None,
     )
+    config.load()
+    check_uvicorn(config)
+    return config
 
 
 class EmbeddedServer(uvicorn.Server):

@@ -5,7 +5,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from unittest import mock
 
@@ -17,6 +16,7 @@ from rollgym.clients.cli.main import main as client_main
 from rollgym.clients.process.terminal import wrapped
 from rollgym.env_server.cli import main as server_main
 from rollgym.trainer.commands.arguments import COMMANDS, parser_of
+from rollgym.version import __version__
 from tests.support.client_server import ServerProcess
 from tests.support.processes import ROOT
 
@@ -41,7 +41,7 @@ def run(
 @pytest.mark.parametrize("module", ["rollgym.clients.cli.main", "rollgym.env_server", "rollgym.trainer.cli"])
 def test_every_command_says_which_version_it_is_of(module: str) -> None:
     done = run(module, "--version")
-    assert (done.returncode, done.stdout) == (0, f"rollgym {version('rollgym')}\n"), done.stderr
+    assert (done.returncode, done.stdout) == (0, f"rollgym {__version__}\n"), done.stderr
 
 
 def test_so_does_each_of_its_words(capsys: pytest.CaptureFixture[str]) -> None:
@@ -56,7 +56,7 @@ def test_so_does_each_of_its_words(capsys: pytest.CaptureFixture[str]) -> None:
         with pytest.raises(SystemExit) as end:
             ask()
         told = end.value.code, capsys.readouterr().out
-        assert told == (0, f"rollgym {version('rollgym')}\n"), ask
+        assert told == (0, f"rollgym {__version__}\n"), ask
 
 
 @pytest.mark.parametrize("number", ["nan", "inf", "soon"])

@@ -8,10 +8,13 @@ from typing import Any
 import pytest
 import uvicorn
 from packaging.requirements import Requirement
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from uvicorn.server import ServerState
 
-from rollgym.env_server.common.settings import Settings
+from rollgym.env_server.common.settings import ConfigurationError, Settings
 from rollgym.env_server.http.transport.connection import BoundedHttpProtocol
+from rollgym.env_server.http.transport.needs import KNOWN
 from rollgym.env_server.http.transport.serving import DrainingServer, EmbeddedServer, http_config
 from rollgym.env_server.http.transport.write_coalescing import CoalescingProtocol
 from tests.support.processes import ROOT
@@ -45,32 +48,35 @@ async def _app(scope: Any, receive: Any, send: Any) -> None:
 
 
 def _config() -> uvicorn.Config:
-    config = http_config(_app, Settings())
-    config.load()
-    return config
+    return http_config(_app, Settings())
 
 
 @pytest.mark.parametrize(
-    ("ours", "overridden"),
-    [
-        (
-            BoundedHttpProtocol,
-            (
-                *("connection_made", "connection_lost", "data_received", "handle_websocket_upgrade"),
-                *("send_400_response", "on_response_complete", "on_message_begin", "on_headers_complete"),
-                "on_message_complete",
-            ),
-        ),
-        (CoalescingProtocol, ("send", "receive", "handle_cont", "pause_writing", "resume_writing")),
-        (EmbeddedServer, ("capture_signals",)),
-        (DrainingServer, ("handle_exit",)),
-    ],
+    ("base", "name"),
+    [(HttpToolsProtocol, "on_message_begin"), (WebSocketsSansIOProtocol, "send_receive_event_to_app")],
 )
-def test_what_is_overridden_is_there_and_takes_the_same(ours: type[Any], overridden: tuple[str, ...]) -> None:
-    base = ours.__mro__[1]
-    for name in overridden:
-        # Raises TypeError where they differ; packages for other servers wrap some of them, in whatever they take.
-        inspect.signature(getattr(base, name)).bind(*inspect.signature(getattr(ours, name)).parameters)
+async def test_a_uvicorn_that_lacks_what_is_needed_is_refused_in_one_line(base, name, monkeypatch) -> None:
+    _config()
+    monkeypatch.delattr(base, name)
+    message = (
+        rf"^uvicorn {uvicorn.__version__} is .* has no {base.__name__}\.{name}\): pip install 'uvicorn>=.*'$"
+    )
+    with pytest.raises(ConfigurationError, match=message):
+        _config()
+
+
+@pytest.mark.parametrize("now", [lambda self: None, lambda self, one, two: None], ids=["fewer", "more"])
+async def test_a_method_that_takes_something_else_is_refused(now, monkeypatch) -> None:
+    monkeypatch.setattr(WebSocketsSansIOProtocol, "handle_cont", now)
+    with pytest.raises(ConfigurationError, match=r"has no WebSocketsSansIOProtocol\.handle_cont"):
+        _config()
+
+
+def test_servers_override_what_is_there() -> None:
+    for ours, name in ((EmbeddedServer, "capture_signals"), (DrainingServer, "handle_exit")):
+        inspect.signature(getattr(uvicorn.Server, name)).bind(
+            *inspect.signature(getattr(ours, name)).parameters
+        )
 
 
 async def test_http_connections_have_what_the_bounds_look_at() -> None:
@@ -106,13 +112,17 @@ async def test_sockets_have_what_coalescing_looks_at() -> None:
     assert {"send_text", "send_binary", "state"} <= set(dir(socket.conn))
 
 
-def test_servers_end_by_what_uvicorn_looks_at() -> None:
+async def test_servers_end_by_what_uvicorn_looks_at() -> None:
     server = uvicorn.Server(_config())
     assert (server.should_exit, server.force_exit) == (False, False)
 
 
-def test_a_version_that_was_not_looked_at_is_not_installed() -> None:
+def test_the_installed_version_is_one_that_is_known() -> None:
+    assert Requirement(KNOWN).specifier.contains(uvicorn.__version__), (
+        f"extend KNOWN by {uvicorn.__version__}"
+    )
     needed = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
-    (uvicorn_range,) = (each.specifier for each in map(Requirement, needed) if each.name == "uvicorn")
-    assert any(each.operator == "<" for each in uvicorn_range)
-    assert uvicorn_range.contains(uvicorn.__version__)
+    (wanted,) = (each.specifier for each in map(Requirement, needed) if each.name == "uvicorn")
+    lowest = min(each.version for each in Requirement(KNOWN).specifier)
+    assert wanted.contains(lowest)
+    assert wanted.contains("0.999")

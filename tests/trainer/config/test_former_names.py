@@ -104,6 +104,18 @@ def test_a_run_that_was_begun_by_the_former_name_goes_on_without_a_word(tmp_path
     assert loaded_silently(tmp_path / CONFIG_FILE) == settings
 
 
+def test_a_run_that_names_a_module_of_ours_as_it_was_before_goes_on(tmp_path):
+    current = loaded_silently(written(tmp_path), "serve=[Lake=rollgym.envs.games.frozen_lake:FrozenLakeEnv]")
+    kept = current.model_dump(mode="json") | {"serve": ["Lake=envs.games.frozen_lake:FrozenLakeEnv"]}
+    (tmp_path / CONFIG_FILE).write_text(yaml.safe_dump(kept))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert changed_settings(current, tmp_path) == []
+    with pytest.warns(FutureWarning, match="^Lake=envs.* is called Lake=rollgym.envs.* now$"):
+        same = load_settings(written(tmp_path), ["serve=[Lake=envs.games.frozen_lake:FrozenLakeEnv]"])
+    assert changed_settings(same, tmp_path) == []
+
+
 def test_the_option_is_understood_by_its_former_name_and_shown_by_the_present_one(capsys):
     parser = parser_of("rollout")
     with pytest.warns(FutureWarning, match="^--panel is called --evaluation-set now$"):

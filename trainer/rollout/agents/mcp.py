@@ -6,11 +6,11 @@ no tool that begins another one. Messages are read and built here; nothing here 
 
 import json
 from collections.abc import Callable, Mapping
-from importlib.metadata import version
 from typing import Any
 
 from rollgym.trainer.rollout.agents.environment import EpisodeEnvironment, Observed
 from rollgym.trainer.rollout.agents.errors import ApiError
+from rollgym.version import __version__
 
 VERSIONS = ("2025-11-25", "2025-06-18", "2025-03-26")
 """The revisions that are spoken, the newest first."""
@@ -78,7 +78,7 @@ def _initialized(environment: EpisodeEnvironment, params: Mapping[str, Any]) -> 
     return {
         "protocolVersion": asked if asked in VERSIONS else VERSIONS[0],
         "capabilities": {"tools": {"listChanged": False}},
-        "serverInfo": {"name": "rollgym", "title": environment.env_id, "version": version("rollgym")},
+        "serverInfo": {"name": "rollgym", "title": environment.env_id, "version": __version__},
         "instructions": "\n\n".join(filter(None, told)),
     }
 
