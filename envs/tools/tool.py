@@ -5,10 +5,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from rollgym.clients.protocol.tool_calls import ToolCall
 from rollgym.envs.core.json_schemas import SchemaValidator
 from rollgym.envs.core.patterns import TooMuchWorkError
 from rollgym.envs.core.schema_parts import SchemaError
-from rollgym.envs.tools.formats.calls import Schemas, ToolCall
+from rollgym.envs.tools.formats.calls import (
+    Schemas,
+)
 
 _MAX_REASON = 300
 # Each value that is held against a schema takes its microseconds.
