@@ -19,6 +19,7 @@ from rollgym.clients.checks.local import (
 from rollgym.clients.checks.report import Finding, Status
 from rollgym.clients.checks.served import check_served
 from rollgym.clients.checks.target import Target, TargetError
+from rollgym.clients.checks.tools import check_tools
 
 Check = Callable[[Target], Iterator[Finding]]
 
@@ -27,6 +28,7 @@ CHECKS: dict[str, Check] = {
     "spaces": check_spaces,
     "play": check_play,
     "odd replies": check_odd_actions,
+    "tools": check_tools,
     "seeds": check_seeds,
     "statelessness": check_stateless,
     "kwargs": check_kwargs,
