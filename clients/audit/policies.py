@@ -166,15 +166,30 @@ def expert_policy(wording: Wording) -> Policy:
     return Policy("expert", lambda _: play, {"expert": True})
 
 
-def constants(space: Space[Any], listed: Sequence[Any], wording: Wording, most: int = 12) -> list[Policy]:
+def examples_policy(replies: Sequence[Any]) -> Policy:
+    """Return play at random of the example replies that an environment declares."""
+
+    def begin(seed: int) -> Player:
+        draw = random.Random(seed)
+        return lambda observation, info: draw.choice(replies)
+
+    return Policy("example replies", begin)
+
+
+def constants(
+    space: Space[Any], listed: Sequence[Any], wording: Wording, examples: Sequence[Any], most: int = 12
+) -> list[Policy]:
     """Return a policy for each action that is worth saying always.
 
     Args:
         space: The action space.
         listed: The actions that a reset's info lists.
         wording: How texts are written.
+        examples: The example replies that the environment declares.
         most: Give no more.
     """
+    if examples and not listed:
+        return [constant_policy(reply) for reply in examples[:most]]
     if takes_text(space):
         texts = list(listed) if listed else ["0", "1", "A", "yes", "no", "I do not know."]
         chosen = [wording.write(text) for text in texts if isinstance(text, str)]

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from rollgym.clients.checks.costs import check_costs
+from rollgym.clients.checks.examples import check_examples
 from rollgym.clients.checks.local import (
     check_gymnasium,
     check_kwargs,
@@ -29,6 +30,7 @@ CHECKS: dict[str, Check] = {
     "play": check_play,
     "odd replies": check_odd_actions,
     "tools": check_tools,
+    "example replies": check_examples,
     "seeds": check_seeds,
     "statelessness": check_stateless,
     "kwargs": check_kwargs,
