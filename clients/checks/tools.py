@@ -13,14 +13,18 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import gymnasium
+
 from rollgym.clients.checks.report import Finding, Status
 from rollgym.clients.checks.target import Target
 from rollgym.clients.checks.tool_replies import ToolReplies, call_formats, described_call
+from rollgym.clients.protocol.errors import ProblemError
 from rollgym.clients.protocol.tool_calls import ToolCall
 
 CHECK = "tools answer every call"
 _REACHED = "replies reach the tools"
 _FORMATS = "every call format works"
+_TOOL_ERROR = "raise `rollgym.ToolError` for what a tool cannot do: its message is the result of the call"
 _PATIENCE_S = 30.0
 _CALL_TIMEOUT_S = 10.0
 _NOT_THE_AUTHORS = (
@@ -32,22 +36,30 @@ _NOT_THE_AUTHORS = (
 
 def check_tools(target: Target) -> Iterator[Finding]:
     """Call every tool in turn, as policies do at best and at worst."""
-    calls = _Calls(target)
+    env = target.build()
     try:
-        if calls.replies.tools:
-            yield from calls.answers()
-            yield from calls.reached()
-            yield from _check_formats(target, call_formats(getattr(calls.kind, "kwargs_schema", None)))
+        findings = list(check_tools_of(env))
     finally:
-        calls.close()
+        env.close()
+    yield from findings
+    if findings:
+        schema = getattr(type(env.unwrapped), "kwargs_schema", None)
+        yield from _check_formats(target, call_formats(schema))
+
+
+def check_tools_of(env: gymnasium.Env[Any, Any]) -> Iterator[Finding]:
+    """Call every tool of an environment that is there, here or on a server."""
+    calls = _Calls(env)
+    if calls.replies.tools:
+        yield from calls.answers()
+        yield from calls.reached()
 
 
 class _Calls:
     """Calls tools of one environment, episode after episode."""
 
-    def __init__(self, target: Target) -> None:
-        self._env = target.build()
-        self.kind = type(self._env.unwrapped)
+    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
+        self._env = env
         self._seed = 0
         self._deadline = time.monotonic() + _PATIENCE_S
         self._reached: set[str] = set()
@@ -97,6 +109,9 @@ class _Calls:
         try:
             with _time_limit(_CALL_TIMEOUT_S):
                 observation, _, terminated, truncated, info = self._env.step(self.replies.write(call))
+        except ProblemError as problem:  # of an environment on a server, where the place is not known
+            self._reached.add(call.name)
+            return Finding(CHECK, Status.FAIL, f"{described_call(call)}: {problem}", _TOOL_ERROR)
         except Exception as error:  # noqa: BLE001 - the author's code, whose failures are what is looked for
             self._reached.add(call.name)
             return Finding(
@@ -124,10 +139,6 @@ class _Calls:
                 break
         return bool(self._reached)
 
-    def close(self) -> None:
-        """Close the environment."""
-        self._env.close()
-
     def _reset(self) -> dict[str, Any]:
         _, info = self._env.reset(seed=self._seed)
         self._seed += 1
@@ -143,12 +154,12 @@ def _check_formats(target: Target, formats: Sequence[str]) -> Iterator[Finding]:
         if time.monotonic() > deadline:
             break
         tried.append(name)
-        other = _Calls(Target(target.name, {**target.kwargs, "call_format": name}))
+        env = Target(target.name, {**target.kwargs, "call_format": name}).build()
         try:
-            if not other.reaches():
+            if not _Calls(env).reaches():
                 deaf.append(name)
         finally:
-            other.close()
+            env.close()
     if deaf:
         detail = f"no call written in {', '.join(deaf)} reaches a tool"
         yield Finding(_FORMATS, Status.WARN, detail, "offer only formats that the environment reads")
@@ -197,4 +208,4 @@ def _remedy(error: Exception) -> str:
         )
     if isinstance(error, TimeoutError):
         return "bound in the schema, or in the tool, what a call may cost: a policy will send this"
-    return "raise `rollgym.ToolError` for what a tool cannot do: its message is the result of the call"
+    return _TOOL_ERROR
