@@ -7,13 +7,17 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from typing import Any, get_args
 
 import httpx
 
+from rollgym.clients.audit.policies import takes_text
 from rollgym.clients.checks.report import Finding, Status, print_report
+from rollgym.clients.checks.tools import check_tools_of
 from rollgym.clients.cli.arguments import UsageError, add_token_argument, read_number
 from rollgym.clients.client.answers import member, reading
+from rollgym.clients.client.env import RemoteEnv
 from rollgym.clients.net.caller import bearer_headers
 from rollgym.clients.process.local_server import LocalServer
 from rollgym.clients.protocol.addresses import server_parts
@@ -85,10 +89,12 @@ def run_unregister(options: argparse.Namespace) -> int:
 
 
 def run_probe(options: argparse.Namespace) -> int:
-    """Register with a gateway that is started for this, and show what it saw."""
+    """Register with a gateway that is started for this, show what it saw, and call the environment's tools."""
+    tools: list[Finding] = []
     with LocalServer(_ANYWHERE) as server, _client(server.url, None) as client:
         try:
             report: Any = _register(client, options, {}).report
+            tools = _tools_at(server.url, options.env_id)
         except ProblemError as problem:
             if problem.code != "probe_failed":
                 raise
@@ -102,7 +108,19 @@ def run_probe(options: argparse.Namespace) -> int:
             )
             for check in report
         ]
-    return print_report(f"{options.env_id} at {options.server}", findings, as_json=options.json)
+    subject = f"{options.env_id} at {options.server}"
+    return print_report(subject, [*findings, *tools], as_json=options.json)
+
+
+def _tools_at(gateway: str, env_id: str) -> list[Finding]:
+    """Call the tools of an environment at the gateway; an environment without tools is asked nothing."""
+    try:
+        with closing(RemoteEnv(gateway, env_id)) as env:
+            if env.metadata.get("kind") == "stateless" or not takes_text(env.action_space):
+                return []
+            return list(check_tools_of(env))
+    except ProblemError as problem:
+        return [Finding("an episode begins", Status.FAIL, str(problem))]
 
 
 def _keep(client: httpx.Client, reply: RegisterReply, register: Callable[[], RegisterReply]) -> None:

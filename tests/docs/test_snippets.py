@@ -107,7 +107,10 @@ def test_a_mark_needs_a_reason_and_the_test_that_it_names() -> None:
 
 
 @pytest.mark.parametrize("fence", of(*SHELLS))
-def test_commands_are_understood(fence: Fence) -> None:
+def test_commands_are_understood(fence: Fence, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if fence.run_by:  # with a file that its page has the reader save
+        make_readers_folder(tmp_path)
+        monkeypatch.syspath_prepend(tmp_path)
     try:
         understood = check_commands(fence.text)
     except MistakeError as mistake:

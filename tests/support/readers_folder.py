@@ -4,6 +4,9 @@ import json
 from pathlib import Path
 
 from tests.support.processes import ROOT
+from tests.support.snippets import fences_of
+
+_GUIDE = ROOT / "docs" / "guides" / "tool_environment.md"
 
 _GAME = """
 import gymnasium
@@ -35,6 +38,7 @@ def make_readers_folder(folder: Path) -> None:
         (folder / name).symlink_to(ROOT / name)
     files = {
         **_PROGRAMS,
+        "orders.py": next(each.text for each in fences_of(_GUIDE) if each.language == "python"),
         "my_package/__init__.py": _PACKAGE,
         "my_package/game.py": _GAME,
         "runs/frozen_lake/metrics.jsonl": json.dumps({"step": 1, "rollout/success": 0.5}) + "\n",

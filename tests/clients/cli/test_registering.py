@@ -14,6 +14,7 @@ import pytest
 
 from rollgym.clients.cli import registering
 from rollgym.clients.cli.main import main
+from rollgym.clients.process.local_server import LocalServer
 from tests.support.client_server import ServerProcess
 from tests.support.foreign_gem import Gem
 from tests.support.foreign_servers import ForeignServer, plain, scripted
@@ -218,3 +219,12 @@ async def test_a_gem_server_is_registered(gateway: ServerProcess) -> None:
         assert offered(gateway, "Box")
         registration_id = done.stdout.splitlines()[0]
         await asyncio.to_thread(roll_env, "unregister", registration_id, "--gateway", gateway.url)
+
+
+def test_a_probe_calls_the_tools_of_an_environment() -> None:
+    with LocalServer(["--env", "tests.support.tool_envs:Raising", "--no-builtin"]) as server:
+        done = roll_env("probe", "Raising", server.url, "--json")
+    assert done.returncode == 1, done.stderr
+    findings = orjson.loads(done.stdout)["findings"]
+    failed = {each["detail"].partition("(")[0] for each in findings if each["status"] == "FAIL"}
+    assert failed == {"query", "bare", "open", "bytes"}
