@@ -256,7 +256,7 @@ def _trace_elsewhere(target: Target) -> list[list[str]]:
             orjson.dumps(dict(target.kwargs)).decode(),
         ],
         capture_output=True,
-        env=os.environ | {"PYTHONHASHSEED": "4711"},
+        env=os.environ | target.variables | {"PYTHONHASHSEED": "4711"},
         timeout=_PROCESS_TIMEOUT_S,
         check=False,
     )
