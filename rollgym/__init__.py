@@ -26,9 +26,10 @@ if TYPE_CHECKING:
     from rollgym.envs.adapters.text import TextAdapter
     from rollgym.envs.core.grid import GridGame
     from rollgym.envs.core.kwargs import OPERATOR, DeclaredKwargs, OneOf
-    from rollgym.envs.core.text_game import TextGame
-    from rollgym.envs.tools.base import ToolEnv
-    from rollgym.envs.tools.tool import Tool, Toolbox
+    from rollgym.envs.core.text_game import Move, NamedGame, Refusal, TextGame
+    from rollgym.envs.tools.base import ToolEnv, TurnResult, state_digest
+    from rollgym.envs.tools.formats.calls import ToolCall
+    from rollgym.envs.tools.tool import Tool, Toolbox, ToolError, ToolResult, tool_parameters
     from rollgym.envs.verifiers.base import Verdict, VerifierEnv
     from rollgym.envs.verifiers.function import TaskVerifier, verifier
     from rollgym.envs.verifiers.pool import PoolShare
@@ -75,9 +76,10 @@ else:
         ),
         "rollgym.env_server.common.settings": ("ConfigurationError",),
         "rollgym.env_server.process.mounting": ("create_app",),
-        "rollgym.envs.core.text_game": ("TextGame",),
-        "rollgym.envs.tools.base": ("ToolEnv",),
-        "rollgym.envs.tools.tool": ("Tool", "Toolbox"),
+        "rollgym.envs.core.text_game": ("Move", "NamedGame", "Refusal", "TextGame"),
+        "rollgym.envs.tools.base": ("ToolEnv", "TurnResult", "state_digest"),
+        "rollgym.envs.tools.formats.calls": ("ToolCall",),
+        "rollgym.envs.tools.tool": ("Tool", "ToolError", "ToolResult", "Toolbox", "tool_parameters"),
         "rollgym.envs.verifiers.base": (
             "Verdict",
             "VerifierEnv",
@@ -162,6 +164,8 @@ __all__ = [
     "GridGame",
     "Guarantees",
     "Limits",
+    "Move",
+    "NamedGame",
     "NamespaceSandbox",
     "OneOf",
     "Outcome",
@@ -169,6 +173,7 @@ __all__ = [
     "PoolShare",
     "ProblemError",
     "Program",
+    "Refusal",
     "RemoteEnv",
     "RemoteSandbox",
     "RemoteVectorEnv",
@@ -188,12 +193,16 @@ __all__ = [
     "TextAdapter",
     "TextGame",
     "Tool",
+    "ToolCall",
     "ToolEnv",
+    "ToolError",
+    "ToolResult",
     "Toolbox",
     "TrainerError",
     "Trajectory",
     "TrajectoryBatch",
     "Turn",
+    "TurnResult",
     "UnicodeText",
     "Verdict",
     "VerifierEnv",
@@ -207,6 +216,8 @@ __all__ = [
     "open_sandbox",
     "play_episode",
     "probe_sandbox",
+    "state_digest",
+    "tool_parameters",
     "train",
     "train_async",
     "verifier",

@@ -49,7 +49,7 @@ reveal_type(exact().score("42", {}))
 class Whole(TaskVerifier):
     tasks = [{"question": "What is 6 * 7?"}]
 
-    def worth(self, response: str, task: Mapping[str, object]) -> float:
+    def grade(self, response: str, task: Mapping[str, object]) -> float:
         return 1.0
 
 

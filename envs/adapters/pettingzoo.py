@@ -109,7 +109,7 @@ class PettingZooAdapter(SeatedGame[int]):
         agent = self._acting() or self._seat or self._last_actor
         return self._sheet.view(self._env.unwrapped, agent, self._env.observe(agent))
 
-    def _read(self, text: str) -> int | Refusal:
+    def parse_action(self, text: str) -> int | Refusal:
         word = " ".join(bare_word(text).replace(",", " ").split())
         for name, action in self._legal.items():
             if name.lower() == word:
@@ -117,11 +117,11 @@ class PettingZooAdapter(SeatedGame[int]):
         names = ", ".join(list(self._legal)[:_MOST_LISTED])
         return Refusal(f"Legal are: {names}{', ...' if len(self._legal) > _MOST_LISTED else ''}.")
 
-    def _available(self) -> list[str]:
+    def available_actions(self) -> list[str]:
         return list(self._legal)
 
-    def _written(self, action: int) -> str:
+    def describe_action(self, action: int) -> str:
         return next((name for name, number in self._legal.items() if number == action), str(action))
 
-    def _rules(self) -> str:
+    def describe_rules(self) -> str:
         return self._sheet.rules

@@ -63,7 +63,7 @@ class SeatedGame(TextGame[Action]):
         ValueError: If an argument makes no sense.
     """
 
-    metadata: dict[str, Any] = TextGame.metadata | {"inline": False, "expert": False}
+    metadata: dict[str, Any] = TextGame.metadata | {"inline": False}
 
     def __init__(
         self,
@@ -126,9 +126,9 @@ class SeatedGame(TextGame[Action]):
         if self.render_mode != "ansi":
             return None
         title = f"  ({': '.join(self._history[-1])})" if self._history else ""
-        return f"{title}\n{self._board()}\n"
+        return f"{title}\n{self.draw_board()}\n"
 
-    def _begin(self, options: Mapping[str, Any]) -> None:
+    def start_episode(self, options: Mapping[str, Any]) -> None:
         for _ in range(_DEALS):
             self._deal()
             # An opponent who gives up at once leaves nothing to play.
@@ -149,7 +149,7 @@ class SeatedGame(TextGame[Action]):
         self._before = dict.fromkeys(self._seats, 0.0)
         self._play_opponents()
 
-    def _move(self, action: Action) -> Move:
+    def apply_action(self, action: Action) -> Move:
         actor = self._acting()
         assert actor is not None
         self._before = dict(self._scores())
@@ -161,27 +161,27 @@ class SeatedGame(TextGame[Action]):
         return Move(gained, over and not cut, over and self._won(total), over and cut)
 
     def _play(self, actor: str, action: Action) -> None:
-        self._history.append([actor, self._written(action)])
+        self._history.append([actor, self.describe_action(action)])
         self._act(action)
 
     def _play_opponents(self) -> None:
         """Act for the others until it is the policy's turn, or the game is over."""
         while self._opponent is not None and (actor := self._acting()) not in (None, self._seat):
             assert actor is not None
-            said = self._opponent(self._view(), self._available() or (), self.np_random)
-            action = self._read(said)
+            said = self._opponent(self._view(), self.available_actions() or (), self.np_random)
+            action = self.parse_action(said)
             if isinstance(action, Refusal):
                 raise ValueError(f"the opponent said {said!r}, which is no action: {action.reason}")
             self._play(actor, action)
 
-    def _board(self) -> str:
+    def draw_board(self) -> str:
         actor = self._acting()
         if actor is not None:
             return f"{self._view()}\nIt is your turn as {actor}."
         gained = ", ".join(f"{agent} {score:g}" for agent, score in self._scores().items())
         return f"{self._view()}\nThe game is over: {gained}."
 
-    def _facts(self) -> dict[str, Any]:
+    def state_info(self) -> dict[str, Any]:
         scores = self._scores()
         return {
             # What was done by whom says all of the state, hidden parts included: the seed did the rest.

@@ -150,20 +150,20 @@ class TextArenaAdapter(SeatedGame[str]):
         reason = self._game.state.game_info[self._seats.index(agent)].get("reason")
         return "\n".join([*texts, *([f"[Game] {reason}"] if reason else [])])
 
-    def _read(self, text: str) -> str | Refusal:
+    def parse_action(self, text: str) -> str | Refusal:
         said = text.strip()
         if not said or len(said) > _LONGEST:
             return Refusal("Say something." if not said else f"Say it in at most {_LONGEST} characters.")
         return f"[{said}]" if self._brackets and "[" not in said else said
 
-    def _available(self) -> list[str] | None:
+    def available_actions(self) -> list[str] | None:
         return list(self._listed) or None
 
     def _won(self, gained: float) -> bool:
         # A puzzle for one pays the share that was solved.
         return gained >= 1 if self._players == 1 else gained > 0
 
-    def _rules(self) -> str:
+    def describe_rules(self) -> str:
         many = f" There are {self._players} players." if self._players > 1 else ""
         return f"You play a game; what it tells you says how.{many}"
 

@@ -26,7 +26,10 @@ Observation = Annotated[
 
 
 class GridGame(NamedGame):
-    """A game on a grid that a language model plays."""
+    """A game on a grid whose actions are a few names, with a picture of its board.
+
+    Beside the hooks of `TextGame`, of which `parse_action` is done, a subclass overrides `draw_picture`.
+    """
 
     metadata: dict[str, Any] = NamedGame.metadata | {"render_modes": ["ansi", "rgb_array"]}
     RENDERED_CELL: ClassVar[int] = 16
@@ -36,23 +39,27 @@ class GridGame(NamedGame):
     """Rows and columns of the observed pictures; None where boards are observed as text."""
 
     @abstractmethod
-    def _picture(self, cell: int) -> NDArray[np.uint8]:
-        """Return the board as a picture, `[rows * cell, columns * cell, 3]`."""
+    def draw_picture(self, cell: int) -> NDArray[np.uint8]:
+        """Return the board as a picture: RGB, uint8, `[rows * cell, columns * cell, 3]`.
+
+        Args:
+            cell: Pixels along a cell.
+        """
 
     def render(self) -> Any:
         """Return the board as text or as a picture, by `render_mode`."""
-        return self._picture(self.RENDERED_CELL) if self.render_mode == "rgb_array" else super().render()
+        return self.draw_picture(self.RENDERED_CELL) if self.render_mode == "rgb_array" else super().render()
 
     # -- pictures as observations ----------------------------------------------------------------------------------
 
-    def _observe_pictures(self, rows: int, columns: int) -> None:
-        """Have observations be pictures of so many cells; called by a constructor."""
+    def observe_pictures(self, rows: int, columns: int) -> None:
+        """Make observations pictures of that many cells. Call it in the constructor."""
         self._shape = (rows, columns)
         shape = (rows * OBSERVED_CELL, columns * OBSERVED_CELL, 3)
         self.observation_space = spaces.Box(0, 255, shape, np.uint8)
 
-    def _require_fitting(self, rows: int, columns: int) -> None:
-        """Refuse a board that is no board of the observation space.
+    def require_fitting(self, rows: int, columns: int) -> None:
+        """Refuse a board that does not fit the observation space.
 
         Raises:
             ValueError: If boards are observed as pictures, and this one has other sides.
@@ -64,7 +71,7 @@ class GridGame(NamedGame):
             )
 
     def _observation(self) -> Any:
-        return super()._observation() if self._shape is None else self._picture(OBSERVED_CELL)
+        return super()._observation() if self._shape is None else self.draw_picture(OBSERVED_CELL)
 
     def _noted(self, note: str, info: dict[str, Any]) -> Any:
         if self._shape is None:

@@ -42,6 +42,7 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 from typing_extensions import TypedDict
 
 from rollgym.clients.protocol.schema_words import wanted
+from rollgym.envs.core.hooks import require_hooks
 
 T = TypeVar("T")
 _SHORT = reprlib.Repr()
@@ -219,7 +220,8 @@ class DeclaredKwargs:
     __signature__: ClassVar[Any] = _OfClass(lambda owner: _signature(owner))
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        """Check the kwargs before the constructor runs."""
+        """Check the class and the kwargs before the constructor runs."""
+        require_hooks(cls)
         if kwargs:
             check_kwargs(cls, kwargs)
         return super().__new__(cls)

@@ -11,6 +11,7 @@ from gymnasium import Space
 from pydantic import Field
 
 from rollgym.clients.protocol.spaces import UnicodeText
+from rollgym.envs.core.hooks import bridge_old_names, complete_metadata, overrides
 from rollgym.envs.core.kwargs import DeclaredKwargs, OneOf, RenderMode
 from rollgym.envs.core.profiles import (
     PROFILES,
@@ -38,6 +39,25 @@ ActionsPerTurn = Annotated[
     int, Field(ge=1, le=100, description="Actions that one reply may name, separated by `||`.")
 ]
 
+# The old names of the hooks.
+_RENAMED = {
+    "_begin": "start_episode",
+    "_read": "parse_action",
+    "_move": "apply_action",
+    "_board": "draw_board",
+    "_facts": "state_info",
+    "_rules": "describe_rules",
+    "_expert_reply": "expert_reply",
+    "_best_action": "expert_action",
+    "_idle": "idle_reward",
+    "_available": "available_actions",
+    "_optimal_steps": "optimal_steps",
+    "_written": "describe_action",
+    "_metrics": "episode_metrics",
+    "_picture": "draw_picture",
+    "_observe_pictures": "observe_pictures",
+    "_require_fitting": "require_fitting",
+}
 _NUMBERS = re.compile(r"\d{1,9}(?:[\s,;]+\d{1,9}){0,9}", re.ASCII)
 
 
@@ -51,7 +71,14 @@ class GameKwargs(TypedDict, total=False):
 
 
 class Move(NamedTuple):
-    """What one action did; `truncated` is for games with a limit of their own."""
+    """What one action did.
+
+    Attributes:
+        reward: Of the action.
+        terminated: Whether the game is over.
+        success: Whether it is solved.
+        truncated: Whether a limit of the game's own was reached; the base class counts `max_episode_steps`.
+    """
 
     reward: float
     terminated: bool
@@ -61,13 +88,50 @@ class Move(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a text is no action that could be taken now; empty where there is nothing to say but that."""
+    """Why a text names no possible action.
+
+    Attributes:
+        reason: A sentence for the policy; may be empty.
+    """
 
     reason: str = ""
 
 
 class TextGame(DeclaredKwargs, gymnasium.Env[Any, str], Generic[Action]):
-    """A game that a language model plays. It tells the base `form`, what actions look like, and an `example` of one.
+    """A game that a language model plays: text in, text out.
+
+    A subclass passes `form` (what actions look like) and an `example` of one to the constructor, and overrides the
+    hooks `start_episode`, `parse_action`, `apply_action`, `draw_board`, `state_info` and `describe_rules`. The other
+    hooks are optional.
+
+        class Guess(TextGame[int]):
+            metadata = TextGame.metadata | {"description": "Guess a digit.", "max_episode_steps": 5}
+
+            def __init__(self, *, max_episode_steps: int = 5, render_mode: str | None = None) -> None:
+                super().__init__("a digit", "7", max_episode_steps=max_episode_steps, render_mode=render_mode)
+
+            def start_episode(self, options):
+                self.secret, self.guesses = int(self.np_random.integers(10)), []
+
+            def parse_action(self, text):
+                return int(text) if text.isdecimal() and len(text) == 1 else Refusal("Reply with one digit.")
+
+            def apply_action(self, action):
+                self.guesses.append(action)
+                found = action == self.secret
+                return Move(float(found), terminated=found, success=found)
+
+            def draw_board(self):
+                return f"Guesses so far: {self.guesses}"
+
+            def state_info(self):
+                return {"state": {"guesses": self.guesses}, "anchor": str(sorted(self.guesses))}
+
+            def describe_rules(self):
+                return "Find the secret digit."
+
+    What a subclass's `metadata` leave out is taken from the base class's. `metadata["expert"]` says by itself whether
+    `expert_reply` is overridden.
 
     Raises:
         ValueError: If an argument makes no sense.
@@ -116,54 +180,77 @@ class TextGame(DeclaredKwargs, gymnasium.Env[Any, str], Generic[Action]):
         # Where profiles show nothing but the board, no formatting is needed on the way.
         self._plain = self.profile.template == "{board}"
 
-    # -- what a game implements ------------------------------------------------------------------------------------
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Accept the old names of hooks, and complete the metadata."""
+        super().__init_subclass__(**kwargs)
+        bridge_old_names(cls, _RENAMED)
+        complete_metadata(cls, expert=overrides(cls, {"expert_reply", "expert_action"}, __name__))
+
+    # -- hooks -----------------------------------------------------------------------------------------------------
 
     @abstractmethod
-    def _begin(self, options: Mapping[str, Any]) -> None:
-        """Set up an episode from `self.np_random` and the reset's options."""
+    def start_episode(self, options: Mapping[str, Any]) -> None:
+        """Set up an episode.
+
+        Draw whatever is random from `self.np_random`, which the reset has seeded.
+
+        Args:
+            options: The options of the reset, each one of `metadata["reset_options"]`.
+
+        Raises:
+            ValueError: If an option makes no sense; the caller gets the message.
+        """
 
     @abstractmethod
-    def _read(self, text: str) -> Action | Refusal:
-        """Return the action that a text names, or why it cannot be taken."""
+    def parse_action(self, text: str) -> Action | Refusal:
+        """Return the action that a text names, or why it cannot be taken now.
+
+        Args:
+            text: A part of a reply, as the profile marks actions. It may be any text: empty, long, not ASCII.
+        """
 
     @abstractmethod
-    def _move(self, action: Action) -> Move:
-        """Take an action that was read."""
+    def apply_action(self, action: Action) -> Move:
+        """Take an action that `parse_action` returned."""
 
     @abstractmethod
-    def _board(self) -> str:
-        """Draw the board for the policy."""
+    def draw_board(self) -> str:
+        """Return the board as text: what the policy sees."""
 
     @abstractmethod
-    def _facts(self) -> dict[str, Any]:
-        """Return what `info` says of the state: `state`, `anchor` and the game's own."""
+    def state_info(self) -> dict[str, Any]:
+        """Return the entries of `info` that describe the state.
+
+        Two of them have a meaning: `state`, a mapping that JSON can hold, and `anchor`, a text that is equal for equal
+        states of one task, by which algorithms such as GiGPO compare steps. Others are yours.
+        """
 
     @abstractmethod
-    def _rules(self) -> str:
-        """Return the game's instruction, without the reply format."""
+    def describe_rules(self) -> str:
+        """Return the rules of the game for the policy, without how to reply."""
 
-    def _expert_reply(self) -> str:
-        """Return what the expert would say; called only where the metadata promise one."""
+    def expert_reply(self) -> str:
+        """Return what an expert would reply now. Override it if there is an expert."""
         raise NotImplementedError
 
-    def _idle(self) -> float:
-        """Return the reward of a step on which nothing was done."""
+    def idle_reward(self) -> float:
+        """Return the reward of a step whose reply named no possible action."""
         return 0.0
 
-    def _available(self) -> list[str] | None:
-        """Return all actions that can be taken now; None where they are not listed."""
+    def available_actions(self) -> list[str] | None:
+        """Return all actions that can be taken now, as text; None if they are not listed."""
         return None
 
-    def _optimal_steps(self) -> int | None:
-        """Return the least number of steps from here; None if it is not known."""
+    def optimal_steps(self) -> int | None:
+        """Return the fewest steps that solve the game from its start; None if that is not known."""
         return None
 
-    def _written(self, action: Action) -> str:
-        """Return an action as it is said."""
+    def describe_action(self, action: Action) -> str:
+        """Return an action as text, as `render` shows it."""
         return str(action)
 
-    def _metrics(self) -> dict[str, float]:
-        """Return the game's own metrics; its metadata say how each becomes one of the episode."""
+    def episode_metrics(self) -> dict[str, float]:
+        """Return metrics of the game's own; `metadata["metrics"]` says how the steps' values become an episode's."""
         return {}
 
     # -- Gymnasium -------------------------------------------------------------------------------------------------
@@ -180,10 +267,10 @@ class TextGame(DeclaredKwargs, gymnasium.Env[Any, str], Generic[Action]):
         self._steps = 0
         self._invalid_turns = 0
         self._last_action = None
-        self._begin(given)
+        self.start_episode(given)
         info = self._info(success=False, valid=True, reward=0.0, penalty=0.0)
-        info["instruction"] = f"{self._rules()} {self._reply_format}"
-        info["optimal_steps"] = self._optimal_steps()
+        info["instruction"] = f"{self.describe_rules()} {self._reply_format}"
+        info["optimal_steps"] = self.optimal_steps()
         return self._observation(), info
 
     def step(self, action: str) -> tuple[Any, float, bool, bool, dict[str, Any]]:
@@ -191,14 +278,14 @@ class TextGame(DeclaredKwargs, gymnasium.Env[Any, str], Generic[Action]):
         reward, terminated, success, truncated = 0.0, False, False, False
         taken, refusal = False, None
         for text in self._said(action):
-            chosen = self._read(text)
+            chosen = self.parse_action(text)
             if isinstance(chosen, Refusal):
                 refusal = refusal or chosen
                 continue
             taken = True
             self._steps += 1
             self._last_action = chosen
-            gained, terminated, success, truncated = self._move(chosen)
+            gained, terminated, success, truncated = self.apply_action(chosen)
             reward += gained
             if terminated or truncated or self._steps >= self._limit:
                 break
@@ -212,8 +299,8 @@ class TextGame(DeclaredKwargs, gymnasium.Env[Any, str], Generic[Action]):
         """Return the board as text."""
         if self.render_mode != "ansi":
             return None
-        title = "" if self._last_action is None else f"  ({self._written(self._last_action)})"
-        return f"{title}\n{self._board()}\n"
+        title = "" if self._last_action is None else f"  ({self.describe_action(self._last_action)})"
+        return f"{title}\n{self.draw_board()}\n"
 
     def _said(self, reply: str) -> Sequence[str]:
         """Return the texts of a reply that stand where actions are wanted."""
@@ -226,7 +313,7 @@ class TextGame(DeclaredKwargs, gymnasium.Env[Any, str], Generic[Action]):
         # A reply that costs no step must still not be free for ever: turns beyond the limit are cut as well.
         if self.profile.invalid_costs_step:
             self._steps += 1
-            reward = self._idle()
+            reward = self.idle_reward()
         spent = self._steps if self.profile.invalid_costs_step else self._steps + self._invalid_turns
         truncated = spent >= self._limit
         info = self._info(success=False, valid=False, reward=reward, penalty=self._penalty)
@@ -234,7 +321,7 @@ class TextGame(DeclaredKwargs, gymnasium.Env[Any, str], Generic[Action]):
         return self._noted(note, info), reward + self._penalty, False, truncated, info
 
     def _observation(self) -> Any:
-        board = self._board()
+        board = self.draw_board()
         return board if self._plain else self._framed(board)
 
     def _noted(self, note: str, info: dict[str, Any]) -> Any:
@@ -252,18 +339,25 @@ class TextGame(DeclaredKwargs, gymnasium.Env[Any, str], Generic[Action]):
             "action_is_valid": valid,
             "format_penalty": penalty,
             "env_reward": reward,
-            "metrics": {"steps": self._steps, "invalid_replies": self._invalid_turns, **self._metrics()},
-            **self._facts(),
+            "metrics": {
+                "steps": self._steps,
+                "invalid_replies": self._invalid_turns,
+                **self.episode_metrics(),
+            },
+            **self.state_info(),
         }
-        if (available := self._available()) is not None:
+        if (available := self.available_actions()) is not None:
             info["available_actions"] = available
         if self._expert:
-            info["expert_action"] = self._expert_reply()
+            info["expert_action"] = self.expert_reply()
         return info
 
 
+bridge_old_names(TextGame, _RENAMED)
+
+
 class NamedGame(TextGame[int]):
-    """A game whose `actions` are a few names, always the same."""
+    """A game whose `actions` are a few names, always the same. Actions are numbers: positions in that tuple."""
 
     def __init__(
         self, actions: tuple[str, ...], *, max_episode_steps: int, **common: Unpack[GameKwargs]
@@ -274,8 +368,8 @@ class NamedGame(TextGame[int]):
         # A reply that is nothing but a name needs no search for marks.
         self._bare_names = self.profile.bare and self._per_turn == 1
 
-    def _best_action(self) -> int:
-        """Return the expert's action; called only where the metadata promise one."""
+    def expert_action(self) -> int:
+        """Return the number of the action that an expert would take now. Override it if there is an expert."""
         raise NotImplementedError
 
     def _said(self, reply: str) -> Sequence[str]:
@@ -283,18 +377,22 @@ class NamedGame(TextGame[int]):
             return (reply,)
         return super()._said(reply)
 
-    def _read(self, text: str) -> int | Refusal:
+    def parse_action(self, text: str) -> int | Refusal:
+        """Return the position of the action that a text names."""
         action = named_action(text, self.profile, self._names)
         return Refusal() if action is None else action
 
-    def _available(self) -> list[str] | None:
+    def available_actions(self) -> list[str] | None:
+        """Return the names of all actions."""
         return list(self._actions)
 
-    def _written(self, action: int) -> str:
+    def describe_action(self, action: int) -> str:
+        """Return the name of an action."""
         return self._actions[action]
 
-    def _expert_reply(self) -> str:
-        return self._actions[self._best_action()]
+    def expert_reply(self) -> str:
+        """Return the name of the expert's action."""
+        return self._actions[self.expert_action()]
 
 
 def read_numbers(text: str, count: int) -> tuple[int, ...] | None:

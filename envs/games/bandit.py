@@ -77,7 +77,7 @@ class BanditEnv(NamedGame):
         """The arm that pays most on average: for tests and viewers, not for a policy."""
         return max(range(len(self._arms)), key=lambda arm: self._arms[arm].mean)
 
-    def _begin(self, options: Mapping[str, Any]) -> None:
+    def start_episode(self, options: Mapping[str, Any]) -> None:
         best = int(self.np_random.integers(len(self._actions)))
         chances = self.np_random.choice(list(_STORIES), len(self._actions)).tolist()
         means = self.np_random.uniform(*_OTHERS, len(self._actions)).tolist()
@@ -88,11 +88,11 @@ class BanditEnv(NamedGame):
         )
         self._history = []
 
-    def _read(self, text: str) -> int | Refusal:
-        action = super()._read(text)
+    def parse_action(self, text: str) -> int | Refusal:
+        action = super().parse_action(text)
         return Refusal(f"Name one of the arms: {self._form}.") if isinstance(action, Refusal) else action
 
-    def _move(self, action: int) -> Move:
+    def apply_action(self, action: int) -> Move:
         arm = self._arms[action]
         paid = arm.prize if self.np_random.random() < arm.chance else 0.0
         self._history.append((action, paid))
@@ -101,7 +101,7 @@ class BanditEnv(NamedGame):
         good = sum(pulled == self.optimal_arm for pulled, _ in self._history)
         return Move(paid, True, 2 * good > self._pulls)
 
-    def _board(self) -> str:
+    def draw_board(self) -> str:
         rows = [f"Pull {len(self._history)} of {self._pulls} is done." if self._history else "No pull yet."]
         for action, name in enumerate(self._actions):
             paid = [amount for pulled, amount in self._history if pulled == action]
@@ -109,16 +109,16 @@ class BanditEnv(NamedGame):
                 rows.append(f"{name}: paid {', '.join(f'{amount:g}' for amount in paid)}")
         return "\n".join(rows)
 
-    def _facts(self) -> dict[str, Any]:
+    def state_info(self) -> dict[str, Any]:
         history = [[self._actions[action], paid] for action, paid in self._history]
         return {"anchor": str(history), "state": {"history": history}}
 
-    def _metrics(self) -> dict[str, float]:
+    def episode_metrics(self) -> dict[str, float]:
         best = self._arms[self.optimal_arm].mean
         regret = sum(best - self._arms[action].mean for action, _ in self._history)
         return {"regret": round(regret, 6)}
 
-    def _rules(self) -> str:
+    def describe_rules(self) -> str:
         arms = ", ".join(self._actions)
         text = f"There are the arms {arms}. At each of {self._pulls} pulls choose one; it pays something, or nothing. "
         if self._tells_stories:
@@ -130,8 +130,8 @@ class BanditEnv(NamedGame):
             "as you can, in more than half of all pulls at least."
         )
 
-    def _optimal_steps(self) -> int:
+    def optimal_steps(self) -> int:
         return self._pulls
 
-    def _best_action(self) -> int:
+    def expert_action(self) -> int:
         return self.optimal_arm

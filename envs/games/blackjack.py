@@ -53,7 +53,7 @@ class BlackjackEnv(NamedGame):
         self._player: list[int] = []
         self._result = ""
 
-    def _begin(self, options: Mapping[str, Any]) -> None:
+    def start_episode(self, options: Mapping[str, Any]) -> None:
         self._dealer = [self._card(), self._card()]
         self._player = [self._card(), self._card()]
         self._result = ""
@@ -61,7 +61,7 @@ class BlackjackEnv(NamedGame):
     def _card(self) -> int:
         return int(self.np_random.choice(DECK))
 
-    def _move(self, action: int) -> Move:
+    def apply_action(self, action: int) -> Move:
         if action == _HIT:
             self._player.append(self._card())
             bust = hand_sum(self._player) > 21
@@ -80,7 +80,7 @@ class BlackjackEnv(NamedGame):
             return 1.0 if is_natural(self._player) and not is_natural(self._dealer) else reward
         return 1.5 if self._natural and reward == 1.0 and is_natural(self._player) else reward
 
-    def _board(self) -> str:
+    def draw_board(self) -> str:
         ace = ", an ace counts 11" if has_usable_ace(self._player) else ""
         lines = [f"Your cards: {_named(self._player)} (sum {hand_sum(self._player)}{ace})"]
         if not self._result:
@@ -88,20 +88,20 @@ class BlackjackEnv(NamedGame):
         dealt = f"The dealer's cards: {_named(self._dealer)} (sum {hand_sum(self._dealer)})"
         return "\n".join([*lines, dealt, self._result])
 
-    def _facts(self) -> dict[str, Any]:
+    def state_info(self) -> dict[str, Any]:
         # What the dealer hides stays hidden until the end.
         dealer = list(self._dealer) if self._result else self._dealer[:1]
         state = {"player": list(self._player), "dealer": dealer, "sum": hand_sum(self._player)}
         return {"anchor": f"{sorted(self._player)} {dealer}", "state": state}
 
-    def _rules(self) -> str:
+    def describe_rules(self) -> str:
         return (
             "You play blackjack against the dealer, with an infinite deck. Cards count what they show, tens and faces "
             "(10) ten, aces (A) one or eleven. Hit for another card; over 21 you lose. Stick to end: the dealer then "
             "draws to 17 or more, and who is nearer to 21 wins."
         )
 
-    def _best_action(self) -> int:
+    def expert_action(self) -> int:
         cards = hand_sum(self._player), has_usable_ace(self._player)
         if cards[0] >= 21:
             return 1

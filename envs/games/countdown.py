@@ -79,7 +79,7 @@ class CountdownEnv(TextGame[str]):
         self._solution: str | None = None
         self._attempts: list[str] = []
 
-    def _begin(self, options: Mapping[str, Any]) -> None:
+    def start_episode(self, options: Mapping[str, Any]) -> None:
         self._attempts = []
         if "numbers" in options or "target" in options:
             self._numbers, self._target = _checked_task(options)
@@ -96,7 +96,7 @@ class CountdownEnv(TextGame[str]):
             )
         self._numbers, self._target, self._solution = sorted(task.numbers), task.target, task.solution
 
-    def _read(self, text: str) -> str | Refusal:
+    def parse_action(self, text: str) -> str | Refusal:
         expression = text.split("=")[0].strip("\"'`“”‘’ \t\r\n")
         try:
             _, used = evaluate(expression)
@@ -111,31 +111,31 @@ class CountdownEnv(TextGame[str]):
             return Refusal(f"{_listed(left)} must be used, too.")
         return expression
 
-    def _move(self, action: str) -> Move:
+    def apply_action(self, action: str) -> Move:
         value, _ = evaluate(action)
         self._attempts.append(f"{action} = {value}")
         solved = value == self._target
         return Move(float(solved), solved, solved)
 
-    def _board(self) -> str:
+    def draw_board(self) -> str:
         return "\n".join([f"Numbers: {_listed(self._numbers)}", f"Target: {self._target}", *self._attempts])
 
-    def _facts(self) -> dict[str, Any]:
+    def state_info(self) -> dict[str, Any]:
         # An attempt changes nothing: the task is all of the state.
         state = {"numbers": list(self._numbers), "target": self._target, "attempts": list(self._attempts)}
         return {"anchor": "0", "state": state}
 
-    def _rules(self) -> str:
+    def describe_rules(self) -> str:
         which = "every number exactly once" if self._use_all else "each number at most once"
         return (
             "Write an expression whose value is the target. Use "
             f"{which}, with + - * / and parentheses. A wrong attempt is told its value."
         )
 
-    def _optimal_steps(self) -> int | None:
+    def optimal_steps(self) -> int | None:
         return None if self._solution is None else 1
 
-    def _expert_reply(self) -> str:
+    def expert_reply(self) -> str:
         return self._solution or _listed(self._numbers)
 
 

@@ -111,7 +111,7 @@ class FrozenLakeEnv(GridGame):
         self._take_map(self._fixed or ("SF", "FG"))
         if observation == "image":
             rows, columns = (size, size) if self._fixed is None else (len(self._rows), self._width)
-            self._observe_pictures(rows, columns)
+            self.observe_pictures(rows, columns)
 
     def transition_table(self) -> dict[int, dict[int, list[tuple[float, int, float, bool]]]]:
         """Return all transitions in the form of Gymnasium's `P`: state, action, then (p, next, reward, terminated)."""
@@ -128,7 +128,7 @@ class FrozenLakeEnv(GridGame):
 
     # -- the game --------------------------------------------------------------------------------------------------
 
-    def _begin(self, options: Mapping[str, Any]) -> None:
+    def start_episode(self, options: Mapping[str, Any]) -> None:
         given = options.get("map")
         rows = checked_map(given) if given is not None else self._fixed
         if rows is None:
@@ -138,13 +138,13 @@ class FrozenLakeEnv(GridGame):
                 raise ValueError(
                     f"no map of split {split} was found: loosen min_path, max_path or hole_density"
                 )
-        self._require_fitting(len(rows), len(rows[0]))
+        self.require_fitting(len(rows), len(rows[0]))
         self._take_map(rows)
         starts = [cell for cell, tile in enumerate(self._tiles) if tile == "S"]
         self._position = starts[0] if len(starts) == 1 else starts[int(self.np_random.integers(len(starts)))]
         self._probability = 1.0
 
-    def _move(self, action: int) -> Move:
+    def apply_action(self, action: int) -> Move:
         self._probability = 1.0
         if self._slippery:
             action, self._probability = self._slide(action)
@@ -152,11 +152,11 @@ class FrozenLakeEnv(GridGame):
         tile = self._tiles[self._position]
         return Move(self._rewards.get(tile, self._frozen_reward), tile in "GH", tile == "G")
 
-    def _idle(self) -> float:
+    def idle_reward(self) -> float:
         self._probability = 1.0
         return 0.0
 
-    def _board(self) -> str:
+    def draw_board(self) -> str:
         row, column = divmod(self._position, self._width)
         tile = self._tiles[self._position]
         player = "X" if tile == "H" else "√" if tile == "G" else "P"
@@ -164,7 +164,7 @@ class FrozenLakeEnv(GridGame):
         rows = [*self._drawn[:row], f"{line[:column]}{player}{line[column + 1 :]}", *self._drawn[row + 1 :]]
         return "\n".join(rows)
 
-    def _facts(self) -> dict[str, Any]:
+    def state_info(self) -> dict[str, Any]:
         return {
             "prob": self._probability,
             # Within one task the map is the same, so the cell says all of the state.
@@ -172,7 +172,7 @@ class FrozenLakeEnv(GridGame):
             "state": {"position": self._position, "rows": list(self._rows)},
         }
 
-    def _rules(self) -> str:
+    def describe_rules(self) -> str:
         ice = " The ice is slippery: you may slide sideways." if self._slippery else ""
         seen = (
             "drawn row by row: P is you, _ is safe ice, O is a hole, G is the goal"
@@ -184,12 +184,12 @@ class FrozenLakeEnv(GridGame):
             f"Reach the goal; a hole ends the game. Each action moves you one cell.{ice}"
         )
 
-    def _optimal_steps(self) -> int | None:
+    def optimal_steps(self) -> int | None:
         """Return the length of the shortest safe path; None where the ice decides."""
         steps = self._distances()[self._position]
         return None if self._slippery or steps < 0 else steps
 
-    def _best_action(self) -> int:
+    def expert_action(self) -> int:
         if self._slippery:
             return self._plan()[self._position]
         distances = self._distances()
@@ -197,7 +197,7 @@ class FrozenLakeEnv(GridGame):
         ways = enumerate(self._moves[self._position])
         return next((action for action, cell in ways if here > 0 and distances[cell] == here - 1), 0)
 
-    def _picture(self, cell: int) -> NDArray[np.uint8]:
+    def draw_picture(self, cell: int) -> NDArray[np.uint8]:
         picture = np.zeros((len(self._rows) * cell, self._width * cell, 3), dtype=np.uint8)
         for index, tile in enumerate(self._tiles):
             top, left = (part * cell for part in divmod(index, self._width))

@@ -29,7 +29,6 @@ class Game2048Env(NamedGame):
         "actions": "The direction in which the tiles slide; only those that move something.",
         "reward": "The tiles that merges make. Success: the target tile is there.",
         "max_episode_steps": 2_000,
-        "expert": False,
         "metrics": {**NamedGame.metadata["metrics"], "largest_tile": "last"},
     }
 
@@ -52,23 +51,23 @@ class Game2048Env(NamedGame):
         self._grid: Grid = ((0,) * size,) * size
         self._size = size
 
-    def _begin(self, options: Mapping[str, Any]) -> None:
+    def start_episode(self, options: Mapping[str, Any]) -> None:
         self._grid = ((0,) * self._size,) * self._size
         self._add_tile()
         self._add_tile()
 
-    def _read(self, text: str) -> int | Refusal:
-        action = super()._read(text)
+    def parse_action(self, text: str) -> int | Refusal:
+        action = super().parse_action(text)
         if isinstance(action, int) and slide(self._grid, action)[0] == self._grid:
             return Refusal(f"No tile can move {ACTIONS[action].lower()}.")
         return action
 
-    def _move(self, action: int) -> Move:
+    def apply_action(self, action: int) -> Move:
         self._grid, points = slide(self._grid, action)
         if self._largest() >= self._target:
             return Move(float(points), True, True)
         self._add_tile()
-        return Move(float(points), not self._available(), False)
+        return Move(float(points), not self.available_actions(), False)
 
     def _add_tile(self) -> None:
         empty = [cell for cell, tile in enumerate(sum(self._grid, ())) if tile == 0]
@@ -81,21 +80,21 @@ class Game2048Env(NamedGame):
     def _largest(self) -> int:
         return max(map(max, self._grid))
 
-    def _board(self) -> str:
+    def draw_board(self) -> str:
         width = len(str(self._largest()))
         return "\n".join(" ".join(str(tile or ".").rjust(width) for tile in row) for row in self._grid)
 
-    def _facts(self) -> dict[str, Any]:
+    def state_info(self) -> dict[str, Any]:
         rows = [list(row) for row in self._grid]
         return {"anchor": str(rows), "state": {"rows": rows}}
 
-    def _metrics(self) -> dict[str, float]:
+    def episode_metrics(self) -> dict[str, float]:
         return {"largest_tile": self._largest()}
 
-    def _available(self) -> list[str]:
+    def available_actions(self) -> list[str]:
         return [name for action, name in enumerate(ACTIONS) if slide(self._grid, action)[0] != self._grid]
 
-    def _rules(self) -> str:
+    def describe_rules(self) -> str:
         return (
             "You play 2048. A move slides all tiles as far as they go; two equal tiles that meet merge into their sum, "
             "each at most once a move. After each move a new tile, 2 or 4, appears on an empty cell (.). Make the tile "

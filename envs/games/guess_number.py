@@ -43,19 +43,19 @@ class GuessNumberEnv(TextGame[int]):
         self._secret = low
         self._guesses: list[str] = []
 
-    def _begin(self, options: Mapping[str, Any]) -> None:
+    def start_episode(self, options: Mapping[str, Any]) -> None:
         self._low, self._high = self._bounds
         self._secret = int(self.np_random.integers(self._low, self._high + 1))
         self._guesses = []
 
-    def _read(self, text: str) -> int | Refusal:
+    def parse_action(self, text: str) -> int | Refusal:
         numbers = read_numbers(text, 1)
         low, high = self._bounds
         if numbers is None or not low <= numbers[0] <= high:
             return Refusal(f"Guess one whole number from {low} to {high}.")
         return numbers[0]
 
-    def _move(self, action: int) -> Move:
+    def apply_action(self, action: int) -> Move:
         if action == self._secret:
             self._low = self._high = action
             self._guesses.append(f"{action}: right")
@@ -68,24 +68,24 @@ class GuessNumberEnv(TextGame[int]):
             self._guesses.append(f"{action}: lower")
         return Move(0.0, False, False)
 
-    def _board(self) -> str:
+    def draw_board(self) -> str:
         low, high = self._bounds
         return "\n".join([f"The number is from {low} to {high}.", *self._guesses])
 
-    def _facts(self) -> dict[str, Any]:
+    def state_info(self) -> dict[str, Any]:
         bounds = {"low": self._low, "high": self._high}
         return {"anchor": f"{self._low} {self._high}", "state": {**bounds, "guesses": list(self._guesses)}}
 
-    def _rules(self) -> str:
+    def describe_rules(self) -> str:
         low, high = self._bounds
         return (
             f"I think of a whole number from {low} to {high}. Guess it; after each guess you are told whether the "
             "number is higher or lower."
         )
 
-    def _optimal_steps(self) -> int:
+    def optimal_steps(self) -> int:
         """Return how many guesses are enough, whatever the number is: bisection halves what is left."""
         return (self._high - self._low + 1).bit_length()
 
-    def _expert_reply(self) -> str:
+    def expert_reply(self) -> str:
         return str((self._low + self._high) // 2)

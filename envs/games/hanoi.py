@@ -65,7 +65,7 @@ class TowerOfHanoiEnv(TextGame[tuple[int, int]]):
         if random_start and _example(disks, min_moves, self._split) is None:
             raise ValueError(self._none_found(self._split))
 
-    def _begin(self, options: Mapping[str, Any]) -> None:
+    def start_episode(self, options: Mapping[str, Any]) -> None:
         given = options.get("pegs")
         if given is not None:
             self._pegs = checked_pegs(given)
@@ -88,7 +88,7 @@ class TowerOfHanoiEnv(TextGame[tuple[int, int]]):
             "disks, or lower min_moves"
         )
 
-    def _read(self, text: str) -> tuple[int, int] | Refusal:
+    def parse_action(self, text: str) -> tuple[int, int] | Refusal:
         pegs = [PEGS.find(letter) for letter in text.upper() if letter.isalpha()]
         if len(pegs) != 2 or -1 in pegs or len(text) > 20:
             return Refusal("Name two of the pegs A, B and C, as in: A C.")
@@ -101,7 +101,7 @@ class TowerOfHanoiEnv(TextGame[tuple[int, int]]):
             return Refusal(f"Disk {disk + 1} cannot lie on the smaller disk {below + 1}.")
         return pegs[0], pegs[1]
 
-    def _move(self, action: tuple[int, int]) -> Move:
+    def apply_action(self, action: tuple[int, int]) -> Move:
         disk = self._top(action[0])
         self._pegs = tuple(action[1] if each == disk else peg for each, peg in enumerate(self._pegs))
         solved = set(self._pegs) == {_TARGET}
@@ -110,7 +110,7 @@ class TowerOfHanoiEnv(TextGame[tuple[int, int]]):
     def _top(self, peg: int) -> int | None:
         return next((disk for disk, where in enumerate(self._pegs) if where == peg), None)
 
-    def _board(self) -> str:
+    def draw_board(self) -> str:
         largest_first = range(len(self._pegs) - 1, -1, -1)
         rows = []
         for peg, name in enumerate(PEGS):
@@ -118,32 +118,32 @@ class TowerOfHanoiEnv(TextGame[tuple[int, int]]):
             rows.append(f"{name}: {' '.join(disks)}".rstrip())
         return "\n".join(rows)
 
-    def _facts(self) -> dict[str, Any]:
+    def state_info(self) -> dict[str, Any]:
         return {"anchor": _named(self._pegs), "state": {"pegs": list(_named(self._pegs))}}
 
-    def _available(self) -> list[str]:
+    def available_actions(self) -> list[str]:
         moves = [(one, other) for one in range(3) for other in range(3)]
-        return [self._written(move) for move in moves if self._legal(*move)]
+        return [self.describe_action(move) for move in moves if self._legal(*move)]
 
     def _legal(self, start: int, end: int) -> bool:
         disk, below = self._top(start), self._top(end)
         return disk is not None and start != end and (below is None or disk < below)
 
-    def _rules(self) -> str:
+    def describe_rules(self) -> str:
         return (
             f"Disks 1 (the smallest) to {len(self._pegs)} lie on the pegs A, B and C; each peg is shown from its "
             "lowest disk to its top. Move the top disk of a peg to another peg, never onto a smaller disk, until all "
             "disks are on peg C."
         )
 
-    def _optimal_steps(self) -> int:
+    def optimal_steps(self) -> int:
         return plan(self._pegs)[0]
 
-    def _expert_reply(self) -> str:
+    def expert_reply(self) -> str:
         move = plan(self._pegs)[1]
-        return self._written(move) if move is not None else self._available()[0]
+        return self.describe_action(move) if move is not None else self.available_actions()[0]
 
-    def _written(self, action: tuple[int, int]) -> str:
+    def describe_action(self, action: tuple[int, int]) -> str:
         return f"{PEGS[action[0]]} {PEGS[action[1]]}"
 
 

@@ -61,13 +61,13 @@ class MastermindEnv(TextGame[Code]):
         self._guesses: list[tuple[Code, int, int]] = []
         self._candidates: NDArray[np.int8] | None = None
 
-    def _begin(self, options: Mapping[str, Any]) -> None:
+    def start_episode(self, options: Mapping[str, Any]) -> None:
         digits = self.np_random.choice(self._colours, self._length, replace=self._duplicates)
         self._secret = tuple((digits + 1).tolist())
         self._guesses = []
         self._candidates = None
 
-    def _read(self, text: str) -> Code | Refusal:
+    def parse_action(self, text: str) -> Code | Refusal:
         said = text.strip("\"'`“”‘’()[]. \t\r\n")
         code = tuple(map(int, re.findall(r"\d", said))) if _CODE.fullmatch(said) else ()
         if len(code) != self._length or max(code) > self._colours:
@@ -76,24 +76,24 @@ class MastermindEnv(TextGame[Code]):
             return Refusal("All digits of a code are different.")
         return code
 
-    def _move(self, action: Code) -> Move:
+    def apply_action(self, action: Code) -> Move:
         places, colours = feedback(action, self._secret)
         self._guesses.append((action, places, colours))
         solved = action == self._secret
         return Move(float(solved), solved, solved)
 
-    def _board(self) -> str:
+    def draw_board(self) -> str:
         rows = [
-            f"{self._written(code)}: {places} in the right place, {colours} in a wrong place"
+            f"{self.describe_action(code)}: {places} in the right place, {colours} in a wrong place"
             for code, places, colours in self._guesses
         ]
         return "\n".join(rows) or "No guess yet."
 
-    def _facts(self) -> dict[str, Any]:
+    def state_info(self) -> dict[str, Any]:
         guesses = [[list(code), places, colours] for code, places, colours in self._guesses]
         return {"anchor": str(guesses), "state": {"guesses": guesses}}
 
-    def _rules(self) -> str:
+    def describe_rules(self) -> str:
         more = "digits may occur more than once" if self._duplicates else "all digits are different"
         return (
             f"I have a secret code of {self._length} digits from 1 to {self._colours}; {more}. Guess it. After each "
@@ -101,10 +101,10 @@ class MastermindEnv(TextGame[Code]):
             "in a wrong place."
         )
 
-    def _written(self, action: Code) -> str:
+    def describe_action(self, action: Code) -> str:
         return " ".join(map(str, action))
 
-    def _expert_reply(self) -> str:
+    def expert_reply(self) -> str:
         """Guess a code that would have been answered as all guesses were: the first one, in the order of codes."""
         if self._candidates is None:
             digits = range(1, self._colours + 1)
@@ -116,7 +116,7 @@ class MastermindEnv(TextGame[Code]):
             self._candidates = np.array(list(codes), dtype=np.int8)
         left = consistent(self._candidates, self._guesses)
         # A varied first guess tells more than 1 1 1 1.
-        return self._written(tuple(left[len(left) // 3].tolist()))
+        return self.describe_action(tuple(left[len(left) // 3].tolist()))
 
 
 def feedback(guess: Code, secret: Code) -> tuple[int, int]:

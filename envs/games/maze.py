@@ -87,7 +87,7 @@ class MazeEnv(GridGame):
             )
         self._take(Maze(2, frozenset({frozenset({(0, 0), (0, 1)})}), (0, 0), (0, 1)))
 
-    def _begin(self, options: Mapping[str, Any]) -> None:
+    def start_episode(self, options: Mapping[str, Any]) -> None:
         split = checked_split(options.get("split", self._split))
         maze = draw_maze(self.np_random, self._size, split=split, **self._difficulty) or self._example(split)
         if maze is None:
@@ -103,25 +103,25 @@ class MazeEnv(GridGame):
         self._distances = maze.distances()
         self._walls = maze.drawn()
 
-    def _read(self, text: str) -> int | Refusal:
-        action = super()._read(text)
+    def parse_action(self, text: str) -> int | Refusal:
+        action = super().parse_action(text)
         if isinstance(action, int) and self._maze.moved(self._cell, action) is None:
             return Refusal(f"There is a wall on the way {ACTIONS[action].lower()}.")
         return action
 
-    def _move(self, action: int) -> Move:
+    def apply_action(self, action: int) -> Move:
         reached = self._maze.moved(self._cell, action)
         assert reached is not None
         self._cell = reached
         solved = reached == self._maze.goal
         return Move(float(solved), solved, solved)
 
-    def _board(self) -> str:
+    def draw_board(self) -> str:
         parts = []
         if self._show != "coordinates":
             parts.append("\n".join(self._rows()))
         if self._show != "map":
-            ways = ", ".join(self._available())
+            ways = ", ".join(self.available_actions())
             parts.append(f"You: {_place(self._cell)}\nGoal: {_place(self._maze.goal)}\nOpen ways: {ways}")
         return "\n\n".join(parts)
 
@@ -132,19 +132,19 @@ class MazeEnv(GridGame):
             rows[2 * row + 1] = f"{line[: 2 * column + 1]}{symbol}{line[2 * column + 2 :]}"
         return rows
 
-    def _facts(self) -> dict[str, Any]:
+    def state_info(self) -> dict[str, Any]:
         # Within one task the maze is the same, so the cell says all of the state.
         return {
             "anchor": f"{self._cell[0]} {self._cell[1]}",
             "state": {"position": list(self._cell), "goal": list(self._maze.goal), "rows": list(self._walls)},
         }
 
-    def _available(self) -> list[str]:
+    def available_actions(self) -> list[str]:
         return [
             name for action, name in enumerate(ACTIONS) if self._maze.moved(self._cell, action) is not None
         ]
 
-    def _rules(self) -> str:
+    def describe_rules(self) -> str:
         shown = {
             "map": "It is drawn row by row: # is wall, P is you, G is the goal; each action takes you two places on, "
             "to the next cell, if there is no wall between.",
@@ -154,14 +154,14 @@ class MazeEnv(GridGame):
         told = " ".join(text for name, text in shown.items() if self._show in (name, "both"))
         return f"You walk through a maze of {self._size} rows and {self._size} columns of cells. Reach the goal. {told}"
 
-    def _optimal_steps(self) -> int:
+    def optimal_steps(self) -> int:
         return self._distances[self._cell]
 
-    def _best_action(self) -> int:
+    def expert_action(self) -> int:
         reached = [(self._maze.moved(self._cell, action), action) for action in range(len(ACTIONS))]
         return min((self._distances[cell], action) for cell, action in reached if cell is not None)[1]
 
-    def _picture(self, cell: int) -> NDArray[np.uint8]:
+    def draw_picture(self, cell: int) -> NDArray[np.uint8]:
         rows = [[_COLOURS[symbol] for symbol in row] for row in self._rows()]
         return np.asarray(rows, dtype=np.uint8).repeat(cell, axis=0).repeat(cell, axis=1)
 

@@ -73,7 +73,7 @@ class MinesweeperEnv(TextGame[tuple[str, int]]):
         self._exploded: int | None = None
         self._first: int | None = None
 
-    def _begin(self, options: Mapping[str, Any]) -> None:
+    def start_episode(self, options: Mapping[str, Any]) -> None:
         self._split = checked_split(options.get("split", self._default_split))
         self._field = None
         self._open = set()
@@ -81,7 +81,7 @@ class MinesweeperEnv(TextGame[tuple[str, int]]):
         self._exploded = None
         self._first = None
 
-    def _read(self, text: str) -> tuple[str, int] | Refusal:
+    def parse_action(self, text: str) -> tuple[str, int] | Refusal:
         verb, _, place = text.strip("\"'`“”‘’. \t\r\n").lower().partition(" ")
         numbers = read_numbers(place, 2)
         if verb not in _VERBS or numbers is None:
@@ -96,7 +96,7 @@ class MinesweeperEnv(TextGame[tuple[str, int]]):
             return Refusal("That cell has a flag: flag it once more to take it off first.")
         return verb, cell
 
-    def _move(self, action: tuple[str, int]) -> Move:
+    def apply_action(self, action: tuple[str, int]) -> Move:
         verb, cell = action
         if verb == "flag":
             self._flags ^= {cell}
@@ -115,7 +115,7 @@ class MinesweeperEnv(TextGame[tuple[str, int]]):
         cleared = len(self._open) == self._height * self._width - self._mines
         return Move(float(cleared), cleared, cleared)
 
-    def _board(self) -> str:
+    def draw_board(self) -> str:
         header = "    " + " ".join(f"{column + 1:2}" for column in range(self._width))
         rows = [
             f"{row + 1:2}  "
@@ -135,22 +135,22 @@ class MinesweeperEnv(TextGame[tuple[str, int]]):
     def _cells(self) -> list[str]:
         return [self._symbol(cell) for cell in range(self._height * self._width)]
 
-    def _facts(self) -> dict[str, Any]:
+    def state_info(self) -> dict[str, Any]:
         cells = "".join(self._cells())
         starts = range(0, len(cells), self._width)
         rows = [cells[start : start + self._width] for start in starts]
         # Where the mines are follows from the seed and the first cell, and is no part of what anybody may know.
         return {"anchor": f"{self._first} {cells}", "state": {"rows": rows, "mines": self._mines}}
 
-    def _available(self) -> list[str]:
+    def available_actions(self) -> list[str]:
         actions = []
         for cell in range(self._height * self._width):
             if cell not in self._open:
                 verbs = ("flag",) if cell in self._flags else _VERBS
-                actions += [self._written((verb, cell)) for verb in verbs]
+                actions += [self.describe_action((verb, cell)) for verb in verbs]
         return actions
 
-    def _rules(self) -> str:
+    def describe_rules(self) -> str:
         reasoning = " The field can be cleared by reasoning alone." if self._solvable else ""
         return (
             f"There are {self._mines} mines under {self._height} rows and {self._width} columns of covered cells "
@@ -160,22 +160,22 @@ class MinesweeperEnv(TextGame[tuple[str, int]]):
             f"{reasoning}"
         )
 
-    def _written(self, action: tuple[str, int]) -> str:
+    def describe_action(self, action: tuple[str, int]) -> str:
         row, column = divmod(action[1], self._width)
         return f"{action[0]} {row + 1} {column + 1}"
 
-    def _expert_reply(self) -> str:
+    def expert_reply(self) -> str:
         """Reveal the cell that is least likely to have a mine; flags are taken for what they are: marks."""
         if self._exploded is not None or self._field is None:
             middle = (self._height // 2) * self._width + self._width // 2
-            return self._written(("flag" if middle in self._flags else "reveal", middle))
+            return self.describe_action(("flag" if middle in self._flags else "reveal", middle))
         covered = set(range(self._height * self._width)) - self._open
         if len(covered) == self._mines:
-            return self._written(("flag", min(covered)))
+            return self.describe_action(("flag", min(covered)))
         clues = self._field.clues(self._open)
         try:
             chances = mine_chances(covered, clues, self._mines, Effort(_MOST_WAYS))
         except TooHardError:
             chances = guessed_chances(covered, clues, self._mines)
         best = min(sorted(chances), key=lambda cell: chances[cell])
-        return self._written(("flag" if best in self._flags else "reveal", best))
+        return self.describe_action(("flag" if best in self._flags else "reveal", best))

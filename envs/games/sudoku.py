@@ -75,12 +75,12 @@ class SudokuEnv(TextGame[tuple[int, int]]):
         self._grid: list[int] = []
         self._choices: list[str] = []
 
-    def _begin(self, options: Mapping[str, Any]) -> None:
+    def start_episode(self, options: Mapping[str, Any]) -> None:
         given = options.get("puzzle")
         self._given, self._solution = self._draw(options) if given is None else self._checked(given)
         self._grid = list(self._given)
         self._choices = [
-            self._written((cell, number))
+            self.describe_action((cell, number))
             for cell, clue in enumerate(self._given)
             if not clue
             for number in range(1, self._size + 1)
@@ -123,7 +123,7 @@ class SudokuEnv(TextGame[tuple[int, int]]):
             raise ValueError("puzzle must have an empty cell, and exactly one solution")
         return grid, solution
 
-    def _read(self, text: str) -> tuple[int, int] | Refusal:
+    def parse_action(self, text: str) -> tuple[int, int] | Refusal:
         numbers = read_numbers(text, 3)
         if numbers is None or not all(1 <= number <= self._size for number in numbers):
             return Refusal(f"Write row, column and number, each from 1 to {self._size}, as in: 1 2 3.")
@@ -133,13 +133,13 @@ class SudokuEnv(TextGame[tuple[int, int]]):
             return Refusal(f"The number in row {row}, column {column} is given and stays.")
         return cell, number
 
-    def _move(self, action: tuple[int, int]) -> Move:
+    def apply_action(self, action: tuple[int, int]) -> Move:
         cell, number = action
         self._grid[cell] = number
         solved = tuple(self._grid) == self._solution
         return Move(float(solved), solved, solved)
 
-    def _board(self) -> str:
+    def draw_board(self) -> str:
         return "\n".join([*_rows(self._grid, self._size), *self._conflicts()])
 
     def _conflicts(self) -> list[str]:
@@ -154,16 +154,16 @@ class SudokuEnv(TextGame[tuple[int, int]]):
         places = [f"row {cell // self._size + 1}, column {cell % self._size + 1}" for cell in wrong]
         return [f"Twice in a row, column or box: {'; '.join(places)}."] if places else []
 
-    def _facts(self) -> dict[str, Any]:
+    def state_info(self) -> dict[str, Any]:
         return {
             "anchor": _digits(self._grid),
             "state": {"grid": _digits(self._grid), "given": _digits(self._given)},
         }
 
-    def _available(self) -> list[str]:
+    def available_actions(self) -> list[str]:
         return list(self._choices)
 
-    def _rules(self) -> str:
+    def describe_rules(self) -> str:
         size, box = self._size, BOXES[self._size]
         return (
             f"You solve a Sudoku of {size} rows and {size} columns; . is an empty cell. Write numbers from 1 to {size} "
@@ -171,17 +171,17 @@ class SudokuEnv(TextGame[tuple[int, int]]):
             "cells. Rows and columns count from 1 at the top left. What you have written you may write over."
         )
 
-    def _optimal_steps(self) -> int:
+    def optimal_steps(self) -> int:
         return sum(number != right for number, right in zip(self._grid, self._solution, strict=True))
 
-    def _written(self, action: tuple[int, int]) -> str:
+    def describe_action(self, action: tuple[int, int]) -> str:
         row, column = divmod(action[0], self._size)
         return f"{row + 1} {column + 1} {action[1]}"
 
-    def _expert_reply(self) -> str:
+    def expert_reply(self) -> str:
         pairs = enumerate(zip(self._grid, self._solution, strict=True))
         wrong = [(cell, right) for cell, (number, right) in pairs if number != right]
-        return self._written(wrong[0]) if wrong else self._choices[0]
+        return self.describe_action(wrong[0]) if wrong else self._choices[0]
 
 
 def _digits(grid: Grid | list[int]) -> str:

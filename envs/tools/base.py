@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import warnings
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ import gymnasium
 from pydantic import Field
 
 from rollgym.clients.protocol.spaces import UnicodeText
+from rollgym.envs.core.hooks import bridge_old_names, complete_metadata, overrides
 from rollgym.envs.core.kwargs import DeclaredKwargs, OneOf, RenderMode
 from rollgym.envs.core.reset_options import checked_options
 from rollgym.envs.tools.formats.calls import Reading, ToolCall, read_calls
@@ -32,9 +34,21 @@ class ToolKwargs(TypedDict, total=False):
     render_mode: str | None
 
 
+# The old names of the hooks.
+_RENAMED = {
+    "_begin": "start_episode",
+    "_hear": "on_message",
+    "_facts": "state_info",
+    "_rules": "describe_rules",
+    "_expert_turn": "expert_turn",
+    "_run_call": "run_call",
+    "_after_calls": "after_calls",
+}
+
+
 @dataclass(frozen=True, slots=True)
-class Heard:
-    """What a reply without calls led to.
+class TurnResult:
+    """What a turn led to.
 
     Attributes:
         text: The observation.
@@ -52,9 +66,48 @@ class Heard:
 class ToolEnv(DeclaredKwargs, gymnasium.Env[str, str]):
     """An environment whose actions are calls of tools, or text.
 
-    A reply is read outside think tags. Where one of its calls cannot be read or makes no sense, none is run: the state
-    stays as it is, the turn counts as a step, and the observation says what is wrong. A tool that cannot do what a good
-    call asks for says so in its result.
+    A subclass passes a `Toolbox` to the constructor and overrides the hooks `start_episode` and `describe_rules`. One
+    of `on_message` and `after_calls` ends episodes. The other hooks are optional, and so is an expert.
+
+        class Counter(ToolEnv):
+            metadata = {"description": "Count to a number.", "max_episode_steps": 10}
+
+            def __init__(self, *, max_episode_steps: int = 10, render_mode: str | None = None) -> None:
+                add = Tool("add", "Add to the counter.", tool_parameters(["n"], n={"type": "integer"}), self.add)
+                super().__init__(
+                    Toolbox([add]), max_calls_per_turn=1, max_episode_steps=max_episode_steps, render_mode=render_mode
+                )
+
+            def add(self, n):
+                if abs(n) > 9:
+                    raise ToolError("add at most 9 at a time")
+                self.count += n
+                return self.count
+
+            def start_episode(self, options):
+                self.count, self.goal = 0, int(self.np_random.integers(10, 30))
+                return f"Count to {self.goal}, then say done."
+
+            def on_message(self, text):
+                solved = self.count == self.goal
+                return TurnResult("Right." if solved else "Wrong.", float(solved), terminated=True, success=solved)
+
+            def describe_rules(self):
+                return "Use the tool to reach the number."
+
+    A reply is read outside think tags. If one of its calls cannot be read or does not fit the tool's schema, none is
+    run: the state stays as it is, the turn counts as a step, and the observation says what is wrong. A tool that cannot
+    do what a well-formed call asks for raises `ToolError`, whose message is the result. Any other exception is an error
+    of the environment.
+
+    What a subclass's `metadata` leave out is taken from the base class's. `metadata["expert"]` says by itself whether
+    `expert_turn` is overridden.
+
+    Attributes:
+        toolbox: The tools.
+        call_format: How the policy writes calls.
+        shows_expert: Whether the reset asked for the expert, which a server allows operators only: `info` may then hold
+            what a policy must not see.
     """
 
     metadata: dict[str, Any] = {
@@ -109,38 +162,71 @@ class ToolEnv(DeclaredKwargs, gymnasium.Env[str, str]):
         self._describe_tools = describe_tools
         self._result_role = result_role
         self._written_instruction: str | None = None
-        self._expert = False
+        self.shows_expert = False
         self._steps = self._invalid_turns = self._calls = self._errors = 0
         self._shown = ""
 
-    # -- what an environment implements ----------------------------------------------------------------------------
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Accept the old names of hooks, and complete the metadata."""
+        super().__init_subclass__(**kwargs)
+        bridge_old_names(cls, _RENAMED)
+        complete_metadata(cls, expert=overrides(cls, {"expert_turn"}, __name__))
+
+    # -- hooks -----------------------------------------------------------------------------------------------------
 
     @abstractmethod
-    def _begin(self, options: Mapping[str, Any]) -> str:
-        """Set an episode up from `self.np_random` and the reset's options; return the first observation."""
+    def start_episode(self, options: Mapping[str, Any]) -> str:
+        """Set up an episode and return its first observation.
+
+        Draw whatever is random from `self.np_random`, which the reset has seeded.
+
+        Args:
+            options: The options of the reset, each one of `metadata["reset_options"]`.
+
+        Raises:
+            ValueError: If an option makes no sense; the caller gets the message.
+        """
 
     @abstractmethod
-    def _hear(self, text: str) -> Heard | str:
-        """Take a reply that calls nothing; return a sentence on what is wrong where it means nothing here."""
+    def describe_rules(self) -> str:
+        """Return the instruction for the policy, without the tools and how to call them."""
 
-    @abstractmethod
-    def _facts(self) -> dict[str, Any]:
-        """Return what `info` says of the state: `state`, `anchor` and the environment's own."""
+    def on_message(self, text: str) -> TurnResult | str:
+        """Take a reply that calls no tool, such as an answer or a question to the user.
 
-    @abstractmethod
-    def _rules(self) -> str:
-        """Return the instruction, without tools and how to call them."""
+        Without this hook every reply has to call a tool.
 
-    @abstractmethod
-    def _expert_turn(self) -> ToolCall | str:
-        """Return what the expert does: a call, or text."""
+        Args:
+            text: The reply outside think tags. It may be any text: empty, long, not ASCII.
 
-    def _run_call(self, call: ToolCall) -> ToolResult:
-        """Run a call that has no fault; environments that watch their tools do it here."""
+        Returns:
+            What it led to; or, if such a reply makes no sense here, a sentence that says so. The turn then is invalid,
+            and costs `format_penalty`.
+        """
+        return "error: the reply calls no tool."
+
+    def state_info(self) -> dict[str, Any]:
+        """Return the entries of `info` that describe the state.
+
+        Two of them have a meaning: `state`, a mapping that JSON can hold, and `anchor`, a text that is equal for equal
+        states of one task, by which algorithms such as GiGPO compare steps (`state_digest` makes one). Others are yours.
+        Clients see all of it, so keep the solution out unless `self.shows_expert`.
+        """
+        return {}
+
+    def expert_turn(self) -> ToolCall | str:
+        """Return what an expert would do now: a call, or text. Override it if there is an expert."""
+        raise NotImplementedError(f"{type(self).__name__} has no expert")
+
+    def run_call(self, call: ToolCall) -> ToolResult:
+        """Run a call that fits its tool's schema. Override it to observe calls, or to answer in a tool's place."""
         return self.toolbox.run(call)
 
-    def _after_calls(self) -> Heard | None:
-        """Return how an episode ended that the calls of a turn have ended; None where it goes on."""
+    def after_calls(self) -> TurnResult | None:
+        """Return how the episode ended if the calls of the turn have ended it, else None.
+
+        The `text` is shown after the results of the calls.
+        """
         return None
 
     # -- Gymnasium -------------------------------------------------------------------------------------------------
@@ -151,14 +237,16 @@ class ToolEnv(DeclaredKwargs, gymnasium.Env[str, str]):
         """Begin an episode. All tool environments take the option `expert`."""
         super().reset(seed=seed)
         given = checked_options(self.metadata["reset_options"], options)
-        self._expert = given.get("expert", False)
+        self.shows_expert = given.get("expert", False)
+        if self.shows_expert and not self.metadata["expert"]:
+            raise ValueError(f"{type(self).__name__} has no expert: reset it without the option 'expert'")
         self._steps = self._invalid_turns = self._calls = self._errors = 0
-        self._shown = self._begin(given)
+        self._shown = self.start_episode(given)
         info = self._info(success=False, valid=True, reward=0.0, penalty=0.0)
         if self._written_instruction is None:
             self._written_instruction = self._instruction()
         info["instruction"] = self._written_instruction
-        info["rules"] = self._rules()
+        info["rules"] = self.describe_rules()
         info["tools"] = self.toolbox.described()
         info["messages"] = [{"role": "user", "content": self._shown}]
         return self._shown, info
@@ -171,10 +259,10 @@ class ToolEnv(DeclaredKwargs, gymnasium.Env[str, str]):
             if reading.faults or any(faults):
                 return self._refused(reading, faults)
             return self._run_calls(reading.calls)
-        heard = self._hear(reading.content)
-        if isinstance(heard, str):
-            return self._invalid_turn(heard, [{"role": "user", "content": heard}])
-        return self._turn(heard, [{"role": "user", "content": heard.text}])
+        result = self.on_message(reading.content)
+        if isinstance(result, str):
+            return self._invalid_turn(result, [{"role": "user", "content": result}])
+        return self._turn(result, [{"role": "user", "content": result.text}])
 
     def render(self) -> Any:
         """Return the last turn as text."""
@@ -185,7 +273,7 @@ class ToolEnv(DeclaredKwargs, gymnasium.Env[str, str]):
     def _run_calls(self, calls: Sequence[ToolCall]) -> tuple[str, float, bool, bool, dict[str, Any]]:
         results = []
         for call in calls:
-            result = self._run_call(call)
+            result = self.run_call(call)
             self._calls += 1
             self._errors += result.error
             results.append(shortened(result.text))
@@ -194,13 +282,13 @@ class ToolEnv(DeclaredKwargs, gymnasium.Env[str, str]):
             self.call_format.show_result(call.name, result)
             for call, result in zip(calls, results, strict=True)
         )
-        ended = self._after_calls()
+        ended = self.after_calls()
         if ended is None:
-            return self._turn(Heard(text), messages)
+            return self._turn(TurnResult(text), messages)
         if ended.text:
             text = f"{text}\n{ended.text}"
             messages.append({"role": "user", "content": ended.text})
-        return self._turn(Heard(text, ended.reward, ended.terminated, ended.success), messages)
+        return self._turn(TurnResult(text, ended.reward, ended.terminated, ended.success), messages)
 
     def _refused(
         self, reading: Reading, faults: Sequence[str | None]
@@ -218,17 +306,19 @@ class ToolEnv(DeclaredKwargs, gymnasium.Env[str, str]):
         self, text: str, messages: list[dict[str, Any]]
     ) -> tuple[str, float, bool, bool, dict[str, Any]]:
         self._invalid_turns += 1
-        return self._turn(Heard(text, self._penalty), messages, valid=False, penalty=self._penalty)
+        return self._turn(TurnResult(text, self._penalty), messages, valid=False, penalty=self._penalty)
 
     def _turn(
-        self, heard: Heard, messages: list[dict[str, Any]], *, valid: bool = True, penalty: float = 0.0
+        self, result: TurnResult, messages: list[dict[str, Any]], *, valid: bool = True, penalty: float = 0.0
     ) -> tuple[str, float, bool, bool, dict[str, Any]]:
         self._steps += 1
-        self._shown = heard.text
-        truncated = not heard.terminated and self._steps >= self._limit
-        info = self._info(success=heard.success, valid=valid, reward=heard.reward - penalty, penalty=penalty)
+        self._shown = result.text
+        truncated = not result.terminated and self._steps >= self._limit
+        info = self._info(
+            success=result.success, valid=valid, reward=result.reward - penalty, penalty=penalty
+        )
         info["messages"] = messages
-        return heard.text, heard.reward, heard.terminated, truncated, info
+        return result.text, result.reward, result.terminated, truncated, info
 
     def _results(self, calls: Sequence[ToolCall], results: Sequence[str]) -> list[dict[str, Any]]:
         if self._result_role == "user":
@@ -260,15 +350,15 @@ class ToolEnv(DeclaredKwargs, gymnasium.Env[str, str]):
                 "tool_calls": self._calls,
                 "tool_errors": self._errors,
             },
-            **self._facts(),
+            **self.state_info(),
         }
-        if self._expert:
-            turn = self._expert_turn()
+        if self.shows_expert:
+            turn = self.expert_turn()
             info["expert_action"] = turn if isinstance(turn, str) else self.call_format.write([turn])
         return info
 
     def _instruction(self) -> str:
-        parts = [self._rules()]
+        parts = [self.describe_rules()]
         if self._describe_tools:
             parts.append(f"Tools, as JSON:\n{text_of_tools(self.toolbox.described())}")
         parts.append(self.call_format.explain(self.toolbox.schemas))
@@ -277,8 +367,19 @@ class ToolEnv(DeclaredKwargs, gymnasium.Env[str, str]):
         return "\n\n".join(parts)
 
 
-def digest(value: Any) -> str:
-    """Return a short name for a state that JSON can hold: equal states have equal names, in every process."""
+bridge_old_names(ToolEnv, _RENAMED)
+
+
+def __getattr__(name: str) -> Any:
+    """Find `TurnResult` by its old name, too."""
+    if name != "Heard":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    warnings.warn("Heard is now TurnResult", DeprecationWarning, stacklevel=2)
+    return TurnResult
+
+
+def state_digest(value: Any) -> str:
+    """Return a short text for a value that JSON can hold: equal values have equal texts, in every process."""
     text = json.dumps(value, sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
 
@@ -293,7 +394,7 @@ class Running:
     def put(self, key: str, text: str) -> None:
         """Have a text under a key, in place of what was there."""
         self.remove(key)
-        self._parts[key] = int(digest([key, text]), 16)
+        self._parts[key] = int(state_digest([key, text]), 16)
         self._sum += self._parts[key]
 
     def remove(self, key: str) -> None:

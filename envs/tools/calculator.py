@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from decimal import Context, Decimal
 from fractions import Fraction
 
-from rollgym.envs.tools.tool import Tool, ToolError, parameters
+from rollgym.envs.tools.tool import Tool, ToolError, tool_parameters
 
 _TOKEN = re.compile(r"\s*(?:(\d+(?:\.\d*)?(?:[eE][+-]?\d{1,3})?|\.\d+)|([A-Za-z_]\w*)|(\*\*|//|[-+*/%^(),]))")
 _LONGEST = 1_000
@@ -248,6 +248,6 @@ CALCULATOR = Tool(
     "calculator",
     "Compute an arithmetic expression exactly: + - * / // % ** and parentheses, sqrt, abs, round, floor, ceil, min, "
     "max, gcd, factorial, pi, e.",
-    parameters(["expression"], expression={"type": "string", "description": "Such as (3 + 4) ** 2 / 7"}),
+    tool_parameters(["expression"], expression={"type": "string", "description": "Such as (3 + 4) ** 2 / 7"}),
     _run,
 )

@@ -3,7 +3,7 @@
 import re
 from datetime import date, timedelta
 
-from rollgym.envs.tools.tool import Tool, ToolError, parameters
+from rollgym.envs.tools.tool import Tool, ToolError, tool_parameters
 
 WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 _FORM = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
@@ -39,14 +39,14 @@ DATE_TOOLS = (
     Tool(
         "date_add",
         "Return the date some days after another one, or before it where days is negative.",
-        parameters(["date", "days"], date=_DATE, days={"type": "integer"}),
+        tool_parameters(["date", "days"], date=_DATE, days={"type": "integer"}),
         _add,
     ),
     Tool(
         "date_difference",
         "Return the number of days from one date to another.",
-        parameters(["start", "end"], start=_DATE, end=_DATE),
+        tool_parameters(["start", "end"], start=_DATE, end=_DATE),
         _difference,
     ),
-    Tool("weekday", "Return the day of the week of a date.", parameters(["date"], date=_DATE), _weekday),
+    Tool("weekday", "Return the day of the week of a date.", tool_parameters(["date"], date=_DATE), _weekday),
 )

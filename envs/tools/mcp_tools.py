@@ -11,7 +11,7 @@ from pydantic import Field
 from rollgym.envs.core.kwargs import OPERATOR
 from rollgym.envs.core.replies import last_tagged
 from rollgym.envs.core.splits import TaskSplit, checked_split, split_of_text
-from rollgym.envs.tools.base import CallsPerTurn, Heard, StepLimit, ToolEnv, ToolKwargs, digest
+from rollgym.envs.tools.base import CallsPerTurn, StepLimit, ToolEnv, ToolKwargs, TurnResult, state_digest
 from rollgym.envs.tools.formats.calls import ToolCall
 from rollgym.envs.tools.mcp_server import McpServer, McpServerError, chosen_tools, parse_address
 from rollgym.envs.tools.tasks import answers_agree
@@ -53,7 +53,6 @@ class McpToolsEnv(ToolEnv):
         # What a server keeps, and when it answers, is its own business.
         "deterministic": False,
         "forkable": False,
-        "expert": False,
     }
 
     def __init__(
@@ -144,9 +143,7 @@ class McpToolsEnv(ToolEnv):
 
     # -- the episode -----------------------------------------------------------------------------------------------
 
-    def _begin(self, options: Mapping[str, Any]) -> str:
-        if options.get("expert"):
-            raise ValueError("nobody knows how tasks of an MCP server are done: there is no expert")
+    def start_episode(self, options: Mapping[str, Any]) -> str:
         if self._restart and self._used:
             self._server.close()
             self._server = McpServer(self._address, self._seconds)
@@ -171,12 +168,12 @@ class McpToolsEnv(ToolEnv):
             raise McpServerError(f"a call of a task makes no sense: {fault}")
         return box.run(call)
 
-    def _run_call(self, call: ToolCall) -> ToolResult:
+    def run_call(self, call: ToolCall) -> ToolResult:
         result = self.toolbox.run(call)
-        self._made.append(digest([call.name, dict(call.arguments), result.text]))
+        self._made.append(state_digest([call.name, dict(call.arguments), result.text]))
         return result
 
-    def _hear(self, text: str) -> Heard | str:
+    def on_message(self, text: str) -> TurnResult | str:
         answer = last_tagged(text, "answer")
         if answer is None:
             return "error: there is neither a call of a tool nor an answer in answer tags, such as <answer>42</answer>."
@@ -186,22 +183,19 @@ class McpToolsEnv(ToolEnv):
             self._own_call(call).text.strip() == text.strip() for call, text in self._task.checks
         )
         text = "The task is done." if done else "The task is not done."
-        return Heard(text, float(done), terminated=True, success=done)
+        return TurnResult(text, float(done), terminated=True, success=done)
 
-    def _facts(self) -> dict[str, Any]:
+    def state_info(self) -> dict[str, Any]:
         return {
             "state": {"question": self._task.question},
-            "anchor": digest([self._task.question, self._made]),
+            "anchor": state_digest([self._task.question, self._made]),
         }
 
-    def _rules(self) -> str:
+    def describe_rules(self) -> str:
         return (
             f"{self._said} Once it is done, reply without a call and with the answer in answer tags, for example "
             "<answer>42</answer>, or <answer>done</answer> where nothing was asked."
         )
-
-    def _expert_turn(self) -> ToolCall | str:
-        raise NotImplementedError("there is no expert")
 
 
 def _wanted_tasks(tasks: Sequence[McpTask], split: str | None) -> list[McpTask]:

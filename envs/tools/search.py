@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rollgym.envs.tools.tool import Tool, parameters
+from rollgym.envs.tools.tool import Tool, tool_parameters
 
 _WORD = re.compile(r"\w+")
 _SATURATION, _LENGTH_WEIGHT = 1.2, 0.75
@@ -48,7 +48,7 @@ class Corpus:
         return Tool(
             "search",
             "Search the encyclopedia; returns the articles that fit best.",
-            parameters(
+            tool_parameters(
                 ["query"],
                 query={"type": "string", "maxLength": 1_000},
                 top_k={"type": "integer", "minimum": 1, "maximum": MOST_RESULTS, "default": 3},

@@ -142,7 +142,7 @@ def _has_more_values(calls: Sequence[ToolCall], most: int) -> bool:
     return False
 
 
-def parameters(required: Sequence[str] = (), /, **properties: Mapping[str, Any]) -> dict[str, Any]:
+def tool_parameters(required: Sequence[str] = (), /, **properties: Mapping[str, Any]) -> dict[str, Any]:
     """Return the JSON Schema of a tool's arguments; what is not named is refused.
 
     Args:

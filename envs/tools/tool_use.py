@@ -8,13 +8,21 @@ from pydantic import Field
 from rollgym.envs.core.kwargs import SomeOf
 from rollgym.envs.core.replies import last_tagged
 from rollgym.envs.core.splits import TaskSplit, checked_split, split_of_text
-from rollgym.envs.tools.base import CallsPerTurn, Heard, Running, StepLimit, ToolEnv, ToolKwargs, digest
+from rollgym.envs.tools.base import (
+    CallsPerTurn,
+    Running,
+    StepLimit,
+    ToolEnv,
+    ToolKwargs,
+    TurnResult,
+    state_digest,
+)
 from rollgym.envs.tools.calculator import CALCULATOR
 from rollgym.envs.tools.dates import DATE_TOOLS
 from rollgym.envs.tools.formats.calls import ToolCall
 from rollgym.envs.tools.search import Corpus
 from rollgym.envs.tools.tasks import KINDS, Task, answers_agree
-from rollgym.envs.tools.tool import Tool, Toolbox, ToolError, ToolResult, parameters
+from rollgym.envs.tools.tool import Tool, Toolbox, ToolError, ToolResult, tool_parameters
 
 TOOL_GROUPS = ("calculator", "search", "store", "dates")
 _TRIES = 1_000
@@ -92,7 +100,7 @@ class ToolUseEnv(ToolEnv):
 
     # -- the episode -----------------------------------------------------------------------------------------------
 
-    def _begin(self, options: Mapping[str, Any]) -> str:
+    def start_episode(self, options: Mapping[str, Any]) -> str:
         split = checked_split(options.get("split", self._split))
         for _ in range(_TRIES):
             kind = self._kinds[int(self.np_random.integers(len(self._kinds)))]
@@ -108,35 +116,37 @@ class ToolUseEnv(ToolEnv):
         self._known = Running()
         return task.question
 
-    def _run_call(self, call: ToolCall) -> ToolResult:
+    def run_call(self, call: ToolCall) -> ToolResult:
         result = self.toolbox.run(call)
-        name = digest([call.name, dict(call.arguments)])
+        name = state_digest([call.name, dict(call.arguments)])
         self._found.add(name)
         self._known.put(name, result.text)
         return result
 
-    def _hear(self, text: str) -> Heard | str:
+    def on_message(self, text: str) -> TurnResult | str:
         answer = last_tagged(text, "answer")
         if answer is None:
             return "error: there is neither a call of a tool nor an answer in answer tags, such as <answer>42</answer>."
         right = answers_agree(answer, self._task.answer)
         kept = self._store.texts == dict(sorted(self._task.wanted.items()))
         if right and kept:
-            return Heard("The answer is right.", 1.0, terminated=True, success=True)
+            return TurnResult("The answer is right.", 1.0, terminated=True, success=True)
         if right:
-            return Heard("The answer is right, but the store does not hold what it should.", terminated=True)
-        return Heard("The answer is wrong.", terminated=True)
+            return TurnResult(
+                "The answer is right, but the store does not hold what it should.", terminated=True
+            )
+        return TurnResult("The answer is wrong.", terminated=True)
 
-    def _facts(self) -> dict[str, Any]:
+    def state_info(self) -> dict[str, Any]:
         # What is asked for may lie in the store.
-        store = {"store": self._store.texts} if self._expert else {}
+        store = {"store": self._store.texts} if self.shows_expert else {}
         return {
             "state": {"kind": self._task.kind, "question": self._task.question, **store},
             # Two turns of one task are alike where the store is, and where the same is known.
-            "anchor": digest([self._store.name, self._known.name]),
+            "anchor": state_digest([self._store.name, self._known.name]),
         }
 
-    def _rules(self) -> str:
+    def describe_rules(self) -> str:
         return (
             "Answer the question with the help of tools. What the encyclopedia and the store say cannot be known "
             "without them. Once you know the answer, and the store holds what it should, reply without a call and with "
@@ -144,9 +154,9 @@ class ToolUseEnv(ToolEnv):
             "alone."
         )
 
-    def _expert_turn(self) -> ToolCall | str:
+    def expert_turn(self) -> ToolCall | str:
         for call in self._task.plan:
-            if digest([call.name, dict(call.arguments)]) not in self._found:
+            if state_digest([call.name, dict(call.arguments)]) not in self._found:
                 return call
         stored, wanted = self._store.texts, self._task.wanted
         for key in stored:
@@ -204,15 +214,20 @@ class Store:
     def tools(self) -> tuple[Tool, ...]:
         """Return the tools that read and change it."""
         return (
-            Tool("store_list", "List the keys of the store.", parameters(), self._list),
-            Tool("store_get", "Return the value of a key.", parameters(["key"], key=_KEY), self._get),
+            Tool("store_list", "List the keys of the store.", tool_parameters(), self._list),
+            Tool("store_get", "Return the value of a key.", tool_parameters(["key"], key=_KEY), self._get),
             Tool(
                 "store_set",
                 "Store a value under a key; what was there is replaced.",
-                parameters(["key", "value"], key=_KEY, value=_VALUE),
+                tool_parameters(["key", "value"], key=_KEY, value=_VALUE),
                 self._set,
             ),
-            Tool("store_delete", "Remove a key and its value.", parameters(["key"], key=_KEY), self._delete),
+            Tool(
+                "store_delete",
+                "Remove a key and its value.",
+                tool_parameters(["key"], key=_KEY),
+                self._delete,
+            ),
         )
 
     def _list(self) -> list[str]:

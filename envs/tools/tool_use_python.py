@@ -8,7 +8,7 @@ from pydantic import Field
 from rollgym.envs.code.sandboxes import operator_sandbox
 from rollgym.envs.core.kwargs import SomeOf
 from rollgym.envs.tools.tasks import KINDS
-from rollgym.envs.tools.tool import Tool, ToolError, parameters
+from rollgym.envs.tools.tool import Tool, ToolError, tool_parameters
 from rollgym.envs.tools.tool_use import TOOL_GROUPS, ToolUseEnv, ToolUseKwargs
 from rollgym.sandbox.core.base import Sandbox
 from rollgym.sandbox.core.limits import Limits
@@ -61,10 +61,10 @@ class ToolUsePythonEnv(ToolUseEnv):
     def _group(self, name: str) -> Sequence[Tool]:
         return (python_tool(operator_sandbox, self._limits),) if name == "python" else super()._group(name)
 
-    def _begin(self, options: Mapping[str, Any]) -> str:
+    def start_episode(self, options: Mapping[str, Any]) -> str:
         # An episode does not begin where there is no sandbox for it.
         operator_sandbox()
-        return super()._begin(options)
+        return super().start_episode(options)
 
 
 _MOST_SHOWN = 4_000
@@ -89,7 +89,7 @@ def python_tool(sandbox: Callable[[], Sandbox], limits: Limits) -> Tool:
     return Tool(
         "python",
         "Run a Python program and return what it prints. Each program starts anew; it has no network.",
-        parameters(["code"], code={"type": "string", "maxLength": _LONGEST}),
+        tool_parameters(["code"], code={"type": "string", "maxLength": _LONGEST}),
         run,
     )
 

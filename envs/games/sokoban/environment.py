@@ -159,13 +159,13 @@ class SokobanEnv(GridGame):
         self._unsolved: Level | None = None
         if observation == "image":
             room = None if self._fixed is None else self._fixed.room
-            self._observe_pictures(
+            self.observe_pictures(
                 *((int(size[0]), int(size[1])) if room is None else (room.height, room.width))
             )
 
     # -- the game --------------------------------------------------------------------------------------------------
 
-    def _begin(self, options: Mapping[str, Any]) -> None:
+    def start_episode(self, options: Mapping[str, Any]) -> None:
         self._known_optimum = None
         self._source = None
         made: GeneratedLevel | None = None
@@ -188,7 +188,7 @@ class SokobanEnv(GridGame):
             if made is None:
                 raise ValueError(f"no level of split {split} was found: loosen min_moves, max_moves or size")
             fixed = made.level
-        self._require_fitting(fixed.room.height, fixed.room.width)
+        self.require_fitting(fixed.room.height, fixed.room.width)
         self._level = fixed
         self._text = fixed.to_xsb()
         self._plan, self._planned_for = [], None
@@ -210,7 +210,7 @@ class SokobanEnv(GridGame):
         self._source = {"file": drawn.file, "number": drawn.entry.number, "title": drawn.entry.title}
         return drawn.level
 
-    def _move(self, action: int) -> Move:
+    def apply_action(self, action: int) -> Move:
         before = self._level
         self._level = before.moved(action)
         if self._level is not before:
@@ -219,7 +219,7 @@ class SokobanEnv(GridGame):
             self._plan, self._planned_for = self._plan[1:], self._level
         return self._reward()
 
-    def _idle(self) -> float:
+    def idle_reward(self) -> float:
         return self._reward().reward
 
     def _reward(self) -> Move:
@@ -232,10 +232,10 @@ class SokobanEnv(GridGame):
             return Move(reward + _SOLVED, True, True)
         return Move(reward, False, False)
 
-    def _board(self) -> str:
+    def draw_board(self) -> str:
         return self._text.translate(self._symbols)
 
-    def _facts(self) -> dict[str, Any]:
+    def state_info(self) -> dict[str, Any]:
         facts: dict[str, Any] = {"anchor": self._text, "state": {"level": self._text}}
         if self._source is not None:
             facts["level_source"] = dict(self._source)
@@ -245,7 +245,7 @@ class SokobanEnv(GridGame):
             facts["dead_squares"] = [cell for cell in room.floor if cell not in alive]
         return facts
 
-    def _rules(self) -> str:
+    def describe_rules(self) -> str:
         board = f"drawn row by row: {self._symbols_explained()}"
         if self._shape is not None:
             board = (
@@ -263,13 +263,13 @@ class SokobanEnv(GridGame):
             for symbol, meaning in _MEANINGS.items()
         )
 
-    def _optimal_steps(self) -> int | None:
+    def optimal_steps(self) -> int | None:
         if self._known_optimum is None and self._searched_optimum:
             plan = self._solution()
             self._known_optimum = len(plan) if plan is not None else None
         return self._known_optimum
 
-    def _best_action(self) -> int:
+    def expert_action(self) -> int:
         plan = self._solution()
         return plan[0] if plan else 0
 
@@ -288,7 +288,7 @@ class SokobanEnv(GridGame):
             self._plan, self._planned_for = plan, self._level
         return self._plan
 
-    def _picture(self, cell: int) -> NDArray[np.uint8]:
+    def draw_picture(self, cell: int) -> NDArray[np.uint8]:
         rows = [[_COLOURS[symbol] for symbol in row] for row in self._text.split("\n")]
         picture = np.asarray(rows, dtype=np.uint8).repeat(cell, axis=0).repeat(cell, axis=1)
         # What the player stands on is seen around it.

@@ -10,13 +10,13 @@ from pydantic import Field
 
 from rollgym.envs.core.kwargs import SomeOf
 from rollgym.envs.core.splits import TaskSplit, checked_split, split_of_text
-from rollgym.envs.tools.base import CallsPerTurn, Heard, StepLimit, ToolEnv, ToolKwargs, digest
+from rollgym.envs.tools.base import CallsPerTurn, StepLimit, ToolEnv, ToolKwargs, TurnResult, state_digest
 from rollgym.envs.tools.formats.calls import ToolCall
 from rollgym.envs.tools.retail.customer import MOST_HEARD, Customer, Identity
 from rollgym.envs.tools.retail.database import Database, draw_database
 from rollgym.envs.tools.retail.requests import REQUEST_KINDS, Request, draw_request, usable_orders
 from rollgym.envs.tools.retail.shop import WRITES, Shop
-from rollgym.envs.tools.tool import Tool, Toolbox, ToolResult, parameters
+from rollgym.envs.tools.tool import Tool, Toolbox, ToolResult, tool_parameters
 
 MOST_REQUESTS = 3
 _TRIES = 500
@@ -109,7 +109,7 @@ class RetailEnv(ToolEnv):
         return Tool(
             "transfer_to_human",
             "Hand the conversation over to a human and end it.",
-            parameters(["summary"], summary={"type": "string"}),
+            tool_parameters(["summary"], summary={"type": "string"}),
             transfer,
         )
 
@@ -124,7 +124,7 @@ class RetailEnv(ToolEnv):
 
     # -- the episode -----------------------------------------------------------------------------------------------
 
-    def _begin(self, options: Mapping[str, Any]) -> str:
+    def start_episode(self, options: Mapping[str, Any]) -> str:
         split = checked_split(options.get("split", self._split))
         database = draw_database(self.np_random)
         user_ids = list(database["users"])
@@ -174,31 +174,31 @@ class RetailEnv(ToolEnv):
                 assert not result.error, result.text
         return self._other_shop.digest
 
-    def _run_call(self, call: ToolCall) -> ToolResult:
+    def run_call(self, call: ToolCall) -> ToolResult:
         if call.name in WRITES and not (self._known_user and self._customer.agreed):
             self._violations += 1
         result = self.toolbox.run(call)
         if not result.error:
             # What a policy calls its calls makes no difference.
             self._made.append(replace(call, id=""))
-            self._made_names.add(digest([call.name, dict(call.arguments)]))
+            self._made_names.add(state_digest([call.name, dict(call.arguments)]))
             if call.name.startswith("find_user"):
                 self._known_user = result.text
         return result
 
-    def _after_calls(self) -> Heard | None:
+    def after_calls(self) -> TurnResult | None:
         return self._ending("") if self._transferred else None
 
-    def _hear(self, text: str) -> Heard | str:
+    def on_message(self, text: str) -> TurnResult | str:
         if not text.strip():
             return "error: there is neither a call of a tool nor a word to the customer."
         self._said += f"\n{text[:MOST_HEARD]}"
         answer = self._customer.answer(text)
-        return self._ending(answer) if self._customer.gone else Heard(answer)
+        return self._ending(answer) if self._customer.gone else TurnResult(answer)
 
-    def _ending(self, text: str) -> Heard:
+    def _ending(self, text: str) -> TurnResult:
         solved = self._solved()
-        return Heard(text, float(solved), terminated=True, success=solved)
+        return TurnResult(text, float(solved), terminated=True, success=solved)
 
     def _solved(self) -> bool:
         if self._shop.digest != self._goal or (self._strict and self._violations):
@@ -210,7 +210,7 @@ class RetailEnv(ToolEnv):
             text in said for request in self._requests for text in request.told
         )
 
-    def _facts(self) -> dict[str, Any]:
+    def state_info(self) -> dict[str, Any]:
         customer = self._customer
         talk = [
             customer.position,
@@ -224,9 +224,9 @@ class RetailEnv(ToolEnv):
                 "database": self._shop.digest,
                 "requests_left": len(self._requests) - customer.position,
                 # What a policy has to find out is told to those only who may ask for experts.
-                **(self._account() if self._expert else {}),
+                **(self._account() if self.shows_expert else {}),
             },
-            "anchor": digest([self._shop.digest, talk, sorted(self._made_names)]),
+            "anchor": state_digest([self._shop.digest, talk, sorted(self._made_names)]),
         }
 
     def _account(self) -> dict[str, Any]:
@@ -239,12 +239,12 @@ class RetailEnv(ToolEnv):
         info["metrics"]["policy_violations"] = self._violations
         return info
 
-    def _rules(self) -> str:
+    def describe_rules(self) -> str:
         return POLICY
 
     # -- the expert ------------------------------------------------------------------------------------------------
 
-    def _expert_turn(self) -> ToolCall | str:
+    def expert_turn(self) -> ToolCall | str:
         customer, request = self._customer, self._customer.request
         if request is None:
             return "Good bye."

@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 
 from rollgym.envs.tools.retail.database import Database, total_of
-from rollgym.envs.tools.tool import Tool, ToolError, parameters
+from rollgym.envs.tools.tool import Tool, ToolError, tool_parameters
 
 CANCEL_REASONS = ("no longer needed", "ordered by mistake")
 WRITES = frozenset(
@@ -49,7 +49,7 @@ class Shop:
 
     def tools(self) -> tuple[Tool, ...]:
         """Return all tools; those that find and read first."""
-        change = parameters(
+        change = tool_parameters(
             ["order_id", "item_ids", "new_item_ids", "payment_method_id"],
             order_id=_ORDER,
             item_ids=_ITEMS,
@@ -60,44 +60,53 @@ class Shop:
             Tool(
                 "find_user_by_email",
                 "Return the user id of an e-mail address.",
-                parameters(["email"], email=_TEXT),
+                tool_parameters(["email"], email=_TEXT),
                 self._find_by_email,
             ),
             Tool(
                 "find_user_by_name_and_zip",
                 "Return the user id of a name and a zip code.",
-                parameters(["first_name", "last_name", "zip"], first_name=_TEXT, last_name=_TEXT, zip=_TEXT),
+                tool_parameters(
+                    ["first_name", "last_name", "zip"], first_name=_TEXT, last_name=_TEXT, zip=_TEXT
+                ),
                 self._find_by_name,
             ),
             Tool(
                 "get_user",
                 "Return a user's address, payment methods and order ids.",
-                parameters(["user_id"], user_id=_TEXT),
+                tool_parameters(["user_id"], user_id=_TEXT),
                 self._user,
             ),
             Tool(
                 "get_order",
                 "Return an order's status, items, address and payment method.",
-                parameters(["order_id"], order_id=_ORDER),
+                tool_parameters(["order_id"], order_id=_ORDER),
                 self._order,
             ),
-            Tool("list_products", "Return the names and ids of all products.", parameters(), self._products),
+            Tool(
+                "list_products",
+                "Return the names and ids of all products.",
+                tool_parameters(),
+                self._products,
+            ),
             Tool(
                 "get_product",
                 "Return a product's variants with their item ids, options, prices and availability.",
-                parameters(["product_id"], product_id=_TEXT),
+                tool_parameters(["product_id"], product_id=_TEXT),
                 self._product,
             ),
             Tool(
                 "cancel_order",
                 "Cancel a pending order.",
-                parameters(["order_id", "reason"], order_id=_ORDER, reason={"enum": list(CANCEL_REASONS)}),
+                tool_parameters(
+                    ["order_id", "reason"], order_id=_ORDER, reason={"enum": list(CANCEL_REASONS)}
+                ),
                 self._cancel,
             ),
             Tool(
                 "change_order_address",
                 "Change where a pending order is sent to.",
-                parameters(["order_id", *_ADDRESS], order_id=_ORDER, **_ADDRESS),
+                tool_parameters(["order_id", *_ADDRESS], order_id=_ORDER, **_ADDRESS),
                 self._change_order_address,
             ),
             Tool(
@@ -109,13 +118,13 @@ class Shop:
             Tool(
                 "change_user_address",
                 "Change the address that a user's new orders are sent to.",
-                parameters(["user_id", *_ADDRESS], user_id=_TEXT, **_ADDRESS),
+                tool_parameters(["user_id", *_ADDRESS], user_id=_TEXT, **_ADDRESS),
                 self._change_user_address,
             ),
             Tool(
                 "return_items",
                 "Return items of a delivered order; the refund goes to the payment method.",
-                parameters(
+                tool_parameters(
                     ["order_id", "item_ids", "payment_method_id"],
                     order_id=_ORDER,
                     item_ids=_ITEMS,

@@ -22,7 +22,7 @@ class Patient(TaskVerifier):
 
     tasks = ({"question": "How long?"},)
 
-    def worth(self, response: str, task: Any) -> bool:
+    def grade(self, response: str, task: Any) -> bool:
         return GO_ON.wait()
 
 

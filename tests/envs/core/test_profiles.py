@@ -64,7 +64,7 @@ def test_every_profile_plays_every_grid_game(make, profile):
     environment = make(profile=profile)
     observation, info = environment.reset(seed=1, options={"expert": True})
     assert info["instruction"]
-    assert environment._board() in observation
+    assert environment.draw_board() in observation
     wrapped = {
         "answer": "<answer>{}</answer>",
         "action": "<think>so</think><action>{}</action>",

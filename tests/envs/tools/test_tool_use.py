@@ -16,7 +16,7 @@ from rollgym.envs.tools.formats.hermes import HERMES
 from rollgym.envs.tools.formats.table import FORMATS
 from rollgym.envs.tools.search import Corpus, Document
 from rollgym.envs.tools.tasks import KINDS, answers_agree
-from rollgym.envs.tools.tool import Tool, Toolbox, parameters
+from rollgym.envs.tools.tool import Tool, Toolbox, tool_parameters
 from rollgym.envs.tools.tool_use import TOOL_GROUPS, ToolUseEnv
 from tests.support.processes import ROOT
 
@@ -196,7 +196,7 @@ def test_the_expert_mends_what_a_policy_has_spoilt():
 
 
 def weigh(**properties):
-    return Toolbox([Tool("weigh", "", parameters((), **properties), lambda **arguments: "weighed")])
+    return Toolbox([Tool("weigh", "", tool_parameters((), **properties), lambda **arguments: "weighed")])
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ def drawn(response: str, task: Mapping[str, Any]) -> float:
 class Long(TaskVerifier):
     tasks = TASKS
 
-    def worth(self, response: str, task: Mapping[str, Any]) -> Score:
+    def grade(self, response: str, task: Mapping[str, Any]) -> Score:
         return Verdict(0.5, "partial", "half", {"length": len(response)})
 
 
@@ -40,7 +40,7 @@ class Odd(TaskVerifier):
     tasks = TASKS
     given: Any = 2.0
 
-    def worth(self, response: str, task: Mapping[str, Any]) -> Score:
+    def grade(self, response: str, task: Mapping[str, Any]) -> Score:
         return self.given  # type: ignore[no-any-return]
 
 
@@ -122,15 +122,16 @@ def test_what_is_done_to_a_task_is_done_to_no_other() -> None:
 
 def test_what_is_missing_is_named() -> None:
     class Bare(TaskVerifier):
-        pass
+        def grade(self, response: str, task: Mapping[str, Any]) -> Score:
+            return 1.0
 
     class Silent(TaskVerifier):
         tasks = TASKS
 
     with pytest.raises(ValueError, match="Bare has no tasks"):
         Bare()
-    with pytest.raises(NotImplementedError, match="define `worth`"):
-        Silent().score("x", TASKS[0])
+    with pytest.raises(TypeError, match="Silent must define grade"):
+        Silent()
 
 
 def test_a_server_offers_it_by_its_name() -> None:
