@@ -28,7 +28,7 @@ _COMMON = "common"
 _FUNCTIONS = frozenset({"verifier"})
 """Kinds whose environment is a function, named as the package is."""
 
-_LONGEST = 40
+_LONGEST = 24
 """A longer name makes lines longer than formatters leave them."""
 
 _FOLDERS = frozenset({"src", "tests"})

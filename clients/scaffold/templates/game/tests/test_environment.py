@@ -1,4 +1,4 @@
-"""The environment keeps the contracts of Gymnasium and of rollgym, and can be won."""
+"""The environment passes the checks of Gymnasium and rollgym, and can be won."""
 
 from gymnasium.utils.env_checker import check_env
 from rollgym import check_environment

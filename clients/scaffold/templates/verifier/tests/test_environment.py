@@ -1,4 +1,4 @@
-"""The verifier keeps the server's contract, and gives the scores that it should."""
+"""The verifier passes the check of rollgym, and gives the right scores."""
 
 import pytest
 from rollgym import check_environment

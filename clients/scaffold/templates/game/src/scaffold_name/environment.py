@@ -1,4 +1,4 @@
-"""ScaffoldName-v0: guess a hidden number; each guess is answered by higher or lower."""
+"""ScaffoldName-v0: guess a hidden number."""
 
 from typing import Annotated, Any
 

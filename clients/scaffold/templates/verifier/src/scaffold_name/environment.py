@@ -1,4 +1,4 @@
-"""ScaffoldName-v0: questions whose answers are checked. Put your own in their place."""
+"""ScaffoldName-v0: questions whose answers are checked."""
 
 from collections.abc import Mapping
 from typing import Any
