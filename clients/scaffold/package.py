@@ -6,9 +6,10 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, distribution, packages_distributions
+from importlib.metadata import PackageNotFoundError, distribution
 from importlib.util import find_spec
 from io import StringIO
+from pathlib import Path
 from token import NAME
 from tokenize import generate_tokens
 
@@ -116,6 +117,15 @@ def _names_in(source: str) -> set[str]:
     return {token.string for token in tokens if token.type == NAME}
 
 
+def _place_of(module: str) -> str | None:
+    spec = find_spec(module)
+    if spec is None:
+        return None
+    # A folder of the working directory is no module by that: whether it is in the way is seen when it is written.
+    places = [spec.origin, *(spec.submodule_search_locations or ())]
+    return next((each for each in places if each is not None and each != str(Path.cwd() / module)), None)
+
+
 def _taken(names: PackageNames) -> str | None:
     """Return who has one of the names already."""
     module = names.module
@@ -125,14 +135,12 @@ def _taken(names: PackageNames) -> str | None:
         return f"{module} is a folder of the package"
     if module in sys.stdlib_module_names:
         return f"{module} is a module of Python's standard library"
-    if owners := packages_distributions().get(module):
-        return f"{module} is a module of the installed package {owners[0]}"
-    if (spec := find_spec(module)) is not None and spec.origin is not None:
-        return f"{module} is a module already, at {spec.origin}"
     try:
         return f"{distribution(names.project).name} is an installed package"
     except PackageNotFoundError:
         pass
+    if (place := _place_of(module)) is not None:
+        return f"{module} is a module already, at {place}"
     import_module("rollgym")  # registers our environments
     if f"rollgym/{names.env_id}" in registry:
         return f"{names.env_id} is an environment of rollgym"

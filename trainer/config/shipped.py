@@ -1,6 +1,7 @@
 """The configurations that come with the package, by name: those of the repository's `examples/`."""
 
 import difflib
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ _FOLDERS = ("", "one_gpu", "presets")
 _SUFFIXES = (".yaml", ".yml")
 _SENTENCE = re.compile(r"(.+?[.:])(?:\s|$)")
 _LIKE = 0.6
+_MOST_SHOWN = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +62,7 @@ def shipped_config(name: str) -> ShippedConfig:
     """
     found = _named(name)
     if found is None:
-        raise ConfigError(f"no configuration of rollgym is called '{name}': {_hint(name)}")
+        raise ConfigError(f"no configuration of rollgym is called '{name[:_MOST_SHOWN]}': {_hint(name)}")
     return found
 
 
@@ -72,18 +74,18 @@ def find_config(path: Path) -> tuple[Path, bool]:
     Raises:
         ConfigError: If there is neither.
     """
-    # A file that may not be looked at is no file here, and is named when it is read.
+    # os.path, whose answer to a name that no file can have is no, too.
     for candidate in (path, *(path.with_name(f"{path.name}{suffix}") for suffix in _SUFFIXES if path.name)):
-        if candidate.exists() and not candidate.is_dir():
+        if os.path.exists(candidate) and not os.path.isdir(candidate):
             return candidate, False
-    if (path / "run.yaml").is_file():
+    if os.path.isfile(path / "run.yaml"):
         raise ConfigError(f"{path} is a folder: give --config {path / 'run.yaml'}")
     if (shipped := _named(path.as_posix())) is not None:
         return shipped.path, True
-    if path.is_dir():
+    if os.path.isdir(path):
         raise ConfigError(f"cannot read {path}: it is a folder, not a file of settings")
     raise ConfigError(
-        f"cannot read {path}: neither a file nor a configuration of rollgym; {_hint(path.as_posix())}"
+        f"cannot read {str(path)[:_MOST_SHOWN]}: neither a file nor a configuration of rollgym; {_hint(path.as_posix())}"
     )
 
 
