@@ -84,8 +84,9 @@ def find_config(path: Path) -> tuple[Path, bool]:
         return shipped.path, True
     if os.path.isdir(path):
         raise ConfigError(f"cannot read {path}: it is a folder, not a file of settings")
+    shown = str(path)[:_MOST_SHOWN]
     raise ConfigError(
-        f"cannot read {str(path)[:_MOST_SHOWN]}: neither a file nor a configuration of rollgym; {_hint(path.as_posix())}"
+        f"cannot read {shown}: neither a file nor a configuration of rollgym; {_hint(path.as_posix())}"
     )
 
 
