@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from rollgym.clients.client.verifier import RemoteVerifier
     from rollgym.clients.protocol.errors import ProblemError
     from rollgym.clients.protocol.spaces import UnicodeText
+    from rollgym.clients.protocol.tool_calls import ToolCall
     from rollgym.env_server.common.settings import ConfigurationError
     from rollgym.env_server.process.mounting import create_app
     from rollgym.envs.adapters.text import TextAdapter
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from rollgym.envs.core.kwargs import OPERATOR, DeclaredKwargs, OneOf
     from rollgym.envs.core.text_game import Move, NamedGame, Refusal, TextGame
     from rollgym.envs.tools.base import ToolEnv, TurnResult, state_digest
-    from rollgym.envs.tools.formats.calls import ToolCall
     from rollgym.envs.tools.tool import Tool, Toolbox, ToolError, ToolResult, tool_parameters
     from rollgym.envs.verifiers.base import Verdict, VerifierEnv
     from rollgym.envs.verifiers.function import TaskVerifier, verifier
@@ -78,7 +78,7 @@ else:
         "rollgym.env_server.process.mounting": ("create_app",),
         "rollgym.envs.core.text_game": ("Move", "NamedGame", "Refusal", "TextGame"),
         "rollgym.envs.tools.base": ("ToolEnv", "TurnResult", "state_digest"),
-        "rollgym.envs.tools.formats.calls": ("ToolCall",),
+        "rollgym.clients.protocol.tool_calls": ("ToolCall",),
         "rollgym.envs.tools.tool": ("Tool", "ToolError", "ToolResult", "Toolbox", "tool_parameters"),
         "rollgym.envs.verifiers.base": (
             "Verdict",

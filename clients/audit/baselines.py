@@ -14,6 +14,7 @@ from rollgym.clients.audit.policies import (
     constant_policy,
     constants,
     echo_policy,
+    examples_policy,
     expert_policy,
     listed_actions,
     random_policy,
@@ -29,6 +30,7 @@ _SCRIPTS = 8
 _SOLVED_BLINDLY = 0.5
 _PAID = 0.2
 _GIVE_UP_INVALID = 20
+_SOLVERS = ("expert", "example replies", "random")
 
 
 async def audit_baselines(subject: Subject) -> list[Entry]:
@@ -37,6 +39,8 @@ async def audit_baselines(subject: Subject) -> list[Entry]:
         subject, random_policy(subject.action_space, subject.wording), subject.settings.episodes
     )
     entries = [_entry("random", random, None)]
+    if subject.example_replies:
+        entries.append(_entry("example replies", await _examples(subject), None))
     entries.append(await _constant(subject, random))
     if takes_text(subject.action_space):
         empty = await _play(subject, constant_policy("", "empty"), _fewer(subject))
@@ -75,13 +79,18 @@ async def _play(subject: Subject, policy: Policy, count: int, name: str = "basel
     return tally(episodes)
 
 
+async def _examples(subject: Subject) -> Tally | None:
+    return await _play(subject, examples_policy(subject.example_replies), subject.settings.episodes)
+
+
 def _fewer(subject: Subject) -> int:
     return max(min(_SCREEN, subject.settings.episodes), subject.settings.episodes // 2)
 
 
 async def _constant(subject: Subject, random: Tally | None) -> Entry:
     """Find the best action to do always, and play it on seeds that had no part in the choice."""
-    candidates = constants(subject.action_space, listed_actions(subject.first_info), subject.wording)
+    listed = listed_actions(subject.first_info)
+    candidates = constants(subject.action_space, listed, subject.wording, subject.example_replies)
     best = await _best(subject, candidates, "constant choice")
     if best is None:
         return _entry("constant action", None, random)
@@ -122,7 +131,7 @@ async def _echoes(subject: Subject, random: Tally | None) -> list[Entry]:
 
 async def _blind(subject: Subject, random: Tally | None) -> Entry:
     """Take the sequences that solved some task, and play the best of them on others."""
-    solved = [each for group in ("expert", "random") for each in subject.played.get(group, ()) if each.solved]
+    solved = [each for group in _SOLVERS for each in subject.played.get(group, ()) if each.solved]
     sequences: Counter[tuple[object, ...]] = Counter()
     lasting: dict[tuple[object, ...], Episode] = {}
     for episode in solved:
@@ -165,7 +174,7 @@ def _entry(check: str, played: Tally | None, random: Tally | None, who: str = ""
             verdict = Verdict.WARNING
         else:
             remedy = ""
-    elif check == "random" and rate.low >= _SOLVED_BLINDLY:
+    elif check in ("random", "example replies") and rate.low >= _SOLVED_BLINDLY:
         verdict = Verdict.WARNING
         remedy = "tasks that are solved at random teach little: make them harder"
     return Entry(
@@ -209,7 +218,7 @@ def _expert(episodes: Sequence[Episode]) -> Entry:
 async def audit_lengths(subject: Subject) -> list[Entry]:
     """Say how long the episodes were that came to their end."""
     entries = []
-    for policy in ("random", "expert"):
+    for policy in ("random", "example replies", "expert"):
         lengths = sorted(each.steps for each in subject.played.get(policy, ()) if each.ended)
         if lengths:
             numbers = {

@@ -11,8 +11,12 @@ from typing import Any
 
 from gymnasium import Space, spaces
 
+from rollgym.clients.checks.tool_replies import ToolReplies
 from rollgym.clients.checks.trace import RandomActions
 from rollgym.clients.protocol.spaces import UnicodeText
+
+_CALLS = 0.7
+_READ = 20_000
 
 
 class GiveUp(Exception):  # noqa: N818 - no error: the player leaves
@@ -77,15 +81,26 @@ def listed_actions(info: Mapping[str, Any]) -> Sequence[Any]:
 
 
 def random_policy(space: Space[Any], wording: Wording) -> Policy:
-    """Return play at random: of the listed actions, else of the space; where any text is an action, plausible texts."""
+    """Return play at random: of the listed actions, of calls of the tools, else of the space.
+
+    Where any text is an action, texts are plausible ones.
+    """
 
     def begin(seed: int) -> Player:
         draw = random.Random(seed)
         sampler = RandomActions(copy.deepcopy(space), seed)
+        replies = ToolReplies({})
 
         def play(observation: Any, info: Mapping[str, Any]) -> Any:
+            nonlocal replies
             if listed := listed_actions(info):
                 return wording.write(draw.choice(listed))
+            if "tools" in info:  # of a reset
+                replies = ToolReplies(info)
+            if replies.tools and draw.random() < _CALLS:
+                reply = replies.draw(draw, _words(observation))
+                if reply is not None and reply in space:
+                    return reply
             if isinstance(space, UnicodeText):
                 return wording.write(_plausible(draw, observation))
             return sampler.choose({})
@@ -95,8 +110,12 @@ def random_policy(space: Space[Any], wording: Wording) -> Policy:
     return Policy("random", begin)
 
 
+def _words(observation: Any) -> list[str]:
+    return re.findall(r"\w+", observation[:_READ]) if isinstance(observation, str) else []
+
+
 def _plausible(draw: random.Random, observation: Any) -> str:
-    words: list[str] = re.findall(r"\w+", observation) if isinstance(observation, str) else []
+    words = _words(observation)
     kind = draw.random()
     if words and kind < 0.4:
         return draw.choice(words)
@@ -147,15 +166,30 @@ def expert_policy(wording: Wording) -> Policy:
     return Policy("expert", lambda _: play, {"expert": True})
 
 
-def constants(space: Space[Any], listed: Sequence[Any], wording: Wording, most: int = 12) -> list[Policy]:
+def examples_policy(replies: Sequence[Any]) -> Policy:
+    """Return play at random of the example replies that an environment declares."""
+
+    def begin(seed: int) -> Player:
+        draw = random.Random(seed)
+        return lambda observation, info: draw.choice(replies)
+
+    return Policy("example replies", begin)
+
+
+def constants(
+    space: Space[Any], listed: Sequence[Any], wording: Wording, examples: Sequence[Any], most: int = 12
+) -> list[Policy]:
     """Return a policy for each action that is worth saying always.
 
     Args:
         space: The action space.
         listed: The actions that a reset's info lists.
         wording: How texts are written.
+        examples: The example replies that the environment declares.
         most: Give no more.
     """
+    if examples and not listed:
+        return [constant_policy(reply) for reply in examples[:most]]
     if takes_text(space):
         texts = list(listed) if listed else ["0", "1", "A", "yes", "no", "I do not know."]
         chosen = [wording.write(text) for text in texts if isinstance(text, str)]

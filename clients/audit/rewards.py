@@ -25,7 +25,8 @@ async def audit_rewards(subject: Subject) -> list[Entry]:
         entries.append(_in_range(subject, *declared))
     if not episodes:
         return entries
-    varied = _varied(episodes)
+    knowing = bool(subject.example_replies or subject.played.get("expert"))
+    varied = _varied(episodes, knowing=knowing)
     entries.append(varied)
     success = _success(episodes)
     # A reward that never varies agrees with nothing; to say so twice helps nobody.
@@ -81,8 +82,13 @@ def _in_range(subject: Subject, low: float, high: float) -> Entry:
     return Entry(_SECTION, check, Verdict.OK, f"within {low:g} to {high:g}", numbers=numbers)
 
 
-def _varied(episodes: Sequence[Episode]) -> Entry:
-    """See whether the return depends on what is done."""
+def _varied(episodes: Sequence[Episode], *, knowing: bool) -> Entry:
+    """See whether the return depends on what is done.
+
+    Args:
+        episodes: All that were played.
+        knowing: Whether some were played as the author says, by an expert or with example replies.
+    """
     check = "depends on the play"
     ended = [each for each in episodes if each.ended]
     returns = {round(each.total_reward, 9) for each in ended}
@@ -114,7 +120,13 @@ def _varied(episodes: Sequence[Episode]) -> Entry:
         check,
         Verdict.WARNING,
         detail,
-        "it is constant, or too sparse for those who played here: nothing can be learned from equal returns",
+        (
+            "it is constant, or too sparse even for the expert or the example replies: nothing can be learned from "
+            "equal returns"
+            if knowing
+            else "the audit's players did not find another reward, which says little of the environment: declare "
+            "replies that make sense in metadata['example_replies']"
+        ),
         numbers,
     )
 

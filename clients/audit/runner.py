@@ -15,6 +15,7 @@ from rollgym.clients.audit.leaks import audit_leaks
 from rollgym.clients.audit.rewards import audit_rewards
 from rollgym.clients.audit.scoring import audit_scoring
 from rollgym.clients.audit.subject import Budget, Settings, Subject, discover
+from rollgym.clients.audit.tools import audit_tools
 from rollgym.clients.client.client import EnvClient
 
 
@@ -41,6 +42,7 @@ PARTS: tuple[Part, ...] = (
     Part("leaks", "leaks", audit_leaks),
     Part("scores", "verifier", audit_scoring),
     Part("conformance", "conformance", audit_conformance),
+    Part("tools", "conformance", audit_tools),
     Part("rewards", "rewards", audit_rewards),
     Part("lengths", "difficulty", audit_lengths),
     Part("costs", "costs", audit_costs),

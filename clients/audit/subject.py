@@ -15,6 +15,7 @@ from rollgym.clients.audit.arena import UNLIMITED_STEPS, Arena, Game
 from rollgym.clients.audit.episodes import Episode
 from rollgym.clients.audit.policies import WORDINGS, Policy, Wording, listed_actions, takes_text
 from rollgym.clients.audit.watch import Watch
+from rollgym.clients.checks.examples import example_replies
 from rollgym.clients.client.client import EnvClient
 from rollgym.clients.client.session import EnvSession
 from rollgym.clients.protocol.errors import ProblemError
@@ -105,6 +106,11 @@ class Subject:
         """The step limit that is declared for these kwargs."""
         given = self.kwargs.get("max_episode_steps")
         return given if isinstance(given, int) else self.env.max_episode_steps
+
+    @property
+    def example_replies(self) -> Sequence[Any]:
+        """The replies that the environment declares as examples, those that are no actions left out."""
+        return [each for each in example_replies(self.env.metadata) if each in self.action_space]
 
     def arena(self, client: EnvClient | None = None) -> Arena:
         """Return the place to play, on this server or on another."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from rollgym.clients.checks.costs import check_costs
+from rollgym.clients.checks.examples import check_examples
 from rollgym.clients.checks.local import (
     check_gymnasium,
     check_kwargs,
@@ -19,6 +20,7 @@ from rollgym.clients.checks.local import (
 from rollgym.clients.checks.report import Finding, Status
 from rollgym.clients.checks.served import check_served
 from rollgym.clients.checks.target import Target, TargetError
+from rollgym.clients.checks.tools import check_tools
 
 Check = Callable[[Target], Iterator[Finding]]
 
@@ -27,6 +29,8 @@ CHECKS: dict[str, Check] = {
     "spaces": check_spaces,
     "play": check_play,
     "odd replies": check_odd_actions,
+    "tools": check_tools,
+    "example replies": check_examples,
     "seeds": check_seeds,
     "statelessness": check_stateless,
     "kwargs": check_kwargs,

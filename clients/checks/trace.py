@@ -14,6 +14,7 @@ import gymnasium
 import orjson
 
 from rollgym.clients.checks.target import Target
+from rollgym.clients.checks.tool_replies import ToolReplies
 from rollgym.clients.protocol.episode import step_digest
 from rollgym.clients.protocol.values import encode_value
 
@@ -25,7 +26,7 @@ SEEDS = (0, 1, 2)
 
 
 class RandomActions:
-    """Seeded random play; where an environment lists its actions, mostly those.
+    """Seeded random play; where an environment lists its actions or tools, mostly those.
 
     Args:
         space: The action space.
@@ -35,13 +36,24 @@ class RandomActions:
     def __init__(self, space: gymnasium.Space[Any], seed: int) -> None:
         self._space = space
         self._random = random.Random(seed)
+        self._replies = ToolReplies({})
         space.seed(seed)
 
     def choose(self, info: Mapping[str, Any]) -> Any:
-        """Return an action."""
+        """Return an action.
+
+        Args:
+            info: Of the reset or step before; the tools of a reset are remembered.
+        """
         listed = info.get("available_actions")
         if isinstance(listed, (list, tuple)) and listed and self._random.random() < 0.9:
             return self._random.choice(listed)
+        if "tools" in info:  # of a reset
+            self._replies = ToolReplies(info)
+        if self._replies.tools and self._random.random() < 0.7:
+            reply = self._replies.draw(self._random)
+            if reply is not None and reply in self._space:
+                return reply
         return self._space.sample()
 
 

@@ -75,7 +75,7 @@ def class_entry(
         ),
         settings,
         metadata=metadata,
-        isolation=_isolation(metadata) if ours else "process",
+        isolation=_isolation(metadata) if ours else _isolation_of_others(metadata, settings),
         schema=schema,
         operator_kwargs=operator_kwargs,
         max_episode_steps=max_episode_steps,
@@ -230,6 +230,11 @@ def _isolation(metadata: Mapping[str, Any]) -> Isolation:
     if metadata.get("pinned_thread") or metadata.get("thread"):
         return "thread"
     return "process"
+
+
+def _isolation_of_others(metadata: Mapping[str, Any], settings: Settings) -> Isolation:
+    """Return where a class of an author runs: inline only if it asks for that and the operator trusts it."""
+    return "inline" if settings.trust_inline and metadata.get("inline") else "process"
 
 
 def _load_class(target: str) -> type[gymnasium.Env[Any, Any]]:

@@ -138,6 +138,11 @@ class CatalogSettings(Section):
         default_factory=dict,
         description="Where an environment runs, against the rule: `ENV=inline|thread|process` (repeatable).",
     )
+    trust_inline: bool = Field(
+        False,
+        description="Run classes of `env` and of installed packages inline if their metadata ask for it: steps are "
+        "cheaper, and nothing interrupts one that does not end.",
+    )
     operator_kwargs: dict[EnvironmentId, dict[str, Any]] = Field(
         default_factory=dict,
         description="Kwargs that only the operator sets: `ENV={JSON object}` (repeatable).",

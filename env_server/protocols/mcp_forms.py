@@ -9,10 +9,14 @@ from pydantic import BaseModel, ConfigDict, Field
 from rollgym.clients.protocol.errors import ProblemError
 from rollgym.clients.protocol.frames import dumps
 from rollgym.clients.protocol.messages import Seed
+from rollgym.clients.protocol.tool_calls import ToolCall
 from rollgym.env_server.messages.validation import invalid
 from rollgym.env_server.protocols.openenv_forms import value_schema
 from rollgym.env_server.sessions.replies import Reply
-from rollgym.envs.tools.formats.calls import ToolCall, is_shallow, read_calls
+from rollgym.envs.tools.formats.calls import (
+    is_shallow,
+    read_calls,
+)
 from rollgym.envs.tools.formats.table import FORMATS
 
 VERSIONS = ("2025-11-25", "2025-06-18", "2025-03-26")

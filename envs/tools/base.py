@@ -12,10 +12,14 @@ import gymnasium
 from pydantic import Field
 
 from rollgym.clients.protocol.spaces import UnicodeText
+from rollgym.clients.protocol.tool_calls import ToolCall
 from rollgym.envs.core.hooks import bridge_old_names, complete_metadata, overrides
 from rollgym.envs.core.kwargs import DeclaredKwargs, OneOf, RenderMode
 from rollgym.envs.core.reset_options import checked_options
-from rollgym.envs.tools.formats.calls import Reading, ToolCall, read_calls
+from rollgym.envs.tools.formats.calls import (
+    Reading,
+    read_calls,
+)
 from rollgym.envs.tools.formats.table import FORMATS, format_named
 from rollgym.envs.tools.tool import Toolbox, ToolResult, shortened, text_of_tools
 
@@ -209,8 +213,8 @@ class ToolEnv(DeclaredKwargs, gymnasium.Env[str, str]):
         """Return the entries of `info` that describe the state.
 
         Two of them have a meaning: `state`, a mapping that JSON can hold, and `anchor`, a text that is equal for equal
-        states of one task, by which algorithms such as GiGPO compare steps (`state_digest` makes one). Others are yours.
-        Clients see all of it, so keep the solution out unless `self.shows_expert`.
+        states of one task, by which algorithms such as GiGPO compare steps (`state_digest` makes one). You may add
+        others. Clients see all of it, so keep the solution out unless `self.shows_expert`.
         """
         return {}
 

@@ -8,9 +8,9 @@ from types import MappingProxyType
 
 import numpy as np
 
+from rollgym.clients.protocol.tool_calls import ToolCall
 from rollgym.envs.tools.calculator import calculate, number_text
 from rollgym.envs.tools.dates import WEEKDAYS
-from rollgym.envs.tools.formats.calls import ToolCall
 from rollgym.envs.tools.search import Document
 from rollgym.envs.tools.world import City, World, draw_world
 

@@ -5,10 +5,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from rollgym.clients.protocol.tool_calls import ToolCall
 from rollgym.envs.core.json_schemas import SchemaValidator
 from rollgym.envs.core.patterns import TooMuchWorkError
 from rollgym.envs.core.schema_parts import SchemaError
-from rollgym.envs.tools.formats.calls import Schemas, ToolCall
+from rollgym.envs.tools.formats.calls import (
+    Schemas,
+)
 
 _MAX_REASON = 300
 # Each value that is held against a schema takes its microseconds.
@@ -28,7 +31,8 @@ class Tool:
         name: That it is called by.
         description: What it does, for the policy.
         parameters: JSON Schema of its arguments, an object.
-        function: Does it, given the arguments by name; raises `ToolError` where it cannot.
+        function: Does it, given the arguments by name. It returns text, or what JSON can hold, and raises `ToolError`
+            if it cannot do what it was asked.
     """
 
     name: str
@@ -114,12 +118,23 @@ class Toolbox:
         return f"{call.name}: {f'{where}: ' if where else ''}{misfit.message}"[:_MAX_REASON]
 
     def run(self, call: ToolCall) -> ToolResult:
-        """Run a call that has no fault."""
+        """Run a call that has no fault.
+
+        Raises:
+            TypeError: If the tool returns what is neither text nor JSON.
+        """
         try:
             value = self._tools[call.name].function(**call.arguments)
         except ToolError as error:
             return ToolResult(f"error: {error}", error=True)
-        return ToolResult(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+        if isinstance(value, str):
+            return ToolResult(value)
+        try:
+            return ToolResult(json.dumps(value, ensure_ascii=False))
+        except (TypeError, ValueError) as error:
+            raise TypeError(
+                f"the tool {call.name!r} must return text, or what JSON can hold: {error}"
+            ) from error
 
 
 def _validator(tool: Tool) -> SchemaValidator:

@@ -5,6 +5,7 @@ from typing import Annotated, Any, ClassVar, Unpack
 
 from pydantic import Field
 
+from rollgym.clients.protocol.tool_calls import ToolCall
 from rollgym.envs.core.kwargs import SomeOf
 from rollgym.envs.core.replies import last_tagged
 from rollgym.envs.core.splits import TaskSplit, checked_split, split_of_text
@@ -19,7 +20,6 @@ from rollgym.envs.tools.base import (
 )
 from rollgym.envs.tools.calculator import CALCULATOR
 from rollgym.envs.tools.dates import DATE_TOOLS
-from rollgym.envs.tools.formats.calls import ToolCall
 from rollgym.envs.tools.search import Corpus
 from rollgym.envs.tools.tasks import KINDS, Task, answers_agree
 from rollgym.envs.tools.tool import Tool, Toolbox, ToolError, ToolResult, tool_parameters

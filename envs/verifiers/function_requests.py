@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from rollgym.envs.tools.formats.calls import ToolCall
+from rollgym.clients.protocol.tool_calls import ToolCall
 
 _CITIES = ("Oslo", "Lima", "Kyoto", "Accra", "Quito", "Turin", "Hanoi", "Perth")
 _NAMES = ("Ada", "Bruno", "Clara", "Dario", "Edda", "Felix")

@@ -1,41 +1,22 @@
 """What a reply calls, whatever format it is written in."""
 
 import json
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
+from rollgym.clients.protocol.tool_calls import CALL_WRITERS, ToolCall
 from rollgym.envs.core.replies import strip_thinking
 
 Schemas = Mapping[str, Mapping[str, Any]]
 """JSON Schemas of the parameters of tools, by the tools' names."""
 
 _MAX_SHOWN = 120
-# What readers of replies look for, wherever it stands.
-_MARKS = re.compile(
-    r"</?(?:think|thinking|thought|tool_call)>|\[TOOL_CALLS\]|<\|python_tag\|>", re.IGNORECASE
-)
 _MOST_FAULTS = 5
 _MOST_READ = 256
 # How deep a reader can go at all depends on the release of Python.
 _DEEPEST = 500
-
-
-@dataclass(frozen=True, slots=True)
-class ToolCall:
-    """One call.
-
-    Attributes:
-        name: Of the tool.
-        arguments: By the names of its parameters.
-        id: What the policy calls the call; empty in formats that have no ids.
-    """
-
-    name: str
-    arguments: Mapping[str, Any] = field(default_factory=dict)
-    id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,16 +41,18 @@ class CallFormat:
     Attributes:
         name: Of the format.
         read: Reads what a reply says outside thinking.
-        write: Writes calls as a policy would.
         explain: Tells a policy how to write calls, given the tools.
         show_result: Writes what a tool of a name gave, for the observation.
     """
 
     name: str
     read: Callable[[str, Schemas], Reading]
-    write: Callable[[Sequence[ToolCall]], str]
     explain: Callable[[Schemas], str]
     show_result: Callable[[str, str], str] = lambda name, content: content
+
+    def write(self, calls: Sequence[ToolCall]) -> str:
+        """Write calls as a policy would."""
+        return CALL_WRITERS[self.name](calls)
 
 
 class CallFault(ValueError):  # noqa: N818 - the field says malformed call, and never error, which tools give
@@ -194,16 +177,6 @@ def collect(items: Sequence[Callable[[], ToolCall]], content: str) -> Reading:
             faults.append(str(fault))
     faults += [f"only {_MOST_READ} calls of one reply are looked at"] * (len(items) - _MOST_READ)
     return Reading(tuple(calls), content.strip(), tuple(faults))
-
-
-def as_json(value: Any) -> str:
-    """Write JSON as models do: with blanks after commas and colons, and all characters as they are."""
-    return json.dumps(value, ensure_ascii=False)
-
-
-def as_json_of_calls(value: Any) -> str:
-    """Write JSON in which no text holds a mark that a reader would take for one of its own: `<` is `\\u003c` there."""
-    return _MARKS.sub(lambda mark: f"\\u{ord(mark[0][0]):04x}{mark[0][1:]}", as_json(value))
 
 
 def shown(text: str) -> str:

@@ -1,16 +1,14 @@
 """The format of Hermes, Qwen2.5 and Qwen3: JSON in tool_call tags."""
 
-from collections.abc import Sequence
 from functools import partial
 
+from rollgym.clients.protocol.tool_calls import ToolCall
 from rollgym.envs.core.replies import Section, sections
 from rollgym.envs.tools.formats.calls import (
     CallFault,
     CallFormat,
     Reading,
     Schemas,
-    ToolCall,
-    as_json_of_calls,
     call_of_object,
     collect,
     parse_json,
@@ -29,11 +27,6 @@ def _call(section: Section) -> ToolCall:
     return call_of_object(parse_json(section.body), "arguments")
 
 
-def _write(calls: Sequence[ToolCall]) -> str:
-    written = [as_json_of_calls({"name": call.name, "arguments": dict(call.arguments)}) for call in calls]
-    return "\n".join(f"<tool_call>\n{text}\n</tool_call>" for text in written)
-
-
 def show_result(name: str, content: str) -> str:
     """Write what a call gave, as the templates of Qwen and Hermes have it."""
     return f"<tool_response>\n{content}\n</tool_response>"
@@ -46,4 +39,4 @@ def _explain(schemas: Schemas) -> str:
     )
 
 
-HERMES = CallFormat("hermes", _read, _write, _explain, show_result)
+HERMES = CallFormat("hermes", _read, _explain, show_result)

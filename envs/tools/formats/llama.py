@@ -1,15 +1,14 @@
 """The JSON format of Llama 3: an object with a name and parameters after the python tag, or alone."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from json import JSONDecodeError, JSONDecoder
 
+from rollgym.clients.protocol.tool_calls import ToolCall
 from rollgym.envs.tools.formats.calls import (
     CallFormat,
     Reading,
     Schemas,
-    ToolCall,
-    as_json_of_calls,
     call_of_object,
     collect,
     parse_json,
@@ -53,11 +52,6 @@ def _parts(text: str) -> list[str]:
     return parts or [text]
 
 
-def _write(calls: Sequence[ToolCall]) -> str:
-    written = [as_json_of_calls({"name": call.name, "parameters": dict(call.arguments)}) for call in calls]
-    return _TAG + "; ".join(written)
-
-
 def _explain(schemas: Schemas) -> str:
     return (
         f"To call a tool, write {_TAG} and a JSON object with its name and parameters, and nothing after it, "
@@ -65,4 +59,4 @@ def _explain(schemas: Schemas) -> str:
     )
 
 
-LLAMA = CallFormat("llama", _read, _write, _explain)
+LLAMA = CallFormat("llama", _read, _explain)

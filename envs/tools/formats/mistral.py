@@ -1,17 +1,15 @@
 """The formats of Mistral: a JSON list after [TOOL_CALLS], or names with [ARGS] and an object each."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 
+from rollgym.clients.protocol.tool_calls import ToolCall, as_json
 from rollgym.envs.tools.formats.calls import (
     CallFault,
     CallFormat,
     Reading,
     Schemas,
-    ToolCall,
-    as_json,
-    as_json_of_calls,
     call_of_object,
     collect,
     parse_arguments,
@@ -57,15 +55,6 @@ def _named(part: str) -> Callable[[], ToolCall]:
     return read
 
 
-def _write(calls: Sequence[ToolCall]) -> str:
-    # Mistral's templates want ids of nine letters and digits.
-    items = [
-        {"name": call.name, "arguments": dict(call.arguments), "id": call.id or f"{number:09d}"}
-        for number, call in enumerate(calls)
-    ]
-    return _MARK + as_json_of_calls(items)
-
-
 def _show_result(name: str, content: str) -> str:
     return f"[TOOL_RESULTS]{as_json({'content': content})}[/TOOL_RESULTS]"
 
@@ -77,4 +66,4 @@ def _explain(schemas: Schemas) -> str:
     )
 
 
-MISTRAL = CallFormat("mistral", _read, _write, _explain, _show_result)
+MISTRAL = CallFormat("mistral", _read, _explain, _show_result)

@@ -1,17 +1,14 @@
 """The format of OpenAI's chat API: an assistant's message with `tool_calls`, or that list alone."""
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from rollgym.clients.protocol.tool_calls import ToolCall, as_json, openai_items
 from rollgym.envs.tools.formats.calls import (
     CallFault,
     CallFormat,
     Reading,
     Schemas,
-    ToolCall,
-    as_json,
-    as_json_of_calls,
     collect,
     parse_arguments,
     parse_json,
@@ -61,28 +58,12 @@ def call_of_item(item: Any) -> ToolCall:
     return ToolCall(parse_name(function.get("name")), parse_arguments(function.get("arguments", {})), call_id)
 
 
-def items_of(calls: Sequence[ToolCall]) -> list[dict[str, Any]]:
-    """Return calls as the API has them in a message's `tool_calls`."""
-    return [
-        {
-            "id": call.id or f"call_{number}",
-            "type": "function",
-            "function": {"name": call.name, "arguments": as_json(dict(call.arguments))},
-        }
-        for number, call in enumerate(calls)
-    ]
-
-
-def _write(calls: Sequence[ToolCall]) -> str:
-    return as_json_of_calls({"role": "assistant", "content": None, "tool_calls": items_of(calls)})
-
-
 def _explain(schemas: Schemas) -> str:
-    example = items_of([ToolCall("tool", {"parameter": "value"}, "call_0")])
+    example = openai_items([ToolCall("tool", {"parameter": "value"}, "call_0")])
     return (
         "To call tools, reply with nothing but a JSON object that has them in `tool_calls`; the arguments are "
         f"JSON text, for example:\n{as_json({'tool_calls': example})}"
     )
 
 
-OPENAI = CallFormat("openai", _read, _write, _explain)
+OPENAI = CallFormat("openai", _read, _explain)

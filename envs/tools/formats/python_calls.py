@@ -2,11 +2,17 @@
 
 import ast
 import re
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from rollgym.envs.tools.formats.calls import CallFault, CallFormat, Reading, Schemas, ToolCall, collect
+from rollgym.clients.protocol.tool_calls import ToolCall
+from rollgym.envs.tools.formats.calls import (
+    CallFault,
+    CallFormat,
+    Reading,
+    Schemas,
+    collect,
+)
 from rollgym.envs.tools.formats.literals import ExpressionParser, literal_of
 
 _FENCES = ("```python", "```tool_code", "```")
@@ -67,14 +73,6 @@ def _dotted(node: ast.expr) -> str:
     return ".".join([node.id, *reversed(parts)])
 
 
-def _write(calls: Sequence[ToolCall]) -> str:
-    return f"[{', '.join(_written(call) for call in calls)}]"
-
-
-def _written(call: ToolCall) -> str:
-    return f"{call.name}({', '.join(f'{name}={value!r}' for name, value in call.arguments.items())})"
-
-
 def _explain(schemas: Schemas) -> str:
     return (
         "To call tools, reply with nothing but a list of calls in Python's syntax, with arguments by name, "
@@ -82,4 +80,4 @@ def _explain(schemas: Schemas) -> str:
     )
 
 
-PYTHON_CALLS = CallFormat("python", _read, _write, _explain)
+PYTHON_CALLS = CallFormat("python", _read, _explain)

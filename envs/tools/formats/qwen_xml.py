@@ -1,18 +1,17 @@
 """The format of Qwen3-Coder: a tag for the function and one for each parameter, typed by the tool's schema."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any
 
+from rollgym.clients.protocol.tool_calls import ToolCall
 from rollgym.envs.core.replies import sections
 from rollgym.envs.tools.formats.calls import (
     CallFault,
     CallFormat,
     Reading,
     Schemas,
-    ToolCall,
-    as_json,
     collect,
     parse_json,
     parse_name,
@@ -74,18 +73,6 @@ def _typed(text: str, schema: Mapping[str, Any], parser: ExpressionParser) -> An
     return text
 
 
-def _write(calls: Sequence[ToolCall]) -> str:
-    return "\n".join(_written(call) for call in calls)
-
-
-def _written(call: ToolCall) -> str:
-    lines = ["<tool_call>", f"<function={call.name}>"]
-    for name, value in call.arguments.items():
-        text = value if isinstance(value, str) else as_json(value)
-        lines += [f"<parameter={name}>", text, "</parameter>"]
-    return "\n".join([*lines, "</function>", "</tool_call>"])
-
-
 def _explain(schemas: Schemas) -> str:
     return (
         "To call a tool, write its name and parameters as tags inside tool_call tags, for example:\n"
@@ -93,4 +80,4 @@ def _explain(schemas: Schemas) -> str:
     )
 
 
-QWEN_XML = CallFormat("qwen-xml", _read, _write, _explain, show_result)
+QWEN_XML = CallFormat("qwen-xml", _read, _explain, show_result)

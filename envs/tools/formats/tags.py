@@ -1,16 +1,15 @@
 """The format of Search-R1, ReTool and GEM: a tag of the tool's name around its one text, and fenced code."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from rollgym.clients.protocol.tool_calls import ToolCall
 from rollgym.envs.tools.formats.calls import (
     CallFault,
     CallFormat,
     Reading,
     Schemas,
-    ToolCall,
-    as_json,
     collect,
     parse_arguments,
     parse_json,
@@ -93,17 +92,6 @@ def _only_texts(schemas: Schemas) -> dict[str, str]:
     return found
 
 
-def _write(calls: Sequence[ToolCall]) -> str:
-    return "\n".join(f"<{call.name}>{_body(call)}</{call.name}>" for call in calls)
-
-
-def _body(call: ToolCall) -> str:
-    values = list(call.arguments.values())
-    if len(values) == 1 and isinstance(values[0], str):
-        return values[0]
-    return as_json(dict(call.arguments))
-
-
 def _show_result(name: str, content: str) -> str:
     tag = _RESULT_TAGS.get(name, "result")
     return f"<{tag}>{content}</{tag}>"
@@ -118,4 +106,4 @@ def _explain(schemas: Schemas) -> str:
     return "To call a tool, write what it needs in a tag of its name: " + ", ".join(examples)
 
 
-TAGS = CallFormat("tags", _read, _write, _explain, _show_result)
+TAGS = CallFormat("tags", _read, _explain, _show_result)

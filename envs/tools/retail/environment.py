@@ -8,10 +8,10 @@ from typing import Annotated, Any, Unpack
 import orjson
 from pydantic import Field
 
+from rollgym.clients.protocol.tool_calls import ToolCall
 from rollgym.envs.core.kwargs import SomeOf
 from rollgym.envs.core.splits import TaskSplit, checked_split, split_of_text
 from rollgym.envs.tools.base import CallsPerTurn, StepLimit, ToolEnv, ToolKwargs, TurnResult, state_digest
-from rollgym.envs.tools.formats.calls import ToolCall
 from rollgym.envs.tools.retail.customer import MOST_HEARD, Customer, Identity
 from rollgym.envs.tools.retail.database import Database, draw_database
 from rollgym.envs.tools.retail.requests import REQUEST_KINDS, Request, draw_request, usable_orders

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from rollgym.envs.tools.formats.calls import ToolCall
+from rollgym.clients.protocol.tool_calls import ToolCall
 from rollgym.envs.tools.retail.database import ORDER_STATUSES, Database, described, draw_address, total_of
 from rollgym.envs.tools.retail.shop import CANCEL_REASONS
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from rollgym.env_server.catalog.catalog import Catalog
 from rollgym.env_server.cli import main
 from rollgym.env_server.common.setting_sections import Section
 from rollgym.env_server.common.settings import ConfigurationError, Settings, load_settings
@@ -172,6 +173,16 @@ async def test_standard_output_is_for_the_ready_line() -> None:
         assert server.process.stdout.read() == ""
         assert server.stop() == 0
         assert "this is loud" in server.log()
+
+
+@pytest.mark.parametrize(("trust_inline", "isolation"), [(False, "process"), (True, "inline")])
+def test_a_class_of_an_author_runs_inline_only_where_the_operator_trusts_it(
+    trust_inline: bool, isolation: str
+) -> None:
+    classes = ("examples.custom_environment:Countdown", "tests.support.served_envs:SlowCount")
+    catalog = Catalog.load(Settings(env=classes, builtin=False, trust_inline=trust_inline))
+    assert catalog.get("Countdown").isolation == isolation
+    assert catalog.get("SlowCount").isolation == "process", "it does not ask"
 
 
 async def test_isolation_follows_the_rule() -> None:

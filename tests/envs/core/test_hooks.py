@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
+from rollgym.clients.protocol.tool_calls import ToolCall
 from rollgym.envs.adapters.pettingzoo import PettingZooAdapter
 from rollgym.envs.core.text_game import Move, Refusal, TextGame
 from rollgym.envs.games.frozen_lake import FrozenLakeEnv
 from rollgym.envs.games.game_2048 import Game2048Env
 from rollgym.envs.tools import base
 from rollgym.envs.tools.base import ToolEnv, TurnResult
-from rollgym.envs.tools.formats.calls import ToolCall
 from rollgym.envs.tools.mcp_tools import McpToolsEnv
 from rollgym.envs.tools.tool import Tool, Toolbox, tool_parameters
 from rollgym.envs.tools.tool_use import ToolUseEnv

@@ -4,7 +4,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from rollgym.envs.tools.formats.calls import ToolCall, read_calls
+from rollgym.clients.protocol.tool_calls import CALL_WRITERS, ToolCall
+from rollgym.envs.tools.formats.calls import (
+    read_calls,
+)
 from rollgym.envs.tools.formats.table import FORMATS, format_named
 
 TEXT = {"type": "string"}
@@ -341,3 +344,7 @@ def test_tags_of_tools_and_fenced_code():
 def test_an_unknown_format_is_an_error():
     with pytest.raises(ValueError, match="call_format must be one of hermes"):
         format_named("xml")
+
+
+def test_every_format_that_is_read_can_be_written() -> None:
+    assert list(CALL_WRITERS) == list(FORMATS)

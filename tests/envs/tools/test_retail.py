@@ -8,7 +8,7 @@ import time
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-from rollgym.envs.tools.formats.calls import ToolCall
+from rollgym.clients.protocol.tool_calls import ToolCall
 from rollgym.envs.tools.formats.hermes import HERMES
 from rollgym.envs.tools.formats.table import FORMATS
 from rollgym.envs.tools.retail.customer import STOP, Customer, Identity

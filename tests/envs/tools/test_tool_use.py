@@ -9,9 +9,9 @@ import time
 import pytest
 from gymnasium.utils.env_checker import check_env
 
+from rollgym.clients.protocol.tool_calls import ToolCall
 from rollgym.envs.core.splits import split_of_text
 from rollgym.envs.tools.dates import DATE_TOOLS
-from rollgym.envs.tools.formats.calls import ToolCall
 from rollgym.envs.tools.formats.hermes import HERMES
 from rollgym.envs.tools.formats.table import FORMATS
 from rollgym.envs.tools.search import Corpus, Document

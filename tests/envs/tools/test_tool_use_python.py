@@ -3,8 +3,8 @@
 import pytest
 from gymnasium.utils.env_checker import check_env
 
+from rollgym.clients.protocol.tool_calls import ToolCall
 from rollgym.envs.code.sandboxes import operator_sandbox
-from rollgym.envs.tools.formats.calls import ToolCall
 from rollgym.envs.tools.formats.hermes import HERMES
 from rollgym.envs.tools.formats.tags import TAGS
 from rollgym.envs.tools.tool import Toolbox

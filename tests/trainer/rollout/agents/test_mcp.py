@@ -5,10 +5,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from rollgym.clients.protocol.tool_calls import CALL_WRITERS, ToolCall
 from rollgym.envs.tools.formats.table import format_named
 from rollgym.trainer.records.trajectory import Trajectory, Turn
 from rollgym.trainer.rollout.agents.environment import EpisodeEnvironment
-from rollgym.trainer.rollout.agents.mcp import CALL_WRITERS, mcp_answer
+from rollgym.trainer.rollout.agents.mcp import mcp_answer
 from rollgym.trainer.tasks.task import Task
 
 TOOL = {
@@ -24,7 +25,7 @@ def test_calls_are_written_as_environments_read_them(name, arguments):
         "type": "object",
         "properties": {"a": {"type": "integer"}, "text": {"type": "string"}, "deep": {"type": "object"}},
     }
-    reading = format_named(name).read(CALL_WRITERS[name]("add", arguments), {"add": schema})
+    reading = format_named(name).read(CALL_WRITERS[name]([ToolCall("add", arguments)]), {"add": schema})
     assert [(call.name, dict(call.arguments)) for call in reading.calls] == [("add", arguments)]
     assert not reading.faults
 
@@ -92,7 +93,7 @@ async def test_steps_that_come_together_are_taken_one_by_one():
 
 
 async def test_tools_whose_calls_cannot_be_written_are_not_offered():
-    environment, _, _ = await environment_of("tags")
+    environment, _, _ = await environment_of("smoke-signals")
     tools = (await mcp_answer(environment, request("tools/list")))["result"]["tools"]
     assert [tool["name"] for tool in tools] == ["step"]
 
