@@ -9,7 +9,9 @@ _OUTPUTS = """
 from setuptools import Distribution
 from setuptools.config.pyprojecttoml import apply_configuration
 
-command = apply_configuration(Distribution({"script_name": "setup.py"}), "pyproject.toml").get_command_obj("build_py")
+built = apply_configuration(Distribution({"script_name": "setup.py"}), "pyproject.toml")
+built.include_package_data = False  # what an earlier build wrote into the .egg-info says nothing of this one
+command = built.get_command_obj("build_py")
 command.ensure_finalized()
 command.build_lib = ""
 print(*command.get_outputs(), sep="\\n")
