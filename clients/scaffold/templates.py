@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 
-_ROOT = "templates"
+_ROOT = files("rollgym.clients.scaffold") / "templates"
 _COMPILED = "__pycache__"
 
 
@@ -31,7 +31,7 @@ def rendered(templates: Sequence[str], names: Mapping[str, str]) -> dict[str, st
 
 def template_texts(template: str) -> dict[str, str]:
     """Return the files of a template as they stand, by path."""
-    return dict(_texts(files(__package__) / _ROOT / template, ""))
+    return dict(_texts(_ROOT / template, ""))
 
 
 def _texts(folder: Traversable, prefix: str) -> Iterator[tuple[str, str]]:
