@@ -1,4 +1,4 @@
-// The same environment in JavaScript, on Node's standard library: node examples/http_environment.mjs PORT [ADDRESS]
+// An environment behind HTTP in JavaScript, on Node's standard library: node examples/http_environment.mjs PORT [ADDRESS]
 import { createServer } from "node:http";
 
 const secrets = new Map();

@@ -12,6 +12,7 @@ from rollgym.gymnasium_plugin import register_once_gymnasium_is_imported
 from rollgym.version import __version__
 
 if TYPE_CHECKING:
+    from rollgym.clients.checks.conformance import check_environment
     from rollgym.clients.client.client import EnvClient
     from rollgym.clients.client.env import RemoteEnv
     from rollgym.clients.client.session import EnvSession
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
     from rollgym.trainer.tasks.task import Task, TaskSource
 else:
     _EXPORTS = {
+        "rollgym.clients.checks.conformance": ("check_environment",),
         "rollgym.clients.client.client": ("EnvClient",),
         "rollgym.clients.client.env": ("RemoteEnv",),
         "rollgym.clients.client.session": ("EnvSession",),
@@ -205,6 +207,7 @@ __all__ = [
     "VerifierEnv",
     "WarmPool",
     "__version__",
+    "check_environment",
     "create_app",
     "derive_seed",
     "load_settings",

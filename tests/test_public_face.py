@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 import tomllib
-import venv
 from importlib.metadata import version
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import pytest
 
 import rollgym
 from tests.support.snippets import fences_of, pages
+from tests.support.users_environment import make_users_environment
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = sorted((ROOT / "examples").rglob("*.py"))
@@ -145,16 +145,9 @@ def test_there_is_one_version() -> None:
 
 @pytest.fixture(scope="module")
 def user(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A user's folder with a file, and with an environment of its own that has rollgym in its site-packages.
-
-    There only `py.typed` opens the door to the types.
-    """
+    """A user's folder with a file, and with an environment of its own that has rollgym in its site-packages."""
     folder = tmp_path_factory.mktemp("user")
-    venv.create(folder / "venv", symlinks=True)
-    (site,) = folder.glob("venv/lib/python*/site-packages")
-    places = [Path(each) for each in sys.path if each.endswith("site-packages")]
-    ours = next(place for place in places if (place / "gymnasium").exists())
-    (site / "rollgym.pth").write_text(f"{ROOT}\n{ours}\n")
+    make_users_environment(folder / "venv")
     (folder / "user.py").write_text(USERS_FILE)
     return folder
 

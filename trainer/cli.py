@@ -55,6 +55,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _told(lambda: _report(options))
     if command == "algorithms":
         return _told(lambda: _algorithms(options))
+    if command == "config" or (command == "init" and options.list):
+        return _told(lambda: _configs(None if options.list else options.name))
+    if command == "init":
+        return _told(lambda: _init(options))
     if command == "replay":
         return _told(lambda: _replay(options))
     if command == "rollout" and (options.recorded is not None) != (options.policy == "recorded"):
@@ -128,6 +132,20 @@ def _algorithms(options: argparse.Namespace) -> int:
     from rollgym.trainer.commands.algorithms import algorithms  # Imported late: --help needs no presets.
 
     return algorithms(options.name)
+
+
+def _configs(name: str | None) -> int:
+    """List the configurations of the package, or print one; needs nothing that trains."""
+    from rollgym.trainer.commands.configs import configs
+
+    return configs(name)
+
+
+def _init(options: argparse.Namespace) -> int:
+    """Write the folder of a first run; needs nothing that trains."""
+    from rollgym.trainer.commands.init import init
+
+    return init(options.folder, options.config)
 
 
 def _replay(options: argparse.Namespace) -> int:

@@ -252,7 +252,7 @@ def _trace_elsewhere(target: Target) -> list[list[str]]:
             "rollgym.clients.checks.trace", target.name, orjson.dumps(dict(target.kwargs)).decode()
         ),
         capture_output=True,
-        env=os.environ | {"PYTHONHASHSEED": "4711"},
+        env=os.environ | target.variables | {"PYTHONHASHSEED": "4711"},
         timeout=_PROCESS_TIMEOUT_S,
         check=False,
     )

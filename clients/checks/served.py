@@ -17,7 +17,7 @@ _STEPS = 50
 
 def check_served(target: Target) -> Iterator[Finding]:
     """Serve it and play over the wire."""
-    with LocalServer(target.server_arguments()) as server:
+    with LocalServer(target.server_arguments(), target.variables) as server:
         yield from _check_on(server.url, target)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -64,6 +65,21 @@ class Target:
         if self._registered_id() != self.name:
             return kwargs  # one of ours, which every server offers
         return ["--gymnasium", f"{_SERVED_NAME}={self.name}", *kwargs]
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """What other processes that make it see beside this one's variables: where its module was found.
+
+        A test's process may look in places that others do not, such as `src` by pytest's `pythonpath`.
+        """
+        if not self._class_path:
+            return {}
+        self._load_class()
+        module = sys.modules[self._class_path.partition(":")[0].partition(".")[0]]
+        if module.__file__ is None:
+            return {}
+        place = Path(module.__file__).absolute().parents[1 if hasattr(module, "__path__") else 0]
+        return {"PYTHONPATH": os.pathsep.join(filter(None, (str(place), os.environ.get("PYTHONPATH"))))}
 
     @property
     def client_kwargs(self) -> dict[str, Any]:

@@ -46,11 +46,15 @@ class Fence:
 
 
 def pages() -> list[Path]:
-    """Every page that a reader is shown: at the root, in `docs/`, and beside benchmarks and packages."""
+    """Every page that a reader is shown: at the root, in `docs/`, and beside benchmarks and packages.
+
+    Templates of pages are none: `tests/clients/scaffold` looks at what is written from them.
+    """
     folders = [
         each for each in ROOT.iterdir() if each.is_dir() and not each.name.startswith((".", "build", "runs"))
     ]
-    return sorted({*ROOT.glob("*.md"), *(page for folder in folders for page in folder.rglob("*.md"))})
+    found = {*ROOT.glob("*.md"), *(page for folder in folders for page in folder.rglob("*.md"))}
+    return sorted(page for page in found if "templates" not in page.parts)
 
 
 def fences_of(page: Path) -> list[Fence]:

@@ -26,16 +26,19 @@ from rollgym.trainer.commands import agent_proxy
 from rollgym.trainer.commands.arguments import parser_of, split_command
 from rollgym.trainer.config.load import load_settings
 from rollgym.trainer.config.pipelines import check_command
+from rollgym.trainer.config.shipped import shipped_configs
 from rollgym.trainer.core.errors import ConfigError
 from tests.support.processes import ROOT
 
 _SYSTEMS = ("cat", "cd", "curl", "docker", "export", "git", "kill", "mkdir", "printf", "ray", "redis-server")
-_OTHERS = frozenset({*_SYSTEMS, "vllm/bin/pip", "vllm/bin/python", ".ci/run"})
+_OTHERS = frozenset({*_SYSTEMS, "pytest", "vllm/bin/pip", "vllm/bin/python", ".ci/run"})
 """Programs of others, and of the shell, whose options are not looked at."""
 
 _OURS_IN_FOLDERS = re.compile(r"(?:\.github|benchmarks|deploy|docs|examples|tests)/[\w./-]+")
 _READERS_RUN = ROOT / "examples" / "frozen_lake_ray.yaml"
 """Stands for the configuration that a reader has."""
+_READERS_ENVIRONMENT = "WordHunt-v0"
+"""What docs/guides/own_environment.md lets a reader write; tests/docs/test_first_steps.py types its commands."""
 
 _BODIES: tuple[tuple[str, type[BaseModel]], ...] = (
     (r"/v1/envs$", RegisterRequest),
@@ -197,7 +200,7 @@ def _train(arguments: Sequence[str]) -> None:
     if options.env_url is not None:
         overrides.append(f"env_url={options.env_url}")
     config = options.config
-    if config is not None:
+    if config is not None and str(config) not in shipped_configs():
         config = ROOT / config if (ROOT / config).exists() else _READERS_RUN
     check_command(load_settings(config, overrides, command), command)
     for word in overrides:
@@ -240,7 +243,7 @@ def _env(arguments: Sequence[str]) -> None:
 
 
 def _served(name: str, others: Sequence[str]) -> None:
-    if name not in builtin_environments() and name not in others:
+    if name not in builtin_environments() and name not in (_READERS_ENVIRONMENT, *others):
         raise MistakeError(f"no environment {name!r} is served")
 
 

@@ -22,6 +22,8 @@ COMMANDS = {
     "replay": "take a step of a recorded run again, and compare its weights",
     "report": "make one HTML page of a run",
     "algorithms": "list the algorithms by name, or show what one of them sets",
+    "config": "list the configurations that come with rollgym, or print one",
+    "init": "write the folder of a first run: a configuration, a reward function, a README",
 }
 """The commands, each with what it does."""
 
@@ -99,6 +101,10 @@ def parser_of(command: str) -> Parser:
             return _report_parser()
         case "algorithms":
             return _algorithms_parser()
+        case "config":
+            return _config_parser()
+        case "init":
+            return _init_parser()
         case "replay":
             return _replay_parser()
         case _:
@@ -116,7 +122,12 @@ def _settings_parser(command: str) -> Parser:
     )
     add_version(parser)
     parser.add_argument("--env-url", help="environment server; without it one is started on loopback")
-    parser.add_argument("--config", type=Path, help="YAML file with the run's settings")
+    parser.add_argument(
+        "--config",
+        type=Path,
+        help="YAML file with the run's settings, or the name of a configuration that comes with rollgym "
+        "(roll-train config lists them)",
+    )
     parser.add_argument(
         "--dry-run", action="store_true", help="print the resolved settings and the memory plan, and stop"
     )
@@ -166,6 +177,42 @@ def _algorithms_parser() -> Parser:
     )
     add_version(parser)
     parser.add_argument("name", nargs="?", metavar="NAME", help="show what this one sets")
+    return parser
+
+
+def _config_parser() -> Parser:
+    parser = Parser(
+        prog="roll-train config",
+        description="The configurations that come with rollgym, each with a line; --config takes their names.",
+    )
+    add_version(parser)
+    parser.add_argument("name", nargs="?", metavar="NAME", help="print this one")
+    parser.add_argument("--list", action="store_true", help="list them (what is done without a name)")
+    return parser
+
+
+def _init_parser() -> Parser:
+    parser = Parser(
+        prog="roll-train init",
+        description="Write the folder of a run: run.yaml from a configuration that comes with rollgym, reward.py with "
+        "a reward function to change, and a README with the commands. Nothing is overwritten.",
+    )
+    add_version(parser)
+    parser.add_argument(
+        "folder",
+        nargs="?",
+        type=Path,
+        metavar="FOLDER",
+        help="a new folder; default: the configuration's name",
+    )
+    parser.add_argument(
+        "--from",
+        dest="config",
+        default="frozen_lake",
+        metavar="NAME",
+        help="the configuration; default: frozen_lake, which learns on a CPU in minutes",
+    )
+    parser.add_argument("--list", action="store_true", help="list the configurations, and write nothing")
     return parser
 
 

@@ -16,6 +16,7 @@ from rollgym.clients.protocol.yaml_text import read_yaml
 from rollgym.trainer.config.evaluation import FORMER_EVALUATION_KEYS
 from rollgym.trainer.config.pipelines import no_section
 from rollgym.trainer.config.run import SECTIONS, RunSettings
+from rollgym.trainer.config.shipped import find_config, with_shipped_paths
 from rollgym.trainer.core.errors import ConfigError
 from rollgym.trainer.core.former_names import warn_of_former_name, with_current_keys
 from rollgym.trainer.core.strict import WRONG_VALUE, models_in
@@ -37,7 +38,7 @@ def load_settings(
     """Return the settings of `path` with `overrides` laid over them.
 
     Args:
-        path: A YAML file, or None for defaults.
+        path: A YAML file, or the name of a configuration of the package (`shipped_configs`); None for defaults.
         overrides: Words such as `rollout.group_size=16`, whose value is read as YAML; or a mapping of settings, whose
             sections are laid over the file's key by key.
         command: What they are for: that of a pipeline needs its section.
@@ -47,6 +48,7 @@ def load_settings(
     """
     values: Any = {}
     if path is not None:
+        path, shipped = find_config(path)
         try:
             values = read_yaml(path.read_text(encoding="utf-8"), path.name) or {}
         except OSError as error:
@@ -57,6 +59,8 @@ def load_settings(
             raise ConfigError(f"{path} is not YAML: {error}") from error
         if not isinstance(values, dict):
             raise ConfigError(f"{path} must hold a mapping of settings")
+        if shipped:
+            values = with_shipped_paths(values)
     return settings_from(values, overrides, command)
 
 
