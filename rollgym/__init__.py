@@ -8,6 +8,7 @@ environments known to Gymnasium (``gymnasium.make("rollgym/FrozenLake-v0")``), a
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from rollgym.extras import missing_extra
 from rollgym.gymnasium_plugin import register_once_gymnasium_is_imported
 
 __version__ = "0.1.0"
@@ -141,7 +142,12 @@ else:
         """Import a public name on first use (PEP 562)."""
         if name not in _HOMES:
             raise AttributeError(f"module 'rollgym' has no attribute {name!r}")
-        return getattr(import_module(_HOMES[name]), name)
+        try:
+            return getattr(import_module(_HOMES[name]), name)
+        except ModuleNotFoundError as error:
+            if (missing := missing_extra(error, f"rollgym.{name}")) is None:
+                raise
+            raise missing from error
 
     def __dir__() -> list[str]:
         return sorted(__all__)

@@ -10,10 +10,10 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field
 
-from rollgym.envs.adapters.known import import_extra
 from rollgym.envs.adapters.seats import OpponentName, Seat, SeatedGame
 from rollgym.envs.core.kwargs import OPERATOR, RenderMode
 from rollgym.envs.core.text_game import ActionsPerTurn, FormatPenalty, ProfileName, Refusal, StepLimit
+from rollgym.extras import import_extra
 
 _MOVE = re.compile(r"'(\[[^\[\]\n]{1,40}\])'")
 _LONGEST = 20_000

@@ -189,7 +189,7 @@ def test_a_defect_is_no_mistake_of_the_users(capfd, tmp_path, monkeypatch):
     monkeypatch.setattr("rollgym.trainer.commands.train.train", broken)
     assert main([*LAKE, "output_dir=out"]) == 1
     said = capfd.readouterr().err
-    assert said.startswith("roll-train: a defect: ValueError: invalid literal (")
+    assert said.startswith("roll-train: internal error, please report it with ")
     assert f"{__file__}, line" in said
     assert "traceback in out/traceback.txt" in said
     assert "invalid literal" in (tmp_path / "out" / "traceback.txt").read_text()
@@ -255,7 +255,7 @@ def test_any_other_error_of_torch_stays_a_defect(capfd, monkeypatch):
 
     monkeypatch.setattr("rollgym.trainer.commands.train._train", trains)
     assert main([*LAKE, "output_dir=out"]) == 1
-    assert "a defect: RuntimeError: expected all tensors" in capfd.readouterr().err
+    assert "(the traceback): RuntimeError: expected all tensors" in capfd.readouterr().err
 
 
 def test_an_environment_that_can_never_be_made_ends_the_run(capfd, tmp_path):

@@ -7,9 +7,8 @@ from pathlib import Path
 
 from rollgym.clients.client.client import EnvClient
 from rollgym.clients.protocol.errors import ProblemError
-from rollgym.trainer.core.errors import ConfigError
+from rollgym.trainer.core.errors import CheckpointError, ConfigError
 from rollgym.trainer.core.run_files import write_errors, write_whole
-from rollgym.trainer.records.checkpoint import CheckpointError
 from rollgym.trainer.rollout.environments import EnvironmentPool
 from rollgym.trainer.rollout.mixtures import item_of
 from rollgym.trainer.tasks.dataset import RowStream
