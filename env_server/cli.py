@@ -69,7 +69,9 @@ def server_parser() -> argparse.ArgumentParser:
 
 
 def _serve(settings: Settings) -> int:
-    if settings.token_file is None and settings.log_format == "text":
+    # A server that another program starts and ends is that program's own: it has no other users.
+    embedded = settings.stop_at_end_of_input
+    if settings.token_file is None and settings.log_format == "text" and not embedded:
         print("roll-serve: no tokens are configured, so only loopback is served", file=sys.stderr, flush=True)
     if settings.state_dir is not None:
         try:
@@ -96,7 +98,7 @@ def _stop_at_end_of_input() -> None:
 
 
 def _announce(url: str) -> None:
-    print(f"rollgym serving on {url}", flush=True)
+    print(f"rollgym serving on {url} (console: {url}/console)", flush=True)
 
 
 def token_parser() -> argparse.ArgumentParser:

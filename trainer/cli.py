@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
-from rollgym.clients.client.client import TOKEN_VARIABLE
+from rollgym.clients.client.server_token import explain_refusal, server_token
 from rollgym.clients.process.terminal import visible
 from rollgym.clients.protocol.arrays import DecodeError, EncodeError
 from rollgym.clients.protocol.errors import ProblemError
@@ -91,11 +91,11 @@ def _report_errors(command: str, work: Callable[[], int], known: Sequence[RunSet
     try:
         return work()
     except USER_ERRORS as error:
-        kept = ""
+        settings, kept = _of(known), ""
         if isinstance(error, PluginError):
-            kept = f"; traceback in {keep_traceback(_of(known), error)}"
-        if isinstance(error, ProblemError) and error.code == "unauthorized":
-            kept += f"; set env_token=... or the environment variable {TOKEN_VARIABLE} to the server's token"
+            kept = f"; traceback in {keep_traceback(settings, error)}"
+        if isinstance(error, ProblemError) and settings is not None:
+            error = explain_refusal(error, server_token(settings.env_token), "env_token=...")
         kept += "".join(f"; {note}" for note in getattr(error, "__notes__", ()))
         print(visible(f"roll-train: {error}{kept}"), file=sys.stderr)
         return getattr(error, "exit_code", 2)
@@ -112,7 +112,7 @@ def _report_errors(command: str, work: Callable[[], int], known: Sequence[RunSet
             print(f"roll-train: {line}", file=sys.stderr)
             return 2
         file = keep_traceback(settings, error)
-        line = f"internal error, please report it with {file} (the traceback): {described(error)}"
+        line = f"internal error, please report it: {described(error)}; traceback in {file}"
         print(visible(f"roll-train: {line}"), file=sys.stderr)
         return 1
 

@@ -32,7 +32,7 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
         url: The server's address.
         env_id: One of the server's catalog.
         env_kwargs: What the environment's `kwargs_schema` allows.
-        token: Bearer token.
+        token: Bearer token; that of the environment variable `ROLLGYM_TOKEN` if None.
         encoding: `json`, or `msgpack` for large arrays.
         render_mode: One of the environment's `metadata["render_modes"]`; what `render` returns.
         timeout_s: How long one call may take, with all reconnects and retries.

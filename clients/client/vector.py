@@ -63,7 +63,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
         env_id: One of the server's catalog.
         num_envs: How many sessions.
         env_kwargs: What the environment's `kwargs_schema` allows.
-        token: Bearer token.
+        token: Bearer token; that of the environment variable `ROLLGYM_TOKEN` if None.
         encoding: `json`, or `msgpack` for large arrays.
         render_mode: One of the environment's `metadata["render_modes"]`.
         autoreset_mode: When an episode's end begins the next one.
