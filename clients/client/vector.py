@@ -13,11 +13,11 @@ from gymnasium.vector.utils import batch_space, concatenate, create_empty_array,
 
 from rollgym.clients.client.answers import render_modes
 from rollgym.clients.client.client import CONNECT_TIMEOUT_S, Encoding, EnvClient
-from rollgym.clients.client.env import MAX_SEED
 from rollgym.clients.client.operation import Operation
 from rollgym.clients.client.waiting import wait_for_all
 from rollgym.clients.process.background import BackgroundLoop
 from rollgym.clients.protocol.errors import ProblemError
+from rollgym.clients.protocol.messages import MAX_SEED
 
 _Mask = np.ndarray[Any, np.dtype[np.bool_]]
 

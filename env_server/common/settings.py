@@ -1,7 +1,6 @@
 """Everything an operator can set, with its default, its flag and its meaning, read from a YAML file and from flags."""
 
 import argparse
-import difflib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -27,6 +26,7 @@ from rollgym.env_server.common.setting_sections import (
     TimeoutSettings,
     WorkerSettings,
 )
+from rollgym.suggestions import near_names
 
 # A model's own `register` leaves no room for a setting of that name.
 _SHORTER = {"register_with": ("--register",)}
@@ -186,7 +186,7 @@ def _parse_mapping(name: str, entries: Sequence[str]) -> dict[str, Any]:
 
 
 def _unknown_setting(name: str) -> str:
-    near = difflib.get_close_matches(name, Settings.model_fields, n=1)
+    near = near_names(name, Settings.model_fields)
     return f"unknown setting {name!r}" + (f"; did you mean {near[0]!r}?" if near else "")
 
 
