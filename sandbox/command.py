@@ -10,6 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from rollgym.command_line import CommandParser
 from rollgym.sandbox.core.base import Sandbox, SandboxUnavailableError
 from rollgym.sandbox.core.limits import Limits
 from rollgym.sandbox.core.naming import parse_name
@@ -38,7 +39,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def sandbox_parser() -> argparse.ArgumentParser:
     """Return the parser of the words of `roll-env sandbox`."""
-    parser = argparse.ArgumentParser(prog="roll-env sandbox", description=main.__doc__)
+    parser = CommandParser(prog="roll-env sandbox", description=main.__doc__)
     commands = parser.add_subparsers(metavar="COMMAND")
     _add_run(commands)
     _add_check(commands)
@@ -142,7 +143,8 @@ def _run(options: argparse.Namespace) -> int:
         )
         source = options.file.read_text(encoding="utf-8", errors="surrogateescape")
     except (OSError, ValueError) as error:
-        print(f"roll-env sandbox run: {error}", file=sys.stderr)
+        why = f"cannot read {options.file}: {error.strerror}" if isinstance(error, OSError) else str(error)
+        print(f"roll-env sandbox run: {why}", file=sys.stderr)
         return 2
     try:
         sandbox = open_sandbox(options.backend, minimum_level=options.minimum_level)

@@ -16,9 +16,9 @@ from typing import Any
 
 from rollgym.clients.checks.report import Finding, Status, print_report
 from rollgym.clients.process.local_server import LocalServer
+from rollgym.extras import EXTRAS, install_line
 
 _PACKAGES = ("clients", "envs", "env_server", "sandbox", "trainer", "rollgym")
-_EXTRAS = {"train": ("torch", "transformers", "tokenizers", "safetensors", "tensorboard", "matplotlib")}
 _WANTED_FILES = 4096
 
 
@@ -42,7 +42,7 @@ def _versions() -> Iterator[Finding]:
         try:
             yield Finding(name, Status.PASS, importlib.metadata.version(name))
         except importlib.metadata.PackageNotFoundError:
-            yield Finding(name, Status.FAIL, "not installed", f"pip install {name}")
+            yield Finding(name, Status.FAIL, "not installed", install_line())
 
 
 def _required() -> Iterator[str]:
@@ -60,7 +60,7 @@ def _packages() -> Iterator[Finding]:
         spec = importlib.util.find_spec(name)
         check = f"package {name}"
         if spec is None:
-            yield Finding(check, Status.FAIL, f"not found beside {home / 'clients'}", "install rollgym again")
+            yield Finding(check, Status.FAIL, f"not found beside {home / 'clients'}", install_line())
             continue
         places = [Path(place).resolve() for place in spec.submodule_search_locations or []]
         if places == [home / name]:
@@ -76,18 +76,13 @@ def _packages() -> Iterator[Finding]:
 
 
 def _extras() -> Iterator[Finding]:
-    for extra, names in _EXTRAS.items():
-        missing = [name for name in names if importlib.util.find_spec(name) is None]
-        if missing:
-            yield Finding(
-                f"extra {extra}",
-                Status.SKIP,
-                f"without {', '.join(missing)}",
-                f"only for training: pip install 'rollgym[{extra}]'",
-            )
-        else:
-            found = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in names)
-            yield Finding(f"extra {extra}", Status.PASS, found)
+    """Look for the packages of training, and name what else is installed of the optional ones."""
+    missing = [name for name in EXTRAS["train"] if importlib.util.find_spec(name) is None]
+    if missing:
+        remedy = f"only for training: {install_line('train')}"
+        yield Finding("extra train", Status.SKIP, f"without {', '.join(missing)}", remedy)
+    else:
+        yield Finding("extra train", Status.PASS, ", ".join(EXTRAS["train"]))
 
 
 def _files() -> Finding:

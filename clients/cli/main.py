@@ -71,8 +71,9 @@ def client_parser() -> argparse.ArgumentParser:
         verify,
     )
     from rollgym.clients.process.installed import add_version
+    from rollgym.command_line import CommandParser
 
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="roll-env", description="Look at, play, replay, check and measure environments."
     )
     add_version(parser)

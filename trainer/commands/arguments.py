@@ -4,9 +4,10 @@ import argparse
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from rollgym.clients.process.installed import add_version
+from rollgym.command_line import CommandParser
 from rollgym.suggestions import did_you_mean
 from rollgym.trainer.core.former_names import warn_of_former_name
 
@@ -44,20 +45,10 @@ _SHOWN = {
 _LONGEST_SHOWN = 60
 
 
-class Parser(argparse.ArgumentParser):
-    """A parser whose complaints are one line each, and name what was probably meant."""
+class Parser(CommandParser):
+    """The parser of a command of `roll-train`."""
 
-    def error(self, message: str) -> NoReturn:
-        """End the process with a complaint."""
-        self.exit(2, f"roll-train: {message}{self._nearest(message)} (see {self.prog} --help)\n")
-
-    def _nearest(self, message: str) -> str:
-        unknown, _, rest = message.partition(": ")
-        if unknown != "unrecognized arguments":
-            return ""
-        known = [word for action in self._actions for word in action.option_strings]
-        hint = did_you_mean(rest.split()[0].partition("=")[0], known)
-        return f": {hint}" if hint else ""
+    speaker = "roll-train"
 
 
 class _FormerOption(argparse.Action):

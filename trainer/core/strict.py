@@ -101,7 +101,7 @@ def _nearest_key(key: str, settings: type[BaseModel]) -> str:
     return (
         f"known keys: {known}"
         if len(known) <= _LONGEST_LIST
-        else "`roll-train --dry-run` prints those that there are"
+        else "docs/configuration.md lists those that there are"
     )
 
 
@@ -110,7 +110,9 @@ def _paths(settings: type[BaseModel], depth: int = 3) -> Iterator[str]:
     yield from settings.model_fields
     if depth == 1:
         return
-    for name, field in settings.model_fields.items():
+    # Groups that every run has come before those that are left out by default.
+    fields = sorted(settings.model_fields.items(), key=lambda item: item[1].default is None)
+    for name, field in fields:
         if typing.get_origin(field.annotation) in (list, tuple, dict):
             continue  # Their keys have an index or a name before them, which nobody can guess.
         for model in models_in(field.annotation):
