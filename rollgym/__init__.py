@@ -1,7 +1,7 @@
 """The public face of rollgym: import everything that you need from here.
 
 Names are loaded when they are first used, so ``import rollgym`` is cheap and never imports torch: only what parts of
-the training itself are written with does, such as `TrajectoryBatch`, `play_episode` and `model_folder`. It makes our
+the training itself are written with does, such as `TrajectoryBatch` and `model_folder`. It makes our
 environments known to Gymnasium (``gymnasium.make("rollgym/FrozenLake-v0")``), as names: nothing of them is imported.
 """
 

@@ -98,7 +98,7 @@ def _check(options: argparse.Namespace) -> int:
         sandbox = open_sandbox(options.backend, minimum_level="none")
     except (SandboxUnavailableError, ValueError) as error:
         print(f"roll-env sandbox check: {error}", file=sys.stderr)
-        return 1
+        return 2
     failed = 0
     try:
         for case, verdict, detail in check_backend(sandbox):

@@ -45,7 +45,8 @@ def _environments(arguments: Sequence[str]) -> int:
         if isinstance(error, ProblemError):
             error = explain_refusal(error, getattr(options, "token", None), "--token")
         print(f"roll-env {options.command}: {error}", file=sys.stderr)
-        return 2
+        # An answer that cannot be read is not the user's mistake.
+        return 1 if isinstance(error, DecodeError | EncodeError) else 2
     except ModuleNotFoundError as error:
         if (missing := missing_extra(error, options.command)) is None:
             raise
