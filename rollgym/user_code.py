@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from types import ModuleType
 
+from rollgym.extras import MissingExtraError
 from rollgym.suggestions import did_you_mean
 
 
@@ -28,7 +29,9 @@ def missing_module(error: ModuleNotFoundError, module: str) -> str:
     name = error.name or ""
     if name and (module == name or module.startswith(f"{name}.")):
         return f"there is no module '{name}' in the current directory, on PYTHONPATH or installed"
-    return str(error)
+    if isinstance(error, MissingExtraError) or not name:
+        return str(error)
+    return f"it imports '{name}', which is not installed"
 
 
 def missing_attribute(module: ModuleType, attribute: str) -> str:

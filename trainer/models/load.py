@@ -64,8 +64,7 @@ def model_folder(path: str, *, fetch: bool = True) -> Path:
         if any(cached.glob("*.safetensors")):
             return cached
     elsewhere = (
-        "name its folder, or set HF_HUB_OFFLINE=1 and HF_HOME to a cache that "
-        f"`hf download {path}` filled"
+        f"name its folder, or set HF_HUB_OFFLINE=1 and HF_HOME to a cache that `hf download {path}` filled"
     )
     if constants.HF_HUB_OFFLINE:
         raise ConfigError(
