@@ -112,8 +112,8 @@ class Target:
     def _registered_id(self) -> str:
         """Return the id in Gymnasium's registry; ours stand under our namespace there."""
         if (known := self._known_id()) is None:
-            known = {name.removeprefix("rollgym/") for name in registry} | installed_environments().keys()
-            hint = did_you_mean(self.name, known) or "a class is named `module:Class`"
+            names = {name.removeprefix("rollgym/") for name in registry} | installed_environments().keys()
+            hint = did_you_mean(self.name, names) or "a class is named `module:Class`"
             raise TargetError(f"there is no environment {self.name!r}; {hint}")
         return known
 

@@ -10,7 +10,7 @@ import pytest
 
 from rollgym.env_server.telemetry.durations import OperationTimes
 from rollgym.env_server.telemetry.loop_watch import LoopWatch, StandstillWatch
-from rollgym.env_server.telemetry.metrics import Metrics
+from rollgym.env_server.telemetry.metrics import EnvironmentLabels, Metrics
 from tests.support.metrics import scrape, value
 from tests.support.wire import ENVS, INLINE, Server
 
@@ -50,7 +50,7 @@ async def test_waiting_for_a_processor_is_not_blamed_on_an_environment(
     queued = iter([1.0, 1.0 + queued_s, 1.0 + queued_s])
     monkeypatch.setattr("rollgym.env_server.telemetry.loop_watch.queued_seconds", lambda: next(queued))
     times = OperationTimes()
-    watch = LoopWatch(Metrics(), {"inline": times})
+    watch = LoopWatch(Metrics(EnvironmentLabels(1)), {"inline": times})
     watch.start()
     times.note_long("reset", "FrozenLake-v0", 0.25)
     watch._look()
