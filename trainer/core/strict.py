@@ -92,6 +92,8 @@ class Settings(BaseModel):
 
 def _nearest_key(key: str, settings: type[BaseModel]) -> str:
     """Return the key that was probably meant, of a group of settings or of the groups in it; or where all are."""
+    if near := near_names(key, settings.model_fields):
+        return f"did you mean '{near[0]}'?"
     paths: dict[str, str] = {}
     for path in _paths(settings):
         paths.setdefault(path.rpartition(".")[2], path)

@@ -91,9 +91,9 @@ def test_mistakes(tmp_path: Path, flags: dict[str, Any], text: str, message: str
     [
         (["--env", "no_such_module:Class"], "cannot import"),
         (["--env", "tests.support.broken_module:Class"], "RuntimeError: this module has a bad day"),
-        (["--env", "json:NoSuch"], "there is no NoSuch in json"),
+        (["--env", "json:NoSuch"], "module 'json' has no attribute 'NoSuch'"),
         (["--env", "json:JSONDecoder"], "not a subclass of gymnasium.Env"),
-        (["--env", "json"], "not module:Class"),
+        (["--env", "json"], "not of the form module:attribute"),
         (["--env", "a b=json:JSONDecoder"], "cannot be the id"),
         (["--gymnasium", "NoSuch-v0"], "cannot serve"),
         (["--isolation", "NoSuch=inline"], "isolation names 'NoSuch', which is not served"),
