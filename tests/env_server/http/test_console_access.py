@@ -66,7 +66,7 @@ def test_the_page_may_run_its_own_files_and_nothing_else(served: Server) -> None
 def test_only_browsers_are_led_to_the_console(served: Server) -> None:
     with httpx.Client(base_url=served.url) as client:
         led = client.get("/", headers={"Accept": "text/html,*/*;q=0.8"})
-        assert (led.status_code, led.headers["location"]) == (307, "console")
+        assert (led.status_code, led.headers["location"]) == (303, "console")
         assert client.get("/").json()["code"] == "not_found"
         assert client.get("/console/").headers["location"] == "../console"
 
