@@ -11,6 +11,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from rollgym.clients.process.installed import add_version
+from rollgym.command_line import CommandParser
 from rollgym.env_server.access.tokens import (
     ROLES,
     Quota,
@@ -24,6 +25,7 @@ from rollgym.env_server.common.settings import ConfigurationError, Settings, add
 from rollgym.env_server.process.listening import bind, url_of
 from rollgym.env_server.process.server import run_process
 from rollgym.env_server.process.supervisor import supervise
+from rollgym.extras import missing_extra
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -47,11 +49,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.exit(2, f"roll-serve: {error}\n")
     except OSError as error:
         parser.exit(1, f"roll-serve: {error}\n")
+    except ModuleNotFoundError as error:
+        if (missing := missing_extra(error, "the server")) is None:
+            raise
+        parser.exit(2, f"roll-serve: {missing}\n")
 
 
 def server_parser() -> argparse.ArgumentParser:
     """Return the parser of `roll-serve`'s words."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="roll-serve",
         usage="%(prog)s [--config FILE] [settings]\n       %(prog)s token [--help]",
         description="Serve environments over HTTP and WebSocket.",
@@ -69,8 +75,6 @@ def server_parser() -> argparse.ArgumentParser:
 
 
 def _serve(settings: Settings) -> int:
-    if settings.token_file is None and settings.log_format == "text":
-        print("roll-serve: no tokens are configured, so only loopback is served", file=sys.stderr, flush=True)
     if settings.state_dir is not None:
         try:
             settings.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -82,10 +86,12 @@ def _serve(settings: Settings) -> int:
     if settings.stop_at_end_of_input:
         threading.Thread(target=_stop_at_end_of_input, name="end-of-input", daemon=True).start()
     if settings.processes > 1:
-        return supervise(settings, _announce)
+        return supervise(settings, lambda url: _announce(settings, url))
     listening = bind(settings.host, settings.port)
     rank = ProcessRank(directory=settings.state_dir)
-    return run_process(settings, rank, listening, lambda: _announce(url_of(settings.host, listening)))
+    return run_process(
+        settings, rank, listening, lambda: _announce(settings, url_of(settings.host, listening))
+    )
 
 
 def _stop_at_end_of_input() -> None:
@@ -95,13 +101,17 @@ def _stop_at_end_of_input() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _announce(url: str) -> None:
-    print(f"rollgym serving on {url}", flush=True)
+def _announce(settings: Settings, url: str) -> None:
+    # A server that another program starts and ends is that program's own: it has no other users.
+    embedded = settings.stop_at_end_of_input
+    if settings.token_file is None and settings.log_format == "text" and not embedded:
+        print("roll-serve: no tokens are configured, so only loopback is served", file=sys.stderr, flush=True)
+    print(f"rollgym serving on {url} (console: {url}/console)", flush=True)
 
 
 def token_parser() -> argparse.ArgumentParser:
     """Return the parser of the words of `roll-serve token`."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="roll-serve token",
         description="Make a token, add its hash to the token file and print the token: it is shown only here.",
         epilog="A server that runs reads the file again on SIGHUP.",

@@ -1,13 +1,14 @@
 """The public face of rollgym: import everything that you need from here.
 
 Names are loaded when they are first used, so ``import rollgym`` is cheap and never imports torch: only what parts of
-the training itself are written with does, such as `TrajectoryBatch`, `play_episode` and `model_folder`. It makes our
+the training itself are written with does, such as `TrajectoryBatch` and `model_folder`. It makes our
 environments known to Gymnasium (``gymnasium.make("rollgym/FrozenLake-v0")``), as names: nothing of them is imported.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from rollgym.extras import missing_extra
 from rollgym.gymnasium_plugin import register_once_gymnasium_is_imported
 from rollgym.version import __version__
 
@@ -144,7 +145,12 @@ else:
         """Import a public name on first use (PEP 562)."""
         if name not in _HOMES:
             raise AttributeError(f"module 'rollgym' has no attribute {name!r}")
-        return getattr(import_module(_HOMES[name]), name)
+        try:
+            return getattr(import_module(_HOMES[name]), name)
+        except ModuleNotFoundError as error:
+            if (missing := missing_extra(error, f"rollgym.{name}")) is None:
+                raise
+            raise missing from error
 
     def __dir__() -> list[str]:
         return sorted(__all__)

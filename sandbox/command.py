@@ -10,13 +10,21 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from rollgym.command_line import CommandParser
 from rollgym.sandbox.core.base import Sandbox, SandboxUnavailableError
 from rollgym.sandbox.core.limits import Limits
 from rollgym.sandbox.core.naming import parse_name
-from rollgym.sandbox.core.program import LANGUAGES, Program
+from rollgym.sandbox.core.program import LANGUAGES, Language, Program
 from rollgym.sandbox.core.result import Guarantees, Outcome, RunResult
 from rollgym.sandbox.local.supervised import SupervisedSandbox
 from rollgym.sandbox.selection import BACKENDS, LEVELS, known_backends, open_sandbox, survey
+
+_LANGUAGE_OF: dict[str, Language] = {
+    ".py": "python",
+    ".sh": "bash",
+    ".cpp": "cpp",
+    ".cc": "cpp",
+}
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -31,7 +39,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def sandbox_parser() -> argparse.ArgumentParser:
     """Return the parser of the words of `roll-env sandbox`."""
-    parser = argparse.ArgumentParser(prog="roll-env sandbox", description=main.__doc__)
+    parser = CommandParser(prog="roll-env sandbox", description=main.__doc__)
     commands = parser.add_subparsers(metavar="COMMAND")
     _add_run(commands)
     _add_check(commands)
@@ -42,7 +50,9 @@ def _add_run(commands: Any) -> None:
     parser = commands.add_parser("run", help="run a program; its standard input is the command's")
     parser.add_argument("file", type=Path, metavar="FILE", help="The program's source.")
     parser.add_argument("arguments", nargs="*", metavar="ARGUMENT", help="Of the program.")
-    parser.add_argument("--lang", choices=LANGUAGES, required=True, help="What it is written in.")
+    parser.add_argument(
+        "--lang", choices=LANGUAGES, help="What it is written in; by default, what the suffix of FILE says."
+    )
     parser.add_argument("--timeout", type=float, default=10.0, metavar="S", help="Seconds (default 10).")
     for name, default, what in (
         ("memory-mb", 256, "MiB of memory"),
@@ -88,7 +98,7 @@ def _check(options: argparse.Namespace) -> int:
         sandbox = open_sandbox(options.backend, minimum_level="none")
     except (SandboxUnavailableError, ValueError) as error:
         print(f"roll-env sandbox check: {error}", file=sys.stderr)
-        return 1
+        return 2
     failed = 0
     try:
         for case, verdict, detail in check_backend(sandbox):
@@ -116,6 +126,12 @@ def _backend(text: str) -> str:
 
 def _run(options: argparse.Namespace) -> int:
     """Run a program; the exit code is 0 if the sandbox worked, whatever became of the program."""
+    language = options.lang or _LANGUAGE_OF.get(options.file.suffix)
+    if language is None:
+        suffixes = ", ".join(_LANGUAGE_OF)
+        why = f"{options.file}: the suffix is none of {suffixes}: name the language with --lang"
+        print(f"roll-env sandbox run: {why}", file=sys.stderr)
+        return 2
     try:
         limits = Limits(
             wall_seconds=options.timeout,
@@ -127,7 +143,8 @@ def _run(options: argparse.Namespace) -> int:
         )
         source = options.file.read_text(encoding="utf-8", errors="surrogateescape")
     except (OSError, ValueError) as error:
-        print(f"roll-env sandbox run: {error}", file=sys.stderr)
+        why = f"cannot read {options.file}: {error.strerror}" if isinstance(error, OSError) else str(error)
+        print(f"roll-env sandbox run: {why}", file=sys.stderr)
         return 2
     try:
         sandbox = open_sandbox(options.backend, minimum_level=options.minimum_level)
@@ -135,7 +152,7 @@ def _run(options: argparse.Namespace) -> int:
         result = RunResult(outcome=Outcome.SANDBOX_ERROR, detail=str(error))
         _print(result, options.json)
         return 1
-    result = _result(sandbox, Program(options.lang, source, tuple(options.arguments)), limits)
+    result = _result(sandbox, Program(language, source, tuple(options.arguments)), limits)
     _print(result, options.json)
     sandbox.close()
     return 1 if result.outcome is Outcome.SANDBOX_ERROR else 0

@@ -5,6 +5,7 @@ import inspect
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
+from rollgym.extras import missing_extra
 from rollgym.sandbox.core.base import Sandbox, SandboxUnavailableError
 from rollgym.sandbox.core.cancelling import CancellableSandbox
 from rollgym.sandbox.core.naming import parse_name
@@ -99,9 +100,9 @@ def make_sandbox(name: str, **options: Any) -> Sandbox:
         # Imported by name, so that a command for one back-end does not load the others.
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
-        raise SandboxUnavailableError(
-            f"{name} needs the package {error.name}: pip install 'rollgym[{name}]'"
-        ) from error
+        if (missing := missing_extra(error, name)) is None:
+            raise
+        raise SandboxUnavailableError(str(missing)) from error
     return cast(Sandbox, getattr(module, class_name)(**options))
 
 

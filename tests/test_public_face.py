@@ -18,7 +18,7 @@ from tests.support.users_environment import make_users_environment
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = sorted((ROOT / "examples").rglob("*.py"))
-WITH_TORCH = ("Actor", "StepTokens", "SurrogateInputs", "TrajectoryBatch", "model_folder", "play_episode")
+WITH_TORCH = ("StepTokens", "SurrogateInputs", "TrajectoryBatch", "model_folder")
 PACKAGES = ("clients", "envs", "env_server", "rollgym", "sandbox", "trainer")
 USERS_FILE = """
 import rollgym

@@ -8,13 +8,15 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
+from rollgym.clients.client.server_token import explain_refusal, server_token
 from rollgym.clients.process.terminal import visible
 from rollgym.clients.protocol.arrays import DecodeError, EncodeError
 from rollgym.clients.protocol.errors import ProblemError
+from rollgym.extras import missing_extra
 from rollgym.trainer.assembly.layout import check_model
 from rollgym.trainer.cluster.placement import picture, place_roles
 from rollgym.trainer.commands.arguments import parser_of, split_command
-from rollgym.trainer.commands.defects import (
+from rollgym.trainer.commands.internal_errors import (
     described,
     is_short_of_memory,
     keep_traceback,
@@ -23,17 +25,18 @@ from rollgym.trainer.commands.defects import (
 )
 from rollgym.trainer.commands.learning import large_imports, learn
 from rollgym.trainer.commands.memory import plan_lines
-from rollgym.trainer.config.checks import check_settings
+from rollgym.trainer.config.checks import check_environments, check_settings
 from rollgym.trainer.config.load import dump_settings, load_settings
 from rollgym.trainer.config.pipelines import check_command
 from rollgym.trainer.config.run import RunSettings
 from rollgym.trainer.core.ending import Ending
 from rollgym.trainer.core.errors import PluginError, TrainerError
 
-_MISTAKES = (TrainerError, ProblemError, EncodeError, DecodeError, ConnectionError, TimeoutError)
-"""What ends a command with a line for the user, who can mend it: our own errors, and those of connections to servers.
+USER_ERRORS = (TrainerError, ProblemError, EncodeError, DecodeError, ConnectionError, TimeoutError)
+"""Errors that end a command with one line, which names the remedy: our own, and those of connections to servers.
 
-What code of the user's raises comes as a `PluginError` of its setting. Anything else is a defect.
+An exception of the user's code arrives as a `PluginError` that names its setting. Any other exception is an internal
+error, or a package that is not installed.
 """
 
 
@@ -52,15 +55,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
             parser.error("--serve writes no file: leave --output out")
         if options.port and not options.serve:
             parser.error("--port belongs to --serve")
-        return _told(lambda: _report(options))
+        return _report_errors(command, lambda: _report(options))
     if command == "algorithms":
-        return _told(lambda: _algorithms(options))
+        return _report_errors(command, lambda: _algorithms(options))
     if command == "config" or (command == "init" and options.list):
-        return _told(lambda: _configs(None if options.list else options.name))
+        return _report_errors(command, lambda: _configs(None if options.list else options.name))
     if command == "init":
-        return _told(lambda: _init(options))
+        return _report_errors(command, lambda: _init(options))
     if command == "replay":
-        return _told(lambda: _replay(options))
+        return _report_errors(command, lambda: _replay(options))
     if command == "rollout" and (options.recorded is not None) != (options.policy == "recorded"):
         return _refused(
             "--policy recorded and --recorded FILE belong together, for example a run's episodes.jsonl"
@@ -73,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.env_url is not None:
         overrides.append(f"env_url={options.env_url}")
     known: list[RunSettings] = []
-    return _told(lambda: _with_settings(command, options, overrides, known), known)
+    return _report_errors(command, lambda: _with_settings(command, options, overrides, known), known)
 
 
 def _refused(why: str) -> int:
@@ -81,36 +84,40 @@ def _refused(why: str) -> int:
     return 2
 
 
-def _told(work: Callable[[], int], known: Sequence[RunSettings] = ()) -> int:
-    """Do the work of a command, and tell of whatever ends it in a line.
+def _report_errors(command: str, work: Callable[[], int], known: Sequence[RunSettings] = ()) -> int:
+    """Carry out a command, print one line for any error that ends it, and return the exit code.
 
     Args:
-        work: What is done.
-        known: The settings, once they were read: their directory keeps what went wrong.
+        command: The command's name.
+        work: Carries it out.
+        known: The settings, once they have been read: tracebacks are written to their output directory.
     """
     try:
         return work()
-    except _MISTAKES as error:
-        kept = ""
+    except USER_ERRORS as error:
+        settings, kept = _of(known), ""
         if isinstance(error, PluginError):
-            kept = f"; traceback in {keep_traceback(_of(known), error)}"
-        if isinstance(error, ProblemError) and error.code == "unauthorized":
-            kept += "; give the server's token in the environment variable ROLLGYM_TOKEN, or as env_token=..."
+            kept = f"; traceback in {keep_traceback(settings, error)}"
+        if isinstance(error, ProblemError) and settings is not None:
+            error = explain_refusal(error, server_token(settings.env_token), "env_token=...")
         kept += "".join(f"; {note}" for note in getattr(error, "__notes__", ()))
         print(visible(f"roll-train: {error}{kept}"), file=sys.stderr)
         return getattr(error, "exit_code", 2)
     except KeyboardInterrupt:
         print("roll-train: interrupted", file=sys.stderr)
         return 130
-    except Exception as error:  # noqa: BLE001 - the end of the program: here every error is told
+    except Exception as error:  # noqa: BLE001 - the end of the program: every error is reported here
+        if (missing := missing_extra(error, command)) is not None:
+            print(f"roll-train: {missing}", file=sys.stderr)
+            return 2
         settings = _of(known)
         if settings is not None and is_short_of_memory(error):
-            told = memory_does_not_suffice(settings, error, remedies_of_playing(settings))
-            print(f"roll-train: {told}", file=sys.stderr)
+            line = memory_does_not_suffice(settings, error, remedies_of_playing(settings))
+            print(f"roll-train: {line}", file=sys.stderr)
             return 2
-        # Not a user's mistake: a defect of ours, or of a library.
-        file = keep_traceback(_of(known), error)
-        print(visible(f"roll-train: a defect: {described(error)}; traceback in {file}"), file=sys.stderr)
+        file = keep_traceback(settings, error)
+        line = f"internal error, please report it: {described(error)}; traceback in {file}"
+        print(visible(f"roll-train: {line}"), file=sys.stderr)
         return 1
 
 
@@ -150,7 +157,7 @@ def _init(options: argparse.Namespace) -> int:
 
 def _replay(options: argparse.Namespace) -> int:
     """Take steps of a run again; its settings are those that it wrote."""
-    with large_imports():  # Imported late: torch takes seconds.
+    with large_imports("replay"):  # Imported late: torch takes seconds.
         from transformers.utils.logging import disable_progress_bar
 
         from rollgym.trainer.commands.replay import replay
@@ -193,17 +200,11 @@ async def _run(command: str, settings: RunSettings, options: argparse.Namespace)
 async def _command(command: str, settings: RunSettings, options: argparse.Namespace, ending: Ending) -> int:
     if command not in ("rollout", "eval", "export") and not options.probe:
         return await learn(settings, ending, command)
-    # Imported late: torch and transformers take seconds, and --dry-run and --help need neither.
-    with large_imports():
-        from transformers.utils.logging import disable_progress_bar
+    if command != "export":
+        check_environments(settings)
+    if command == "rollout" and not options.probe:
+        from rollgym.trainer.commands.rollout import rollout  # Without a model it plays without torch.
 
-        from rollgym.trainer.commands.policy import evaluate, export
-        from rollgym.trainer.commands.probe import probe
-        from rollgym.trainer.commands.rollout import rollout
-    disable_progress_bar()  # the run has a console of its own
-    if options.probe:
-        return await probe(settings)
-    if command == "rollout":
         return await rollout(
             settings,
             player=options.policy,
@@ -213,6 +214,15 @@ async def _command(command: str, settings: RunSettings, options: argparse.Namesp
             checkpoint=options.checkpoint,
             output=options.output,
         )
+    # Imported late: torch and transformers take seconds, and --dry-run and --help need neither.
+    with large_imports(command):
+        from transformers.utils.logging import disable_progress_bar
+
+        from rollgym.trainer.commands.policy import evaluate, export
+        from rollgym.trainer.commands.probe import probe
+    disable_progress_bar()  # the run has a console of its own
+    if options.probe:
+        return await probe(settings)
     if command == "eval":
         return await evaluate(settings, checkpoint=options.checkpoint)
     return export(settings, options.checkpoint, options.output, adapter=options.adapter)

@@ -16,6 +16,8 @@ from gymnasium.envs.registration import registry
 
 from rollgym.clients.process.installed import installed_environments
 from rollgym.clients.process.module_paths import current_path
+from rollgym.suggestions import did_you_mean
+from rollgym.user_code import misnamed, missing_attribute, missing_module
 
 _SERVED_NAME = "checked"
 
@@ -103,29 +105,36 @@ class Target:
 
     @property
     def _class_path(self) -> str:
-        """Where the class is, as `module:Class`; nothing for what Gymnasium's registry has."""
+        """Where the class is, as `module:Class`; nothing for what Gymnasium's registry has.
+
+        Raises:
+            TargetError: The name is the address of a server.
+        """
+        if self.name.startswith(("http://", "https://")):
+            raise TargetError(f"this is for a class; for a server: roll-env probe ENV_ID {self.name}")
         if ":" in self.name or self._known_id() is not None:
             return self.name if ":" in self.name else ""
         found = installed_environments().get(self.name)
         return "" if found is None else found.path
 
     def _load_class(self) -> Any:
+        if wrong := misnamed(self._class_path):
+            raise TargetError(wrong)
         module_name, _, class_name = self._class_path.partition(":")
         try:
             module = import_module(module_name)
         except ModuleNotFoundError as error:
-            raise TargetError(f"there is no module {error.name}") from error
+            raise TargetError(f"cannot import {module_name}: {missing_module(error, module_name)}") from error
         if not hasattr(module, class_name):
-            raise TargetError(f"module {module_name} has no {class_name}")
+            raise TargetError(missing_attribute(module, class_name))
         return getattr(module, class_name)
 
     def _registered_id(self) -> str:
         """Return the id in Gymnasium's registry; ours stand under our namespace there."""
         if (known := self._known_id()) is None:
-            raise TargetError(
-                f"neither we nor Gymnasium nor another package has an environment {self.name!r}; a class is "
-                "`module:Class`"
-            )
+            names = {name.removeprefix("rollgym/") for name in registry} | installed_environments().keys()
+            hint = did_you_mean(self.name, names) or "a class is named `module:Class`"
+            raise TargetError(f"there is no environment {self.name!r}; {hint}")
         return known
 
     def _known_id(self) -> str | None:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import argparse
 import math
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import orjson
 
-from rollgym.clients.client.client import TOKEN_VARIABLE
+from rollgym.clients.client.server_token import TOKEN_VARIABLE, server_token
 from rollgym.clients.net.caller import bearer_headers
 from rollgym.clients.net.transport import socket_url
 from rollgym.clients.process.local_server import LocalServer
@@ -64,7 +63,7 @@ def add_token_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--token",
         type=_token,
-        default=os.environ.get(TOKEN_VARIABLE),
+        default=server_token(None),
         help=f"Bearer token; or set {TOKEN_VARIABLE}.",
     )
 

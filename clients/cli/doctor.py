@@ -15,9 +15,9 @@ from typing import Any
 from rollgym.clients.checks.installation import check_imports, check_installation, required
 from rollgym.clients.checks.report import Finding, Status, print_report
 from rollgym.clients.process.local_server import LocalServer
+from rollgym.extras import EXTRAS, install_line
 from rollgym.version import __version__
 
-_EXTRAS = {"train": ("torch", "transformers", "tokenizers", "safetensors", "tensorboard", "matplotlib")}
 _WANTED_FILES = 4096
 
 
@@ -42,22 +42,17 @@ def _versions() -> Iterator[Finding]:
         try:
             yield Finding(name, Status.PASS, importlib.metadata.version(name))
         except importlib.metadata.PackageNotFoundError:
-            yield Finding(name, Status.FAIL, "not installed", f"pip install {name}")
+            yield Finding(name, Status.FAIL, "not installed", install_line())
 
 
 def _extras() -> Iterator[Finding]:
-    for extra, names in _EXTRAS.items():
-        missing = [name for name in names if importlib.util.find_spec(name) is None]
-        if missing:
-            yield Finding(
-                f"extra {extra}",
-                Status.SKIP,
-                f"without {', '.join(missing)}",
-                f"only for training: pip install 'rollgym[{extra}]'",
-            )
-        else:
-            found = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in names)
-            yield Finding(f"extra {extra}", Status.PASS, found)
+    """Look for the packages of training, and name what else is installed of the optional ones."""
+    missing = [name for name in EXTRAS["train"] if importlib.util.find_spec(name) is None]
+    if missing:
+        remedy = f"only for training: {install_line('train')}"
+        yield Finding("extra train", Status.SKIP, f"without {', '.join(missing)}", remedy)
+    else:
+        yield Finding("extra train", Status.PASS, ", ".join(EXTRAS["train"]))
 
 
 def _files() -> Finding:

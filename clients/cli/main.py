@@ -30,9 +30,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _environments(arguments: Sequence[str]) -> int:
     """Carry out the commands that talk to servers."""
     from rollgym.clients.cli.arguments import UsageError
-    from rollgym.clients.client.client import TOKEN_VARIABLE
+    from rollgym.clients.client.server_token import explain_refusal
     from rollgym.clients.protocol.arrays import DecodeError, EncodeError
     from rollgym.clients.protocol.errors import ProblemError
+    from rollgym.extras import missing_extra
 
     options = client_parser().parse_args(arguments)
     try:
@@ -41,13 +42,16 @@ def _environments(arguments: Sequence[str]) -> int:
         print(f"roll-env {options.command}: {error}", file=sys.stderr)
         return 2
     except (ProblemError, DecodeError, EncodeError, ConnectionError, TimeoutError) as error:
-        remedy = ""
-        if isinstance(error, ProblemError) and error.code == "unauthorized":
-            remedy = (
-                f"; give the server's token with --token, or in the environment variable {TOKEN_VARIABLE}"
-            )
-        print(f"roll-env {options.command}: {error}{remedy}", file=sys.stderr)
-        return 1
+        if isinstance(error, ProblemError):
+            error = explain_refusal(error, getattr(options, "token", None), "--token")
+        print(f"roll-env {options.command}: {error}", file=sys.stderr)
+        # An answer that cannot be read is not the user's mistake.
+        return 1 if isinstance(error, DecodeError | EncodeError) else 2
+    except ModuleNotFoundError as error:
+        if (missing := missing_extra(error, options.command)) is None:
+            raise
+        print(f"roll-env: {missing}", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         return 130
     return code
@@ -69,8 +73,9 @@ def client_parser() -> argparse.ArgumentParser:
         verify,
     )
     from rollgym.clients.process.installed import add_version
+    from rollgym.command_line import CommandParser
 
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="roll-env", description="Look at, play, replay, check and measure environments."
     )
     add_version(parser)

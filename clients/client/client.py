@@ -14,6 +14,7 @@ from rollgym.clients.client.batching import Batch
 from rollgym.clients.client.keeper import SessionKeeper
 from rollgym.clients.client.opener import SessionOpener
 from rollgym.clients.client.operation import Operation, ResetResult, StepResult
+from rollgym.clients.client.server_token import explain_refusal, server_token
 from rollgym.clients.client.session import EnvSession
 from rollgym.clients.client.waiting import wait_for_all
 from rollgym.clients.net.caller import Caller
@@ -30,9 +31,6 @@ Encoding = Literal["json", "msgpack"]
 CONNECT_TIMEOUT_S = 15.0
 """How long a client waits for a server that was never reached, unless it is told otherwise."""
 
-TOKEN_VARIABLE = "ROLLGYM_TOKEN"
-"""The environment variable in which commands find a server's token where none is given."""
-
 
 class EnvClient:
     """Environments on one server, over one WebSocket to each of its I/O processes.
@@ -48,7 +46,7 @@ class EnvClient:
 
     Args:
         url: The server's address, `http(s)://` or `ws(s)://`.
-        token: Bearer token.
+        token: Bearer token; that of the environment variable `ROLLGYM_TOKEN` if None. An empty one is not sent.
         encoding: `json`, or `msgpack` for large arrays.
         timeout_s: How long one operation may take, with all reconnects and retries.
         connect_timeout_s: How long to wait for a server that was never reached, whether it refuses, is not found, or
@@ -79,9 +77,11 @@ class EnvClient:
             raise ValueError(f"connect_timeout_s must be more than 0, not {connect_timeout_s}")
         self.url = url
         timing = Timing(connect_timeout_s, reconnect_timeout_s, timeout_s)
+        token = server_token(token)
         self._caller = Caller(url, token=token, binary=encoding == "msgpack", timing=timing)
         self._pool = self._caller.pool
         self._pool.on_outage = on_outage
+        self._pool.explain = partial(explain_refusal, token=token)
         self._envs: dict[str, EnvInfo] = {}
         self._sessions = SessionKeeper(self._caller)
         self.opener = SessionOpener(self._caller)

@@ -12,9 +12,7 @@ from rollgym.clients.client.client import CONNECT_TIMEOUT_S, Encoding, EnvClient
 from rollgym.clients.client.session import EnvSession
 from rollgym.clients.process.background import BackgroundLoop
 from rollgym.clients.protocol.episode import PortableEpisode
-
-MAX_SEED = 2**53
-"""Seeds on the wire lie below this."""
+from rollgym.clients.protocol.messages import MAX_SEED
 
 
 class RemoteEnv(gymnasium.Env[Any, Any]):
@@ -32,7 +30,7 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
         url: The server's address.
         env_id: One of the server's catalog.
         env_kwargs: What the environment's `kwargs_schema` allows.
-        token: Bearer token.
+        token: Bearer token; that of the environment variable `ROLLGYM_TOKEN` if None.
         encoding: `json`, or `msgpack` for large arrays.
         render_mode: One of the environment's `metadata["render_modes"]`; what `render` returns.
         timeout_s: How long one call may take, with all reconnects and retries.
@@ -85,7 +83,11 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Begin an episode; see `gymnasium.Env.reset`."""
+        """Begin an episode; see `gymnasium.Env.reset`.
+
+        Raises:
+            ValueError: The seed is not below 2**53.
+        """
         super().reset(seed=seed)
         if seed is None:
             seed = int(self.np_random.integers(MAX_SEED))

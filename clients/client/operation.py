@@ -2,11 +2,32 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from rollgym.clients.protocol.messages import MAX_SEED
+
 if TYPE_CHECKING:
     from rollgym.clients.client.session import EnvSession
+
+
+def wire_seed(seed: int) -> int:
+    """Return a seed as the wire carries it.
+
+    Raises:
+        TypeError: It is not a whole number.
+        ValueError: It is negative, or not below 2**53.
+    """
+    number = seed if isinstance(seed, bool) else operator.index(seed)
+    if isinstance(number, bool):
+        raise TypeError("a seed is a whole number, not a boolean")
+    if not 0 <= number < MAX_SEED:
+        shown = number if abs(number) < 2**64 else f"a number of {number.bit_length()} bits"
+        raise ValueError(
+            f"seed: {shown} is not from 0 to 2**53 - 1, the largest integer that every JSON reader takes"
+        )
+    return number
 
 
 class ResetResult(NamedTuple):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rollgym.clients.client.answers import member, reading, reward_of
 from rollgym.clients.client.opener import GONE, UNANSWERED
-from rollgym.clients.client.operation import Operation, ResetResult, StepResult
+from rollgym.clients.client.operation import Operation, ResetResult, StepResult, wire_seed
 from rollgym.clients.client.record import EpisodeRecord
 from rollgym.clients.client.waiting import wait_for_all
 from rollgym.clients.protocol.arrays import DecodeError
@@ -92,6 +92,7 @@ class EnvSession:
             options: What the environment takes.
 
         Raises:
+            ValueError: The seed is negative, or not below 2**53.
             ProblemError: The server or the environment refuses.
             ConnectionError: The server cannot be reached.
             TimeoutError: The server does not answer.
@@ -150,7 +151,7 @@ class EnvSession:
         """
         fields: dict[str, Any] = {"op": "fork", "count": count, "request_id": self._caller.new_request_id()}
         if reseed is not None:
-            fields["reseed"] = reseed
+            fields["reseed"] = wire_seed(reseed)
         try:
             reply = await self.call(fields)
         except UNANSWERED:
@@ -216,7 +217,7 @@ class EnvSession:
         """Return a reset for `EnvClient.run_many`; see `reset`."""
         fields: dict[str, Any] = {"op": "reset", "request_id": self._caller.new_request_id()}
         if seed is not None:
-            fields["seed"] = int(seed)
+            fields["seed"] = wire_seed(seed)
         if options is not None:
             fields["options"] = encode_value(None, options, binary=self._binary)
         neutral = None if options is None else encode_value(None, options, binary=False)
@@ -245,7 +246,7 @@ class EnvSession:
         if autoreset:
             fields["autoreset"] = True
             if next_seed is not None:
-                fields["reset"] = {"seed": next_seed}
+                fields["reset"] = {"seed": wire_seed(next_seed)}
         if timeout_s is not None:
             fields["timeout_s"] = timeout_s
         neutral = wire

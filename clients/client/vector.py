@@ -13,11 +13,11 @@ from gymnasium.vector.utils import batch_space, concatenate, create_empty_array,
 
 from rollgym.clients.client.answers import render_modes
 from rollgym.clients.client.client import CONNECT_TIMEOUT_S, Encoding, EnvClient
-from rollgym.clients.client.env import MAX_SEED
 from rollgym.clients.client.operation import Operation
 from rollgym.clients.client.waiting import wait_for_all
 from rollgym.clients.process.background import BackgroundLoop
 from rollgym.clients.protocol.errors import ProblemError
+from rollgym.clients.protocol.messages import MAX_SEED
 
 _Mask = np.ndarray[Any, np.dtype[np.bool_]]
 
@@ -63,7 +63,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
         env_id: One of the server's catalog.
         num_envs: How many sessions.
         env_kwargs: What the environment's `kwargs_schema` allows.
-        token: Bearer token.
+        token: Bearer token; that of the environment variable `ROLLGYM_TOKEN` if None.
         encoding: `json`, or `msgpack` for large arrays.
         render_mode: One of the environment's `metadata["render_modes"]`.
         autoreset_mode: When an episode's end begins the next one.

@@ -21,7 +21,7 @@ class RemoteVerifier:
     Args:
         url: The server's address.
         env_id: A stateless environment of the server's catalog.
-        token: Bearer token.
+        token: Bearer token; that of the environment variable `ROLLGYM_TOKEN` if None.
         encoding: `json` or `msgpack`.
         timeout_s: How long one call may take, with all reconnects and retries.
         connect_timeout_s: How long the first call waits for a server that does not answer. Once it has answered, it may

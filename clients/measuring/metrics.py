@@ -9,8 +9,19 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 _TIMEOUT_S = 10.0
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """A redirect is an error: the token is for the server that the user has named, and for no other."""
+
+    def redirect_request(self, *_: Any) -> None:
+        return None
+
+
+_OPENER = urllib.request.build_opener(_NoRedirects)
 
 
 def sum_of_metric(url: str, token: str | None, name: str) -> float | None:
@@ -29,7 +40,7 @@ def sums_of_metrics(url: str, token: str | None, *names: str) -> list[float | No
     address = url.replace("ws://", "http://").replace("wss://", "https://").rstrip("/") + "/metrics"
     request = urllib.request.Request(address, headers={"Authorization": f"Bearer {token}"} if token else {})
     try:
-        with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as reply:
+        with _OPENER.open(request, timeout=_TIMEOUT_S) as reply:
             text = reply.read().decode()
     except (OSError, http.client.HTTPException, UnicodeDecodeError):
         return [None for _ in names]

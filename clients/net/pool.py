@@ -90,6 +90,7 @@ class ConnectionPool:
         info: What the server said about itself when it was last connected to.
         on_lost: Called with the index of a process when the connection to it breaks.
         on_outage: Called when no process can be reached any more, once, with why; and with None when one can again.
+        explain: Given a problem that the server refused a connection with; returns the one that is raised.
     """
 
     def __init__(
@@ -108,6 +109,7 @@ class ConnectionPool:
         self.info: dict[str, Any] = {}
         self.on_lost: Callable[[int], None] | None = None
         self.on_outage: Callable[[Exception | None], None] | None = None
+        self.explain: Callable[[ProblemError], ProblemError] = lambda problem: problem
         self.max_request_bytes = _DEFAULT_MAX_REQUEST_BYTES
         self.max_batch = _DEFAULT_MAX_BATCH
         self._socket_url = socket_url(url)
@@ -218,7 +220,7 @@ class ConnectionPool:
                 self._adopt(*await self._open(max(left, _LAST_TRY_S)))
             except ProblemError as problem:
                 if problem.code not in RETRY_LATER:
-                    raise
+                    raise self.explain(problem) from None
                 error: Exception = problem
                 delay = least = self.backoff.delay_after(problem, attempt)
             except NotAServerError:

@@ -12,7 +12,9 @@ IDENTIFIER = r"^[A-Za-z0-9._-]{1,128}$"
 """What environment, session and registration ids look like."""
 
 Identifier = Annotated[str, Field(pattern=IDENTIFIER)]
-Seed = Annotated[int, Field(ge=0, lt=2**53, strict=True)]
+MAX_SEED = 2**53
+"""Seeds are below this: larger integers are not exact in JavaScript and other readers of JSON."""
+Seed = Annotated[int, Field(ge=0, lt=MAX_SEED, strict=True)]
 RequestId = Annotated[str, Field(min_length=1, max_length=128)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1, le=1024, strict=True)]

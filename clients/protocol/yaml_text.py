@@ -23,6 +23,11 @@ def read_yaml(text: str, name: str) -> Any:
         loader = _Loader(text)
         loader.name = name
         return loader.get_single_data()
+    except yaml.MarkedYAMLError as error:
+        # A bracket that is not closed is found at the end of the text, and was opened where the context is.
+        mark = error.context_mark or error.problem_mark
+        place = f"line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
+        raise yaml.YAMLError(": ".join(filter(None, (place, error.problem or error.context)))) from error
     except RecursionError as error:
         raise yaml.YAMLError("it is nested too deep") from error
     except (ValueError, TypeError, LookupError, AttributeError) as error:

@@ -88,7 +88,8 @@ def read_tokens(path: Path) -> list[TokenEntry]:
         content = read_yaml(path.read_text(encoding="utf-8"), path.name)
         entries = _TokenFile.model_validate({} if content is None else content).tokens
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigurationError(f"cannot read {path}: {error}") from error
+        why = error.strerror if isinstance(error, OSError) else error
+        raise ConfigurationError(f"cannot read {path}: {why}") from error
     except ValidationError as error:
         raise ConfigurationError(
             f"{path} is not a token file (a list `tokens` of name, roles and sha256; "

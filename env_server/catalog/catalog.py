@@ -1,6 +1,5 @@
 """What can be made here: every environment with where it runs and what a client may ask of it."""
 
-import difflib
 from collections.abc import Callable, Iterator, Mapping
 
 from rollgym.clients.process.installed import installed_environments
@@ -17,6 +16,7 @@ from rollgym.env_server.catalog.named_entries import (
 )
 from rollgym.env_server.common.settings import ConfigurationError, Settings
 from rollgym.envs.registry import builtin_environments
+from rollgym.suggestions import did_you_mean
 
 _NEAR_NAMES = 3
 
@@ -86,8 +86,8 @@ class Catalog:
                 "unknown_env", "what was asked for cannot be the id of an environment", suggestions=[]
             )
         if entry is None:
-            near = difflib.get_close_matches(env_id, self._entries, n=_NEAR_NAMES, cutoff=0.5)
-            hint = f"; did you mean {' or '.join(near)}?" if near else ""
+            near = did_you_mean(env_id, self._entries, _NEAR_NAMES)
+            hint = f"; {near}" if near else ""
             raise ProblemError("unknown_env", f"there is no environment {env_id!r}{hint}", suggestions=near)
         return entry
 

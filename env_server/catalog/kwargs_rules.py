@@ -1,6 +1,5 @@
 """Which kwargs a client may set."""
 
-import difflib
 from collections.abc import Callable, Iterator, Mapping, Set
 from functools import cached_property
 from itertools import islice
@@ -12,6 +11,7 @@ from rollgym.env_server.common.settings import ConfigurationError
 from rollgym.envs.core.json_schemas import SchemaValidator
 from rollgym.envs.core.patterns import TooMuchWorkError
 from rollgym.envs.core.schema_parts import SchemaError
+from rollgym.suggestions import near_names
 
 NO_KWARGS: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 """The schema of an environment that says nothing: a client sets nothing."""
@@ -113,7 +113,7 @@ def _told(misfit: Any, reserved: Set[str]) -> Iterator[dict[str, str]]:
 
 
 def _unknown(name: str, named: Mapping[str, Any]) -> str:
-    near = difflib.get_close_matches(name, named, n=1) if len(name) <= _MAX_REASON else []
+    near = near_names(name, named)
     if near:
         return f"there is no such kwarg; did you mean {near[0]!r}?"
     names = ", ".join(list(named)[:_MOST_NAMES]) or "none"

@@ -18,6 +18,7 @@ from rollgym.env_server.common.setting_sections import Isolation
 from rollgym.env_server.common.settings import ConfigurationError, Settings
 from rollgym.env_server.workers.base import EnvSource
 from rollgym.envs.adapters.text import TextAdapter, step_limit, text_metadata
+from rollgym.user_code import misnamed, missing_attribute, missing_module
 
 ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 """What can be the id of an environment."""
@@ -239,16 +240,18 @@ def _isolation_of_others(metadata: Mapping[str, Any], settings: Settings) -> Iso
 
 
 def _load_class(target: str) -> type[gymnasium.Env[Any, Any]]:
-    module_name, separator, class_name = target.partition(":")
-    if not separator or not module_name or not class_name:
-        raise ConfigurationError(f"{target!r} is not module:Class")
+    if wrong := misnamed(target):
+        raise ConfigurationError(wrong)
+    module_name, _, class_name = target.partition(":")
     try:
         module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        raise ConfigurationError(f"cannot import {target!r}: {missing_module(error, module_name)}") from error
     except Exception as error:  # the boundary to an author's module
         raise ConfigurationError(f"cannot import {target!r}: {type(error).__name__}: {error}") from error
     found = getattr(module, class_name, None)
     if found is None:
-        raise ConfigurationError(f"cannot import {target!r}: there is no {class_name} in {module_name}")
+        raise ConfigurationError(f"cannot import {target!r}: {missing_attribute(module, class_name)}")
     if not (isinstance(found, type) and issubclass(found, gymnasium.Env)):
         raise ConfigurationError(f"{target!r} is not a subclass of gymnasium.Env")
     return found

@@ -1,7 +1,6 @@
 """Everything an operator can set, with its default, its flag and its meaning, read from a YAML file and from flags."""
 
 import argparse
-import difflib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -27,6 +26,7 @@ from rollgym.env_server.common.setting_sections import (
     TimeoutSettings,
     WorkerSettings,
 )
+from rollgym.suggestions import near_names
 
 # A model's own `register` leaves no room for a setting of that name.
 _SHORTER = {"register_with": ("--register",)}
@@ -143,7 +143,8 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     try:
         values = read_yaml(path.read_text(encoding="utf-8"), path.name)
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigurationError(f"cannot read {path}: {error}") from error
+        why = error.strerror if isinstance(error, OSError) else error
+        raise ConfigurationError(f"cannot read {path}: {why}") from error
     if values is None:
         return {}
     if not isinstance(values, dict) or not all(isinstance(name, str) for name in values):
@@ -186,7 +187,7 @@ def _parse_mapping(name: str, entries: Sequence[str]) -> dict[str, Any]:
 
 
 def _unknown_setting(name: str) -> str:
-    near = difflib.get_close_matches(name, Settings.model_fields, n=1)
+    near = near_names(name, Settings.model_fields)
     return f"unknown setting {name!r}" + (f"; did you mean {near[0]!r}?" if near else "")
 
 

@@ -217,7 +217,7 @@ class Operations:
     def _defect(
         self, context: Context, op: str, fields: Mapping[str, Any], error: BaseException
     ) -> ProblemError:
-        """The problem that a defect of the server's ends in; its log says what it was."""
+        """The problem that answers an internal error of the server; its log has the traceback."""
         _log.error("%s failed inside the server", op, exc_info=error, extra=log_fields(fields))
         problem = ProblemError("internal", "the server failed; its log says more")
         self._count_problem(context, op, fields, problem)

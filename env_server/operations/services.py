@@ -52,6 +52,7 @@ from rollgym.env_server.sessions.sessions import Sessions
 from rollgym.env_server.telemetry.loop_watch import LoopWatch
 from rollgym.env_server.telemetry.metrics import EnvironmentLabels, Metrics
 from rollgym.env_server.workers.base import EnvironmentRaised, OperationTimeout, Worker, WorkerLost
+from rollgym.extras import install_line
 
 if TYPE_CHECKING:
     from rollgym.env_server.gateway.shared_journal import SharedJournal
@@ -372,7 +373,7 @@ def _tracing(
         from rollgym.env_server.operations.tracing import TracedOperations
     except ImportError as error:
         raise ConfigurationError(
-            f"trace_endpoint needs the extra otel (pip install 'rollgym[otel]'): {error}"
+            f"trace_endpoint needs the extra otel ({install_line('otel')}): {error}"
         ) from error
     return TracedOperations(operations, sessions, rank, settings.trace_endpoint, settings.trace_ratio)
 
@@ -385,7 +386,7 @@ def _shared_journal(settings: Settings) -> "SharedJournal | None":
         from rollgym.env_server.gateway.shared_journal import SharedJournal
     except ImportError as error:
         raise ConfigurationError(
-            f"journal_url needs the extra redis (pip install 'rollgym[redis]'): {error}"
+            f"journal_url needs the extra redis ({install_line('redis')}): {error}"
         ) from error
     return SharedJournal(settings.journal_url.get_secret_value())
 

@@ -9,6 +9,7 @@ from rollgym.env_server.workers.base import Worker
 from rollgym.env_server.workers.inline import InlineWorker
 from rollgym.env_server.workers.process import ProcessWorker
 from rollgym.env_server.workers.thread import ThreadWorker
+from rollgym.extras import install_line
 
 
 class WorkerPools:
@@ -78,6 +79,6 @@ def _process_worker(settings: Settings, here: ProcessWorker) -> Worker:
         from rollgym.env_server.workers.ray.worker import ray_worker
     except ImportError as error:
         raise ConfigurationError(
-            f"`workers: ray` needs Ray, which cannot be imported ({error}): pip install 'rollgym[ray]'"
+            f"`workers: ray` needs Ray, which cannot be imported ({error}): {install_line('ray')}"
         ) from error
     return ray_worker(settings)

@@ -159,7 +159,7 @@ class App:
             # It says how a server is started that has it.
             await self._serve_interactive(scope, receive, send)
         elif scope["type"] == "websocket":
-            await self._refuse(scope, receive, send, ProblemError("not_found", "the socket is at /v1/ws"))
+            await self._refuse(scope, receive, send, ProblemError("not_found", _where_the_socket_is(scope)))
         else:
             await self._fastapi(scope, receive, send)
 
@@ -231,3 +231,10 @@ def _page(path: str, respond: Callable[[Request], Awaitable[Response]]) -> Route
         return await answered(request.scope, respond(request))
 
     return Route(path, page)
+
+
+def _where_the_socket_is(scope: Scope) -> str:
+    """Say where the socket is; clients add its path to the address that their users give."""
+    extra = own_path(scope).removesuffix("/v1/ws")[:200]
+    remedy = f": leave {extra!r} off the server's address" if own_path(scope).endswith("/v1/ws") else ""
+    return f"the socket is at /v1/ws{remedy}"

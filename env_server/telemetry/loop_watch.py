@@ -8,8 +8,9 @@ import time
 import traceback
 from collections.abc import Mapping
 
+from rollgym.clients.measuring.metrics import queued_seconds
 from rollgym.env_server.common.setting_sections import Isolation
-from rollgym.env_server.telemetry.durations import LongRun, OperationTimes
+from rollgym.env_server.telemetry.durations import LONG_S, LongRun, OperationTimes
 from rollgym.env_server.telemetry.metrics import Metrics
 
 _INTERVAL_S = 0.5
@@ -36,6 +37,7 @@ class LoopWatch:
         self._metrics = metrics
         self._times = times
         self._due = 0.0
+        self._queued_s = 0.0
         self._late: list[tuple[float, float]] = []
         self._timer: asyncio.TimerHandle | None = None
         self._told_until: dict[tuple[str, str], float] = {}
@@ -59,17 +61,22 @@ class LoopWatch:
     def _arm(self) -> None:
         # Not the loop's clock: that stands still while the loop is busy.
         self._due = time.perf_counter() + _INTERVAL_S
+        self._queued_s = queued_seconds() or 0.0
         self._timer = asyncio.get_running_loop().call_later(_INTERVAL_S, self._look)
 
     def _look(self) -> None:
         late = max(0.0, self.late_s)
         self._metrics.loop_lag.add(late)
-        if late >= _LATE_S:
+        # On a loaded machine the loop's thread waits for a processor, which no environment is to blame for.
+        queued_s = (queued_seconds() or 0.0) - self._queued_s
+        if late - queued_s >= _LATE_S:
             self._late.append((self._due, late))
         kept_here = False
         for isolation, times in self._times.items():
             for run in times.taken_long():
                 if isolation == "inline":
+                    if run.seconds - queued_s < LONG_S:
+                        continue
                     kept_here = True
                     self._count(
                         run, "inline", f"took {run.seconds:.2f} s, and everybody on this process waited"

@@ -1,9 +1,8 @@
 """What a language model must be told of Gymnasium's own environments; they say it in no form that code can read."""
 
-import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType, ModuleType
+from types import MappingProxyType
 from typing import Any, Literal
 
 from gymnasium.envs.registration import EnvSpec
@@ -152,25 +151,3 @@ def sheet_of(spec: EnvSpec | None) -> Sheet | None:
     if spec is None or spec.namespace is not None:
         return None
     return _SHEETS.get(spec.name)
-
-
-class MissingExtraError(ImportError):
-    """A package is not installed; the message names the extra that brings it."""
-
-
-def import_extra(module: str, extra: str) -> ModuleType:
-    """Import a module of a package that an extra brings.
-
-    Args:
-        module: Its full name.
-        extra: The extra.
-
-    Raises:
-        MissingExtraError: Its package, or one that it needs, is not installed.
-    """
-    try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        raise MissingExtraError(
-            f"{module} needs the package {error.name}, which is not installed: pip install 'rollgym[{extra}]'"
-        ) from error

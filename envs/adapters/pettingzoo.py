@@ -5,12 +5,12 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from rollgym.envs.adapters.known import import_extra
 from rollgym.envs.adapters.pettingzoo_sheets import SHEETS
 from rollgym.envs.adapters.seats import OpponentName, Seat, SeatedGame
 from rollgym.envs.core.kwargs import OPERATOR, OneOf, RenderMode
 from rollgym.envs.core.profiles import bare_word
 from rollgym.envs.core.text_game import ActionsPerTurn, FormatPenalty, ProfileName, Refusal, StepLimit
+from rollgym.extras import import_extra
 
 _MOST_LISTED = 40
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from rollgym.envs.adapters.known import import_extra
+from rollgym.extras import import_extra
 
 Namer = Callable[[Any, str, Sequence[int]], list[str]]
 """Names legal actions of a player, given the environment without its wrappers."""

@@ -4,16 +4,16 @@ import random
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from difflib import get_close_matches
 from typing import Annotated, Any
 
 import numpy as np
 from pydantic import Field
 
-from rollgym.envs.adapters.known import import_extra
 from rollgym.envs.adapters.seats import OpponentName, Seat, SeatedGame
 from rollgym.envs.core.kwargs import OPERATOR, RenderMode
 from rollgym.envs.core.text_game import ActionsPerTurn, FormatPenalty, ProfileName, Refusal, StepLimit
+from rollgym.extras import import_extra
+from rollgym.suggestions import near_names
 
 _MOVE = re.compile(r"'(\[[^\[\]\n]{1,40}\])'")
 _LONGEST = 20_000
@@ -200,7 +200,7 @@ def _made(arena: Any, game: str, kwargs: Mapping[str, Any]) -> tuple[Any, bool]:
     registry = import_extra("textarena.envs.registration", "textarena").ENV_REGISTRY
     if game not in registry or f"{game}-raw" not in registry:
         known = [name.removesuffix("-raw") for name in registry if name.endswith("-raw")]
-        near = get_close_matches(game, known, n=3)
+        near = near_names(game, known, 3)
         raise ValueError(f"TextArena has no game {game!r}" + (f"; near: {', '.join(near)}" if near else ""))
     wrappers = [wrapper.__name__ for wrapper in registry[game].default_wrappers or ()]
     try:

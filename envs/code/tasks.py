@@ -19,6 +19,7 @@ from rollgym.envs.code.problems.streams import STREAMS
 from rollgym.envs.code.problems.texts import TEXTS
 from rollgym.envs.core.kwargs import OPERATOR
 from rollgym.envs.core.splits import Split, split_of_text
+from rollgym.extras import install_line
 
 TaskData = Annotated[
     str | None,
@@ -118,7 +119,7 @@ def _parquet_rows(path: Path) -> Iterator[Mapping[str, Any]]:
     try:
         parquet = import_module("pyarrow.parquet")
     except ModuleNotFoundError:
-        raise ValueError(f"{path.name} needs pyarrow: pip install pyarrow") from None
+        raise ValueError(f"{path.name} needs pyarrow: {install_line('data')}") from None
     for batch in parquet.ParquetFile(path).iter_batches(batch_size=256):
         yield from batch.to_pylist()
 

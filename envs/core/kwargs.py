@@ -6,7 +6,6 @@ From that one place come the JSON Schema that a server shows and holds requests 
 is made in Python, the `Args` of its docstring, the console's form and its page in the documentation.
 """
 
-import difflib
 import inspect
 import reprlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -43,6 +42,7 @@ from typing_extensions import TypedDict
 
 from rollgym.clients.protocol.schema_words import wanted
 from rollgym.envs.core.hooks import require_hooks
+from rollgym.suggestions import near_names
 
 T = TypeVar("T")
 _SHORT = reprlib.Repr()
@@ -349,7 +349,7 @@ def _refusal(env_class: type, kwargs: Mapping[str, Any], error: ValidationError)
     name = str(first["loc"][0])
     names = _parameters(env_class).named
     if name not in names:
-        near = difflib.get_close_matches(name, names, n=1)
+        near = near_names(name, names)
         hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(names) or 'none'}"
         return TypeError(f"{env_class.__name__} has no kwarg {name!r}; {hint}")
     finite = "; numbers must be finite" if first["type"] == "finite_number" else ""

@@ -10,6 +10,7 @@ from rollgym.clients.process.background import BackgroundLoop
 from rollgym.envs.core.json_schemas import SchemaValidator
 from rollgym.envs.core.schema_parts import SchemaError
 from rollgym.envs.tools.tool import Tool, ToolError
+from rollgym.extras import install_line
 
 if TYPE_CHECKING:
     from mcp import Client
@@ -100,7 +101,7 @@ class McpServer:
         try:
             import mcp  # noqa: F401 - an extra: whoever uses no such server needs none of it
         except ImportError as error:
-            raise McpServerError("MCP servers need the extra mcp: pip install 'rollgym[mcp]'") from error
+            raise McpServerError(f"MCP servers need the extra mcp: {install_line('mcp')}") from error
         self._address = address
         self._timeout = timeout_seconds
         self._client: Client | None = None

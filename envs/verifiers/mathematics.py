@@ -30,6 +30,7 @@ from rollgym.envs.verifiers.extraction import (
 from rollgym.envs.verifiers.latex import typeset, without_lead_in
 from rollgym.envs.verifiers.mathematics_tasks import KINDS, draw
 from rollgym.envs.verifiers.symbolic import Judgement, SymbolicComparison
+from rollgym.extras import install_line
 
 _TRIES = 10_000
 _LONGEST_WHOLE = 200
@@ -145,7 +146,7 @@ class MathEnv(VerifierEnv):
         super().__init__(render_mode=render_mode)
         installed = backend != "none" and find_spec("math_verify") is not None
         if backend == "math-verify" and not installed:
-            raise ValueError("backend 'math-verify' needs Math-Verify: pip install 'rollgym[math]'")
+            raise ValueError(f"backend 'math-verify' needs Math-Verify: {install_line('math')}")
         self._kinds = tuple(kinds)
         self._split = checked_split(split)
         self._timeout_s = timeout_s
@@ -241,7 +242,8 @@ class MathEnv(VerifierEnv):
 
 def _alone(gold: str, found: Found) -> Verdict:
     """Say what is not compared by arithmetic, and what Math-Verify is not here to compare."""
-    said = f"needs_math_verify: {_short(found.text)}, expected {_short(gold)} (pip install 'rollgym[math]')"
+    # The same text on every machine, since it is part of what a replay is compared with.
+    said = f"needs_math_verify: {_short(found.text)}, expected {_short(gold)} (install the extra math)"
     # Where the reference can be compared with, it is the answer that cannot.
     return Verdict(0.0, "unparsable" if is_exact(gold) else "error", said)
 

@@ -12,6 +12,7 @@ from rollgym.envs.core.splits import TaskSplit, checked_split, split_of_text
 from rollgym.envs.verifiers.base import Verdict, VerifierEnv
 from rollgym.envs.verifiers.extraction import last_box, last_tag, strip_thinking
 from rollgym.envs.verifiers.pool import CallFailed, CallTimeout, NoProcess, PoolShare
+from rollgym.extras import install_line
 
 _CALL = "rollgym.envs.verifiers.reasoning_gym_call:call"
 _NAME = re.compile("[a-z0-9_]{1,64}")
@@ -20,7 +21,6 @@ _LARGEST_SEED = 2**31
 _FULL = 1.0 - 1e-9
 _SHOWN = 60
 _LONGEST_ANSWER = 10_000
-_MISSING = "ReasoningGym-v0 needs reasoning-gym: pip install 'rollgym[reasoning-gym]'"
 
 
 class ReasoningGymEnv(VerifierEnv):
@@ -165,7 +165,7 @@ class ReasoningGymEnv(VerifierEnv):
             RuntimeError: Its process failed.
         """
         if find_spec("reasoning_gym") is None:
-            raise ValueError(_MISSING)
+            raise ValueError(f"ReasoningGym-v0 needs reasoning-gym: {install_line('reasoning-gym')}")
         try:
             result: dict[str, Any] = self._share.pool.call(request, self._timeout_s)
         except CallTimeout as late:

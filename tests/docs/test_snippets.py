@@ -139,7 +139,7 @@ def test_commands_are_understood(fence: Fence, tmp_path: Path, monkeypatch: pyte
         ("make tea", "no such target"),
         ("python benchmarks/serving/vector.py --rouns 2", "--rouns"),
         ("python -m rollgym.envs.webshop.prepare --products 2", "--products"),
-        ("pip install 'rollgym[rays]'", "no extra 'rays'"),
+        ("pip install '.[rays]'", "no extra 'rays'"),
         ("docker compose --profile moon up", "no profile 'moon'"),
         ("docker compose up --scale moons=2", "no service 'moons=2'"),
         ("export T=$(docker compose run tokens roll-serve token --nam x)", "--nam"),

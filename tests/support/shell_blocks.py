@@ -59,10 +59,10 @@ _DIRECTORIES = re.compile(r"(?<![\w.])/(?=(?:srv|var/cache|var/lib)/)")
 """Of a reader's machine: they lie in the reader's folder here."""
 
 # A reader sees what curl and pip say, and a test their exit codes. What pip would install is there: where the
-# development environment lacks an extra, it fails.
+# development environment lacks an extra, it fails. A reader is in a clone, `.`, which is what is installed here.
 _PRELUDE = """
 curl() { command curl --silent --show-error --fail-with-body "$@"; }
-pip() { python -m pip "$@" --quiet --no-index --dry-run; }
+pip() { python -m pip "${@/#./rollgym}" --quiet --no-index --dry-run; }
 if [ -e .exported ]; then . ./.exported; fi
 """
 _AFTERWARDS = "\nexport -p > .exported\n"

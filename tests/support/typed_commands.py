@@ -295,7 +295,7 @@ def _pip(arguments: Sequence[str]) -> bool:
     for extra in (each for one in named for each in one.split(",")):
         if extra not in extras:
             raise MistakeError(f"there is no extra {extra!r}")
-    return bool(named)
+    return bool(named) or "." in arguments
 
 
 def _compose(arguments: Sequence[str]) -> bool:

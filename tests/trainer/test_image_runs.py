@@ -9,7 +9,8 @@ from rollgym.trainer.config.checks import check_settings
 from rollgym.trainer.config.load import load_settings
 from rollgym.trainer.core.errors import ConfigError
 from rollgym.trainer.models.load import load_model, load_tokenizer
-from rollgym.trainer.models.pictures import PictureProcessor, load_pictures
+from rollgym.trainer.models.picture_processor import PictureProcessor
+from rollgym.trainer.models.pictures import load_pictures
 from tests.support.processes import env_server, read_lines, refused, train
 
 CONFIG = """

@@ -1,11 +1,11 @@
 """Corrections of the mismatch between sampling and training by name: `correction: icepop`."""
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+from rollgym.suggestions import near_names
 from rollgym.trainer.algorithms.token_settings import (
     BandCorrection,
     CorrectionSettings,
@@ -143,7 +143,7 @@ def correction_named(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     if value not in CORRECTIONS:
-        near = difflib.get_close_matches(value, CORRECTIONS, n=1)
+        near = near_names(value, CORRECTIONS)
         hint = f"did you mean '{near[0]}'?" if near else f"known corrections: {', '.join(CORRECTIONS)}"
         raise ValueError(f"unknown correction '{value}'; {hint}")
     return CORRECTIONS[value].settings

@@ -1,10 +1,10 @@
 """Named algorithms: the composition and the numbers of a paper. Learning rates belong to the run, not here."""
 
-import difflib
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
+from rollgym.suggestions import near_names
 from rollgym.trainer.algorithms.advantage_settings import by_current_keys
 from rollgym.trainer.algorithms.papers import groups, surrogates, turns
 from rollgym.trainer.algorithms.papers.paper import Paper
@@ -80,7 +80,7 @@ def known_name(name: str) -> str:
     """
     known = FORMER_NAMES.get(name, name) if isinstance(name, str) else ""
     if known not in PRESETS:
-        near = difflib.get_close_matches(str(name), [*PRESETS, *FORMER_NAMES], n=1)
+        near = near_names(str(name), [*PRESETS, *FORMER_NAMES])
         hint = f"did you mean '{near[0]}'?" if near else f"known presets: {', '.join(PRESETS)}"
         raise ValueError(f"unknown preset '{name}'; {hint}")
     return known

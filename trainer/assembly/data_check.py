@@ -1,15 +1,14 @@
 """What must be true of a run's data before its first step: the verifiers are served, and understand the rows."""
 
-import difflib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rollgym.clients.client.client import EnvClient
 from rollgym.clients.protocol.errors import ProblemError
-from rollgym.trainer.core.errors import ConfigError
+from rollgym.suggestions import did_you_mean
+from rollgym.trainer.core.errors import CheckpointError, ConfigError
 from rollgym.trainer.core.run_files import write_errors, write_whole
-from rollgym.trainer.records.checkpoint import CheckpointError
 from rollgym.trainer.rollout.environments import EnvironmentPool
 from rollgym.trainer.rollout.mixtures import item_of
 from rollgym.trainer.tasks.dataset import RowStream
@@ -63,8 +62,7 @@ async def _look_up(client: EnvClient, dataset: str, env_id: str) -> None:
     served = [each.env_id for each in await client.envs()]
     if env_id in served:
         return
-    near = difflib.get_close_matches(env_id, served, n=3, cutoff=0.5)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"it has {', '.join(served)}"
+    hint = did_you_mean(env_id, served, 3) or f"it has {', '.join(served)}"
     raise ConfigError(f"data set {dataset}: the server has no environment {env_id!r}; {hint}")
 
 

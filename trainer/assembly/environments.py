@@ -1,10 +1,9 @@
 """What a run plays: its stream of tasks, and the environments in which they are played."""
 
-import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 
-from rollgym.clients.client.client import TOKEN_VARIABLE
+from rollgym.clients.client.server_token import server_token
 from rollgym.trainer.config.run import RunSettings
 from rollgym.trainer.core.console import RunConsole
 from rollgym.trainer.core.embedded_server import embedded_server
@@ -80,7 +79,7 @@ async def open_environments(
             url = await stack.enter_async_context(serve(settings.serve))
             console.say(f"no --env-url: started an embedded environment server on {url}")
         # In the settings it would be written to the run's directory with all the others.
-        token = settings.env_token or os.environ.get(TOKEN_VARIABLE)
+        token = server_token(settings.env_token)
         patience_s = settings.rollout.server_timeout_s
         outages = OutageReport(console, patience_s)
         pool = EnvironmentPool(

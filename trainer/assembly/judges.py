@@ -6,14 +6,17 @@ So one that is busy slows nobody: verdicts of other judges, and steps of other e
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from typing import TYPE_CHECKING
 
-from rollgym.trainer.cluster.cluster import Cluster, open_cluster
 from rollgym.trainer.cluster.placement import place_roles
 from rollgym.trainer.config.cluster import JudgeSettings
 from rollgym.trainer.config.data import DatasetSettings
 from rollgym.trainer.config.run import RunSettings
 from rollgym.trainer.core.embedded_server import embedded_server
 from rollgym.trainer.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rollgym.trainer.cluster.cluster import Cluster
 
 Serve = Callable[[Sequence[str], Sequence[str]], AbstractAsyncContextManager[str]]
 """Serves environments, started with further words, while its context is open, and gives the server's URL."""
@@ -25,7 +28,7 @@ _BUILT_IN = "Judge-v0"
 
 async def open_judges(
     settings: RunSettings,
-    cluster: Cluster,
+    cluster: "Cluster",
     serve: Serve,
     stack: AsyncExitStack,
     say: Callable[[str], None],
@@ -67,6 +70,8 @@ async def open_judges_alone(
     """Start the judges of settings that nothing is trained by, and return the settings with what they judge."""
     if not settings.cluster.roles.judges:
         return settings
+    from rollgym.trainer.cluster.cluster import open_cluster  # Imported late: it needs torch, as judges do.
+
     opening = open_cluster(settings, place_roles(settings), lambda died: say(str(died)), say)
     cluster = await stack.enter_async_context(opening)
     return await open_judges(

@@ -9,6 +9,7 @@ from typing import Protocol
 
 import torch
 
+from rollgym.extras import install_line
 from rollgym.trainer.assembly.backends import (
     critic_backend,
     policy_backend,
@@ -278,7 +279,7 @@ def check_backend(settings: RunSettings) -> None:
     kind = settings.backend.kind
     if kind in _PACKAGES and find_spec(_PACKAGES[kind]) is None:
         raise ConfigError(
-            f"backend.kind {kind} needs a package that is not installed: pip install 'rollgym[{kind}]'"
+            f"backend.kind {kind} needs the package {_PACKAGES[kind]}, which is not installed: {install_line(kind)}"
         )
     check_combinations(settings)
     if kind != "megatron":

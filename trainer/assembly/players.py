@@ -19,7 +19,7 @@ from rollgym.trainer.core.console import RunConsole
 from rollgym.trainer.inference.base import InferenceClient, SamplingParams
 from rollgym.trainer.inference.forwarding import GenerationQueue
 from rollgym.trainer.learn.weights.publisher import WeightPublisher
-from rollgym.trainer.models.pictures import PictureProcessor
+from rollgym.trainer.models.picture_processor import PictureProcessor
 from rollgym.trainer.rollout.actors import ModelActor
 from rollgym.trainer.rollout.batcher import DeterministicBatcher
 from rollgym.trainer.rollout.context import context_policy

@@ -16,7 +16,8 @@ from rollgym.trainer.core.numbers import MOST_IDS
 from rollgym.trainer.core.seeding import derive_seed
 from rollgym.trainer.models.load import load_model, load_tokenizer, model_folder
 from rollgym.trainer.models.lora import ADAPTER_CONFIG, add_lora, load_adapter
-from rollgym.trainer.models.pictures import BLIND, PictureProcessor, load_pictures, sees
+from rollgym.trainer.models.picture_processor import BLIND, PictureProcessor
+from rollgym.trainer.models.pictures import load_pictures, sees
 from rollgym.trainer.models.tiny import TinyPolicySettings, build_tiny_model, tiny_pictures
 from rollgym.trainer.models.tokenizer import IMAGE, build_tiny_tokenizer, stop_ids, vocabulary_of
 from rollgym.trainer.models.weights import place

@@ -16,7 +16,8 @@ from rollgym.trainer.inference.base import (
     InferenceClient,
     SamplingParams,
 )
-from rollgym.trainer.models.pictures import PictureProcessor, image_tensors, own_inputs
+from rollgym.trainer.models.picture_processor import PictureProcessor
+from rollgym.trainer.models.pictures import image_tensors, own_inputs
 from rollgym.trainer.records.images import Picture, PlacedImage
 from rollgym.trainer.rollout.rendering import ChatRenderer
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from transformers import PreTrainedModel
 
+from rollgym.extras import install_line
 from rollgym.trainer.backends.transport import RankTransport
 from rollgym.trainer.cluster.kept_process import Lost
 from rollgym.trainer.cluster.local_roles import LocalRoles, logs_of
@@ -174,7 +175,7 @@ def _ray_cluster(settings: RunSettings, placement: Placement) -> "RayCluster":
         )
     except ImportError as error:
         raise ConfigError(
-            "cluster.kind 'ray' needs the package ray: pip install 'rollgym[ray]', or set cluster.kind=local"
+            f"cluster.kind 'ray' needs the package ray: {install_line('ray')}, or set cluster.kind=local"
         ) from error
     workers = settings.cluster.roles.environment
     cpus = placement.devices_per_node + (0.0 if workers is None else workers.actors * workers.cpus)

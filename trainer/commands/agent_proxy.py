@@ -10,9 +10,11 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, NoReturn, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from rollgym.clients.process.installed import add_version
+from rollgym.command_line import CommandParser
+from rollgym.extras import missing_extra
 from rollgym.trainer.commands.arguments import port
 from rollgym.trainer.config.inference import DialectName
 from rollgym.trainer.core.errors import ConfigError, TrainerError
@@ -45,13 +47,6 @@ environment variables:
 """
 
 
-class _Parser(argparse.ArgumentParser):
-    """A parser whose complaints are one line each."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"roll-agent-proxy: {message} (see roll-agent-proxy --help)\n")
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
     options = parse(arguments)
@@ -60,6 +55,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (TrainerError, ConnectionError, TimeoutError) as error:
         sys.stderr.write(f"roll-agent-proxy: {error}\n")
         return getattr(error, "exit_code", 2)
+    except ModuleNotFoundError as error:
+        if (missing := missing_extra(error, "the proxy")) is None:
+            raise
+        sys.stderr.write(f"roll-agent-proxy: {missing}\n")
+        return 2
     except KeyboardInterrupt:
         return 130
 
@@ -70,7 +70,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = CommandParser(
         prog="roll-agent-proxy",
         description="An OpenAI-compatible endpoint in front of a policy.\nIt records what agents sample, by tokens.",
         epilog=_EPILOG,

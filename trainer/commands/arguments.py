@@ -1,13 +1,14 @@
 """The words that `roll-train` understands: its commands, their options, and what was probably meant by others."""
 
 import argparse
-import difflib
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from rollgym.clients.process.installed import add_version
+from rollgym.command_line import CommandParser
+from rollgym.suggestions import did_you_mean
 from rollgym.trainer.core.former_names import warn_of_former_name
 
 COMMANDS = {
@@ -43,21 +44,13 @@ _SHOWN = {
     "export": "Write a trained policy as a folder in Hugging Face layout, adapters added to the weights.",
 }
 
+_LONGEST_SHOWN = 60
 
-class Parser(argparse.ArgumentParser):
-    """A parser whose complaints are one line each, and name what was probably meant."""
 
-    def error(self, message: str) -> NoReturn:
-        """End the process with a complaint."""
-        self.exit(2, f"roll-train: {message}{self._nearest(message)} (see {self.prog} --help)\n")
+class Parser(CommandParser):
+    """The parser of a command of `roll-train`."""
 
-    def _nearest(self, message: str) -> str:
-        unknown, _, rest = message.partition(": ")
-        if unknown != "unrecognized arguments":
-            return ""
-        known = [word for action in self._actions for word in action.option_strings]
-        near = difflib.get_close_matches(rest.split()[0].partition("=")[0], known, n=1)
-        return f": did you mean {near[0]}?" if near else ""
+    speaker = "roll-train"
 
 
 class _FormerOption(argparse.Action):
@@ -89,9 +82,8 @@ def split_command(words: Sequence[str]) -> tuple[str, list[str]]:
     parser = Parser(prog="roll-train")
     if first.endswith((".yaml", ".yml")):
         parser.error(f"there is no command '{first}': a file of settings is given as --config {first}")
-    near = difflib.get_close_matches(first, COMMANDS, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(COMMANDS)}"
-    parser.error(f"there is no command '{first}': {hint}")
+    hint = did_you_mean(first, COMMANDS) or f"there are {', '.join(COMMANDS)}"
+    parser.error(f"there is no command '{first[:_LONGEST_SHOWN]}': {hint}")
 
 
 def parser_of(command: str) -> Parser:

@@ -11,7 +11,6 @@ import torch
 
 from rollgym.trainer.assembly.data_check import keep_data
 from rollgym.trainer.assembly.environments import open_environments, task_source
-from rollgym.trainer.assembly.layout import check_model
 from rollgym.trainer.assembly.models import ModelSource, check_backend, open_models
 from rollgym.trainer.assembly.policy import Policy, build_policy
 from rollgym.trainer.assembly.teachers import check_reference, check_teachers, teacher_of
@@ -23,11 +22,9 @@ from rollgym.trainer.commands.plots import plot_curves
 from rollgym.trainer.commands.policy import MODEL_FOLDER, save_policy
 from rollgym.trainer.commands.resume import find_checkpoint, go_back, keep_settings, keep_start
 from rollgym.trainer.commands.supervision import run_supervised
-from rollgym.trainer.config.checks import check_settings
 from rollgym.trainer.config.cluster import ClusterSettings
 from rollgym.trainer.config.distillation import DistillSettings
 from rollgym.trainer.config.load import public_settings
-from rollgym.trainer.config.pipelines import check_command
 from rollgym.trainer.config.run import RunSettings
 from rollgym.trainer.config.supervised import (
     DpoSettings,
@@ -39,7 +36,7 @@ from rollgym.trainer.config.supervised import (
 from rollgym.trainer.core.console import RunConsole
 from rollgym.trainer.core.embedded_server import embedded_server
 from rollgym.trainer.core.ending import Ending
-from rollgym.trainer.core.errors import ConfigError
+from rollgym.trainer.core.errors import CheckpointError, ConfigError
 from rollgym.trainer.core.run_files import write_errors
 from rollgym.trainer.evaluation.demonstrations import collect_demonstrations
 from rollgym.trainer.evaluation.reporting.episodes import keep_tokenizer
@@ -54,7 +51,7 @@ from rollgym.trainer.learn.pipelines.saving import Saver
 from rollgym.trainer.learn.pipelines.sft import Imitation, supervised_rows
 from rollgym.trainer.learn.tracking import Tracker
 from rollgym.trainer.models.reward_model import empty_classifier, save_reward_model
-from rollgym.trainer.records.checkpoint import CheckpointError, RunState
+from rollgym.trainer.records.checkpoint import RunState
 from rollgym.trainer.records.checkpoint_store import CheckpointStore
 from rollgym.trainer.rollout.context import context_policy
 from rollgym.trainer.rollout.prompts import PromptBuilder
@@ -88,11 +85,7 @@ async def learn_from_examples(settings: RunSettings, command: str, ending: Endin
     Raises:
         RunStoppedError: If it ends before its last step, once what was learnt is saved.
     """
-    check_command(settings, command)
-    check_settings(settings)
     check_backend(settings)
-    place_roles(settings)
-    check_model(settings)
     return await run_supervised(settings, ending, _learn)
 
 

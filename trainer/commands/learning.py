@@ -8,6 +8,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
+from rollgym.extras import missing_extra
+from rollgym.trainer.assembly.layout import check_model
+from rollgym.trainer.cluster.placement import place_roles
+from rollgym.trainer.config.checks import check_settings
 from rollgym.trainer.config.load import load_settings, settings_from
 from rollgym.trainer.config.pipelines import check_command
 from rollgym.trainer.config.run import RunSettings
@@ -45,7 +49,6 @@ def train(settings: Settings = None, /, *, command: Command = "train", **overrid
 async def train_async(settings: Settings = None, /, *, command: Command = "train", **overrides: Any) -> Path:
     """Train as `train` does, in the event loop that runs."""
     resolved = _resolved(settings, overrides, command)
-    check_command(resolved, command)
     ending = Ending()
     try:
         with ending.watching():
@@ -56,8 +59,17 @@ async def train_async(settings: Settings = None, /, *, command: Command = "train
 
 
 async def learn(settings: RunSettings, ending: Ending, command: str) -> int:
-    """Carry out a command that learns; what it needs of torch is imported now."""
-    with large_imports():
+    """Carry out a command that trains.
+
+    Raises:
+        ConfigError: If the settings cannot be used. All that can be known without torch is checked before its import.
+        MissingExtraError: If packages that training needs are not installed.
+    """
+    check_command(settings, command)
+    check_settings(settings)
+    place_roles(settings)
+    check_model(settings)
+    with large_imports("training"):
         from transformers.utils.logging import disable_progress_bar
 
         from rollgym.trainer.commands.examples import learn_from_examples
@@ -69,16 +81,24 @@ async def learn(settings: RunSettings, ending: Ending, command: str) -> int:
 
 
 @contextmanager
-def large_imports() -> Iterator[None]:
-    """Look for no garbage in what torch and transformers make while they are imported: it stays, and is much.
+def large_imports(what: str) -> Iterator[None]:
+    """Import torch and transformers without garbage collection: they allocate many objects, and keep them.
 
-    To look through it again and again takes a fifth of the time that the imports take; afterwards a third of a second
-    each time, in which no episode goes on.
+    The collector would take a fifth of the time of the imports, and later stop all episodes for a third of a second
+    each time.
+
+    Args:
+        what: What needs the imports, for the error.
+
+    Raises:
+        MissingExtraError: If a package of an extra is not installed.
     """
     looked_for = gc.isenabled()
     gc.disable()
     try:
         yield
+    except ModuleNotFoundError as error:
+        raise missing_extra(error, what) or error from error
     finally:
         gc.freeze()
         if looked_for:

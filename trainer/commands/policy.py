@@ -16,19 +16,13 @@ from rollgym.trainer.assembly.policy import Policy, build_policy
 from rollgym.trainer.backends.base import TrainBackend
 from rollgym.trainer.config.run import RunSettings
 from rollgym.trainer.core.console import RunConsole
-from rollgym.trainer.core.errors import ConfigError, RunError
+from rollgym.trainer.core.errors import CheckpointError, ConfigError, RunError
 from rollgym.trainer.core.run_files import write_errors, write_whole
 from rollgym.trainer.core.run_lock import output_lock
 from rollgym.trainer.evaluation.evaluator import Evaluator, build_evaluation_sets
 from rollgym.trainer.models.load import save_model
 from rollgym.trainer.models.lora import ADAPTER_CONFIG, has_adapters, save_adapter
-from rollgym.trainer.records.checkpoint import (
-    MANIFEST,
-    Checkpoint,
-    CheckpointError,
-    identity_of,
-    load_checkpoint,
-)
+from rollgym.trainer.records.checkpoint import MANIFEST, Checkpoint, identity_of, load_checkpoint
 from rollgym.trainer.records.checkpoint_store import CheckpointStore
 from rollgym.trainer.records.pieces import whole_state
 

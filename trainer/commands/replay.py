@@ -19,7 +19,7 @@ from rollgym.trainer.commands.policy import save_policy
 from rollgym.trainer.config.load import load_own_settings
 from rollgym.trainer.config.run import RunSettings
 from rollgym.trainer.core.console import RunConsole
-from rollgym.trainer.core.errors import ConfigError, RunError
+from rollgym.trainer.core.errors import CheckpointError, ConfigError, RunError
 from rollgym.trainer.core.run_files import CONFIG_FILE, lines_and_sizes, read_lines, write_errors
 from rollgym.trainer.core.run_lock import run_lock
 from rollgym.trainer.learn.batches import episode_batch
@@ -28,8 +28,8 @@ from rollgym.trainer.learn.pipelines.offline import weights_digest
 from rollgym.trainer.learn.pipelines.rl import Updater
 from rollgym.trainer.learn.rows import RowBuilder, row_builder
 from rollgym.trainer.learn.tracking import DIGESTS_FILE, EPISODES_FILE
-from rollgym.trainer.models.pictures import PictureProcessor
-from rollgym.trainer.records.checkpoint import CheckpointError, RunState, load_checkpoint
+from rollgym.trainer.models.picture_processor import PictureProcessor
+from rollgym.trainer.records.checkpoint import RunState, load_checkpoint
 from rollgym.trainer.records.checkpoint_store import CheckpointStore
 from rollgym.trainer.records.group import KEPT, Group
 from rollgym.trainer.records.trajectory import Trajectory

@@ -10,12 +10,12 @@ from rollgym.trainer.config.agents import agent_kind
 from rollgym.trainer.config.load import dump_settings, load_own_settings
 from rollgym.trainer.config.run import RunSettings
 from rollgym.trainer.core.ending import to_its_end
-from rollgym.trainer.core.errors import ConfigError
+from rollgym.trainer.core.errors import CheckpointError, ConfigError
 from rollgym.trainer.core.run_files import CONFIG_FILE, write_errors, write_whole
 from rollgym.trainer.learn.boards import BOARDS_FILE
 from rollgym.trainer.learn.learner import Models
 from rollgym.trainer.learn.tracking import METRICS_FILE, RECORD_FILES, TENSORBOARD_FOLDER
-from rollgym.trainer.records.checkpoint import Checkpoint, CheckpointError, load_checkpoint
+from rollgym.trainer.records.checkpoint import Checkpoint, load_checkpoint
 from rollgym.trainer.records.checkpoint_store import CheckpointStore
 from rollgym.trainer.records.ledger import LEDGER_FILE
 from rollgym.trainer.records.rollout_log import ROLLOUT_LOG_FOLDER

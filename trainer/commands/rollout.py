@@ -5,17 +5,15 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rollgym.clients.client.session import EnvSession
 from rollgym.clients.measuring.statistics import mean_interval, success_rate
 from rollgym.env_server.process.embedding import ConfigurationError, serve_here
-from rollgym.trainer.assembly.agents import PolicyPlayer, open_player
 from rollgym.trainer.assembly.data_check import check_streams
 from rollgym.trainer.assembly.environments import open_environments, task_source
-from rollgym.trainer.assembly.inference import check_inference
 from rollgym.trainer.assembly.judges import open_judges_alone
-from rollgym.trainer.assembly.players import bring_weights, open_players
-from rollgym.trainer.commands.policy import trained_policy
+from rollgym.trainer.commands.learning import large_imports
 from rollgym.trainer.commands.recordings import EpisodeWriter, read_recording
 from rollgym.trainer.config.run import RunSettings
 from rollgym.trainer.core.console import RunConsole
@@ -32,6 +30,10 @@ from rollgym.trainer.rollout.episodes import play_in_session
 from rollgym.trainer.rollout.slots import EpisodeSlots, Slot
 from rollgym.trainer.tasks.dataset import row_streams
 from rollgym.trainer.tasks.task import Task
+
+if TYPE_CHECKING:
+    from rollgym.trainer.assembly.agents import PolicyPlayer
+    from rollgym.trainer.assembly.policy import Policy
 
 _AT_A_BREAKPOINT_S = 86400.0
 """How long an operation may take where a person may be looking at the environment's code meanwhile."""
@@ -57,10 +59,8 @@ async def rollout(
     if evaluation_set is not None and evaluation_set not in settings.evaluation.sets:
         names = ", ".join(settings.evaluation.sets) or "none"
         raise ConfigError(f"no evaluation set '{evaluation_set}'; the config has {names}")
-    if player == "model":
-        check_inference(settings)
+    policy = _trained_policy(settings, checkpoint) if player == "model" else None
     scripts = read_recording(recorded)[:episodes] if recorded is not None else []
-    policy = trained_policy(settings, checkpoint) if player == "model" else None
     async with AsyncExitStack() as stack:
         writer = stack.enter_context(EpisodeWriter(output)) if output is not None else None
         console = RunConsole(settings.steps, live=False)
@@ -77,9 +77,7 @@ async def rollout(
         tasks = [task for task, _ in scripts] or await _tasks(settings, evaluation_set, episodes, pool)
         model = None
         if policy is not None:
-            players = await stack.enter_async_context(open_players(settings, policy, pool, console))
-            await bring_weights(settings, policy, players)
-            model = await stack.enter_async_context(open_player(settings, policy, players, console))
+            model = await _open_player(settings, policy, pool, console, stack)
         cast = _Cast(settings, player, scripts, model)
         played: list[Trajectory] = []
         for number, task in enumerate(tasks):
@@ -95,6 +93,29 @@ async def rollout(
     if output is not None:
         console.say(f"episodes: {output}")
     return 0
+
+
+def _trained_policy(settings: RunSettings, checkpoint: Path | None) -> "Policy":
+    # Imported late: torch and transformers take seconds, and no other player needs them.
+    with large_imports("rollout --policy model"):
+        from transformers.utils.logging import disable_progress_bar
+
+        from rollgym.trainer.assembly.inference import check_inference
+        from rollgym.trainer.commands.policy import trained_policy
+    disable_progress_bar()  # the command has a console of its own
+    check_inference(settings)
+    return trained_policy(settings, checkpoint)
+
+
+async def _open_player(
+    settings: RunSettings, policy: "Policy", pool: EnvironmentPool, console: RunConsole, stack: AsyncExitStack
+) -> "PolicyPlayer":
+    from rollgym.trainer.assembly.agents import open_player
+    from rollgym.trainer.assembly.players import bring_weights, open_players
+
+    players = await stack.enter_async_context(open_players(settings, policy, pool, console))
+    await bring_weights(settings, policy, players)
+    return await stack.enter_async_context(open_player(settings, policy, players, console))
 
 
 async def _tasks(
@@ -122,7 +143,7 @@ class _Cast:
     settings: RunSettings
     player: str
     scripts: Sequence[Script]
-    model: PolicyPlayer | None
+    model: "PolicyPlayer | None"
 
     async def play(self, number: int, task: Task, pool: EnvironmentPool) -> Trajectory:
         """Play one episode."""

@@ -9,7 +9,7 @@ from rollgym.clients.protocol.errors import ProblemError
 from rollgym.trainer.assembly.standing import StandingRoles
 from rollgym.trainer.backends.transport import RankFailedError
 from rollgym.trainer.cluster.supervision import RoleRestarts, death_in
-from rollgym.trainer.commands.defects import is_short_of_memory, memory_does_not_suffice
+from rollgym.trainer.commands.internal_errors import is_short_of_memory, memory_does_not_suffice
 from rollgym.trainer.commands.resume import has_trained
 from rollgym.trainer.config.run import RunSettings
 from rollgym.trainer.core.console import RunConsole

@@ -11,7 +11,6 @@ from rollgym.trainer.assembly.agents import open_player
 from rollgym.trainer.assembly.data_check import check_streams, keep_digests
 from rollgym.trainer.assembly.environments import open_environments, task_source
 from rollgym.trainer.assembly.inference import check_inference
-from rollgym.trainer.assembly.layout import check_model
 from rollgym.trainer.assembly.models import ModelSource, check_backend, open_models
 from rollgym.trainer.assembly.players import open_players
 from rollgym.trainer.assembly.policy import Policy, build_policy
@@ -30,14 +29,13 @@ from rollgym.trainer.commands.resume import (
 )
 from rollgym.trainer.commands.scheduling import make_scheduler, open_recall
 from rollgym.trainer.commands.supervision import run_supervised
-from rollgym.trainer.config.checks import check_settings
 from rollgym.trainer.config.cluster import ClusterSettings
 from rollgym.trainer.config.load import public_settings
-from rollgym.trainer.config.pipelines import check_command
 from rollgym.trainer.config.run import RunSettings
 from rollgym.trainer.config.supervised import WarmStartSettings
 from rollgym.trainer.core.console import RunConsole
 from rollgym.trainer.core.ending import Ending, to_its_end
+from rollgym.trainer.core.errors import CheckpointError
 from rollgym.trainer.core.run_files import write_errors
 from rollgym.trainer.evaluation.demonstrations import collect_demonstrations
 from rollgym.trainer.evaluation.evaluator import Evaluator, as_metrics, build_evaluation_sets
@@ -51,7 +49,7 @@ from rollgym.trainer.learn.pipelines.sft import supervised_rows, train_supervise
 from rollgym.trainer.learn.rows import row_builder
 from rollgym.trainer.learn.tracking import Tracker
 from rollgym.trainer.learn.utilisation import training_work
-from rollgym.trainer.records.checkpoint import Checkpoint, CheckpointError, RunState
+from rollgym.trainer.records.checkpoint import Checkpoint, RunState
 from rollgym.trainer.records.checkpoint_store import CheckpointStore
 from rollgym.trainer.records.ledger import LEDGER_FILE, Ledger
 from rollgym.trainer.rollout.context import context_policy
@@ -73,12 +71,8 @@ async def train(settings: RunSettings, ending: Ending, command: str = "train") -
     Raises:
         RunStoppedError: If it ends before its last step, once what was learnt is saved.
     """
-    check_command(settings, command)
-    check_settings(settings)
     check_inference(settings)
     check_backend(settings)
-    place_roles(settings)
-    check_model(settings)
     roles = StandingRoles(settings, ending)
     return await run_supervised(settings, ending, partial(_train, roles=roles), roles)
 

@@ -6,7 +6,12 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import gymnasium
+from gymnasium.envs.registration import registry
 
+from rollgym.clients.process.installed import installed_environments
+from rollgym.extras import install_line
+from rollgym.gymnasium_plugin import NAMESPACE, register_environments
+from rollgym.suggestions import did_you_mean
 from rollgym.trainer.config.agents import AgentsSettings, agent_kind, command_line
 from rollgym.trainer.config.output import TrackingSettings
 from rollgym.trainer.config.run import RunSettings
@@ -48,7 +53,7 @@ def check_settings(settings: RunSettings) -> None:
     _check_other_models(settings)
     _check_trackers(settings.tracking)
     if settings.model.lora is not None and find_spec("peft") is None:
-        raise ConfigError("model.lora needs the package peft: pip install 'rollgym[lora]'")
+        raise ConfigError(f"model.lora needs the package peft: {install_line('lora')}")
     check_broadcast(settings)
     if settings.inference.urls_file is not None:
         read_servers(Path(settings.inference.urls_file))
@@ -59,6 +64,53 @@ def check_settings(settings: RunSettings) -> None:
         raise ConfigError(f"model.vision: {why}")
     if settings.env_url is None:
         _check_served(settings.serve)
+    check_environments(settings)
+
+
+def check_environments(settings: RunSettings) -> None:
+    """Refuse environments that the server which the run starts does not have.
+
+    What a server has that runs already, the run asks once it is connected.
+
+    Raises:
+        ConfigError: If a setting names one; the message has the key and the nearest name.
+    """
+    if settings.env_url is not None:
+        return
+    register_environments()
+    namespace = f"{NAMESPACE}/"
+    known = {each.removeprefix(namespace) for each in registry if each.startswith(namespace)} - {"Remote-v0"}
+    known |= installed_environments().keys() | settings.cluster.roles.judges.keys()
+    known |= {text.partition("=")[0].rpartition(":")[2] for text in settings.serve}
+    for key, env_id in _environments_of(settings):
+        if env_id not in known:
+            hint = did_you_mean(env_id, known, 3) or "`roll-env list` shows those that there are"
+            raise ConfigError(f"{key}: there is no environment {_shortened(env_id)!r}; {hint}")
+
+
+def _environments_of(settings: RunSettings) -> Iterator[tuple[str, str]]:
+    """Yield each environment that the run plays on its own server, with the setting that names it."""
+    datasets = {f"datasets.{number}": each for number, each in enumerate(settings.datasets)}
+    for number, task in enumerate(settings.tasks):
+        if task.url is None:
+            yield f"tasks.{number}.env_id", task.env_id
+    for name, each in settings.evaluation.sets.items():
+        if each.dataset is not None:
+            datasets[f"evaluation.sets.{name}.dataset"] = each.dataset
+        elif each.url is None:
+            yield f"evaluation.sets.{name}.env_id", each.env_id
+    for key, dataset in datasets.items():
+        if dataset.url is not None:
+            continue
+        for verifier in sorted(dataset.played_by):
+            yield f"{key}.{'route.verifiers' if dataset.route else 'verifier'}", verifier
+        for number, part in enumerate(dataset.rewards):
+            if part.url is None:
+                yield f"{key}.rewards.{number}.verifier", part.verifier
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= 60 else f"{text[:60]}..."
 
 
 def check_broadcast(settings: RunSettings) -> None:
@@ -72,7 +124,7 @@ def check_broadcast(settings: RunSettings) -> None:
     if meets_vllm and weights.collective == "nccl" and find_spec("vllm") is None:
         raise ConfigError(
             "weights.transport broadcast meets vLLM's workers in vLLM's own group, and vllm is not installed beside "
-            "the trainer: pip install 'rollgym[vllm]', or set weights.transport to disk"
+            f"the trainer: {install_line('vllm')}, or set weights.transport to disk"
         )
 
 
@@ -219,7 +271,7 @@ def _check_trackers(tracking: TrackingSettings) -> None:
     for name, settings in wanted.items():
         if settings is not None and find_spec(name) is None:
             raise ConfigError(
-                f"tracking.{name}: the package is not installed: pip install {name}, or leave tracking.{name} out"
+                f"tracking.{name} needs the package {name}: {install_line(name)}, or leave tracking.{name} out"
             )
 
 

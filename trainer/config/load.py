@@ -13,6 +13,7 @@ from pydantic import BaseModel, ValidationError
 
 from rollgym.clients.process.module_paths import with_current_paths
 from rollgym.clients.protocol.yaml_text import read_yaml
+from rollgym.suggestions import did_you_mean
 from rollgym.trainer.config.evaluation import FORMER_EVALUATION_KEYS
 from rollgym.trainer.config.pipelines import no_section
 from rollgym.trainer.config.run import SECTIONS, RunSettings
@@ -206,6 +207,9 @@ def _list_index(node: list[Any], name: str, key: str) -> int:
     return int(name)
 
 
+_QUOTED = re.compile("'([^']*)'")
+
+
 def _readable(error: ValidationError) -> str:
     lines = []
     for problem in error.errors():
@@ -215,6 +219,10 @@ def _readable(error: ValidationError) -> str:
             place, message = _place([*problem["loc"], problem["ctx"]["key"]]), problem["ctx"]["reason"]
         elif problem["type"] == "union_tag_not_found":
             message = f"names no kind, and there are several; for example {place}.kind=..., or a preset"
+        elif problem["type"] == "union_tag_invalid":
+            tag, kinds = str(problem["ctx"]["tag"]), _QUOTED.findall(problem["ctx"]["expected_tags"])
+            hint = did_you_mean(tag, kinds, 3) or f"there are {', '.join(kinds)}"
+            message = f"there is no kind {_shown(tag)}; {hint}"
         elif problem["type"] not in ("value_error", "missing") and place not in _SECRET:
             if problem["type"] in _NO_MAPPING:
                 message = "must be a mapping, key: value"

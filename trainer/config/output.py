@@ -15,7 +15,7 @@ def current_metric(name: str) -> str:
 
 
 class WandbSettings(Settings):
-    """Weights & Biases (`pip install wandb`)."""
+    """Weights & Biases (the extra `wandb`)."""
 
     project: str = Field("rollgym", min_length=1)
     entity: str | None = Field(None, description="Team or user; absent: the one that is logged in.")
@@ -28,7 +28,7 @@ class WandbSettings(Settings):
 
 
 class SwanlabSettings(Settings):
-    """SwanLab (`pip install swanlab`)."""
+    """SwanLab (the extra `swanlab`)."""
 
     project: str = Field("rollgym", min_length=1)
     workspace: str | None = Field(None, description="Absent: that of whoever is logged in.")
@@ -41,7 +41,7 @@ class SwanlabSettings(Settings):
 
 
 class MlflowSettings(Settings):
-    """MLflow (`pip install mlflow`; `mlflow-skinny` is enough where `uri` is a server)."""
+    """MLflow (the extra `mlflow`; `pip install mlflow-skinny` is enough where `uri` is a server)."""
 
     experiment: str = Field("rollgym", min_length=1)
     uri: str | None = Field(

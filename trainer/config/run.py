@@ -143,7 +143,8 @@ class RunSettings(Settings):
             return self
         if not self.tasks and not self.datasets and self.rollout.task_source is None:
             raise ValueError(
-                "'tasks' is empty: name at least one environment, one of 'datasets', or a rollout.task_source"
+                "'tasks' is empty: name an environment, such as tasks='[{env_id: FrozenLake-v0}]', one of 'datasets', "
+                "a rollout.task_source, or a file with --config, such as examples/frozen_lake.yaml"
             )
         if self.rollout.max_new_tokens >= self.model.max_length:
             raise ValueError(

@@ -1,4 +1,4 @@
-"""What a user can mend. These errors end a command with one line; what is none of them is a defect."""
+"""Errors that a user can correct. They end a command with one line; any other exception is an internal error."""
 
 from functools import partial
 from typing import Any
@@ -14,6 +14,10 @@ class ConfigError(TrainerError, ValueError):
 
 class UnplayableTaskError(ConfigError):
     """One task cannot be played, and playing it again cannot mend that; others may."""
+
+
+class CheckpointError(TrainerError):
+    """A checkpoint is missing or damaged, or belongs to another run."""
 
 
 class RunError(TrainerError, RuntimeError):

@@ -2,13 +2,16 @@
 
 import math
 import operator
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
-from torch import Tensor
 
 from rollgym.trainer.core.errors import InvalidNumberError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 LARGEST = 1e9
 """Magnitude beyond which a number is refused: sums and squares of it must stay far within float32."""
@@ -69,7 +72,7 @@ def are_finite(values: Iterable[float]) -> bool:
 
 def not_finite(state: Any, name: str = "") -> Iterator[str]:
     """Yield the names of all tensors in nested dictionaries and lists that hold anything but finite numbers."""
-    if isinstance(state, Tensor):
+    if _is_tensor(state):
         if state.is_floating_point() and not bool(state.isfinite().all()):
             yield name
     elif isinstance(state, float):
@@ -82,7 +85,13 @@ def not_finite(state: Any, name: str = "") -> Iterator[str]:
 
 
 def _plain(value: Any) -> Any:
-    return value.item() if isinstance(value, np.generic | np.ndarray | Tensor) else value
+    return value.item() if isinstance(value, np.generic | np.ndarray) or _is_tensor(value) else value
+
+
+def _is_tensor(value: object) -> "TypeGuard[Tensor]":
+    # Where torch was not imported there are no tensors, and episodes are played without it.
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
 
 
 def _shown(value: object) -> str:

@@ -17,6 +17,7 @@ from typing import Any
 from rollgym.clients.process.module_paths import current_path
 from rollgym.clients.protocol.errors import ProblemError
 from rollgym.trainer.core.errors import ConfigError, InvalidNumberError, PluginError, TrainerError
+from rollgym.user_code import misnamed, missing_attribute, missing_module
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,14 +142,14 @@ def load_attribute(path: str) -> Any:
     Raises:
         ConfigError: If the path is malformed, nothing is there, or the module cannot be imported.
     """
-    module_name, separator, attribute = current_path(path).partition(":")
-    if not separator or not module_name or not attribute:
-        raise ConfigError(f"'{path}' is not of the form module:attribute")
+    if wrong := misnamed(path):
+        raise ConfigError(wrong)
+    module_name, _, attribute = current_path(path).partition(":")
     module = _import(module_name, path)
     try:
         return getattr(module, attribute)
     except AttributeError as error:
-        raise ConfigError(f"module '{module_name}' has no attribute '{attribute}'") from error
+        raise ConfigError(missing_attribute(module, attribute)) from error
 
 
 def one_line(error: BaseException, limit: int = 300) -> str:
@@ -169,13 +170,13 @@ def _import(name: str, path: str) -> ModuleType:
     try:
         return import_module(name)
     except (Exception, SystemExit) as error:
-        raise ConfigError(f"cannot import '{name}' of '{path}': {_reason(error)}") from error
+        raise ConfigError(f"cannot import '{name}' of '{path}': {_reason(error, name)}") from error
 
 
-def _reason(error: BaseException) -> str:
+def _reason(error: BaseException, module: str) -> str:
     """What went wrong and where, on one line."""
     if isinstance(error, ModuleNotFoundError):
-        return str(error)
+        return missing_module(error, module)
     if isinstance(error, SyntaxError):
         return f"SyntaxError: {error.msg} ({error.filename}, line {error.lineno})"
     last = traceback.extract_tb(error.__traceback__)[-1]

@@ -1,6 +1,5 @@
 """The base of every settings class: what cannot be meant is refused, and values never change after loading."""
 
-import difflib
 import typing
 from collections.abc import Iterator
 from typing import Annotated, Any
@@ -9,12 +8,17 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, mo
 from pydantic_core import PydanticCustomError
 
 from rollgym.clients.protocol.addresses import server_parts
+from rollgym.suggestions import near_names
 
 WRONG_VALUE = "wrong_value"
 """Type of the errors whose context names the `key` and the `reason`."""
 
 _LARGEST = 2**53
 """The largest whole number that every reader of JSON and YAML reads as it was written."""
+
+_LONGEST_SHOWN = 60
+_LONGEST_LIST = 120
+"""Characters of a list of keys that a message of one line has room for."""
 
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
 """How many of something of which each takes memory."""
@@ -79,13 +83,42 @@ class Settings(BaseModel):
         values = dict(values)
         for key in values:
             if key not in cls.model_fields:
-                near = difflib.get_close_matches(str(key), cls.model_fields, n=1)
-                hint = f"did you mean '{near[0]}'?" if near else f"known keys: {', '.join(cls.model_fields)}"
-                raise ValueError(f"unknown key '{key}'; {hint}")
+                raise ValueError(f"unknown key '{str(key)[:_LONGEST_SHOWN]}'; {_nearest_key(str(key), cls)}")
             annotation = cls.model_fields[key].annotation
             values[key] = _off(values[key], annotation)
             _refuse_what_only_looks_like_it(key, values[key], annotation)
         return values
+
+
+def _nearest_key(key: str, settings: type[BaseModel]) -> str:
+    """Return the key that was probably meant, of a group of settings or of the groups in it; or where all are."""
+    if near := near_names(key, settings.model_fields):
+        return f"did you mean '{near[0]}'?"
+    paths: dict[str, str] = {}
+    for path in _paths(settings):
+        paths.setdefault(path.rpartition(".")[2], path)
+    if near := near_names(key, paths):
+        return f"did you mean '{paths[near[0]]}'?"
+    known = ", ".join(settings.model_fields)
+    return (
+        f"known keys: {known}"
+        if len(known) <= _LONGEST_LIST
+        else "docs/configuration.md lists those that there are"
+    )
+
+
+def _paths(settings: type[BaseModel], depth: int = 3) -> Iterator[str]:
+    """Yield the paths of all keys, those of the group itself first, then those of the groups in it in their order."""
+    yield from settings.model_fields
+    if depth == 1:
+        return
+    # Groups that every run has come before those that are left out by default.
+    fields = sorted(settings.model_fields.items(), key=lambda item: item[1].default is None)
+    for name, field in fields:
+        if typing.get_origin(field.annotation) in (list, tuple, dict):
+            continue  # Their keys have an index or a name before them, which nobody can guess.
+        for model in models_in(field.annotation):
+            yield from (f"{name}.{path}" for path in _paths(model, depth - 1))
 
 
 def _off(value: Any, annotation: Any) -> Any:

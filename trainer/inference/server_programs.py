@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from rollgym.extras import install_line
 from rollgym.trainer.config.inference import InferenceSettings, LaunchSettings, vllm_lora_rank
 from rollgym.trainer.core.errors import ConfigError
 from rollgym.trainer.inference.launch import ServerProcess
@@ -48,9 +49,9 @@ def require_program(inference: InferenceSettings, launch: LaunchSettings) -> Non
             raise ConfigError(f"inference.launch.command: there is no program {launch.command[0]}")
     elif importlib.util.find_spec(inference.kind) is None:
         raise ConfigError(
-            f"inference.launch: {inference.kind} is not installed beside the trainer: install "
-            f"rollgym[{inference.kind}], name the program of another environment by inference.launch.command, or name "
-            "servers that run by inference.urls"
+            f"inference.launch: {inference.kind} is not installed beside the trainer: "
+            f"{install_line(inference.kind)}, name the program of another environment by inference.launch.command, "
+            "or name servers that run by inference.urls"
         )
 
 

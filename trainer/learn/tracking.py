@@ -1,6 +1,5 @@
 """Where a run reports to: metrics.jsonl, TensorBoard, other trackers, and every episode as text and ids."""
 
-import difflib
 import math
 import os
 import time
@@ -9,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rollgym.suggestions import near_names
 from rollgym.trainer.config.output import TrackingSettings, current_metric
 from rollgym.trainer.core.run_files import LineFile, lines_and_sizes, read_lines, write_errors
 from rollgym.trainer.learn.boards import GuardedBoard
@@ -129,7 +129,7 @@ class Tracker:
         named = self._watched
         if named is None or named in self.names:
             return None
-        near = difflib.get_close_matches(named, self.names, n=3)
+        near = near_names(named, self.names, 3)
         return (
             f"checkpoint.best_metric: this run does not measure '{named}', so checkpoints are kept by age alone; "
             + (f"did you mean {' or '.join(near)}?" if near else "metrics.jsonl has the names")

@@ -64,8 +64,7 @@ def model_folder(path: str, *, fetch: bool = True) -> Path:
         if any(cached.glob("*.safetensors")):
             return cached
     elsewhere = (
-        "name a folder that holds it, or fetch it where there is a network "
-        f"(hf download {path}) and set HF_HOME to that cache and HF_HUB_OFFLINE=1"
+        f"name its folder, or set HF_HUB_OFFLINE=1 and HF_HOME to a cache that `hf download {path}` filled"
     )
     if constants.HF_HUB_OFFLINE:
         raise ConfigError(

@@ -18,7 +18,7 @@ from transformers.models.clip.image_processing_pil_clip import CLIPImageProcesso
 
 from rollgym.trainer.config.model import VisionSettings
 from rollgym.trainer.core.errors import ConfigError
-from rollgym.trainer.models.pictures import PictureProcessor
+from rollgym.trainer.models.picture_processor import PictureProcessor
 from rollgym.trainer.models.tokenizer import IMAGE
 
 _INITIAL_DEVIATION = 0.08

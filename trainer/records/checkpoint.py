@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from rollgym.trainer.core.errors import TrainerError
+from rollgym.trainer.core.errors import CheckpointError
 from rollgym.trainer.core.run_files import sync_to_disk
 from rollgym.trainer.records.pieces import InPieces, SavedPieces
 
@@ -23,10 +23,6 @@ MANIFEST = "manifest.json"
 """The file of a checkpoint that is written last: the digests of all others."""
 _STATE = "state.json"
 _PART = ".pt"
-
-
-class CheckpointError(TrainerError):
-    """A checkpoint is missing or damaged, or belongs to another run."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
+from rollgym.trainer.core.errors import CheckpointError
 from rollgym.trainer.core.run_files import sync_to_disk, write_errors
 from rollgym.trainer.records.checkpoint import (
     Checkpoint,
-    CheckpointError,
     RunState,
     have_parts_written,
     load_checkpoint,

@@ -15,7 +15,6 @@ from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
 from rollgym.trainer.records.schema import EpisodeFormatError
 
@@ -47,7 +46,10 @@ class Picture:
 
         Raises:
             ValueError: If they are none, or of a picture that is too large.
+            MissingExtraError: If Pillow is not installed.
         """
+        from PIL import Image  # Imported late: episodes of text need no library of pictures.
+
         try:
             with Image.open(BytesIO(content), formats=("PNG", "JPEG", "WEBP")) as opened:
                 if opened.width * opened.height > _MOST_PIXELS:
@@ -66,6 +68,8 @@ class Picture:
     @cached_property
     def png(self) -> str:
         """Its pixels as PNG, in base64."""
+        from PIL import Image
+
         written = BytesIO()
         Image.fromarray(self.pixels).save(written, "PNG")
         return base64.b64encode(written.getvalue()).decode("ascii")

@@ -8,8 +8,6 @@ every conversation is adapted in the same way from then on.
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import jinja2
-
 from rollgym.trainer.core.errors import ConfigError
 from rollgym.trainer.rollout.context import Message, prefixed
 from rollgym.trainer.rollout.control_tokens import ControlTokens
@@ -107,6 +105,8 @@ class ChatTemplate:
             return True  # it misses what the other conversation lacks
 
     def _apply(self, messages: Sequence[Message], *, generation_prompt: bool, tools: Sequence[Tool]) -> str:
+        from jinja2 import TemplateError  # Imported late: episodes without a model have no template.
+
         try:
             return str(
                 self._tokenizer.apply_chat_template(
@@ -117,7 +117,7 @@ class ChatTemplate:
                     **self._options,
                 )
             )
-        except (jinja2.TemplateError, TypeError, ValueError, AttributeError) as error:
+        except (TemplateError, TypeError, ValueError, AttributeError) as error:
             roles = ", ".join(str(message.get("role")) for message in messages[:12])
             raise ConfigError(
                 f"the tokenizer's chat template refuses a conversation of {len(messages)} messages ({roles}): {error}"

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from rollgym.trainer.core.errors import ConfigError, UnplayableTaskError
 from rollgym.trainer.core.numbers import MOST_IDS
-from rollgym.trainer.models.pictures import BLIND, PictureProcessor
+from rollgym.trainer.models.picture_processor import BLIND, PictureProcessor
 from rollgym.trainer.records.images import PlacedImage
 from rollgym.trainer.rollout.chat_template import ChatTemplate, Tool
 from rollgym.trainer.rollout.context import Message, pictures_of

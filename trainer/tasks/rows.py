@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from rollgym.extras import install_line
 from rollgym.trainer.config.data import RowsSettings
 from rollgym.trainer.core.errors import ConfigError
 
@@ -136,7 +137,7 @@ def _parquet_rows(path: Path) -> Iterator[tuple[RowPlace, Row]]:
         import pyarrow.parquet as parquet
         from pyarrow import ArrowException
     except ImportError as error:
-        raise ConfigError(f"data set {path} needs pyarrow: pip install 'rollgym[data]'") from error
+        raise ConfigError(f"data set {path} needs pyarrow: {install_line('data')}") from error
     try:
         number = 0
         with parquet.ParquetFile(path) as file:
@@ -176,7 +177,7 @@ def _library(settings: RowsSettings) -> Any:
         import datasets
     except ImportError as error:
         raise ConfigError(
-            f"data set {settings.name} needs Hugging Face's datasets: pip install 'rollgym[data]'"
+            f"data set {settings.name} needs Hugging Face's datasets: {install_line('data')}"
         ) from error
     return datasets
 

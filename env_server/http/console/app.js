@@ -110,7 +110,7 @@ class App {
     if (choice === "forget") this.server.token = "";
     else if (choice === "use" && token) this.server.token = token;
     else return;
-    announce(choice === "forget" ? "Token forgotten" : "Token taken");
+    announce(choice === "forget" ? "Token forgotten" : "Token saved");
     this.run();
   }
 }

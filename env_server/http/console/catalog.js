@@ -22,7 +22,7 @@ export class CatalogView {
         { class: "bar" },
         labelled("Find", this.filter),
         this.count,
-        button("Read again", () => this.refresh()),
+        button("Refresh", () => this.refresh()),
       ),
       this.problem.element,
       this.list,

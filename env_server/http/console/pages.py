@@ -80,8 +80,11 @@ class Console:
         path = own_path(request.scope)
         if path == "/":
             if "text/html" not in request.headers.get("accept", ""):
-                raise ProblemError("not_found", "there is no call GET /; the calls are in /openapi.json")
-            return RedirectResponse(CONSOLE_PATH.removeprefix("/"), headers=HEADERS)
+                raise ProblemError(
+                    "not_found",
+                    f"there is no call GET /: the calls are in /openapi.json, the console is at {CONSOLE_PATH}",
+                )
+            return RedirectResponse(CONSOLE_PATH.removeprefix("/"), status_code=303, headers=HEADERS)
         if path == f"{CONSOLE_PATH}/":
             return RedirectResponse(f"..{CONSOLE_PATH}", headers=HEADERS)
         file = self._files[path]

@@ -82,7 +82,7 @@ export class PlayView {
         h("summary", {}, "Options of the reset"),
         labelled("Options", this.options, "JSON object; what the environment takes"),
       ),
-      h("button", { type: "submit", class: "primary" }, "Begin the episode"),
+      h("button", { type: "submit", class: "primary" }, "Start the episode"),
     );
   }
 

@@ -9,12 +9,16 @@ from rollgym.envs.verifiers.instructions.text import (
     TextTools,
     Tokenizer,
 )
+from rollgym.extras import install_line
 
 TokenizerName = Literal["builtin", "nltk"]
 DetectorName = Literal["builtin", "langdetect"]
 
 _SEED = 0
-_EXTRA = "needs the extra ifeval (pip install 'rollgym[ifeval]')"
+
+
+def _needs_extra(error: ImportError) -> str:
+    return f"needs the extra ifeval ({install_line('ifeval')}): {error}"
 
 
 class NltkTokenizer:
@@ -29,7 +33,7 @@ class NltkTokenizer:
             # An optional extra.
             import nltk
         except ImportError as error:
-            raise ValueError(f"tokenizer 'nltk' {_EXTRA}: {error}") from error
+            raise ValueError(f"tokenizer 'nltk' {_needs_extra(error)}") from error
         try:
             nltk.data.find("tokenizers/punkt_tab/english")
         except LookupError as error:
@@ -60,7 +64,7 @@ class LangdetectDetector:
             from langdetect.detector_factory import PROFILES_DIRECTORY, DetectorFactory
             from langdetect.lang_detect_exception import LangDetectException
         except ImportError as error:
-            raise ValueError(f"language_detector 'langdetect' {_EXTRA}: {error}") from error
+            raise ValueError(f"language_detector 'langdetect' {_needs_extra(error)}") from error
         self._unknown = LangDetectException
         self._factory: Any = DetectorFactory()
         self._factory.load_profile(PROFILES_DIRECTORY)

@@ -226,12 +226,12 @@ def test_doctor_finds_this_installation_fit() -> None:
     [
         (["play", "Walk-v0", "--url", "http://127.0.0.1:1", "--env", "a:B"], 2, "exclude"),
         (["play", "Walk-v0", "--kwarg", "risk"], 2, "KEY=VALUE"),
-        (["check", "no_such_module:Env"], 2, "no module"),
-        (["check", "tests.support.client_envs:Nope"], 2, "no Nope"),
+        (["check", "no_such_module:Env"], 2, "no module 'no_such_module'"),
+        (["check", "tests.support.client_envs:Nope"], 2, "no attribute 'Nope'"),
         (["check", "NoSuchEnvironment-v0"], 2, "NoSuchEnvironment-v0"),
         (["bench", "Walk-v0", "--sessions", "0"], 2, "positive"),
         (["list", "--url", "nonsense"], 2, "nonsense"),
-        (["list", "--env", "no_such_module:Env"], 1, "no_such_module"),
+        (["list", "--env", "no_such_module:Env"], 2, "no_such_module"),
     ],
 )
 def test_mistakes_are_told_in_a_line(arguments: list[str], code: int, message: str) -> None:
@@ -271,7 +271,7 @@ def test_a_seed_that_no_server_takes_is_asked_for_again(server: ServerProcess) -
 
 def test_refusals_of_the_server_are_told(server: ServerProcess) -> None:
     done = roll_env("play", "Nope-v0", "--url", server.url)
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "unknown_env" in done.stderr
 
 
@@ -287,7 +287,7 @@ def reaching(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, ...]:
 def test_without_a_server_it_is_told_soon_how_to_start_one(reaching: tuple[str, ...]) -> None:
     url = ServerProcess().url
     unreachable = roll_env(*reaching, "--url", url)
-    assert unreachable.returncode == 1
+    assert unreachable.returncode == 2
     assert f"roll-env {reaching[0]}: no server answers at {url}: " in unreachable.stderr
     assert re.search(r"waited \d\.\d s: start one with `roll-serve`", unreachable.stderr), unreachable.stderr
 

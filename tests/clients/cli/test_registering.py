@@ -178,7 +178,7 @@ def test_a_probe_needs_no_gateway(foreign: ForeignServer) -> None:
     assert report["ok"]
     assert {"spec", "reset", "step", "close"} <= {finding["check"] for finding in report["findings"]}
     lost = roll_env("probe", "Guess", "http://127.0.0.1:1", "--protocol", "http")
-    assert lost.returncode == 1
+    assert lost.returncode == 2
     assert "cannot be reached" in lost.stdout
 
 

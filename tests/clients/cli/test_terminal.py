@@ -98,7 +98,7 @@ def test_who_has_no_token_is_told_where_it_goes(tmp_path: Path) -> None:
     with ServerProcess(("--token-file", str(tokens), "--no-builtin", *QUIET)) as server:
         for given in ({}, {"ROLLGYM_TOKEN": "wrong"}):
             done = run("rollgym.clients.cli.main", "list", "--url", server.url, **given)
-            assert done.returncode == 1
+            assert done.returncode == 2
             assert "--token" in done.stderr
             assert "ROLLGYM_TOKEN" in done.stderr
             assert done.stderr.count("\n") == 1

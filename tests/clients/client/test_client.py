@@ -10,9 +10,12 @@ from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import httpx
+import numpy as np
 import pytest
 
+from rollgym import RemoteEnv, RemoteVectorEnv
 from rollgym.clients.client.client import EnvClient
 from rollgym.clients.net.caller import Caller
 from rollgym.clients.protocol.errors import ProblemError
@@ -305,6 +308,20 @@ def guarded(tmp_path: Path) -> Iterator[tuple[ServerProcess, str]]:
         yield server, made.stdout.split()[-1]
 
 
+async def test_a_seed_beyond_what_the_wire_carries_is_refused_before_it_is_sent(
+    server: ServerProcess,
+) -> None:
+    async with EnvClient(server.url) as client:
+        session = await client.make("Walk-v0")
+        for seed in (2**53, -1, 2**5000):
+            with pytest.raises(ValueError, match=r"not from 0 to 2\*\*53 - 1"):
+                await session.reset(seed)
+        with pytest.raises(TypeError, match="not a boolean"):
+            await session.reset(True)
+        await session.reset(np.int64(2**53 - 1))
+        assert session.seed == 2**53 - 1
+
+
 async def test_tokens_open_the_door(guarded: tuple[ServerProcess, str]) -> None:
     server, token = guarded
     async with EnvClient(server.url, token=token) as client:
@@ -328,6 +345,28 @@ async def test_an_address_without_a_server_is_an_error_soon() -> None:
 def test_what_is_no_address_is_refused(url: str) -> None:
     with pytest.raises(ValueError, match="address"):
         EnvClient(url)
+
+
+def test_the_token_of_the_environment_variable_is_sent_by_every_client(
+    guarded: tuple[ServerProcess, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, token = guarded
+    monkeypatch.setenv("ROLLGYM_TOKEN", token)
+    RemoteEnv(server.url, "Walk-v0").close()
+    RemoteVectorEnv(server.url, "Walk-v0", 2).close()
+    gymnasium.make("rollgym/Remote-v0", url=server.url, env_id="Walk-v0").close()
+    monkeypatch.setenv("ROLLGYM_TOKEN", "another")
+    RemoteEnv(server.url, "Walk-v0", token=token).close()
+    with pytest.raises(
+        ProblemError, match=r"does not know this token: pass its token as token=.*ROLLGYM_TOKEN"
+    ):
+        RemoteEnv(server.url, "Walk-v0")
+    for empty in ("", None):
+        monkeypatch.setenv("ROLLGYM_TOKEN", token if empty == "" else "")
+        with pytest.raises(
+            ProblemError, match=r"this server needs a token: pass its token as token=.*ROLLGYM_TOKEN"
+        ):
+            RemoteEnv(server.url, "Walk-v0", token=empty)
 
 
 @pytest.mark.parametrize("token", ["token\n", "two words", "tökén", "a\r\nX-Other: b"])

@@ -11,8 +11,9 @@ import pytest
 from gymnasium.utils.env_checker import check_env, data_equivalence
 
 import rollgym
-from rollgym.clients.client.env import MAX_SEED, RemoteEnv
+from rollgym.clients.client.env import RemoteEnv
 from rollgym.clients.protocol.errors import ProblemError
+from rollgym.clients.protocol.messages import MAX_SEED
 from tests.support.client_envs import Arm, Walk
 from tests.support.client_server import ServerProcess
 

@@ -82,5 +82,5 @@ def test_it_is_checked_by_its_name(site: Path) -> None:
     assert target.server_arguments() == ["--env", "checked=other_sums:sums"]
     assert target.served_id == "checked"
     assert Target("FrozenLake-v0").server_arguments() == []
-    with pytest.raises(TargetError, match="neither we nor Gymnasium nor another package"):
+    with pytest.raises(TargetError, match="there is no environment 'Sum-v0'; did you mean Sums-v0"):
         Target("Sum-v0").build()

@@ -66,7 +66,7 @@ def test_the_page_may_run_its_own_files_and_nothing_else(served: Server) -> None
 def test_only_browsers_are_led_to_the_console(served: Server) -> None:
     with httpx.Client(base_url=served.url) as client:
         led = client.get("/", headers={"Accept": "text/html,*/*;q=0.8"})
-        assert (led.status_code, led.headers["location"]) == (307, "console")
+        assert (led.status_code, led.headers["location"]) == (303, "console")
         assert client.get("/").json()["code"] == "not_found"
         assert client.get("/console/").headers["location"] == "../console"
 
@@ -128,7 +128,7 @@ def test_a_server_with_tokens_is_used_with_one(browser: Browser, tmp_path: Path)
                 expect(dialog).to_contain_text("not known")
         expect(page.get_by_role("heading", name="Count", exact=True)).to_be_visible()
         page.goto("/console#/play/Count")
-        page.get_by_role("button", name="Begin the episode").press("Enter")
+        page.get_by_role("button", name="Start the episode").press("Enter")
         expect(page.get_by_role("region", name="Observation")).to_contain_text("begin")
         assert frames[0] == f'{{"token":"{alice}","id":1,"op":"auth"}}'
         assert not any(alice in url for url in witness.requested)
@@ -163,14 +163,14 @@ def test_a_gateway_has_a_console(browser: Browser) -> None:
         with Server(*ENVS, *INLINE, "--register", gateway.url):
             registered = page.get_by_text("registered, 1 replica")
             for _ in range(100):
-                page.get_by_role("button", name="Read again").click()
+                page.get_by_role("button", name="Refresh").click()
                 # A node registers its environments one after another, once it serves.
                 if page.get_by_role("link", name="Play FrozenLake-v0").count():
                     break
                 page.wait_for_timeout(100)
             expect(registered.first).to_be_visible()
             page.get_by_role("link", name="Play FrozenLake-v0").click()
-            page.get_by_role("button", name="Begin the episode").press("Enter")
+            page.get_by_role("button", name="Start the episode").press("Enter")
             expect(page.get_by_role("button", name="Left")).to_be_focused()
             page.keyboard.press("ArrowLeft")
             expect(page.get_by_role("row", name="0 Left")).to_be_visible()

@@ -8,7 +8,9 @@ from typing import Any, cast
 
 import pytest
 
-from rollgym.env_server.telemetry.loop_watch import StandstillWatch
+from rollgym.env_server.telemetry.durations import OperationTimes
+from rollgym.env_server.telemetry.loop_watch import LoopWatch, StandstillWatch
+from rollgym.env_server.telemetry.metrics import EnvironmentLabels, Metrics
 from tests.support.metrics import scrape, value
 from tests.support.wire import ENVS, INLINE, Server
 
@@ -28,17 +30,32 @@ async def held(server: Server, env_id: str, op: str, isolation: str) -> float:
 async def test_slow_steps_and_resets_that_run_inline_are_named(server: Server) -> None:
     async with server.socket() as socket:
         made = await socket.make()
-        await socket.call("step", session_id=made, action="sleep 0.15")
+        await socket.call("step", session_id=made, action="sleep 1")
         line = server.wait_for("step of Count")
         assert "everybody on this process waited" in line
         assert "--isolation Count=process" in line
-        await socket.call("reset", session_id=made, options={"sleep": 0.15})
+        await socket.call("reset", session_id=made, options={"sleep": 1})
         server.wait_for("reset of Count")
         slow = await socket.make("SlowCount")
         await socket.call("step", session_id=slow, action="sleep 0.3")
         await socket.call("close", session_ids=[made, slow])
     assert await held(server, "Count", "step", "inline") == 1
     assert await held(server, "SlowCount", "step", "inline") == 0
+
+
+@pytest.mark.parametrize(("queued_s", "named"), [(0.0, True), (0.2, False)])
+async def test_waiting_for_a_processor_is_not_blamed_on_an_environment(
+    queued_s: float, named: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    queued = iter([1.0, 1.0 + queued_s, 1.0 + queued_s])
+    monkeypatch.setattr("rollgym.env_server.telemetry.loop_watch.queued_seconds", lambda: next(queued))
+    times = OperationTimes()
+    watch = LoopWatch(Metrics(EnvironmentLabels(1)), {"inline": times})
+    watch.start()
+    times.note_long("reset", "FrozenLake-v0", 0.25)
+    watch._look()
+    watch.stop()
+    assert ("reset of FrozenLake-v0" in caplog.text) is named
 
 
 async def test_a_verifier_that_keeps_the_loop_from_a_thread_is_named(server: Server) -> None:

@@ -11,6 +11,7 @@ import pytest
 from pydantic import BaseModel
 
 import rollgym.trainer.commands.probe
+from rollgym.extras import install_line
 from rollgym.trainer.cli import main
 from rollgym.trainer.config.checks import check_settings
 from rollgym.trainer.config.load import load_settings
@@ -357,8 +358,7 @@ def test_a_broadcast_to_vllm_is_refused_where_the_trainer_has_no_vllm(capsys, mo
     assert main([*command, *words]) == 2
     said = capsys.readouterr().err
     assert (
-        "vllm is not installed beside the trainer: pip install 'rollgym[vllm]', or set weights.transport"
-        in said
+        f"vllm is not installed beside the trainer: {install_line('vllm')}, or set weights.transport" in said
     )
     assert list(tmp_path.iterdir()) == [], "nothing was begun"
 

@@ -21,7 +21,8 @@ from rollgym.trainer.inference.base import GenerationRequest, SamplingParams
 from rollgym.trainer.inference.torch_engine import TorchEngine
 from rollgym.trainer.models.load import load_model, load_tokenizer, save_model
 from rollgym.trainer.models.lora import add_lora, is_adapter
-from rollgym.trainer.models.pictures import PictureProcessor, load_pictures, sees
+from rollgym.trainer.models.picture_processor import PictureProcessor
+from rollgym.trainer.models.pictures import load_pictures, sees
 from rollgym.trainer.models.value_head import ValueModel
 from rollgym.trainer.models.weights import twin_of
 from rollgym.trainer.rollout.rendering import ChatRenderer

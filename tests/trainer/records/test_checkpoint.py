@@ -14,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import rollgym.trainer.records.checkpoint
+from rollgym.trainer.core.errors import CheckpointError
 from rollgym.trainer.core.run_files import WriteError
-from rollgym.trainer.records.checkpoint import CheckpointError, RunState, load_checkpoint
+from rollgym.trainer.records.checkpoint import RunState, load_checkpoint
 from rollgym.trainer.records.checkpoint_store import CheckpointStore, kept_steps
 from tests.support.kills import killed_at
 

@@ -16,10 +16,9 @@ from rollgym.trainer.config.data import DatasetSettings
 from rollgym.trainer.config.evaluation import EvaluationSetSettings
 from rollgym.trainer.config.load import load_settings
 from rollgym.trainer.config.rollout import TaskSettings
-from rollgym.trainer.core.errors import ConfigError
+from rollgym.trainer.core.errors import CheckpointError, ConfigError
 from rollgym.trainer.core.run_files import WriteError
 from rollgym.trainer.evaluation.evaluation_sets import build_evaluation_set
-from rollgym.trainer.records.checkpoint import CheckpointError
 from rollgym.trainer.rollout.environments import EnvironmentPool
 from rollgym.trainer.tasks.dataset import _index_in_pass, load_streams, row_streams
 from rollgym.trainer.tasks.sources import EnvironmentStream, InterleavedTaskSource

@@ -19,6 +19,7 @@ import torch.distributed as distributed
 from torch import Tensor
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
+from rollgym.extras import install_line
 from rollgym.trainer.config.inference import DialectName
 from rollgym.trainer.core.errors import ConfigError
 from rollgym.trainer.inference.base import WeightSource
@@ -90,8 +91,8 @@ class VllmGroup:
             from vllm.distributed.utils import StatelessProcessGroup
         except ImportError as error:
             raise ConfigError(
-                "weights.transport broadcast meets vLLM's workers in vLLM's own group: install rollgym[vllm] beside "
-                "the trainer, or set weights.transport to disk"
+                "weights.transport broadcast meets vLLM's workers in vLLM's own group, which needs vllm beside the "
+                f"trainer: {install_line('vllm')}, or set weights.transport to disk"
             ) from error
         meeting = StatelessProcessGroup.create(
             host=address.master_address, port=address.master_port, rank=_ROOT, world_size=address.world_size

@@ -1,4 +1,4 @@
-"""Errors that nobody expected: named by file and line, and kept whole where the run keeps its records."""
+"""Internal errors: described by file and line, with the traceback kept where the run keeps its records."""
 
 import re
 import tempfile
