@@ -4,11 +4,11 @@ The agent's session is in the URL, so the protocol's own session ids are not nee
 no tool that begins another one. Messages are read and built here; nothing here does I/O.
 """
 
-import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from importlib.metadata import version
 from typing import Any
 
+from rollgym.clients.protocol.tool_calls import WrittenCall, call_format_of, declared_tools, written_calls
 from rollgym.trainer.rollout.agents.environment import EpisodeEnvironment, Observed
 from rollgym.trainer.rollout.agents.errors import ApiError
 
@@ -91,18 +91,14 @@ def listed_tools(environment: EpisodeEnvironment) -> list[dict[str, Any]]:
 
 
 def _own_tools(environment: EpisodeEnvironment) -> dict[str, dict[str, Any]]:
-    if str(environment.begun.get("call_format", "hermes")) not in CALL_WRITERS:
-        return {}
-    found = {}
-    for tool in environment.tools:
-        function = tool.get("function", tool)
-        if isinstance(function, Mapping) and isinstance(function.get("name"), str):
-            found[function["name"]] = {
-                "name": function["name"],
-                "description": str(function.get("description") or ""),
-                "inputSchema": function.get("parameters") or {"type": "object", "properties": {}},
-            }
-    return found
+    return {
+        tool.name: {
+            "name": tool.name,
+            "description": tool.description,
+            "inputSchema": dict(tool.parameters),
+        }
+        for tool in declared_tools(environment.begun)
+    }
 
 
 async def _called(environment: EpisodeEnvironment, params: Mapping[str, Any]) -> dict[str, Any]:
@@ -115,8 +111,8 @@ async def _called(environment: EpisodeEnvironment, params: Mapping[str, Any]) ->
         return _shown(await environment.step(arguments["action"]))
     if name not in _own_tools(environment):
         raise McpError(_INVALID_PARAMS, f"there is no tool {name[:100]!r}")
-    write = CALL_WRITERS[str(environment.begun.get("call_format", "hermes"))]
-    return _shown(await environment.step(write(name, arguments)))
+    action = written_calls(call_format_of(environment.begun), [WrittenCall(name, arguments)])
+    return _shown(await environment.step(action))
 
 
 def _shown(seen: Observed) -> dict[str, Any]:
@@ -131,45 +127,3 @@ def _shown(seen: Observed) -> dict[str, Any]:
 
 def _said(text: str, *, failed: bool) -> dict[str, Any]:
     return {"content": [{"type": "text", "text": text}], "isError": failed}
-
-
-# -- calls as environments read them -----------------------------------------------------------------------------------
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)
-
-
-def _hermes(name: str, arguments: Mapping[str, Any]) -> str:
-    return f"<tool_call>\n{_json({'name': name, 'arguments': dict(arguments)})}\n</tool_call>"
-
-
-def _qwen_xml(name: str, arguments: Mapping[str, Any]) -> str:
-    lines = ["<tool_call>", f"<function={name}>"]
-    for key, value in arguments.items():
-        lines += [f"<parameter={key}>", value if isinstance(value, str) else _json(value), "</parameter>"]
-    return "\n".join([*lines, "</function>", "</tool_call>"])
-
-
-def _llama(name: str, arguments: Mapping[str, Any]) -> str:
-    return "<|python_tag|>" + _json({"name": name, "parameters": dict(arguments)})
-
-
-def _mistral(name: str, arguments: Mapping[str, Any]) -> str:
-    return "[TOOL_CALLS]" + _json([{"name": name, "arguments": dict(arguments), "id": "000000000"}])
-
-
-def _openai(name: str, arguments: Mapping[str, Any]) -> str:
-    function = {"name": name, "arguments": _json(dict(arguments))}
-    call = {"id": "call_0", "type": "function", "function": function}
-    return _json({"role": "assistant", "content": None, "tool_calls": [call]})
-
-
-CALL_WRITERS: Mapping[str, Callable[[str, Mapping[str, Any]], str]] = {
-    "hermes": _hermes,
-    "qwen-xml": _qwen_xml,
-    "llama": _llama,
-    "mistral": _mistral,
-    "openai": _openai,
-}
-"""Writes a call of a tool in the format that an environment names in `info["call_format"]`."""

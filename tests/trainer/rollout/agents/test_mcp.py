@@ -1,32 +1,19 @@
-"""An environment's tools over MCP: calls are written as environments read them, and messages are answered in form."""
+"""An environment's tools over MCP: messages are answered in form."""
 
 import asyncio
 from types import SimpleNamespace
 
 import pytest
 
-from rollgym.envs.tools.formats.table import format_named
 from rollgym.trainer.records.trajectory import Trajectory, Turn
 from rollgym.trainer.rollout.agents.environment import EpisodeEnvironment
-from rollgym.trainer.rollout.agents.mcp import CALL_WRITERS, mcp_answer
+from rollgym.trainer.rollout.agents.mcp import mcp_answer
 from rollgym.trainer.tasks.task import Task
 
 TOOL = {
     "type": "function",
     "function": {"name": "add", "description": "Adds.", "parameters": {"type": "object"}},
 }
-
-
-@pytest.mark.parametrize("name", CALL_WRITERS)
-@pytest.mark.parametrize("arguments", [{}, {"a": 1}, {"text": "two\nlines", "deep": {"b": [1, None]}}])
-def test_calls_are_written_as_environments_read_them(name, arguments):
-    schema = {
-        "type": "object",
-        "properties": {"a": {"type": "integer"}, "text": {"type": "string"}, "deep": {"type": "object"}},
-    }
-    reading = format_named(name).read(CALL_WRITERS[name]("add", arguments), {"add": schema})
-    assert [(call.name, dict(call.arguments)) for call in reading.calls] == [("add", arguments)]
-    assert not reading.faults
 
 
 class Session:
