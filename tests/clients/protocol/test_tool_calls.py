@@ -98,6 +98,8 @@ def test_results_are_told_from_other_messages():
     assert answer_text("<tool_response>3</tool_response>", info) == "3\nThanks."
 
 
-@pytest.mark.parametrize("messages", [None, "text", [], [5], [{"role": "tool", "content": [{"type": "image"}]}]])
+@pytest.mark.parametrize(
+    "messages", [None, "text", [], [5], [{"role": "tool", "content": [{"type": "image"}]}]]
+)
 def test_an_observation_stands_in_where_messages_are_not_text(messages):
     assert answer_text("the observation", {"messages": messages}) == "the observation"
