@@ -245,10 +245,11 @@ class _Run:
             yield show
 
     def _line(self, episode: EvaluatedEpisode) -> str:
+        turns = f"{len(episode.turns)} turn{'s' if len(episode.turns) != 1 else ''}"
         detail = f" ({visible(episode.detail[:100])})" if episode.detail else ""
         return (
             f"{len(self._episodes)} of {len(self._seeds)}: seed {episode.seed} "
-            f"{episode.outcome.value.replace('_', ' ')}, reward {episode.reward:g}, {len(episode.turns)} turns, "
+            f"{episode.outcome.value.replace('_', ' ')}, reward {episode.reward:g}, {turns}, "
             f"{episode.seconds:.1f} s{detail}"
         )
 

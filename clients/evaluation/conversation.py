@@ -49,7 +49,7 @@ class Conversation:
         """Take a reply of the model, and return the action that it stands for.
 
         Returns:
-            The action; None where the arguments of a call are not a JSON object, which the model was told.
+            The action; None where the arguments of a call cannot be read, which the model is told.
         """
         self._reply = reply
         self.messages.append(reply.as_message())
@@ -62,7 +62,11 @@ class Conversation:
                 self._answer_calls(["error: the arguments are not a JSON object. Nothing was run."])
                 return None
             calls.append(WrittenCall(call.name, arguments, call.call_id))
-        return written_calls(self._call_format, calls, reply.content)
+        try:
+            return written_calls(self._call_format, calls, reply.content)
+        except RecursionError:
+            self._answer_calls(["error: the arguments are nested too deeply. Nothing was run."])
+            return None
 
     def observe(self, observation: str, info: Mapping[str, Any]) -> None:
         """Take what the environment answered to the last action."""

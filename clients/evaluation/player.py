@@ -22,6 +22,9 @@ from rollgym.clients.protocol.errors import ProblemError
 from rollgym.clients.protocol.messages import EnvInfo
 from rollgym.clients.protocol.spaces import UnicodeText, parse_space
 
+_OF_THE_MODEL = frozenset({"invalid_action", "too_large"})
+"""Codes of problems that a reply causes, such as one of more than a server takes."""
+
 
 class NotPlayableError(Exception):
     """The environment cannot be played by text."""
@@ -147,7 +150,11 @@ class _Player:
             except (ProblemError, DecodeError, EncodeError) as error:
                 if self._session is None:
                     raise
-                episode.outcome, episode.detail = Outcome.ENVIRONMENT_ERROR, str(error)
+                of_the_model = isinstance(error, ProblemError) and error.code in _OF_THE_MODEL
+                episode.outcome = Outcome.FAILED if of_the_model else Outcome.ENVIRONMENT_ERROR
+                episode.detail = str(error)
+                if of_the_model and episode.turns:
+                    episode.turns[-1].valid = False
                 await self._give_up_session()
             episode.seconds = time.perf_counter() - began
             finished(episode)
@@ -162,6 +169,8 @@ class _Player:
         if self._session is None:
             self._session = await self._client.make(self._evaluation.env_id, self._kwargs)
         observation, info = await self._session.reset(episode.seed)
+        # Until the environment says otherwise, whatever ends the episode.
+        episode.success = None if info.get("success") is None else False
         conversation = Conversation(observation, info, self._evaluation.system)
         episode.messages = conversation.messages
         tools = [tool.as_openai() for tool in conversation.tools]
@@ -189,7 +198,6 @@ class _Player:
             Outcome.TRUNCATED,
             f"cut off after {self._evaluation.max_turns} turns",
         )
-        episode.success = None if info.get("success") is None else False
         episode.metrics = _metrics(info)
 
 

@@ -106,12 +106,7 @@ def summarise(
 ) -> Summary:
     """Return what episodes came to."""
     results = [episode for episode in episodes if episode.outcome.is_result]
-    told = [
-        episode
-        for episode in results
-        if episode.success is not None or episode.outcome is Outcome.CONTEXT_OVERFLOW
-    ]
-    says_success = any(episode.success is not None for episode in episodes)
+    told = [episode for episode in results if episode.success is not None]
     turns = [turn for episode in episodes for turn in episode.turns]
     replies = [turn.reply for turn in turns]
     prompt, completion = _total(replies, "prompt_tokens"), _total(replies, "completion_tokens")
@@ -121,9 +116,7 @@ def summarise(
         asked=asked,
         played=len(episodes),
         results=len(results),
-        success=success_rate(sum(bool(each.success) for each in told), len(told))
-        if told and says_success
-        else None,
+        success=success_rate(sum(bool(each.success) for each in told), len(told)) if told else None,
         reward=mean_interval([episode.reward for episode in results]) if results else None,
         turns=sum(len(episode.turns) for episode in results) / len(results) if results else None,
         prompt_tokens=prompt,

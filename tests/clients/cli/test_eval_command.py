@@ -72,14 +72,13 @@ def test_the_report_page_shows_the_transcripts(server: ServerProcess, tmp_path: 
         evaluated(server, double, tmp_path / "out")
     run = read_run(tmp_path / "out")
     assert run.notes == []
-    assert [each.trajectory.task.seed for each in run.episodes] != []
     assert len(run.episodes) == 3
     assert run.state == "finished"
     page = render_page(run)
     assert "FrozenLake-v0 played by tiny" in page
     assert "1.000 [0.439, 1.000]" in page
     assert "&lt;answer&gt;" in page
-    assert "policy version" not in page.partition("<h2>Episodes")[2].partition("details")[0]
+    assert "sampled tokens" not in page, "of a model behind an API they are not known"
 
 
 def test_tools_are_offered_as_the_api_has_them(server: ServerProcess, tmp_path: Path) -> None:
@@ -115,6 +114,27 @@ def test_what_a_model_says_otherwise_is_counted(server: ServerProcess, tmp_path:
         done = evaluated(server, double, tmp_path / "out", "--concurrency", "1")
     assert "4 unreadable, 1 cut at the length limit, 2 refused, 2 empty" in done.stdout
     assert "3 solved" in done.stdout
+
+
+def test_a_reply_that_no_server_takes_is_the_models_failure(server: ServerProcess, tmp_path: Path) -> None:
+    with JudgeDouble(lambda request: said("x" * 2**21)) as double:
+        done = evaluated(server, double, tmp_path / "out", "-n", "1")
+    assert summary(tmp_path / "out")["outcomes"] == {"failed": 1}
+    assert "too_large" in done.stderr
+    assert "0.000 [0.000, 0.793]  0 of 1" in done.stdout
+    assert "1 unreadable" in done.stdout
+
+
+def test_arguments_that_are_nested_deeply_are_told(server: ServerProcess, tmp_path: Path) -> None:
+    answers = one_after_another(
+        called("search", '{"query": ' + "[" * 1000 + "]" * 1000 + "}"),
+        called("search", '{"query": ' + "[" * 100_000),
+        said("<answer>42</answer>"),
+    )
+    with JudgeDouble(answers) as double:
+        done = evaluated(server, double, tmp_path / "out", "-n", "1", env="ToolUse-v0")
+    assert done.returncode == 0, done.stderr
+    assert "2 unreadable" in done.stdout
 
 
 def test_waiting_is_as_long_as_the_server_asks_for(server: ServerProcess, tmp_path: Path) -> None:
