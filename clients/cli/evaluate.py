@@ -33,6 +33,7 @@ from rollgym.clients.cli.arguments import (
     server_url,
 )
 from rollgym.clients.client.client import EnvClient
+from rollgym.clients.client.env import MAX_SEED
 from rollgym.clients.evaluation.chat import ChatModel, EndpointError
 from rollgym.clients.evaluation.episode import EvaluatedEpisode
 from rollgym.clients.evaluation.player import Evaluation, NotPlayableError, evaluate
@@ -97,6 +98,8 @@ def add_parser(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Play, write the results and print the summary; the exit code is 1 where nothing was played."""
+    if options.seed + options.episodes > MAX_SEED:
+        raise UsageError("--seed: the seeds of all episodes must lie below 2**53")
     kwargs = parse_kwargs(options.kwarg)
     prices = _prices(options)
     model = _model(options)
