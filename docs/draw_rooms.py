@@ -18,6 +18,7 @@ import grimp
 
 PAGE = Path(__file__).parents[1] / "ARCHITECTURE.md"
 FLOORS = ("trainer", "env_server", "envs", "clients", "sandbox")
+_WITHOUT_ROOMS = ("integrations",)
 ROOT_ROOM = "root"
 Arrows = dict[str, set[str]]
 
@@ -51,7 +52,7 @@ def drawn(page: str) -> str:
 
 def _floor_of(module: str) -> str | None:
     floor = module.removeprefix("rollgym.").partition(".")[0]
-    return floor if floor in FLOORS else None
+    return floor if floor in (*FLOORS, *_WITHOUT_ROOMS) else None
 
 
 def _room_of(floor: str, module: str) -> str | None:

@@ -66,7 +66,9 @@ def test_a_drawing_fits_a_screen(floor: str) -> None:
 
 
 def test_every_place_that_it_names_is_there() -> None:
-    named = re.findall(r"`((?:trainer|env_server|envs|clients|sandbox|rollgym|docs)/[\w/.]*)`", PAGE)
+    named = re.findall(
+        r"`((?:trainer|env_server|envs|integrations|clients|sandbox|rollgym|docs)/[\w/.]*)`", PAGE
+    )
     links = re.findall(r"\]\(([\w/.]+)\)", PAGE)
     assert len(named) > 20
     assert [each for each in (*named, *links) if not (ROOT / each).exists()] == []
@@ -89,7 +91,7 @@ def test_no_pattern_repeats_a_group_possessively() -> None:
     repeated = re.compile(r"\)(?:[*+?]|\{[\d,]+\})\+|\(\?>")
     patterns = [
         f"{path.relative_to(ROOT)}:{node.lineno}: {node.value}"
-        for floor in ("clients", "env_server", "envs", "rollgym", "sandbox", "trainer")
+        for floor in ("clients", "env_server", "envs", "integrations", "rollgym", "sandbox", "trainer")
         for path in sorted((ROOT / floor).rglob("*.py"))
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and repeated.search(node.value)

@@ -19,7 +19,7 @@ from tests.support.users_environment import make_users_environment
 ROOT = Path(__file__).parents[1]
 EXAMPLES = sorted((ROOT / "examples").rglob("*.py"))
 WITH_TORCH = ("StepTokens", "SurrogateInputs", "TrajectoryBatch", "model_folder")
-PACKAGES = ("clients", "envs", "env_server", "rollgym", "sandbox", "trainer")
+PACKAGES = ("clients", "envs", "env_server", "integrations", "rollgym", "sandbox", "trainer")
 USERS_FILE = """
 import rollgym
 from collections.abc import Mapping
@@ -108,11 +108,12 @@ def test_another_name_is_an_error() -> None:
 
 
 def imported(program: str) -> list[str]:
-    """The modules of ours that a program imports, but for the public face."""
+    """The modules of ours that a program imports, but for the public face and the integrations beside it."""
     nodes = list(ast.walk(ast.parse(program)))
     named = [each.module or "" for each in nodes if isinstance(each, ast.ImportFrom)]
     named += [alias.name for each in nodes if isinstance(each, ast.Import) for alias in each.names]
-    return [name for name in named if name.partition(".")[0] == "rollgym" and name != "rollgym"]
+    ours = [name for name in named if name.partition(".")[0] == "rollgym" and name != "rollgym"]
+    return [name for name in ours if not name.startswith("rollgym.integrations.")]
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)

@@ -64,6 +64,7 @@ def client_parser() -> argparse.ArgumentParser:
         bench,
         check,
         doctor,
+        evaluate,
         init,
         listing,
         play,
@@ -80,7 +81,7 @@ def client_parser() -> argparse.ArgumentParser:
     )
     add_version(parser)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for command in (listing, show, play, replay, verify, check, audit, bench, doctor, init):
+    for command in (listing, show, play, replay, verify, evaluate, check, audit, bench, doctor, init):
         command.add_parser(commands)
     registering.add_parsers(commands)
     commands.add_parser("sandbox", help=_SANDBOX_HELP)

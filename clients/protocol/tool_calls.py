@@ -1,4 +1,6 @@
-"""How a reply writes calls of tools, in each format that an environment may name in `info["call_format"]`.
+"""Tools that an environment declares in `info`, and how a reply writes calls of them.
+
+The formats are those that an environment may name in `info["call_format"]`.
 
 Environments, agents and checks all write calls with these functions; the readers are in `rollgym.envs.tools.formats`.
 """
@@ -32,6 +34,115 @@ class ToolCall:
     name: str
     arguments: Mapping[str, Any] = field(default_factory=dict)
     id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolDeclaration:
+    """A tool of an environment.
+
+    Attributes:
+        name: What calls name it.
+        description: What it does, for the model.
+        parameters: JSON Schema of its arguments, of type `object`.
+    """
+
+    name: str
+    description: str
+    parameters: Mapping[str, Any]
+
+    def as_openai(self) -> dict[str, Any]:
+        """Return the declaration as OpenAI's chat API takes it in `tools`."""
+        function = {
+            "name": self.name,
+            "description": self.description,
+            "parameters": dict(self.parameters),
+        }
+        return {"type": "function", "function": function}
+
+
+def declared_tools(info: Mapping[str, Any]) -> list[ToolDeclaration]:
+    """Return the tools that an environment declares at a reset.
+
+    Declarations without a name are left out, and all of them where the environment reads calls in a format that
+    `written_calls` does not write.
+
+    Args:
+        info: The `info` of a reset.
+    """
+    tools = info.get("tools")
+    if call_format_of(info) not in CALL_WRITERS or not isinstance(tools, Sequence) or isinstance(tools, str):
+        return []
+    found: dict[str, ToolDeclaration] = {}
+    for tool in tools:
+        function = tool.get("function", tool) if isinstance(tool, Mapping) else None
+        if not isinstance(function, Mapping) or not isinstance(name := function.get("name"), str) or not name:
+            continue
+        parameters = function.get("parameters")
+        if not isinstance(parameters, Mapping):
+            parameters = {"type": "object", "properties": {}}
+        found[name] = ToolDeclaration(name, str(function.get("description") or ""), parameters)
+    return list(found.values())
+
+
+def call_format_of(info: Mapping[str, Any]) -> str:
+    """Return the name of the format in which an environment reads calls; Hermes where it names none."""
+    return str(info.get("call_format", DEFAULT_CALL_FORMAT))
+
+
+def written_calls(call_format: str, calls: Sequence[ToolCall], content: str = "") -> str:
+    """Write calls as one action.
+
+    Args:
+        call_format: One of `CALL_WRITERS`.
+        calls: The calls, in order.
+        content: What the model said beside them. It stands before the calls; the format `python` has no place for it.
+
+    Raises:
+        KeyError: No such format.
+    """
+    if call_format == "openai":
+        return _openai(calls, content)
+    written = CALL_WRITERS[call_format](calls)
+    if not content or call_format == "python":
+        return written
+    between = "" if call_format in ("llama", "mistral") else "\n"
+    return f"{content}{between}{written}"
+
+
+def tool_results(info: Mapping[str, Any]) -> list[str]:
+    """Return the results of the calls of a step, in order, without the marks of the format.
+
+    Args:
+        info: The `info` of a step.
+    """
+    return [text for role, text in _messages(info) if role == "tool"]
+
+
+def other_messages(info: Mapping[str, Any]) -> list[str]:
+    """Return what the environment said in a step beside the results of calls."""
+    return [text for role, text in _messages(info) if role != "tool"]
+
+
+def answer_text(observation: str, info: Mapping[str, Any]) -> str:
+    """Return what one call of a tool returns to the model: the results, or else the observation."""
+    messages = _messages(info)
+    return "\n".join(text for _, text in messages) if messages else observation
+
+
+def _messages(info: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return role and text of the messages of a step; nothing where one of them is not text."""
+    messages = info.get("messages")
+    if not isinstance(messages, Sequence) or isinstance(messages, str):
+        return []
+    found = []
+    for message in messages:
+        if not isinstance(message, Mapping) or not isinstance(content := message.get("content"), str):
+            return []
+        found.append((str(message.get("role")), content))
+    return found
+
+
+# -- formats ---------------------------------------------------------------------------------------------------------
 
 
 def as_json(value: Any) -> str:
@@ -73,8 +184,10 @@ def _qwen_xml_call(call: ToolCall) -> str:
     return "\n".join([*lines, "</function>", "</tool_call>"])
 
 
-def _openai(calls: Sequence[ToolCall]) -> str:
-    return as_json_of_calls({"role": "assistant", "content": None, "tool_calls": openai_items(calls)})
+def _openai(calls: Sequence[ToolCall], content: str = "") -> str:
+    return as_json_of_calls(
+        {"role": "assistant", "content": content or None, "tool_calls": openai_items(calls)}
+    )
 
 
 def _llama(calls: Sequence[ToolCall]) -> str:

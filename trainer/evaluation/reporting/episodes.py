@@ -149,9 +149,11 @@ def _view(played: PlayedEpisode, budget: _Budget) -> EpisodeView:
         ("member", str(trajectory.member)),
         ("reward", short(trajectory.total_reward)),
         ("turns", str(len(trajectory.steps))),
-        ("sampled tokens", f"{trajectory.action_tokens:,}"),
-        ("policy version", str(trajectory.oldest_version)),
     ]
+    if trajectory.segments:
+        # Of a model behind an API no token is known.
+        facts.append(("sampled tokens", f"{trajectory.action_tokens:,}"))
+        facts.append(("policy version", str(trajectory.oldest_version)))
     if task.domain and task.domain != task.env_id:
         facts.insert(0, ("domain", budget.cut(task.domain, 80)))
     if trajectory.summaries:

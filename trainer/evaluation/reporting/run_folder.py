@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from rollgym.clients.evaluation.results_folder import SUMMARY_FILE
 from rollgym.trainer.config.load import without_secrets
 from rollgym.trainer.core.errors import TrainerError
 from rollgym.trainer.core.run_files import CONFIG_FILE
@@ -134,7 +135,8 @@ def _add_up(row: Row, sums: defaultdict[str, float]) -> None:
 
 
 def _state(directory: Path) -> str:
-    if (directory / "model").is_dir():
+    # An evaluation of a model behind an API (`roll-env eval`) has no model of its own, and writes this at its end.
+    if (directory / "model").is_dir() or (directory / SUMMARY_FILE).is_file():
         return "finished"
     try:
         # It is signed while a process holds it; one that was killed leaves its name there.

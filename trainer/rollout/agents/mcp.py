@@ -7,7 +7,7 @@ no tool that begins another one. Messages are read and built here; nothing here 
 from collections.abc import Mapping
 from typing import Any
 
-from rollgym.clients.protocol.tool_calls import CALL_WRITERS, DEFAULT_CALL_FORMAT, ToolCall
+from rollgym.clients.protocol.tool_calls import ToolCall, call_format_of, declared_tools, written_calls
 from rollgym.trainer.rollout.agents.environment import EpisodeEnvironment, Observed
 from rollgym.trainer.rollout.agents.errors import ApiError
 from rollgym.version import __version__
@@ -91,18 +91,14 @@ def listed_tools(environment: EpisodeEnvironment) -> list[dict[str, Any]]:
 
 
 def _own_tools(environment: EpisodeEnvironment) -> dict[str, dict[str, Any]]:
-    if str(environment.begun.get("call_format", DEFAULT_CALL_FORMAT)) not in CALL_WRITERS:
-        return {}
-    found = {}
-    for tool in environment.tools:
-        function = tool.get("function", tool)
-        if isinstance(function, Mapping) and isinstance(function.get("name"), str):
-            found[function["name"]] = {
-                "name": function["name"],
-                "description": str(function.get("description") or ""),
-                "inputSchema": function.get("parameters") or {"type": "object", "properties": {}},
-            }
-    return found
+    return {
+        tool.name: {
+            "name": tool.name,
+            "description": tool.description,
+            "inputSchema": dict(tool.parameters),
+        }
+        for tool in declared_tools(environment.begun)
+    }
 
 
 async def _called(environment: EpisodeEnvironment, params: Mapping[str, Any]) -> dict[str, Any]:
@@ -115,8 +111,8 @@ async def _called(environment: EpisodeEnvironment, params: Mapping[str, Any]) ->
         return _shown(await environment.step(arguments["action"]))
     if name not in _own_tools(environment):
         raise McpError(_INVALID_PARAMS, f"there is no tool {name[:100]!r}")
-    write = CALL_WRITERS[str(environment.begun.get("call_format", DEFAULT_CALL_FORMAT))]
-    return _shown(await environment.step(write([ToolCall(name, arguments)])))
+    action = written_calls(call_format_of(environment.begun), [ToolCall(name, arguments)])
+    return _shown(await environment.step(action))
 
 
 def _shown(seen: Observed) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""An environment's tools over MCP: calls are written as environments read them, and messages are answered in form."""
+"""An environment's tools over MCP: messages are answered in form."""
 
 import asyncio
 from types import SimpleNamespace

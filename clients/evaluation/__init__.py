@@ -1,0 +1,1 @@
+"""Evaluation of a model behind an OpenAI-compatible API, without a trainer; the command and integrations enter."""

@@ -1,0 +1,83 @@
+"""What an evaluated episode leaves behind."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from rollgym.clients.evaluation.chat import Failure, Reply
+
+
+class Outcome(StrEnum):
+    """How an episode ended, in the words of training runs. The last three say nothing of the model."""
+
+    SOLVED = "solved"
+    FAILED = "failed"
+    TRUNCATED = "truncated"
+    CONTEXT_OVERFLOW = "context_overflow"
+    AGENT_ERROR = "agent_error"
+    ENVIRONMENT_ERROR = "environment_error"
+    INVALID_NUMBER = "invalid_number"
+
+    @property
+    def is_result(self) -> bool:
+        """Whether the model earned it; the others are counted apart, never as reward 0."""
+        return self in (Outcome.SOLVED, Outcome.FAILED, Outcome.TRUNCATED, Outcome.CONTEXT_OVERFLOW)
+
+
+@dataclass(slots=True)
+class EvaluatedTurn:
+    """A reply, and what the environment made of it.
+
+    Attributes:
+        observation: What the model was shown.
+        reply: What it said.
+        action: What the environment was given; None where nothing was.
+        reward: Of the step.
+        valid: Whether the environment could read the action.
+        format_penalty: The part of the reward that punishes an unreadable action.
+        anchor: The key of the state, where the environment says so.
+    """
+
+    observation: str
+    reply: Reply
+    action: str | None = None
+    reward: float = 0.0
+    valid: bool = True
+    format_penalty: float = 0.0
+    anchor: str | None = None
+
+
+@dataclass(slots=True)
+class EvaluatedEpisode:
+    """One episode of one seed.
+
+    Attributes:
+        index: Its place in the evaluation.
+        seed: Its seed.
+        outcome: How it ended.
+        detail: A word on the outcome.
+        failure: Why there was no reply, where that ended the episode.
+        success: What the environment says; None where it does not say.
+        turns: The turns, in order.
+        messages: The conversation, as a chat API takes it.
+        metrics: Numbers that the environment reported at the end.
+        seconds: How long it took.
+    """
+
+    index: int
+    seed: int
+    outcome: Outcome = Outcome.TRUNCATED
+    detail: str = ""
+    failure: Failure | None = None
+    success: bool | None = None
+    turns: list[EvaluatedTurn] = field(default_factory=list)
+    messages: list[dict[str, Any]] = field(default_factory=list)
+    metrics: dict[str, float] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    @property
+    def reward(self) -> float:
+        """Sum of the turns' rewards."""
+        return sum(turn.reward for turn in self.turns)

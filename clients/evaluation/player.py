@@ -1,0 +1,231 @@
+"""Plays episodes of an environment with a model, several at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from gymnasium import spaces
+
+from rollgym.clients.client.client import EnvClient
+from rollgym.clients.client.session import EnvSession
+from rollgym.clients.evaluation.chat import ChatModel, EndpointError, Failure, ReplyError
+from rollgym.clients.evaluation.conversation import Conversation
+from rollgym.clients.evaluation.episode import EvaluatedEpisode, EvaluatedTurn, Outcome
+from rollgym.clients.protocol.arrays import DecodeError, EncodeError
+from rollgym.clients.protocol.errors import ProblemError
+from rollgym.clients.protocol.messages import EnvInfo
+from rollgym.clients.protocol.spaces import UnicodeText, parse_space
+
+_OF_THE_MODEL = frozenset({"invalid_action", "too_large"})
+"""Codes of problems that a reply causes, such as one of more than a server takes."""
+
+
+class NotPlayableError(Exception):
+    """The environment cannot be played by text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """What is evaluated.
+
+    Attributes:
+        env_id: An environment of the server's catalog.
+        env_kwargs: What it is made with.
+        seeds: One episode each.
+        max_turns: Replies after which an episode is cut off.
+        concurrency: Episodes at a time.
+        system: A system message; none if empty.
+    """
+
+    env_id: str
+    seeds: Sequence[int]
+    env_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    max_turns: int = 64
+    concurrency: int = 8
+    system: str = ""
+
+
+async def evaluate(
+    client: EnvClient,
+    model: ChatModel,
+    evaluation: Evaluation,
+    finished: Callable[[EvaluatedEpisode], None],
+) -> None:
+    """Play every seed.
+
+    Args:
+        client: The environment's server.
+        model: The model, entered.
+        evaluation: What is evaluated.
+        finished: Takes each episode when it ends, in the order in which they end.
+
+    Raises:
+        EndpointError: No request to the model can succeed.
+        NotPlayableError: The environment's actions or observations are not text.
+        ProblemError: The server refuses to make the environment.
+    """
+    env = await client.env(evaluation.env_id)
+    _check_text(env)
+    kwargs = _with_calls_of_the_api(env, evaluation.env_kwargs)
+    # The first session shows whether the kwargs are right, before anything is asked of the model.
+    first = await client.make(evaluation.env_id, kwargs)
+    episodes = iter(enumerate(evaluation.seeds))
+    players = [
+        _Player(client, model, evaluation, kwargs, first if number == 0 else None)
+        for number in range(min(evaluation.concurrency, len(evaluation.seeds)))
+    ]
+    try:
+        async with asyncio.TaskGroup() as group:
+            for player in players:
+                group.create_task(player.play_all(episodes, finished))
+    except* (EndpointError, ProblemError, ConnectionError, TimeoutError, OSError) as errors:
+        # Many workers may meet the same; one says it.
+        raise _first(errors) from None
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def _check_text(env: EnvInfo) -> None:
+    """Refuse what no text can play.
+
+    Raises:
+        NotPlayableError: The environment's actions or observations are not text.
+    """
+    for what, described in (("actions", env.action_space), ("observations", env.observation_space)):
+        space = parse_space(described)
+        if not isinstance(space, UnicodeText | spaces.Text):
+            raise NotPlayableError(
+                f"the {what} of {env.env_id} are {type(space).__name__}, not text; a Gymnasium environment is "
+                "served as text with --gymnasium-text ID"
+            )
+
+
+def _with_calls_of_the_api(env: EnvInfo, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Let an environment of tools read calls as the API writes them, where it can and the caller does not say."""
+    schema = env.kwargs_schema or {}
+    takes_format = "call_format" in (schema.get("properties") or {})
+    return ({"call_format": "openai"} if takes_format else {}) | dict(kwargs)
+
+
+class _Player:
+    """Plays one episode after another, in a session of its own."""
+
+    def __init__(
+        self,
+        client: EnvClient,
+        model: ChatModel,
+        evaluation: Evaluation,
+        kwargs: Mapping[str, Any],
+        session: EnvSession | None,
+    ) -> None:
+        self._client = client
+        self._model = model
+        self._evaluation = evaluation
+        self._kwargs = kwargs
+        self._session = session
+
+    async def play_all(
+        self, episodes: Iterator[tuple[int, int]], finished: Callable[[EvaluatedEpisode], None]
+    ) -> None:
+        for index, seed in episodes:
+            episode = EvaluatedEpisode(index, seed)
+            began = time.perf_counter()
+            try:
+                await self._play(episode)
+            except ReplyError as error:
+                overflow = error.failure is Failure.CONTEXT
+                episode.outcome = Outcome.CONTEXT_OVERFLOW if overflow else Outcome.AGENT_ERROR
+                episode.failure, episode.detail = error.failure, f"{error.failure.value}: {error}"
+            except (ProblemError, DecodeError, EncodeError) as error:
+                if self._session is None:
+                    raise
+                of_the_model = isinstance(error, ProblemError) and error.code in _OF_THE_MODEL
+                episode.outcome = Outcome.FAILED if of_the_model else Outcome.ENVIRONMENT_ERROR
+                episode.detail = str(error)
+                if of_the_model and episode.turns:
+                    episode.turns[-1].valid = False
+                await self._give_up_session()
+            episode.seconds = time.perf_counter() - began
+            finished(episode)
+
+    async def _give_up_session(self) -> None:
+        if self._session is not None:
+            with suppress(ProblemError, DecodeError):
+                await self._client.close_sessions([self._session])
+        self._session = None
+
+    async def _play(self, episode: EvaluatedEpisode) -> None:
+        if self._session is None:
+            self._session = await self._client.make(self._evaluation.env_id, self._kwargs)
+        observation, info = await self._session.reset(episode.seed)
+        # Until the environment says otherwise, whatever ends the episode.
+        episode.success = None if info.get("success") is None else False
+        conversation = Conversation(observation, info, self._evaluation.system)
+        episode.messages = conversation.messages
+        tools = [tool.as_openai() for tool in conversation.tools]
+        for _ in range(self._evaluation.max_turns):
+            shown = str(conversation.messages[-1]["content"])
+            reply = await self._model.reply(conversation.messages, tools)
+            turn = EvaluatedTurn(shown, reply, anchor=_text(info.get("anchor")))
+            episode.turns.append(turn)
+            turn.action = conversation.hear(reply)
+            if turn.action is None:
+                turn.valid = False
+                continue
+            observation, reward, terminated, truncated, info = await self._session.step(turn.action)
+            conversation.observe(observation, info)
+            if not math.isfinite(reward):
+                episode.outcome, episode.detail = Outcome.INVALID_NUMBER, f"the reward is {reward}"
+                return
+            turn.reward = reward
+            turn.valid = info.get("action_is_valid") is not False
+            turn.format_penalty = _number(info.get("format_penalty")) or 0.0
+            if terminated or truncated:
+                _end(episode, info, terminated=terminated)
+                return
+        episode.outcome, episode.detail = (
+            Outcome.TRUNCATED,
+            f"cut off after {self._evaluation.max_turns} turns",
+        )
+        episode.metrics = _metrics(info)
+
+
+def _end(episode: EvaluatedEpisode, info: Mapping[str, Any], *, terminated: bool) -> None:
+    success = info.get("success")
+    episode.success = None if success is None else bool(success)
+    if episode.success:
+        episode.outcome = Outcome.SOLVED
+    else:
+        episode.outcome = Outcome.FAILED if terminated else Outcome.TRUNCATED
+    episode.metrics = _metrics(info)
+
+
+def _metrics(info: Mapping[str, Any]) -> dict[str, float]:
+    metrics = info.get("metrics")
+    if not isinstance(metrics, Mapping):
+        return {}
+    return {str(name): number for name, value in metrics.items() if (number := _number(value)) is not None}
+
+
+def _number(value: Any) -> float | None:
+    """Return a finite number; None for everything else."""
+    if isinstance(value, bool):
+        return float(value)
+    if not isinstance(value, int | float) or abs(value) > 1e300 or not math.isfinite(value):
+        return None
+    return float(value)
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
