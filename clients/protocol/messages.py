@@ -142,10 +142,12 @@ class RegisterRequest(Request):
     gateways: Gateways = 1
     description: str | None = Field(default=None, max_length=4096)
     action_field: FieldName | None = Field(
-        default=None, description="`openenv`: the field of an action that a text is for."
+        default=None,
+        description="`openenv`: the field of an action that a text is for; `.` for the JSON of the whole action.",
     )
     observation_field: FieldName | None = Field(
-        default=None, description="`openenv`: the field of an observation that is the text."
+        default=None,
+        description="`openenv`: the field of an observation that is the text; `.` for the JSON of the whole.",
     )
 
 
