@@ -149,7 +149,7 @@ OVER_HTTP: list[tuple[str, str, str, dict[str, Any]]] = [
     ("unsupported_media_type", "POST", "/v1/sessions", {"content": b"a=b", "headers": {"Content-Type": "text/plain"}}),
     ("too_large", "POST", "/v1/sessions", {"content": b"[" + b"1," * 2**20}),
     ("not_found", "GET", "/v1/nothing", {}),
-    ("not_found", "PUT", "/v1/sessions", {}),
+    ("method_not_allowed", "PUT", "/v1/sessions", {}),
     ("not_found", "GET", "/", {}),
     ("unknown_env", "POST", "/v1/sessions", {"json": {"env_id": "Nowhere"}}),
     ("unknown_env", "GET", "/v1/envs/Nowhere", {}),
