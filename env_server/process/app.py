@@ -146,13 +146,15 @@ class App:
         Before it is known who asks: it costs no more than to find the route of a request.
         """
         path = own_path(scope)
-        methods = {
-            method
+        routes = [
+            route
             for route in (*self._router.routes, *self._fastapi.router.routes)
             if isinstance(route, Route) and route.path_regex.match(path)
-            # MCP's routes leave methods to what answers them.
-            for method in (route.methods or MCP_METHODS)
-        }
+        ]
+        # What is a path of its own is no id in another.
+        named = [route for route in routes if route.path == path] or routes
+        # MCP's routes leave methods to what answers them.
+        methods = {method for route in named for method in (route.methods or MCP_METHODS)}
         if "GET" in methods:
             methods.add("HEAD")
         return sorted({*methods, "OPTIONS"}) if methods else []

@@ -84,7 +84,7 @@ if __name__ == "__main__":
     for env_id in env_ids:
         try:
             asyncio.run(play(f"{sys.argv[1]}/openenv/{env_id}"))
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - it is told, and the next environment is tried
             lost += 1
             print(f"{env_id}: {type(error).__name__}: {error}")
     print(f"verifiers: {len(env_ids) - lost} of {len(env_ids)} environments are played")
