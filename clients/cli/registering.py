@@ -175,8 +175,14 @@ def _add_server(parser: argparse.ArgumentParser) -> None:
         help="What that server speaks (default rollgym).",
     )
     parser.add_argument("--upstream-env-id", help="What the environment is called there, if otherwise.")
-    parser.add_argument("--action-field", help="openenv: the field of an action that a text is for.")
-    parser.add_argument("--observation-field", help="openenv: the field of an observation that is the text.")
+    parser.add_argument(
+        "--action-field",
+        help="openenv: the field of an action that a text is for; . for the JSON of the whole action.",
+    )
+    parser.add_argument(
+        "--observation-field",
+        help="openenv: the field of an observation that is the text; . for the JSON of the whole.",
+    )
     parser.add_argument("--server-token", help="Bearer token for that server.")
 
 

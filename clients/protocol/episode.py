@@ -6,14 +6,30 @@ from hashlib import blake2b
 from typing import Annotated, Any, Literal, Self
 
 import orjson
-from pydantic import BaseModel, ConfigDict, Field, Strict, model_validator
+from pydantic import BaseModel, ConfigDict, Field, Strict, WithJsonSchema, model_validator
+
+from rollgym.clients.protocol.whole_numbers import WHOLE
 
 EPISODE_FORMAT = 1
 """The version of the portable episode's format that this package writes."""
 
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
-Steps = Annotated[int, Field(ge=0)]
-EpisodeSeed = Annotated[int, Field(ge=0, lt=2**53)]
+Steps = Annotated[int, Field(ge=0), WHOLE]
+EpisodeSeed = Annotated[int, Field(ge=0, lt=2**53), WHOLE]
+# JSON has no tuples. Tools that read OpenAPI documents do not know of lists whose items differ.
+Reseed = Annotated[
+    tuple[Steps, EpisodeSeed],
+    Strict(False),
+    WithJsonSchema(
+        {
+            "type": "array",
+            "description": "Steps, and a seed.",
+            "items": {"type": "integer", "minimum": 0, "exclusiveMaximum": 2**53},
+            "minItems": 2,
+            "maxItems": 2,
+        }
+    ),
+]
 
 
 class PortableEpisode(BaseModel):
@@ -24,11 +40,13 @@ class PortableEpisode(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
-    format: Literal[1] = 1
+    format: Annotated[Literal[1], WHOLE] = 1
     env_id: str
     env_version: str
     kwargs: dict[str, Any] = Field(default_factory=dict)
-    episode: int = Field(default=0, ge=0, lt=2**53, description="Index of this episode in its session.")
+    episode: Annotated[int, WHOLE] = Field(
+        default=0, ge=0, lt=2**53, description="Index of this episode in its session."
+    )
     seed: EpisodeSeed | None = Field(default=None, description="None: the session was never reset.")
     options: dict[str, Any] | None = None
     reset_digest: Digest | None = Field(default=None, description="Digest of the reset's observation.")
@@ -36,8 +54,7 @@ class PortableEpisode(BaseModel):
         default_factory=list, description="As they are on the wire, in JSON's encoding."
     )
     digests: list[Digest] = Field(default_factory=list, fail_fast=True, description="One for each action.")
-    # JSON has no tuples.
-    reseeds: list[Annotated[tuple[Steps, EpisodeSeed], Strict(False)]] = Field(
+    reseeds: list[Reseed] = Field(
         default_factory=list,
         fail_fast=True,
         description="Of a fork: after this many steps, the generator was seeded anew with this.",

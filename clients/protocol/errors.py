@@ -14,6 +14,7 @@ CODES: Mapping[str, int] = MappingProxyType(
         "invalid_action": 422,
         "invalid_kwargs": 422,
         "not_found": 404,
+        "method_not_allowed": 405,
         "unknown_env": 404,
         "unknown_session": 404,
         "unknown_registration": 404,

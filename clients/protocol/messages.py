@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
 from rollgym.clients.protocol.episode import PortableEpisode
+from rollgym.clients.protocol.whole_numbers import WHOLE
 
 IDENTIFIER = r"^[A-Za-z0-9._-]{1,128}$"
 """What environment, session and registration ids look like."""
@@ -14,17 +15,18 @@ IDENTIFIER = r"^[A-Za-z0-9._-]{1,128}$"
 Identifier = Annotated[str, Field(pattern=IDENTIFIER)]
 MAX_SEED = 2**53
 """Seeds are below this: larger integers are not exact in JavaScript and other readers of JSON."""
-Seed = Annotated[int, Field(ge=0, lt=MAX_SEED, strict=True)]
+Seed = Annotated[int, Field(ge=0, lt=MAX_SEED, strict=True), WHOLE]
 RequestId = Annotated[str, Field(min_length=1, max_length=128)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Count = Annotated[int, Field(ge=1, le=1024, strict=True)]
+Count = Annotated[int, Field(ge=1, le=1024, strict=True), WHOLE]
 FieldName = Annotated[str, Field(min_length=1, max_length=128)]
 Gateways = Annotated[
     int,
     Field(ge=1, le=4096, description="`rollgym`: how many gateways pass its sessions on, this one included."),
+    WHOLE,
 ]
 _LINGERS = "Whether a session made on a socket ends some time after its last socket dropped."
-Index = Annotated[int, Field(ge=0, strict=True)]
+Index = Annotated[int, Field(ge=0, strict=True), WHOLE]
 VerifyItem = Annotated[
     dict[str, Any],
     WithJsonSchema(
@@ -144,10 +146,12 @@ class RegisterRequest(Request):
     gateways: Gateways = 1
     description: str | None = Field(default=None, max_length=4096)
     action_field: FieldName | None = Field(
-        default=None, description="`openenv`: the field of an action that a text is for."
+        default=None,
+        description="`openenv`: the field of an action that a text is for; `.` for the JSON of the whole action.",
     )
     observation_field: FieldName | None = Field(
-        default=None, description="`openenv`: the field of an observation that is the text."
+        default=None,
+        description="`openenv`: the field of an observation that is the text; `.` for the JSON of the whole.",
     )
 
 

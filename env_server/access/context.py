@@ -19,10 +19,13 @@ class Context:
         sessions: Ids of the sessions that this socket has used.
         dropped: Whether the socket is no more; what still runs may open sessions all the same.
         remote: Indices of the I/O processes that this socket's calls were forwarded to.
+        call_id: What a client of another protocol calls the call that the operation is part of, which it may cancel by
+            that name; None otherwise.
     """
 
     __slots__ = (
         "binary",
+        "call_id",
         "caller",
         "dropped",
         "forwarded",
@@ -41,6 +44,7 @@ class Context:
         socket: str | None = None,
         forwarded: bool = False,
         traceparent: str | None = None,
+        call_id: str | None = None,
     ) -> None:
         self.traceparent = traceparent
         self.caller = caller
@@ -51,7 +55,13 @@ class Context:
         self.forwarded = forwarded
         self.sessions: set[str] = set()
         self.remote: set[int] = set()
+        self.call_id = call_id
 
     def identity(self) -> dict[str, Any]:
         """Who calls, as another I/O process needs it."""
-        return {"name": self.caller.name, "socket": self.socket, "traceparent": CURRENT_TRACE.get()}
+        return {
+            "name": self.caller.name,
+            "socket": self.socket,
+            "traceparent": CURRENT_TRACE.get(),
+            "call_id": self.call_id,
+        }

@@ -83,7 +83,7 @@ class Call(Request):
         reply = self.services.operations.call(self.context, self.scope["route"].name, self.fields)
         return self.answer(reply if isinstance(reply, dict) else await reply)
 
-    def answer(self, reply: Reply) -> Response:
+    def answer(self, reply: Reply | list[Any]) -> Response:
         """A reply in the encoding that was asked for; nothing where the route's status says so.
 
         Raises:
@@ -97,7 +97,9 @@ class Call(Request):
             binary=self.context.binary,
             limit=self.services.settings.max_reply_bytes,
             status=status,
-            take_back=partial(self.services.operations.take_back, self.context),
+            take_back=partial(self.services.operations.take_back, self.context)
+            if isinstance(reply, dict)
+            else None,
         )
 
     async def refuse(self, problem: ProblemError) -> Response:

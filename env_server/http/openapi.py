@@ -19,6 +19,20 @@ RUNS = (*ON_SESSION, "busy", "not_reset", "env_error", "step_timeout", "upstream
 MAKES = ("at_capacity", "draining", "env_error", "step_timeout", "upstream_error", "invalid_kwargs")
 
 _SCHEMAS = "#/components/schemas/"
+_OPENENV_VERSION = "1.0.0"
+# What operations belong to, and where they are explained; the first prefix of a path that fits counts.
+_TAGS = (
+    ("/v1/sandbox", "sandbox", "Programs in the server's sandbox.", "docs/run_code.md"),
+    ("/run_code", "sandbox", "", "docs/run_code.md"),
+    ("/v1/envs", "environments", "What is served.", "docs/protocol.md"),
+    ("/v1/verify", "environments", "", "docs/protocol.md"),
+    ("/v1/registrations", "registrations", "Environments of other servers, at a gateway.", "docs/gateway.md"),
+    ("/v1", "sessions", "Environments of one caller, and their episodes.", "docs/protocol.md"),
+    ("/openenv", "OpenEnv", "For OpenEnv's clients.", "docs/other_protocols.md"),
+    ("/apis", "GEM", "For GEM's clients.", "docs/other_protocols.md"),
+    ("/mcp", "MCP", "For agents with the Model Context Protocol.", "docs/mcp.md"),
+    ("/", "server", "The server itself.", "docs/observability.md"),
+)
 _ALWAYS = (
     "internal",
     "invalid_request",
@@ -103,31 +117,120 @@ def describe(
         for status, each in problems("internal", "unauthorized", "forbidden", always=()).items()
     }
     answers = {"101": {"description": "Switching protocols"}, **refused}
+    described_sockets = {
+        path: {"get": _socket(path, what) | {"responses": answers}} for path, what in sockets.items()
+    }
     document["paths"] |= {
         "/health": _page("Whether the server lives", "application/json"),
         "/ready": _page("Whether the server takes new sessions", "application/json"),
         "/metrics": _page("Prometheus metrics (role admin)", "text/plain"),
         "/openapi.json": _page("This document", "application/json"),
+        "/openenv/{env_id}/openapi.json": _environment_page(),
         "/docs": _page("This document for people", "text/html"),
-        **{path: {"get": _socket(path, what) | {"responses": answers}} for path, what in sockets.items()},
-        **others,
+        **described_sockets,
     }
+    for path, calls in others.items():
+        document["paths"][path] = {**document["paths"].get(path, {}), **calls}
     document["paths"]["/ready"]["get"]["responses"]["503"] = {"description": "Starting or draining"}
     document["paths"]["/metrics"]["get"]["responses"] |= refused
     del document["paths"]["/metrics"]["get"]["security"]
     document["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
     document["security"] = [{"token": []}] if needs_token else []
+    document["servers"] = [{"url": "/"}]
+    document["tags"] = [{"name": name, "description": text} for _, name, text, _ in _TAGS if text]
+    for path, methods in document["paths"].items():
+        for method, described in methods.items():
+            _complete(described, method, path)
     return document
+
+
+def environment_document(document: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    """The OpenAPI document of one environment's calls below a prefix, as a server of that environment alone has it.
+
+    Args:
+        document: That of the server.
+        prefix: Of the calls, with the environment's id as its one parameter.
+    """
+    paths: dict[str, Any] = {}
+    for path, methods in document["paths"].items():
+        if path.startswith(f"{prefix}/"):
+            paths[path.removeprefix(prefix)] = {
+                method: _without_env_id(described) for method, described in methods.items()
+            }
+    every = document["components"]["schemas"]
+    schemas: dict[str, Any] = {}
+    found = _references(paths)
+    while found:
+        name = found.pop()
+        schemas[name] = every[name]
+        found |= _references(every[name]) - schemas.keys()
+    components = {**document["components"], "schemas": schemas}
+    tags = [tag for tag in document["tags"] if tag["name"] == "OpenEnv"]
+    return {**document, "paths": paths, "components": components, "tags": tags}
+
+
+def about_environment(document: Mapping[str, Any], described: Mapping[str, Any], base: str) -> dict[str, Any]:
+    """An `environment_document`, with the name of the environment that it is about.
+
+    Args:
+        document: That document.
+        described: The environment's `EnvInfo`.
+        base: The URL that its paths are below.
+    """
+    # OpenEnv's validator takes the version for that of its API, not of the environment.
+    info = {
+        "title": described["env_id"],
+        "description": described["description"],
+        "version": _OPENENV_VERSION,
+    }
+    return {**document, "info": info, "servers": [{"url": base}]}
+
+
+def _without_env_id(described: Mapping[str, Any]) -> dict[str, Any]:
+    parameters = [each for each in described.get("parameters", ()) if each["name"] != "env_id"]
+    rest = {name: value for name, value in described.items() if name != "parameters"}
+    return rest | ({"parameters": parameters} if parameters else {})
+
+
+def _references(value: Any) -> set[str]:
+    """The schemas that a part of a document names."""
+    if isinstance(value, dict):
+        reference = value.get("$ref")
+        named = {reference.removeprefix(_SCHEMAS)} if isinstance(reference, str) else set()
+        return named.union(*map(_references, value.values()))
+    return set().union(*map(_references, value)) if isinstance(value, list) else set()
+
+
+def _complete(described: dict[str, Any], method: str, path: str) -> None:
+    """Give an operation what tools that read the document want of each: a tag, an id, a description."""
+    tag, explained = next((tag, page) for prefix, tag, _, page in _TAGS if path.startswith(prefix))
+    described["tags"] = [tag]
+    words = re.findall(r"\w+", path.removeprefix("/v1"))
+    described.setdefault("operationId", "_".join([method, *words]))
+    if not described.get("description"):
+        described["description"] = f"{described['summary'].removesuffix('.')}. See {explained}."
 
 
 def _socket(path: str, what: str) -> dict[str, Any]:
     """A WebSocket, which OpenAPI knows as a GET that goes over to another protocol."""
     names = re.findall(r"\{(\w+)\}", path)
-    parameters = [
-        {"name": name, "in": "path", "required": True, "schema": {"type": "string", "pattern": IDENTIFIER}}
-        for name in names
-    ]
+    parameters = [_parameter(name) for name in names]
     return {"summary": f"WebSocket: {what}", **({"parameters": parameters} if parameters else {})}
+
+
+def _parameter(name: str) -> dict[str, Any]:
+    """An id in a path."""
+    return {"name": name, "in": "path", "required": True, "schema": {"type": "string", "pattern": IDENTIFIER}}
+
+
+def _environment_page() -> dict[str, Any]:
+    """The page about the calls of one environment."""
+    page = _page("OpenEnv: the description of these calls, for one environment", "application/json")
+    page["get"]["parameters"] = [_parameter("env_id")]
+    page["get"]["responses"] |= {
+        str(status): each for status, each in problems("unknown_env", "draining", always=()).items()
+    }
+    return page
 
 
 def _page(summary: str, media_type: str) -> dict[str, Any]:

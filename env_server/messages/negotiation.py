@@ -54,7 +54,25 @@ def wants_binary(headers: Mapping[str, str]) -> bool:
 
 
 async def read_fields(request: Request, headers: Mapping[str, str], limit: int) -> dict[str, Any]:
-    """Read a body; an empty one has no fields.
+    """Read a body that is an object; an empty one has no fields.
+
+    Args:
+        request: The request.
+        headers: What `read_headers` has read of it.
+        limit: Bytes that the body may have.
+
+    Raises:
+        ProblemError: `too_large`, `unsupported_media_type` or `invalid_request`.
+    """
+    fields = await read_value(request, headers, limit)
+    if not isinstance(fields, dict) or not all(type(name) is str for name in fields):
+        reason = "the body must be an object"
+        raise ProblemError("invalid_request", reason, errors=[{"field": "", "reason": reason}])
+    return fields
+
+
+async def read_value(request: Request, headers: Mapping[str, str], limit: int) -> Any:
+    """Read a body that may hold any value; an empty one is an empty object.
 
     Args:
         request: The request.
@@ -80,15 +98,11 @@ async def read_fields(request: Request, headers: Mapping[str, str], limit: int) 
     if not body:
         return {}
     try:
-        fields = loads(body, binary=media_type in _MSGPACK)
+        return loads(body, binary=media_type in _MSGPACK)
     except DecodeError as error:
         raise ProblemError(
             "invalid_request", str(error), errors=[{"field": "", "reason": str(error)}]
         ) from error
-    if not isinstance(fields, dict) or not all(type(name) is str for name in fields):
-        reason = "the body must be an object"
-        raise ProblemError("invalid_request", reason, errors=[{"field": "", "reason": reason}])
-    return fields
 
 
 def answer(
@@ -97,7 +111,7 @@ def answer(
     binary: bool,
     limit: int,
     status: int = 200,
-    take_back: Callable[[Any], int] = lambda content: 0,
+    take_back: Callable[[Any], int] | None = None,
 ) -> Response:
     """An HTTP answer.
 
@@ -115,10 +129,11 @@ def answer(
     try:
         body = dumps(content, binary=binary)
     except EncodeError:
-        take_back(content)
+        if take_back is not None:
+            take_back(content)
         raise
     if len(body) > limit:
-        raise too_large_reply(len(body), limit, take_back(content))
+        raise too_large_reply(len(body), limit, 0 if take_back is None else take_back(content))
     return Response(body, status, media_type=MEDIA_TYPES[binary])
 
 
@@ -127,6 +142,8 @@ def problem_answer(problem: ProblemError) -> Response:
     headers = {}
     if "retry_after" in problem.extra:
         headers["Retry-After"] = str(problem.extra["retry_after"])
+    if problem.code == "method_not_allowed":
+        headers["Allow"] = ", ".join(problem.extra["allow"])
     if problem.code == "unauthorized":
         headers["WWW-Authenticate"] = 'Bearer realm="rollgym"'
     body = dumps(sendable(problem, binary=False), binary=False)

@@ -149,7 +149,12 @@ class Operations:
                 reply = self._call_general(context, op, fields)
             else:
                 session = self._find(context, op, fields)
-                if type(session) is Session:
+                if context.call_id is not None and session is not None:
+                    reply = self._call_named(context, session, op, fields)
+                    if type(session) is not Session:
+                        # The relay counts what it has passed on.
+                        return reply
+                elif type(session) is Session:
                     reply = handler(context, session, fields)
                 elif session is None:
                     reply = self._absent(context, op, fields)
@@ -178,6 +183,20 @@ class Operations:
         if self._shares is None or self._rate.of(context.caller) is not None:
             return None
         return self._shares.share_out(context, ops)
+
+    def _call_named(
+        self, context: Context, session: BaseSession, op: str, fields: Mapping[str, Any]
+    ) -> Reply | Awaitable[Reply]:
+        """An operation of a call that has a name; a cancellation with that name gives up this call and no other."""
+        if op == "cancel" and session.call_id != context.call_id:
+            return {}
+        if type(session) is Session:
+            reply = self._on_session[op](context, session, fields)
+        else:
+            reply = self._pass_on(context, session, op, fields)
+        if isinstance(reply, dict) or op == "cancel":
+            return reply
+        return _named(session, context.call_id, reply)
 
     def _pass_on(
         self, context: Context, session: BaseSession, op: str, fields: Mapping[str, Any]
@@ -329,6 +348,16 @@ class Operations:
     def _session(self, context: Context, session: Session, fields: Mapping[str, Any]) -> Reply:
         refuse_fields(fields)
         return session.describe(self._time())
+
+
+async def _named(session: BaseSession, call_id: str | None, reply: Awaitable[Reply]) -> Reply:
+    """Wait for the answer to a call, by whose name it can be cancelled meanwhile."""
+    session.call_id = call_id
+    try:
+        return await reply
+    finally:
+        if session.call_id == call_id:
+            session.call_id = None
 
 
 def unknown_op(op: Any) -> ProblemError:

@@ -303,6 +303,7 @@ class Services:
             socket=identity["socket"],
             forwarded=True,
             traceparent=identity["traceparent"],
+            call_id=identity["call_id"],
         )
         reply = self.operations.call(context, op, fields)
         return reply if isinstance(reply, dict) else await reply

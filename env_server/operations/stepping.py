@@ -87,7 +87,9 @@ class Stepping:
                 chosen = request.reset
                 then = _NO_CHOICE if chosen is None else NextEpisode(chosen.seed, chosen.options)
                 self._resetting.check_options(session.entry, then.options)
-            return self._step(context, session, request.action, episode, index, then, request.timeout_s)
+            return self._step(
+                context, session, request.action, request.episode, request.step, then, request.timeout_s
+            )
         then = None
         if fields.get("autoreset"):
             then = NextEpisode(fields["reset"]["seed"]) if "reset" in fields else _NO_CHOICE

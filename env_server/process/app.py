@@ -12,25 +12,29 @@ from starlette.routing import Match, Route, Router, WebSocketRoute
 
 from rollgym.clients.protocol.errors import ProblemError
 from rollgym.clients.protocol.frames import dumps
+from rollgym.env_server.access.context import Context
 from rollgym.env_server.access.origins import Origins
-from rollgym.env_server.access.tokens import Tokens
+from rollgym.env_server.access.tokens import NOBODY, Tokens
 from rollgym.env_server.common.io_process import Lifecycle, Phase
 from rollgym.env_server.http.call_routes import HEADERS, SERVICES, answered, problem_response
 from rollgym.env_server.http.calls import CALLS, HOT_CALLS, REGISTRATION_CALLS, RUN_CODE_CALLS
 from rollgym.env_server.http.console.pages import Console
 from rollgym.env_server.http.interactive_socket import serve_interactive_socket
-from rollgym.env_server.http.openapi import describe
+from rollgym.env_server.http.openapi import about_environment, describe, environment_document
 from rollgym.env_server.http.socket import Receive, Send, reject, serve_socket
 from rollgym.env_server.messages.negotiation import answer, own_path, read_headers
 from rollgym.env_server.operations.services import Services
 from rollgym.env_server.protocols.gem import GEM_CALLS
 from rollgym.env_server.protocols.mcp import McpAdapter
-from rollgym.env_server.protocols.mcp_description import MCP_PATH, described_mcp
+from rollgym.env_server.protocols.mcp_description import MCP_METHODS, MCP_PATH, described_mcp
 from rollgym.env_server.protocols.openenv import OPENENV_CALLS, OPENENV_HEALTH
-from rollgym.env_server.protocols.openenv_socket import serve_openenv_socket
+from rollgym.env_server.protocols.openenv import PREFIX as OPENENV
+from rollgym.env_server.protocols.openenv_socket import OpenEnvRpcSocket, serve_openenv_socket
+from rollgym.env_server.protocols.operating import operate
 
 Scope = MutableMapping[str, Any]
 
+OPENENV_MCP = f"{OPENENV}/mcp"
 INTERACTIVE_SESSION_PATH = "/v1/sandbox/session"
 
 
@@ -61,9 +65,14 @@ class App:
                 self._serve_socket,
             ),
             _Socket(
-                "/openenv/{env_id}/ws",
+                f"{OPENENV}/ws",
                 "OpenEnv's; one socket is one session (docs/other_protocols.md)",
                 self._serve_openenv,
+            ),
+            _Socket(
+                OPENENV_MCP,
+                "OpenEnv's JSON-RPC; one socket is one session (docs/other_protocols.md)",
+                self._serve_openenv_rpc,
             ),
         ]
         if services.settings.runs_code:
@@ -81,6 +90,7 @@ class App:
             "/ready": self._ready,
             "/metrics": self._metrics,
             "/openapi.json": self._openapi,
+            f"{OPENENV}/openapi.json": self._openenv_openapi,
             **dict.fromkeys(console.paths, console.respond),
         }
         self._fastapi = FastAPI(
@@ -95,6 +105,7 @@ class App:
                 *hot,
                 *(WebSocketRoute(socket.path, _Plain(socket.serve)) for socket in sockets),
                 Route(MCP_PATH, _Plain(self._serve_mcp)),
+                Route(OPENENV_MCP, _Plain(self._serve_openenv_mcp)),
             ],
             redirect_slashes=False,
             default=self._serve_others,
@@ -118,7 +129,35 @@ class App:
         except ProblemError as problem:
             await self._refuse(scope, receive, send, problem)
             return
-        await self._router(scope, self._counted(receive) if scope["type"] == "http" else receive, send)
+        if scope["type"] != "http":
+            await self._router(scope, receive, send)
+            return
+        if scope["method"] == "OPTIONS" and (allowed := self._allowed(scope)):
+            await Response(status_code=204, headers={"Allow": ", ".join(allowed)})(scope, receive, send)
+            return
+        if scope["method"] == "HEAD":
+            # The answer to a GET without its body, whose length it still says.
+            scope, send = {**scope, "method": "GET"}, _without_body(send)
+        await self._router(scope, self._counted(receive), send)
+
+    def _allowed(self, scope: Scope) -> list[str]:
+        """The methods that a path is answered for; none where there is nothing.
+
+        Before it is known who asks: it costs no more than to find the route of a request.
+        """
+        path = own_path(scope)
+        routes = [
+            route
+            for route in (*self._router.routes, *self._fastapi.router.routes)
+            if isinstance(route, Route) and route.path_regex.match(path)
+        ]
+        # What is a path of its own is no id in another.
+        named = [route for route in routes if route.path == path] or routes
+        # MCP's routes leave methods to what answers them.
+        methods = {method for route in named for method in (route.methods or MCP_METHODS)}
+        if "GET" in methods:
+            methods.add("HEAD")
+        return sorted({*methods, "OPTIONS"}) if methods else []
 
     def _counted(self, receive: Receive) -> Receive:
         """What a request is read with, its bytes counted."""
@@ -146,12 +185,22 @@ class App:
     async def _serve_openenv(self, scope: Scope, receive: Receive, send: Send) -> None:
         await serve_openenv_socket(self._services, scope["path_params"]["env_id"], scope, receive, send)
 
+    async def _serve_openenv_rpc(self, scope: Scope, receive: Receive, send: Send) -> None:
+        env_id = scope["path_params"]["env_id"]
+        await serve_openenv_socket(self._services, env_id, scope, receive, send, OpenEnvRpcSocket)
+
     async def _serve_interactive(self, scope: Scope, receive: Receive, send: Send) -> None:
         await serve_interactive_socket(self._services, scope, receive, send)
 
     async def _serve_mcp(self, scope: Scope, receive: Receive, send: Send) -> None:
-        asked = self._mcp.respond(Request(scope, receive), scope[HEADERS], scope["path_params"]["env_id"])
-        response = await answered(scope, asked)
+        await self._answer_mcp(scope, receive, send, openenv=False)
+
+    async def _serve_openenv_mcp(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._answer_mcp(scope, receive, send, openenv=True)
+
+    async def _answer_mcp(self, scope: Scope, receive: Receive, send: Send, *, openenv: bool) -> None:
+        request, env_id = Request(scope, receive), scope["path_params"]["env_id"]
+        response = await answered(scope, self._mcp.respond(request, scope[HEADERS], env_id, openenv=openenv))
         await response(scope, receive, send)
 
     async def _serve_others(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -174,8 +223,14 @@ class App:
             if any(route.matches(request.scope)[0] is Match.FULL for route in calls.routes):
                 option = "--gateway" if calls is REGISTRATION_CALLS else "--sandbox"
                 hint = f"; a server {started} that is started with {option}"
-        asked = f"{request.scope['method']} {own_path(request.scope)[:200]}"
-        return problem_response(request.scope, ProblemError("not_found", f"there is no call {asked}{hint}"))
+        detail = f"there is no call {request.scope['method']} {own_path(request.scope)[:200]}{hint}"
+        if allowed := self._allowed(request.scope):
+            problem = ProblemError(
+                "method_not_allowed", f"{detail}; there is {', '.join(allowed)}", allow=allowed
+            )
+        else:
+            problem = ProblemError("not_found", detail)
+        return problem_response(request.scope, problem)
 
     async def _health(self, request: Request) -> Response:
         return answer({"status": "alive"}, binary=False, limit=self._reply_limit)
@@ -198,14 +253,34 @@ class App:
         return Response(await self._services.metrics_text(caller), media_type=CONTENT_TYPE_LATEST)
 
     async def _openapi(self, request: Request) -> Response:
-        return Response(self._document, media_type="application/json")
+        root = request.scope.get("root_path")
+        if not root:
+            return Response(self._document, media_type="application/json")
+        mounted = {**self._description, "servers": [{"url": root}]}
+        return Response(dumps(mounted, binary=False), media_type="application/json")
+
+    async def _openenv_openapi(self, request: Request) -> Response:
+        """OpenEnv's calls of one environment, as a server of this environment alone would describe them."""
+        env_id = request.path_params["env_id"]
+        context = Context(NOBODY, binary=False)
+        described = await operate(self._services.operations, context, "envs", {"env_id": env_id})
+        base = f"{request.scope.get('root_path') or ''}{OPENENV.format(env_id=env_id)}"
+        document = about_environment(self._environment_document, described, base)
+        return answer(document, binary=False, limit=self._reply_limit)
+
+    @cached_property
+    def _environment_document(self) -> dict[str, Any]:
+        return environment_document(self._description, OPENENV)
+
+    @cached_property
+    def _description(self) -> dict[str, Any]:
+        """What FastAPI takes a tenth of a second to write: it is written once."""
+        others = {MCP_PATH: described_mcp(), OPENENV_MCP: described_mcp(openenv=True)}
+        return describe(self._described, self._sockets, others, needs_token=self._tokens.required)
 
     @cached_property
     def _document(self) -> bytes:
-        """What FastAPI takes a tenth of a second to write, and nobody needs a token for: it is written once."""
-        others = {MCP_PATH: described_mcp()}
-        document = describe(self._described, self._sockets, others, needs_token=self._tokens.required)
-        return dumps(document, binary=False)
+        return dumps(self._description, binary=False)
 
 
 class _Socket(NamedTuple):
@@ -224,6 +299,15 @@ class _Plain:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._serve(scope, receive, send)
+
+
+def _without_body(send: Send) -> Send:
+    """Send an answer's head alone."""
+
+    async def send_head(message: MutableMapping[str, Any]) -> None:
+        await send({**message, "body": b""} if message["type"] == "http.response.body" else message)
+
+    return send_head
 
 
 def _page(path: str, respond: Callable[[Request], Awaitable[Response]]) -> Route:

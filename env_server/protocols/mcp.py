@@ -5,21 +5,27 @@ asked, and nothing is kept here: which tools there are is what the episode's res
 again.
 """
 
+import re
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from rollgym.clients.protocol.arrays import DecodeError
 from rollgym.clients.protocol.errors import ProblemError
-from rollgym.clients.protocol.frames import loads
+from rollgym.clients.protocol.frames import dumps, loads
+from rollgym.clients.protocol.messages import IDENTIFIER
 from rollgym.env_server.access.context import Context
 from rollgym.env_server.messages.envelope import as_problem
-from rollgym.env_server.messages.negotiation import answer, problem_answer, read_fields
+from rollgym.env_server.messages.negotiation import answer, problem_answer, read_value
 from rollgym.env_server.messages.validation import invalid, validate
 from rollgym.env_server.operations.services import Services
+from rollgym.env_server.protocols.mcp_description import MCP_METHODS
 from rollgym.env_server.protocols.mcp_forms import (
+    BATCHING,
+    CANCELLED,
     INVALID_PARAMS,
     INVALID_REQUEST,
     METHOD_NOT_FOUND,
@@ -31,23 +37,44 @@ from rollgym.env_server.protocols.mcp_forms import (
     McpStep,
     McpToolCall,
     begun_result,
-    call_as_action,
     error_message,
     failed_result,
     initialize_result,
+    is_request_id,
     listed_tools,
-    own_tools,
     problem_message,
     result_message,
     step_result,
     version_message,
 )
+from rollgym.env_server.protocols.openenv_tools import OpenEnvTools
 from rollgym.env_server.protocols.operating import operate, step_by_text
-from rollgym.env_server.sessions.replies import Reply
+from rollgym.env_server.protocols.session_tools import SessionTools, reset_request_id
 
 _SESSION = "Mcp-Session-Id"
 _VERSION = "mcp-protocol-version"
 _QUERY = frozenset({"kwargs", "seed"})
+_MOST_IN_BATCH = 100
+
+
+@dataclass(frozen=True, slots=True)
+class _Client:
+    """Who asks, and for what: what the messages of one HTTP request have in common."""
+
+    context: Context
+    tools: SessionTools
+    request: Request
+    env_id: str
+    session_id: str
+    version: str | None
+
+
+class _Answer(NamedTuple):
+    """The answer to one message; there is none to a notification."""
+
+    message: dict[str, Any] | None
+    status: int = 200
+    headers: Mapping[str, str] = {}
 
 
 class McpAdapter:
@@ -59,15 +86,19 @@ class McpAdapter:
 
     def __init__(self, services: Services) -> None:
         self._services = services
+        self._operations = services.operations
         self._limit = services.settings.max_reply_bytes
 
-    async def respond(self, request: Request, headers: Mapping[str, str], env_id: str) -> Response:
+    async def respond(
+        self, request: Request, headers: Mapping[str, str], env_id: str, *, openenv: bool = False
+    ) -> Response:
         """Answer one HTTP request.
 
         Args:
             request: The request.
             headers: By their names in lower case.
             env_id: The environment at its path.
+            openenv: Whether the path is OpenEnv's, whose clients send messages without a session in the headers.
 
         Raises:
             ProblemError: It is not allowed, or no message can be read from it.
@@ -80,166 +111,205 @@ class McpAdapter:
         context = Context(caller, binary=False, traceparent=traceparent)
         # Answers are looked into here.
         context.fragments = False
+        tools = SessionTools(self._operations, env_id)
+        session_id = headers.get(_SESSION.lower(), "")
+        client = _Client(context, tools, request, env_id, session_id, headers.get(_VERSION))
         method = request.scope["method"]
         if method == "DELETE":
-            return await self._delete(context, headers)
+            return await self._delete(client)
         if method != "POST":
             # A client may ask for a stream of what the server says unasked, which is nothing.
-            return Response(status_code=405, headers={"Allow": "POST, DELETE"})
-        return await self._post(context, request, headers, env_id)
+            return Response(status_code=405, headers={"Allow": ", ".join(MCP_METHODS)})
+        return await self._post(client, headers, openenv=openenv)
 
-    async def _delete(self, context: Context, headers: Mapping[str, str]) -> Response:
-        session_id = headers.get(_SESSION.lower())
-        if session_id is None:
+    async def _delete(self, client: _Client) -> Response:
+        if not client.session_id:
             raise invalid(_SESSION, "the header says which session ends")
-        await operate(self._services.operations, context, "close", {"session_ids": [session_id]})
+        try:
+            await _check_session(client)
+        except ProblemError as problem:
+            if problem.code != "session_gone":
+                raise
+            # MCP has one status for every session that is not there.
+            raise ProblemError("unknown_session", problem.detail) from None
+        await operate(self._operations, client.context, "close", {"session_ids": [client.session_id]})
         return Response(status_code=204)
 
-    async def _post(
-        self, context: Context, request: Request, headers: Mapping[str, str], env_id: str
-    ) -> Response:
+    async def _post(self, client: _Client, headers: Mapping[str, str], *, openenv: bool) -> Response:
+        for_openenv = OpenEnvTools(self._services, client.env_id, client.context) if openenv else None
         try:
-            message = await read_fields(request, headers, self._services.settings.max_request_bytes)
+            content = await read_value(client.request, headers, self._services.settings.max_request_bytes)
         except ProblemError as problem:
             if problem.code != "invalid_request":
                 raise
-            return self._say(error_message(None, PARSE_ERROR, problem.detail), 400)
-        message_id, method = message.get("id"), message.get("method")
-        asked = headers.get(_VERSION)
-        if asked is not None and asked not in VERSIONS:
-            return self._say(version_message(message_id, asked), 400)
-        if method is None and ("result" in message or "error" in message):
-            return Response(status_code=202)
-        if message.get("jsonrpc") != "2.0" or not isinstance(method, str):
-            text = "a message is a JSON-RPC 2.0 object with a method"
-            return self._say(error_message(None, INVALID_REQUEST, text), 400)
-        if "id" not in message:
-            return Response(status_code=202)
-        if not isinstance(message_id, str | int) or isinstance(message_id, bool):
-            text = "the id of a request is text or a whole number"
-            return self._say(error_message(None, INVALID_REQUEST, text), 400)
-        params = message.get("params", {})
-        if not isinstance(params, dict):
-            return self._say(error_message(message_id, INVALID_PARAMS, "params must be an object"), 400)
+            # OpenEnv answers every message with 200; its clients look at no other answer.
+            return self._say(error_message(None, PARSE_ERROR, problem.detail), 200 if openenv else 400)
+        if for_openenv is not None and not client.session_id and not _is_mcps(content):
+            return self._say(await for_openenv.answer(content))
+        if client.version is not None and client.version not in VERSIONS:
+            message_id = content.get("id") if isinstance(content, dict) else None
+            return self._say(version_message(message_id, client.version), 400)
+        if isinstance(content, list):
+            return await self._answer_batch(client, content)
+        said = await self._answer(client, content)
+        if said.message is None:
+            return Response(status_code=said.status)
         try:
-            return await self._answer(context, request, headers, env_id, message_id, method, params)
+            response = self._say(said.message, said.status)
+        except ProblemError:
+            if (session_id := said.headers.get(_SESSION)) is not None:
+                # Nobody would know the session.
+                self._operations.end(client.context, session_id)
+            raise
+        response.headers.update(said.headers)
+        return response
+
+    async def _answer_batch(self, client: _Client, messages: list[Any]) -> Response:
+        """Answer several messages in their order, as the first revision has them."""
+        fault = None
+        if client.version not in (None, BATCHING):
+            fault = f"revision {client.version} of MCP has no batches"
+        elif not 0 < len(messages) <= _MOST_IN_BATCH:
+            fault = f"a batch has 1 to {_MOST_IN_BATCH} messages, not {len(messages)}"
+        if fault is not None:
+            return self._say(error_message(None, INVALID_REQUEST, fault), 400)
+        answers = []
+        for message in messages:
+            if isinstance(message, dict) and message.get("method") == "initialize":
+                text = "initialize is no part of a batch"
+                said = _Answer(error_message(message.get("id"), INVALID_REQUEST, text))
+            else:
+                said = await self._answer(client, message)
+            if said.status == 404:
+                # The session has ended: there is one answer to that.
+                return self._say(said.message, 404)
+            if said.message is not None:
+                answers.append(said.message)
+        return self._say(answers) if answers else Response(status_code=202)
+
+    async def _answer(self, client: _Client, message: Any) -> _Answer:
+        """The answer to one message, whatever is wrong with it."""
+        if not isinstance(message, dict):
+            return _malformed("a message is a JSON-RPC 2.0 object with a method")
+        message_id, method = message.get("id"), message.get("method")
+        is_answer = method is None and ("result" in message or "error" in message)
+        if not is_answer and (message.get("jsonrpc") != "2.0" or not isinstance(method, str)):
+            return _malformed("a message is a JSON-RPC 2.0 object with a method")
+        is_request = not is_answer and "id" in message
+        if is_request and not is_request_id(message_id):
+            return _malformed("the id of a request is text or a whole number")
+        params = message.get("params", {})
+        if is_request and not isinstance(params, dict):
+            return _Answer(error_message(message_id, INVALID_PARAMS, "params must be an object"), 400)
+        try:
+            if client.session_id and method != "initialize":
+                # To each message of a session that has ended: its client has to learn that, whatever it says.
+                await _check_session(client)
+            if is_request:
+                return await self._answer_request(client, message["id"], str(method), params)
+            if method == CANCELLED and isinstance(params, dict):
+                await self._cancel(client, params.get("requestId"))
+            return _Answer(None, 202)
         except Exception as error:  # noqa: BLE001 - a defect of ours costs this message, not the server
             failure = as_problem(error)
+        finally:
+            client.context.call_id = None
         self._services.metrics.problems[failure.code] += 1
         # To MCP's clients a session that is no more is one that is not found: they begin another.
         status = 404 if failure.code == "session_gone" else failure.status
-        response = self._say(problem_message(message_id, failure), status)
-        if (wait := problem_answer(failure).headers.get("retry-after")) is not None:
-            response.headers["Retry-After"] = wait
-        return response
+        wait = problem_answer(failure).headers.get("retry-after")
+        headers = {} if wait is None else {"Retry-After": wait}
+        return _Answer(problem_message(message_id if is_request else None, failure), status, headers)
 
-    async def _answer(
-        self,
-        context: Context,
-        request: Request,
-        headers: Mapping[str, str],
-        env_id: str,
-        message_id: str | int,
-        method: str,
-        params: Mapping[str, Any],
-    ) -> Response:
+    async def _answer_request(
+        self, client: _Client, message_id: str | int, method: str, params: Mapping[str, Any]
+    ) -> _Answer:
         if method == "ping":
-            return self._say(result_message(message_id, {}))
+            return _Answer(result_message(message_id, {}))
         if method == "initialize":
-            session_id, result = await self._initialize(context, request, env_id, params)
-            try:
-                response = self._say(result_message(message_id, result))
-            except ProblemError:
-                # Nobody would know the session.
-                self._services.operations.end(context, session_id)
-                raise
-            response.headers[_SESSION] = session_id
-            return response
+            kwargs, seed = _query(client.request)
+            session_id, begun = await client.tools.begin(client.context, kwargs=kwargs, seed=seed)
+            result = initialize_result(params, client.env_id, begun)
+            return _Answer(result_message(message_id, result), headers={_SESSION: session_id})
         if method not in ("tools/list", "tools/call"):
-            return self._say(error_message(message_id, METHOD_NOT_FOUND, "there is no such method here"))
-        session_id = headers.get(_SESSION.lower(), "")
-        if not session_id:
+            return _Answer(error_message(message_id, METHOD_NOT_FOUND, "there is no such method here"))
+        if not client.session_id:
             text = f"the header {_SESSION} is missing: initialize first"
-            return self._say(error_message(message_id, INVALID_REQUEST, text), 400)
-        session = await operate(self._services.operations, context, "session", {"session_id": session_id})
-        if session["env_id"] != env_id:
-            raise ProblemError("unknown_session", f"the session is not one of {env_id}")
+            return _Answer(error_message(message_id, INVALID_REQUEST, text), 400)
         if method == "tools/list":
-            begun = await self._begun(context, session)
-            described = await operate(self._services.operations, context, "envs", {"env_id": env_id})
-            return self._say(result_message(message_id, {"tools": listed_tools(begun["info"], described)}))
-        return await self._answer_call(context, session, message_id, validate(McpToolCall, params))
-
-    async def _answer_call(
-        self, context: Context, session: Mapping[str, Any], message_id: str | int, call: McpToolCall
-    ) -> Response:
+            begun = await client.tools.begun(client.context, client.session_id)
+            tools = listed_tools(begun["info"], await client.tools.described(client.context))
+            return _Answer(result_message(message_id, {"tools": tools}))
+        call = validate(McpToolCall, params)
+        client.context.call_id = _call_id(message_id)
         try:
-            result = await self._call(context, session, call)
+            called = await self._call(client, call)
         except ProblemError as problem:
-            result = failed_result(problem)
-            if result is None:
+            called = failed_result(problem)
+            if called is None:
                 raise
-        if result is None:
+        if called is None:
             text = f"there is no tool {call.name[:100]!r}"
-            return self._say(error_message(message_id, INVALID_PARAMS, text))
-        return self._say(result_message(message_id, result))
+            return _Answer(error_message(message_id, INVALID_PARAMS, text))
+        return _Answer(result_message(message_id, called))
 
-    # -- what is asked for -----------------------------------------------------------------------------------------
-
-    async def _initialize(
-        self, context: Context, request: Request, env_id: str, params: Mapping[str, Any]
-    ) -> tuple[str, dict[str, Any]]:
-        """Make a session and begin an episode: its reset says which tools there are."""
-        kwargs, seed = _query(request)
-        operations = self._services.operations
-        made = await operate(operations, context, "make", {"env_id": env_id, "kwargs": kwargs})
-        session_id = str(made["session_id"])
-        begin = {"session_id": session_id, "seed": seed, "request_id": _request_id(0)}
-        begun = False
-        try:
-            reply = await operate(operations, context, "reset", begin)
-            begun = True
-        finally:
-            if not begun:
-                operations.end(context, session_id)
-        return session_id, initialize_result(params, env_id, reply)
-
-    async def _begun(self, context: Context, session: Mapping[str, Any]) -> Reply:
-        """What the reset of a session's episode has answered; none is begun for that, wherever the session is now."""
-        again = {"session_id": session["session_id"], "again": True}
-        return await operate(self._services.operations, context, "reset", again)
-
-    async def _call(
-        self, context: Context, session: Mapping[str, Any], call: McpToolCall
-    ) -> dict[str, Any] | None:
+    async def _call(self, client: _Client, call: McpToolCall) -> dict[str, Any] | None:
         """Call a tool; None where there is none of that name."""
-        operations, session_id = self._services.operations, str(session["session_id"])
+        context, session_id = client.context, client.session_id
         if call.name == RESET:
             wanted = validate(McpReset, call.arguments)
+            session = await client.tools.find(context, session_id)
             begin = {
                 "session_id": session_id,
                 "seed": wanted.seed,
                 "options": wanted.options,
-                "request_id": _request_id((session["episode"] or 0) + 1),
+                "request_id": reset_request_id(_next_episode(session)),
             }
-            return begun_result(await operate(operations, context, "reset", begin))
+            return begun_result(await operate(self._operations, context, "reset", begin))
         if call.name == STEP:
             action = validate(McpStep, call.arguments).action
-            return step_result(await step_by_text(operations, context, session_id, action))
-        info = (await self._begun(context, session))["info"]
-        if call.name not in own_tools(info):
-            return None
-        said = call_as_action(info, call.name, call.arguments)
-        return step_result(
-            await operate(operations, context, "step", {"session_id": session_id, "action": said})
-        )
+            return step_result(await step_by_text(self._operations, context, session_id, action))
+        reply = await client.tools.call(context, session_id, call.name, call.arguments)
+        return None if reply is None else step_result(reply)
 
-    def _say(self, message: Mapping[str, Any], status: int = 200) -> Response:
-        return answer(message, binary=False, limit=self._limit, status=status)
+    async def _cancel(self, client: _Client, message_id: Any) -> None:
+        """Give up a call that runs on the session, wherever it does; one that has ended is no error."""
+        if client.session_id and is_request_id(message_id):
+            client.context.call_id = _call_id(message_id)
+            await operate(self._operations, client.context, "cancel", {"session_id": client.session_id})
+
+    def _say(self, content: Any, status: int = 200) -> Response:
+        return answer(content, binary=False, limit=self._limit, status=status)
 
 
-def _request_id(episode: int) -> str:
-    return f"mcp-{episode}"
+async def _check_session(client: _Client) -> None:
+    """Find the session that the headers name.
+
+    Raises:
+        ProblemError: `unknown_session` or `session_gone`.
+    """
+    if re.fullmatch(IDENTIFIER, client.session_id) is None:
+        raise ProblemError("unknown_session", f"{client.session_id[:100]!r} is no id of a session")
+    await client.tools.find(client.context, client.session_id)
+
+
+def _is_mcps(content: Any) -> bool:
+    """Whether a message without a session is one that only MCP's own clients send."""
+    method = content.get("method") if isinstance(content, dict) else None
+    return method == "initialize" or (isinstance(method, str) and method.startswith("notifications/"))
+
+
+def _malformed(text: str) -> _Answer:
+    return _Answer(error_message(None, INVALID_REQUEST, text), 400)
+
+
+def _call_id(message_id: str | int) -> str:
+    """What a call is called within the server: JSON tells 1 from "1"."""
+    return dumps(message_id, binary=False).decode()
+
+
+def _next_episode(session: Mapping[str, Any]) -> int:
+    return 0 if session["episode"] is None else session["episode"] + 1
 
 
 def _query(request: Request) -> tuple[dict[str, Any] | None, int | None]:

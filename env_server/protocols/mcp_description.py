@@ -10,6 +10,9 @@ from rollgym.env_server.protocols.mcp_forms import VERSIONS
 MCP_PATH = "/mcp/{env_id}"
 """Where each environment is an MCP server."""
 
+MCP_METHODS = ("POST", "DELETE")
+"""The methods that it answers there."""
+
 _JSON = MEDIA_TYPES[False]
 _ID = {"type": ["string", "integer", "null"]}
 _MESSAGE = {
@@ -93,8 +96,21 @@ _POSTED = {
 }
 
 
-def described_mcp() -> dict[str, Any]:
-    """MCP's calls, by their methods."""
+_POSTED_TO_OPENENV = {
+    "operationId": "post_openenv_mcp",
+    "summary": "OpenEnv and MCP: a JSON-RPC message",
+    "description": "With `initialize` or the header `Mcp-Session-Id` it is one of MCP's, otherwise of OpenEnv's: "
+    "`openenv/session/create`, `openenv/session/close`, `tools/list` or `tools/call`, with the session in "
+    "`params.session_id`, and the answer is 200 whatever it says. See docs/other_protocols.md.",
+}
+
+
+def described_mcp(*, openenv: bool = False) -> dict[str, Any]:
+    """MCP's calls, by their methods.
+
+    Args:
+        openenv: Whether they are those at OpenEnv's path, where its clients' messages need no session.
+    """
     codes = dict.fromkeys((*MAKES, *RUNS, "unknown_env", "episode_over", "invalid_action"))
     answers: dict[str, Any] = {
         "200": {
@@ -113,10 +129,12 @@ def described_mcp() -> dict[str, Any]:
     for status, problem in problems(*codes).items():
         answers[str(status)] = problem | {"content": {_JSON: {"schema": _ERROR}} | problem["content"]}
     ends = {str(status): problem for status, problem in problems("unknown_session", "session_gone").items()}
+    posted = {**_POSTED, **(_POSTED_TO_OPENENV if openenv else {})}
+    name = "delete_openenv_mcp" if openenv else "delete_mcp"
     return {
-        "post": {**_POSTED, "responses": dict(sorted(answers.items()))},
+        "post": {**posted, "responses": dict(sorted(answers.items()))},
         "delete": {
-            "operationId": "delete_mcp",
+            "operationId": name,
             "summary": "MCP: the end of a session",
             "parameters": [_PATH, _SESSION | {"required": True}],
             "responses": {"204": {"description": "It has ended"}, **ends},

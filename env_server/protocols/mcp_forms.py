@@ -10,7 +10,7 @@ from rollgym.clients.protocol.frames import dumps
 from rollgym.clients.protocol.messages import Seed
 from rollgym.clients.protocol.tool_calls import ToolCall
 from rollgym.env_server.messages.validation import invalid
-from rollgym.env_server.protocols.openenv_forms import value_schema
+from rollgym.env_server.protocols.openenv_forms import META, value_schema
 from rollgym.env_server.sessions.replies import Reply
 from rollgym.envs.tools.formats.calls import (
     is_shallow,
@@ -22,11 +22,14 @@ from rollgym.version import __version__
 VERSIONS = ("2025-11-25", "2025-06-18", "2025-03-26")
 """The revisions of the protocol that are spoken, the newest first; all have sessions that `initialize` begins."""
 
+BATCHING = "2025-03-26"
+"""The one revision whose clients may send several messages in a list."""
+
+CANCELLED = "notifications/cancelled"
+"""The notification that a client no longer waits for the answer to one of its requests."""
+
 RESET, STEP = "reset", "step"
 """The tools that every environment has."""
-
-META = "rollgym/answer"
-"""Where the whole answer of our protocol is in the result of a tool."""
 
 PARSE_ERROR, INVALID_REQUEST, METHOD_NOT_FOUND, INVALID_PARAMS = -32700, -32600, -32601, -32602
 UNSUPPORTED_VERSION = -32022
@@ -62,6 +65,11 @@ class McpStep(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid")
 
     action: Any
+
+
+def is_request_id(value: Any) -> bool:
+    """Whether MCP has such ids of requests: text and whole numbers."""
+    return isinstance(value, str | int) and not isinstance(value, bool)
 
 
 def result_message(message_id: Any, result: Mapping[str, Any]) -> dict[str, Any]:
@@ -204,10 +212,15 @@ def begun_result(reply: Reply) -> dict[str, Any]:
 
 def step_result(reply: Reply) -> dict[str, Any]:
     """The result of a step, whichever tool has taken it."""
-    text = _seen(reply)
-    if reply["terminated"] or reply["truncated"]:
-        text += f"\n\n[The episode has ended, with a last reward of {reply['reward']}. Call {RESET} to begin another.]"
+    text = seen_text(reply) + ended_text(reply, f" Call {RESET} to begin another.")
     return _tool_result(text, reply, is_error=reply["info"].get("action_is_valid") is False)
+
+
+def ended_text(reply: Reply, then: str = "") -> str:
+    """What an agent is told after what it sees of a step that ends the episode; nothing if the episode goes on."""
+    if not (reply["terminated"] or reply["truncated"]):
+        return ""
+    return f"\n\n[The episode has ended, with a last reward of {reply['reward']}.{then}]"
 
 
 def failed_result(problem: ProblemError) -> dict[str, Any] | None:
@@ -217,7 +230,7 @@ def failed_result(problem: ProblemError) -> dict[str, Any] | None:
     return _tool_result(problem.detail, {"problem": problem.to_problem()}, is_error=True)
 
 
-def _seen(reply: Reply) -> str:
+def seen_text(reply: Reply) -> str:
     """What an agent sees of a step: results of tools without the marks that a format puts around them."""
     messages = reply["info"].get("messages")
     if isinstance(messages, list) and messages and all(isinstance(each, Mapping) for each in messages):

@@ -1,15 +1,18 @@
 """OpenEnv's messages, built from answers of ours and read into requests of ours; no I/O."""
 
+import re
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from gymnasium import spaces
 from pydantic import BaseModel, ConfigDict, Field
 
 from rollgym.clients.protocol.errors import ProblemError
-from rollgym.clients.protocol.messages import Seed
+from rollgym.clients.protocol.messages import Identifier, Seed
 from rollgym.clients.protocol.spaces import parse_space
+from rollgym.clients.protocol.whole_numbers import WHOLE
 from rollgym.env_server.messages.envelope import sendable
+from rollgym.env_server.protocols.seed_tasks import SeedTasks
 from rollgym.env_server.sessions.replies import Reply
 
 TEXT_SPACES = frozenset({"Text", "UnicodeText"})
@@ -33,6 +36,18 @@ _CODES = {
     "unknown_session": "SESSION_ERROR",
 }
 
+META = "rollgym/answer"
+"""Where the whole answer of our protocol is in the result of a tool."""
+
+ACT = "take_action"
+"""The tool that takes any action; OpenEnv reserves the names `reset`, `step`, `state` and `close`."""
+
+# Titles by which clients know the classes of OpenEnv's own environments.
+_TAKEN = frozenset({"", "CallTool", "ListTools"})
+_VERSION = re.compile(r"-v\d+$")
+_WORD = re.compile(r"[A-Za-z0-9]+")
+_SERVER_ERROR, _INVALID_PARAMS = -32000, -32602
+
 EpisodeId = Annotated[str, Field(max_length=255)]
 
 
@@ -48,6 +63,66 @@ class OpenEnvResetRequest(BaseModel):
     episode_id: EpisodeId | None = None
     options: dict[str, Any] | None = None
     kwargs: dict[str, Any] | None = None
+    split: str | None = Field(
+        default=None, description="With `index`: of the task that the episode is to be."
+    )
+    index: Annotated[int, WHOLE] | None = Field(
+        default=None, description="Of a task in its split; `seed` and `kwargs` come from it."
+    )
+
+    def of_task(self, described: Mapping[str, Any]) -> "OpenEnvResetRequest":
+        """The request with the seed and the kwargs of the task that it names, where it has none of its own.
+
+        Args:
+            described: The environment's `EnvInfo`.
+
+        Raises:
+            ProblemError: `invalid_request`, if there is no such task.
+        """
+        if self.index is None:
+            return self
+        tasks = SeedTasks.of(described)
+        task = tasks.task(tasks.splits[0] if self.split is None else self.split, self.index)
+        seed = task["seed"] if self.seed is None else self.seed
+        kwargs = task.get("kwargs") if self.kwargs is None else self.kwargs
+        return self.model_copy(update={"seed": seed, "kwargs": kwargs})
+
+
+class OpenEnvCallTool(BaseModel):
+    """The action that calls a tool."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    type: Literal["call_tool"]
+    tool_name: str
+    arguments: dict[str, Any] = Field(default_factory=dict)
+    metadata: dict[str, Any] = Field(default_factory=dict, description="Not looked at.")
+
+
+class OpenEnvListTools(BaseModel):
+    """The action that lists the tools."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    type: Literal["list_tools"]
+    metadata: dict[str, Any] = Field(default_factory=dict, description="Not looked at.")
+
+
+class OpenEnvSessionCreate(BaseModel):
+    """The parameters of `openenv/session/create`; OpenEnv has none, these are ours."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    kwargs: dict[str, Any] | None = None
+    seed: Seed | None = None
+
+
+class OpenEnvSessionClose(BaseModel):
+    """The parameters of `openenv/session/close`."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    session_id: Identifier
 
 
 class OpenEnvAction(BaseModel):
@@ -75,6 +150,73 @@ class OpenEnvReply(BaseModel):
     reward: float | None
     done: bool
     metadata: dict[str, Any]
+
+
+class _TaskRequest(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    split: str = Field(description="The name of a split.")
+
+
+class OpenEnvSplitRequest(_TaskRequest):
+    """Ask for the tasks of a split, or how many there are."""
+
+
+class OpenEnvTaskRequest(_TaskRequest):
+    """Ask for one task."""
+
+    index: Annotated[int, WHOLE]
+
+
+class OpenEnvTaskRangeRequest(_TaskRequest):
+    """Ask for some tasks of a split."""
+
+    start: Annotated[int, WHOLE] | None = Field(default=None, description="The first one.")
+    stop: Annotated[int, WHOLE] | None = Field(default=None, description="The one after the last one.")
+
+
+class OpenEnvSplit(BaseModel):
+    """A split of an environment's tasks."""
+
+    name: str
+    type: Literal["train", "validation", "test"]
+
+
+class OpenEnvTask(BaseModel):
+    """A task: a reset with its members begins it."""
+
+    task_id: str
+    split: str
+    index: int
+    seed: int
+    kwargs: dict[str, Any] = Field(
+        default_factory=dict, description="Where the environment has splits of its own."
+    )
+
+
+class OpenEnvTasksReply(BaseModel):
+    """The first tasks of a split; `num_tasks` says how many there are."""
+
+    tasks: list[OpenEnvTask]
+    env_name: str
+
+
+class OpenEnvTaskCount(BaseModel):
+    """How many tasks a split has."""
+
+    num_tasks: int
+
+
+class OpenEnvTaskReply(BaseModel):
+    """One task."""
+
+    task: OpenEnvTask
+
+
+class OpenEnvTaskRange(BaseModel):
+    """Some tasks of a split."""
+
+    tasks: list[OpenEnvTask]
 
 
 class OpenEnvState(BaseModel):
@@ -161,10 +303,10 @@ def state_payload(described: Mapping[str, Any], episode_id: str | None) -> dict[
 
 def schemas_payload(info: Mapping[str, Any]) -> dict[str, Any]:
     """The schemas of an environment, from its `EnvInfo`."""
-    field = observation_field(info["observation_space"]["type"])
+    field, name = observation_field(info["observation_space"]["type"]), class_name(info["env_id"])
     observation: dict[str, Any] = {
         "type": "object",
-        "title": "Observation",
+        "title": f"{name}Observation",
         "properties": {
             "done": {"type": "boolean", "default": False},
             "reward": {"anyOf": [{"type": "number"}, {"type": "null"}], "default": None},
@@ -177,7 +319,7 @@ def schemas_payload(info: Mapping[str, Any]) -> dict[str, Any]:
     }
     action = {
         "type": "object",
-        "title": "Action",
+        "title": f"{name}Action",
         "properties": {"metadata": _METADATA, "action": value_schema(info["action_space"])},
         "required": ["action"],
         "additionalProperties": False,
@@ -186,8 +328,92 @@ def schemas_payload(info: Mapping[str, Any]) -> dict[str, Any]:
         "action": action,
         "observation": observation,
         "reset_observation": observation,
-        "state": OpenEnvState.model_json_schema(),
+        "state": {**OpenEnvState.model_json_schema(), "title": f"{name}State"},
     }
+
+
+def class_name(env_id: str) -> str:
+    """What OpenEnv's classes of an environment would begin with: `FrozenLake` for `FrozenLake-v0`.
+
+    Clients go by the titles of schemas: an `Action` or a `CallToolAction` is a call of a tool to them.
+    """
+    words = _WORD.findall(_VERSION.sub("", env_id))
+    name = "".join(word[0].upper() + word[1:] for word in words)
+    return f"Env{name}" if name in _TAKEN or name[0].isdigit() else name
+
+
+def act_tool(described: Mapping[str, Any], *, has_tools: bool) -> dict[str, Any]:
+    """The tool that takes any action, as MCP describes tools.
+
+    Args:
+        described: The environment's `EnvInfo`.
+        has_tools: Whether the environment has tools of its own.
+    """
+    other = "Reply in words, or in any way that the environment understands and that is no call of a tool."
+    return {
+        "name": ACT,
+        "description": other if has_tools else "Take an action in the environment.",
+        "inputSchema": {
+            "type": "object",
+            "properties": {"action": value_schema(described["action_space"])},
+            "required": ["action"],
+            "additionalProperties": False,
+        },
+    }
+
+
+def tools_payload(tools: list[dict[str, Any]]) -> dict[str, Any]:
+    """The observation that answers `list_tools`."""
+    return {"observation": {"tools": tools, "metadata": {}}, "reward": None, "done": False, "metadata": {}}
+
+
+def called_payload(name: str, text: str, reply: Reply) -> dict[str, Any]:
+    """The observation that answers `call_tool`, from the answer to the step that it was."""
+    payload = observation_payload(reply, "")
+    metadata = {**payload["metadata"], "info": reply["info"]}
+    observation = {
+        "tool_name": name,
+        "result": {**tool_result(text, reply), "meta": None},
+        "error": None,
+        "metadata": metadata,
+    }
+    return {**payload, "observation": observation, "metadata": metadata}
+
+
+def uncalled_payload(name: str, error_type: str, reason: str) -> dict[str, Any]:
+    """The observation that answers a `call_tool` which called nothing; the episode is where it was."""
+    error = {"error_type": error_type, "message": reason}
+    observation = {"tool_name": name, "result": None, "error": error, "metadata": {}}
+    return {"observation": observation, "reward": None, "done": False, "metadata": {}}
+
+
+def tool_result(text: str, reply: Reply) -> dict[str, Any]:
+    """The result of a tool in the form that OpenEnv's servers take from FastMCP, with `isError` as MCP has it.
+
+    Args:
+        text: What the tool said.
+        reply: The answer of our protocol to the step that the call was, for programs.
+    """
+    is_error = reply["info"].get("action_is_valid") is False
+    return {
+        "content": [{"type": "text", "text": text}],
+        "structured_content": None,
+        "meta": {META: reply},
+        "data": text,
+        "is_error": is_error,
+        "isError": is_error,
+    }
+
+
+def rpc_problem(message_id: Any, problem: ProblemError) -> dict[str, Any]:
+    """A problem of our protocol as OpenEnv's JSON-RPC errors are."""
+    wrong_params = problem.status in (404, 410, 422)
+    error = {
+        "code": _INVALID_PARAMS if wrong_params else _SERVER_ERROR,
+        "message": problem.detail,
+        "data": sendable(problem, binary=False),
+    }
+    return {"jsonrpc": "2.0", "id": message_id, "error": error}
 
 
 def metadata_payload(info: Mapping[str, Any]) -> dict[str, Any]:

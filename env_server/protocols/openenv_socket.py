@@ -1,11 +1,12 @@
-"""OpenEnv's socket: one socket is one session, and the session ends with it."""
+"""OpenEnv's sockets: one socket is one session, and the session ends with it."""
 
 import asyncio
 import contextlib
-from collections.abc import Mapping, MutableMapping
+import secrets
+from collections.abc import AsyncIterator, Mapping, MutableMapping
 from typing import Any
 
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, QueryParams
 
 from rollgym.clients.protocol.arrays import DecodeError
 from rollgym.clients.protocol.errors import ProblemError
@@ -18,22 +19,45 @@ from rollgym.env_server.messages.envelope import as_problem
 from rollgym.env_server.messages.negotiation import too_large_reply, too_large_request
 from rollgym.env_server.messages.validation import invalid, validate
 from rollgym.env_server.operations.services import Services
+from rollgym.env_server.protocols.mcp_forms import PARSE_ERROR, error_message, is_request_id, seen_text
 from rollgym.env_server.protocols.openenv_forms import (
     OpenEnvAction,
+    OpenEnvCallTool,
+    OpenEnvListTools,
     OpenEnvResetRequest,
+    called_payload,
     error_payload,
     observation_payload,
+    rpc_problem,
     state_payload,
+    tools_payload,
+    uncalled_payload,
     wire_error,
 )
-from rollgym.env_server.protocols.operating import operate
+from rollgym.env_server.protocols.openenv_tools import OpenEnvTools
+from rollgym.env_server.protocols.operating import operate, step_by_text
+from rollgym.env_server.protocols.session_tools import SessionTools
 from rollgym.env_server.sessions.replies import Reply
 
 
 async def serve_openenv_socket(
-    services: Services, env_id: str, scope: MutableMapping[str, Any], receive: Receive, send: Send
+    services: Services,
+    env_id: str,
+    scope: MutableMapping[str, Any],
+    receive: Receive,
+    send: Send,
+    socket_class: "type[OpenEnvSocket] | None" = None,
 ) -> None:
-    """Accept one socket of OpenEnv's and serve it until it drops."""
+    """Accept one socket of OpenEnv's and serve it until it drops.
+
+    Args:
+        services: What does the work.
+        env_id: The environment at its path.
+        scope: The socket's; a query `session_id` names a session that was made over HTTP.
+        receive: Gives what comes.
+        send: Takes what goes.
+        socket_class: Which messages it takes: those of `/ws`, if it is None.
+    """
     await receive()
     try:
         caller = services.tokens.from_headers(Headers(scope=scope))
@@ -49,7 +73,9 @@ async def serve_openenv_socket(
     services.metrics.sockets += 1
     try:
         await send({"type": "websocket.accept"})
-        await OpenEnvSocket(services, env_id, slot, context, receive, send).serve()
+        attached = QueryParams(scope["query_string"]).get("session_id")
+        made = (socket_class or OpenEnvSocket)(services, env_id, slot, context, receive, send, attached)
+        await made.serve()
     except OSError:
         # uvicorn says in this way that the client went away while an answer was being sent.
         pass
@@ -60,6 +86,8 @@ async def serve_openenv_socket(
 
 class OpenEnvSocket:
     """One open socket, and its session.
+
+    A socket that names a session which was made over HTTP uses that one, which goes on when the socket ends.
 
     Messages have no ids, so they are answered in their order. While one is, the socket is read on: a client that goes
     away takes its session along at once, whatever runs on it.
@@ -73,6 +101,7 @@ class OpenEnvSocket:
         context: Context,
         receive: Receive,
         send: Send,
+        attached: str | None = None,
     ) -> None:
         self._services = services
         self._env_id = env_id
@@ -80,7 +109,12 @@ class OpenEnvSocket:
         self._context = context
         self._receive = receive
         self._send = send
+        self._attached = attached
         self._session: Reply = {}
+        self._tools = OpenEnvTools(services, env_id, context)
+        self._resets = 0
+        self._name = secrets.token_hex(8)
+        self._has_begun = False
         self._kwargs: dict[str, Any] = {}
         self._episode_id: str | None = None
         self._turn = asyncio.Lock()
@@ -128,17 +162,21 @@ class OpenEnvSocket:
     async def _open(self) -> bool:
         """Make the session; a client that cannot have one is told so, as OpenEnv tells it."""
         try:
-            await self._make({})
+            await (self._make({}) if self._attached is None else self._attach(self._attached))
         except Exception as error:  # noqa: BLE001 - a defect of ours costs this socket, not the server
             problem = as_problem(error)
             self._services.metrics.problems[problem.code] += 1
-            payload = error_payload(problem, opening=True)
-            if problem.code == "at_capacity":
-                payload["data"].update(self._services.capacity())
             self._ends = True
-            await self._say(dumps(payload, binary=False))
+            await self._say(dumps(self._unopened(problem), binary=False))
             return False
         return True
+
+    def _unopened(self, problem: ProblemError) -> dict[str, Any]:
+        """What a client is told that cannot have a session."""
+        payload = error_payload(problem, opening=True)
+        if problem.code == "at_capacity":
+            payload["data"].update(self._services.capacity())
+        return payload
 
     async def _answer(self, data: str | bytes) -> None:
         # A client that went away meanwhile takes the session with it.
@@ -186,7 +224,11 @@ class OpenEnvSocket:
         self._services.metrics.problems[problem.code] += 1
         payload = error_payload(problem)
         self._ends = payload["data"]["code"] == "SESSION_ERROR"
-        return dumps(payload, binary=False)
+        return dumps(self._refusal(problem, payload), binary=False)
+
+    def _refusal(self, problem: ProblemError, payload: dict[str, Any]) -> dict[str, Any]:
+        """A problem as the socket's messages say it, of which the payload is that of `/ws`."""
+        return payload
 
     async def _say(self, content: bytes | None) -> None:
         """Send an answer, and close the socket after the last one."""
@@ -206,7 +248,15 @@ class OpenEnvSocket:
         try:
             message = loads(data, binary=False)
         except DecodeError as error:
-            return wire_error("INVALID_JSON", f"Invalid JSON: {error}")
+            return self._unreadable(f"Invalid JSON: {error}")
+        return await self._do(message)
+
+    def _unreadable(self, reason: str) -> dict[str, Any]:
+        """The answer to a message that is no JSON."""
+        return wire_error("INVALID_JSON", reason)
+
+    async def _do(self, message: Any) -> dict[str, Any] | None:
+        """Do what a message of `/ws` says."""
         if not isinstance(message, dict):
             raise invalid("", "a message must be an object with a type")
         kind = message.get("type", "")
@@ -218,30 +268,113 @@ class OpenEnvSocket:
             return await self._reset(message.get("data", {}))
         if kind == "state":
             return await self._state()
+        if kind == "mcp":
+            return {"type": "mcp", "data": await self._rpc(message.get("data"))}
         if kind == "close":
             return None
         return wire_error("UNKNOWN_TYPE", f"Unknown message type: {kind}")
 
     async def _reset(self, data: Any) -> dict[str, Any]:
         request = validate(OpenEnvResetRequest, data)
+        if request.index is not None:
+            request = request.of_task(await self._operate("envs", {"env_id": self._env_id}))
         kwargs = self._kwargs if request.kwargs is None else request.kwargs
+        if self._attached is not None and request.kwargs is not None:
+            raise invalid(
+                "kwargs", "a session that was made over HTTP keeps the kwargs that it was made with"
+            )
         if not self._session or kwargs != self._kwargs:
             await self._make_anew(kwargs)
-        begin = {"seed": request.seed, "options": request.options}
-        reply = await self._operate("reset", {"session_id": self._session_id(), **begin})
+        reply = await self._begin(seed=request.seed, options=request.options)
         self._episode_id = request.episode_id
         return self._observed(reply)
 
+    async def _begin(self, **how: Any) -> Reply:
+        """Begin an episode; under a name, so that its tools can be asked for."""
+        self._resets += 1
+        begin = {"session_id": self._session_id(), "request_id": f"{self._name}-{self._resets}", **how}
+        reply = await self._operate("reset", begin)
+        self._has_begun = True
+        return reply
+
     async def _step(self, data: Any) -> dict[str, Any]:
+        kind = data.get("type") if isinstance(data, dict) else None
+        if kind == "list_tools":
+            return await self._list_tools(data)
+        if kind == "call_tool":
+            return await self._call_tool(validate(OpenEnvCallTool, data))
         request = validate(OpenEnvAction, data)
-        reply = await self._operate("step", {"session_id": self._session_id(), "action": request.action})
-        return self._observed(reply)
+        operations, session_id = self._services.operations, self._session_id()
+        return self._observed(await step_by_text(operations, self._context, session_id, request.action))
+
+    # -- tools ---------------------------------------------------------------------------------------------------
+
+    async def _list_tools(self, data: Any) -> dict[str, Any]:
+        validate(OpenEnvListTools, data)
+        async with self._looked_into():
+            tools = await self._tools.list(await self._begun_session_id())
+        return {"type": "observation", "data": tools_payload(tools)}
+
+    async def _call_tool(self, call: OpenEnvCallTool) -> dict[str, Any]:
+        name = call.tool_name
+        try:
+            async with self._looked_into():
+                reply = await self._tools.call(await self._begun_session_id(), name, call.arguments)
+        except ProblemError as problem:
+            if problem.code not in ("invalid_request", "invalid_action"):
+                raise
+            payload = uncalled_payload(name, "invalid_args", problem.detail)
+        else:
+            payload = (
+                uncalled_payload(name, "tool_not_found", f"there is no tool {name[:100]!r}")
+                if reply is None
+                else called_payload(name, seen_text(reply), reply)
+            )
+        return {"type": "observation", "data": payload}
+
+    async def _rpc(self, message: Any) -> dict[str, Any]:
+        """Answer a JSON-RPC message; the socket ends with a session that is gone."""
+        async with self._looked_into():
+            try:
+                session_id = await self._begun_session_id()
+            except ProblemError as problem:
+                message_id = message.get("id") if isinstance(message, dict) else None
+                answer = rpc_problem(message_id if is_request_id(message_id) else None, problem)
+            else:
+                answer = await self._tools.answer(message, session_id)
+        self._ends = answer.get("error", {}).get("data", {}).get("code") in (
+            "session_gone",
+            "unknown_session",
+        )
+        return answer
+
+    async def _begun_session_id(self) -> str:
+        """The session, in an episode: OpenEnv's clients may ask for tools before their first reset."""
+        if not self._has_begun:
+            await self._begin()
+        return self._session_id()
+
+    @contextlib.asynccontextmanager
+    async def _looked_into(self) -> AsyncIterator[None]:
+        """Have answers as plain data; those that only pass through may hold parts that are JSON already."""
+        self._context.fragments = False
+        try:
+            yield
+        finally:
+            self._context.fragments = True
 
     async def _state(self) -> dict[str, Any]:
         described = await self._operate("session", {"session_id": self._session_id()})
         return {"type": "state", "data": state_payload(described, self._episode_id)}
 
     # -- the session ---------------------------------------------------------------------------------------------
+
+    async def _attach(self, session_id: str) -> None:
+        """Use a session that was made over HTTP, whose episode has begun."""
+        session = await SessionTools(self._services.operations, self._env_id).find(self._context, session_id)
+        described = await self._operate("envs", {"env_id": self._env_id})
+        self._session = {**session, "observation_space": described["observation_space"]}
+        self._has_begun = True
 
     async def _make(self, kwargs: dict[str, Any]) -> None:
         fields = {"env_id": self._env_id, "kwargs": kwargs}
@@ -254,6 +387,7 @@ class OpenEnvSocket:
             making.add_done_callback(self._end_made)
             raise
         self._kwargs = kwargs
+        self._has_begun = False
 
     async def _make_anew(self, kwargs: dict[str, Any]) -> None:
         """Make the session with other kwargs; where it cannot be made with these, the one that there is goes on."""
@@ -276,7 +410,7 @@ class OpenEnvSocket:
 
     def _end_session(self) -> None:
         session, self._session = self._session, {}
-        if session:
+        if session and self._attached is None:
             self._services.operations.end(self._context, session["session_id"])
 
     def _session_id(self) -> str:
@@ -290,3 +424,22 @@ class OpenEnvSocket:
     def _observed(self, reply: Reply) -> dict[str, Any]:
         observation_type = self._session["observation_space"]["type"]
         return {"type": "observation", "data": observation_payload(reply, observation_type)}
+
+
+class OpenEnvRpcSocket(OpenEnvSocket):
+    """A socket at `/mcp`, whose messages are JSON-RPC: whoever plays calls tools, and begins no episode."""
+
+    def _unopened(self, problem: ProblemError) -> dict[str, Any]:
+        message = rpc_problem(None, problem)
+        if problem.code == "at_capacity":
+            message["error"]["data"] |= self._services.capacity()
+        return message
+
+    def _refusal(self, problem: ProblemError, payload: dict[str, Any]) -> dict[str, Any]:
+        return rpc_problem(None, problem)
+
+    def _unreadable(self, reason: str) -> dict[str, Any]:
+        return error_message(None, PARSE_ERROR, reason)
+
+    async def _do(self, message: Any) -> dict[str, Any] | None:
+        return await self._rpc(message)

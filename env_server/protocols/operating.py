@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from rollgym.clients.protocol.arrays import DecodeError
+from rollgym.clients.protocol.arrays import DecodeError, EncodeError
 from rollgym.clients.protocol.errors import ProblemError
-from rollgym.clients.protocol.frames import loads
+from rollgym.clients.protocol.frames import dumps, loads
 from rollgym.env_server.access.context import Context
 from rollgym.env_server.operations.operations import Calls
 from rollgym.env_server.sessions.replies import Reply
@@ -21,19 +21,32 @@ async def operate(operations: Calls, context: Context, op: str, fields: Mapping[
     return reply if isinstance(reply, dict) else await reply
 
 
-async def step_by_text(operations: Calls, context: Context, session_id: str, action: Any) -> Reply:
-    """Take a step whose action may have come as text whatever the action space: its JSON then counts, too.
+async def step_by_text(
+    operations: Calls, context: Context, session_id: str, action: Any, timeout_s: float | None = None
+) -> Reply:
+    """Take a step with an action in a form that the action space does not have.
+
+    A text counts as the value whose JSON it is, and a value as the text that its JSON is: clients read a reply such as
+    `42` as JSON before they send it, also where the environment takes text.
 
     Raises:
         ProblemError: Any of a step's problems.
     """
+    step = {"session_id": session_id, **({} if timeout_s is None else {"timeout_s": timeout_s})}
     try:
-        return await operate(operations, context, "step", {"session_id": session_id, "action": action})
+        return await operate(operations, context, "step", {**step, "action": action})
     except ProblemError as problem:
-        if problem.code != "invalid_action" or not isinstance(action, str):
+        if problem.code != "invalid_action":
             raise
         try:
-            action = loads(action, binary=False)
-        except DecodeError:
+            other = loads(action, binary=False) if isinstance(action, str) else _as_text(action)
+            return await operate(operations, context, "step", {**step, "action": other})
+        except (DecodeError, EncodeError):
             raise problem from None
-    return await operate(operations, context, "step", {"session_id": session_id, "action": action})
+        except ProblemError as second:
+            # What is wrong with the action as it came says more.
+            raise problem if second.code == "invalid_action" else second from None
+
+
+def _as_text(value: Any) -> str:
+    return dumps(value, binary=False).decode()

@@ -42,9 +42,11 @@ class BaseSession(ABC):
         seed: Seed of the episode.
         terminated: Whether the task ended.
         truncated: Whether a limit cut the episode.
+        call_id: What a client of another protocol calls the call that runs on it, where one runs.
     """
 
     __slots__ = (
+        "call_id",
         "entry",
         "episode",
         "idle_timeout_s",
@@ -82,6 +84,7 @@ class BaseSession(ABC):
         self.seed: int | None = None
         self.terminated = False
         self.truncated = False
+        self.call_id: str | None = None
 
     @property
     @abstractmethod

@@ -128,6 +128,23 @@ async def test_a_server_with_room_for_one_session(gateway: Server, peer: PeerSer
         await http.delete(f"/v1/registrations/{registered.json()['registration_id']}")
 
 
+async def test_an_mcp_environment_of_openenvs_is_played(gateway: Server, peer: PeerServer) -> None:
+    async with gateway.http() as http:
+        body = {"env_id": "Echo", "url": f"{peer.url}/echo", "protocol": "openenv"}
+        registered = await http.post("/v1/envs", json=body)
+        assert registered.status_code == 201, registered.text
+        async with EnvClient(gateway.url) as client:
+            session = await client.make("Echo")
+            assert json.loads((await session.reset(seed=1)).observation) == {"status": "ready"}
+            listed = json.loads((await session.step('{"type": "list_tools"}')).observation)
+            assert [tool["name"] for tool in listed["tools"]] == ["echo_message"]
+            call = {"type": "call_tool", "tool_name": "echo_message", "arguments": {"message": "hi"}}
+            called = json.loads((await session.step(json.dumps(call))).observation)
+            assert (called["result"]["data"], called["error"]) == ("hi", None)
+            await session.close()
+        await http.delete(f"/v1/registrations/{registered.json()['registration_id']}")
+
+
 async def test_our_client_plays_on_openenvs_server(gateway: Server, peer: PeerServer, openenv: Path) -> None:
     async with gateway.http() as http:
         body = {"env_id": "Guess", "url": f"{peer.url}/many", "protocol": "openenv"}

@@ -16,23 +16,6 @@ _MOST_SESSIONS = 3
 
 
 @schemathesis.hook
-def before_load_schema(context: Any, raw_schema: dict[str, Any]) -> None:
-    """Rewrite what Schemathesis translates wrongly: it makes `prefixItems` the list `items` of older drafts."""
-    _without_prefix_items(raw_schema)
-
-
-def _without_prefix_items(value: Any) -> None:
-    if isinstance(value, dict):
-        if "prefixItems" in value:
-            value["items"] = {"anyOf": value.pop("prefixItems")}
-        for part in value.values():
-            _without_prefix_items(part)
-    elif isinstance(value, list):
-        for part in value:
-            _without_prefix_items(part)
-
-
-@schemathesis.hook
 def map_path_parameters(context: Any, path_parameters: dict[str, Any] | None) -> dict[str, Any] | None:
     """Name environments that are there, most of the time."""
     if path_parameters and "env_id" in path_parameters:
@@ -43,26 +26,15 @@ def map_path_parameters(context: Any, path_parameters: dict[str, Any] | None) ->
 
 @schemathesis.hook
 def map_body(context: Any, body: Any) -> Any:
-    """The same for bodies; numbers are written as this protocol has them, and no request makes 1,024 sessions."""
-    body = _plain_numbers(body)
+    """The same for bodies; and no request makes 1,024 sessions."""
     if not isinstance(body, dict):
         return body
     if "env_id" in body and "url" not in body:
         body["env_id"] = _known(body["env_id"])
-    if type(body.get("count")) is int and 1 <= body["count"] <= 1024:
-        body["count"] = 1 + body["count"] % _MOST_SESSIONS
+    count = body.get("count")
+    if type(count) in (int, float) and count == int(count) and 1 <= count <= 1024:
+        body["count"] = type(count)(1 + count % _MOST_SESSIONS)
     return body
-
-
-def _plain_numbers(value: Any) -> Any:
-    """Integers below 2**53, as such; to JSON Schema, 1.0 is one, too."""
-    if type(value) is float and value.is_integer() and abs(value) < 2**53:
-        return int(value)
-    if type(value) is int and abs(value) >= 2**53:
-        return float(value)
-    if isinstance(value, dict):
-        return {key: _plain_numbers(part) for key, part in value.items()}
-    return [_plain_numbers(part) for part in value] if isinstance(value, list) else value
 
 
 def _known(env_id: Any) -> Any:
@@ -74,9 +46,17 @@ def _known(env_id: Any) -> Any:
 
 @schemathesis.serializer(MSGPACK)
 def as_msgpack(context: Any, value: Any) -> bytes:
-    """Write bodies as MessagePack."""
-    content: bytes = msgpack.packb(value)
+    """Write bodies as MessagePack, which has no integers of more than 64 bits: they are floats there."""
+    content: bytes = msgpack.packb(_in_64_bits(value))
     return content
+
+
+def _in_64_bits(value: Any) -> Any:
+    if type(value) is int and not -(2**63) <= value < 2**64:
+        return float(value)
+    if isinstance(value, dict):
+        return {key: _in_64_bits(part) for key, part in value.items()}
+    return [_in_64_bits(part) for part in value] if isinstance(value, list) else value
 
 
 @schemathesis.deserializer(MSGPACK)

@@ -23,6 +23,7 @@ _CLIENTFAULTS = frozenset(
         "unknown_op",
         "invalid_kwargs",
         "not_found",
+        "method_not_allowed",
         "unknown_env",
         "unauthorized",
         "forbidden",

@@ -159,7 +159,7 @@ def _observation(reply: Mapping[str, Any]) -> str:
 
 
 def _info(reply: Mapping[str, Any]) -> Mapping[str, Any]:
-    info = reply.get("info", {})
-    if not isinstance(info, dict):
+    info = reply.get("info")
+    if info is not None and not isinstance(info, dict):
         raise UpstreamError("the info is not an object")
-    return read_foreign_info(info)
+    return read_foreign_info(info or {})

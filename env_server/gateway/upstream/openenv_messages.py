@@ -16,7 +16,14 @@ from rollgym.env_server.workers.base import StepOutcome
 
 _NOT_OBSERVED = frozenset({"done", "reward", "metadata"})
 _MAX_MESSAGE = 1000
+# The classes of OpenEnv's MCP environments. Their text is the JSON of the whole: an action is a tool's name and its
+# arguments, and no observation of a reset has the fields that the schema of a call's observation requires.
+_MCP_ACTIONS = frozenset({"Action", "CallToolAction", "ListToolsAction"})
+_MCP_OBSERVATIONS = frozenset({"CallToolObservation", "ListToolsObservation"})
 _TRUNCATED = ("truncated", "TimeLimit.truncated")
+
+WHOLE = "."
+"""What a registration names in place of a field where the text is the JSON of the whole object."""
 
 STATE = dumps({"type": "state"}, binary=False)
 CLOSE = dumps({"type": "close"}, binary=False)
@@ -48,12 +55,15 @@ class OpenEnvMessages:
         action_is_text: Whether that field takes a text as it is; the text is the field's JSON otherwise.
         observation_field: The field of a step's observation that is the text; None if that is the observation's JSON.
         reset_field: The same of a reset's observation.
+        is_named: Whether the registration names that field. One that is only guessed from the schema may be missing in
+            an observation: OpenEnv checks no observation against its schema.
     """
 
     action_field: str | None
     action_is_text: bool
     observation_field: str | None
     reset_field: str | None
+    is_named: bool = False
 
     @classmethod
     def of(
@@ -66,7 +76,7 @@ class OpenEnvMessages:
 
         Args:
             schemas: What the server answers to `GET /schema`.
-            action_field: The field that whoever registered the server has named.
+            action_field: The field that the registration names; `WHOLE` for the JSON of all.
             observation_field: Likewise.
 
         Raises:
@@ -74,14 +84,13 @@ class OpenEnvMessages:
         """
         action, observation = _object_schema("action", schemas), _object_schema("observation", schemas)
         begin = _object_schema("reset_observation", {"reset_observation": observation, **schemas})
-        if action_field is None:
-            action_field = _only_action_field(action)
-        field = None if action_field is None else _property("action", action, action_field)
+        field = _action_field(action, action_field)
         return cls(
-            action_field,
-            field is not None and _takes_text(field, action),
+            field,
+            field is not None and _takes_text(_properties(action).get(field), action),
             _observed_field("observation", observation, observation_field),
             _observed_field("reset_observation", begin, observation_field),
+            observation_field is not None,
         )
 
     def reset(self, seed: int | None, parameters: Mapping[str, Any]) -> bytes:
@@ -113,12 +122,13 @@ class OpenEnvMessages:
             OpenEnvRefused: It is an error.
             UpstreamError: It cannot be read.
         """
-        text, info, _ = _read(answer, self.reset_field)
+        # A field that only a step's observation has leaves a reset the JSON of its own.
+        text, info, _ = _read(answer, self.reset_field, must_have=False)
         return text, info
 
     def read_step(self, answer: bytes) -> StepOutcome:
         """What an answer to a step says. Raises like `read_reset`."""
-        text, info, data = _read(answer, self.observation_field)
+        text, info, data = _read(answer, self.observation_field, must_have=self.is_named)
         done, reward = data.get("done"), data.get("reward")
         if type(done) is not bool:
             raise UpstreamError("done of a step is no boolean")
@@ -161,8 +171,16 @@ def _message(data: Mapping[str, Any]) -> str:
     return "; ".join(parts)[:_MAX_MESSAGE]
 
 
-def _read(answer: bytes, field: str | None) -> tuple[str, Mapping[str, Any], dict[str, Any]]:
-    """The text, the info and all else of an answer with an observation."""
+def _read(
+    answer: bytes, field: str | None, *, must_have: bool
+) -> tuple[str, Mapping[str, Any], dict[str, Any]]:
+    """The text, the info and all else of an answer with an observation.
+
+    Args:
+        answer: The answer.
+        field: The field that is the text, or None for the JSON of all.
+        must_have: Whether an observation without that field cannot be used; its text is the JSON of all otherwise.
+    """
     data = read_data(answer)
     observation = data.get("observation")
     if not isinstance(observation, dict):
@@ -171,54 +189,76 @@ def _read(answer: bytes, field: str | None) -> tuple[str, Mapping[str, Any], dic
     for given in (observation.get("metadata"), data.get("metadata")):
         if isinstance(given, dict):
             metadata |= given
-    own = observation.get("info")
-    others = {name: value for name, value in observation.items() if name not in _NOT_OBSERVED}
-    if field is None:
-        text = as_text(others)
-    elif field in observation:
+    info = {name: value for name, value in observation.items() if name not in _NOT_OBSERVED}
+    if field is not None and field in observation:
         text = "" if observation[field] is None else as_text(observation[field])
-        del others[field]
-    else:
+        info.pop(field, None)
+    elif must_have and field is not None:
         raise UpstreamError(f"there is no {field!r} in the observation")
+    else:
+        # OpenEnv's MCP environments say how an episode begins in the metadata, and nowhere else.
+        text = as_text(info or metadata)
+    own = info.get("info")
     if isinstance(own, dict):
-        del others["info"]
-        others |= own
+        del info["info"]
+        info |= own
     if metadata:
-        others["metadata"] = metadata
-    return text, read_foreign_info(others), data
+        info["metadata"] = metadata
+    return text, read_foreign_info(info), data
 
 
 def _object_schema(name: str, schemas: Mapping[str, Any]) -> Mapping[str, Any]:
     schema = schemas.get(name)
-    if not isinstance(schema, dict) or not isinstance(schema.get("properties"), dict):
-        raise UpstreamError(f"the schema of the {name} is not that of an object")
+    if not isinstance(schema, dict):
+        raise UpstreamError(f"there is no schema of the {name}")
     return schema
 
 
-def _property(name: str, schema: Mapping[str, Any], field: str) -> Any:
-    if field not in schema["properties"]:
-        known = ", ".join(sorted(schema["properties"]))
-        raise UpstreamError(f"the {name} has no field {field!r}: it has {known}")
-    return schema["properties"][field]
+def _properties(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The fields that a schema lists; none where it is a choice between several objects."""
+    properties = schema.get("properties")
+    return properties if isinstance(properties, dict) else {}
 
 
-def _only_action_field(schema: Mapping[str, Any]) -> str | None:
-    fields = [field for field in schema["properties"] if field != "metadata"]
-    required = [field for field in fields if field in schema.get("required", ())]
-    return next((found[0] for found in (required, fields) if len(found) == 1), None)
+def _check_field(name: str, schema: Mapping[str, Any], field: str) -> None:
+    properties = _properties(schema)
+    # A schema without a list of fields allows any.
+    if properties and field not in properties:
+        raise UpstreamError(f"the {name} has no field {field!r}: it has {', '.join(sorted(properties))}")
+
+
+def _action_field(schema: Mapping[str, Any], named: str | None) -> str | None:
+    if named == WHOLE:
+        return None
+    if named is not None:
+        _check_field("action", schema, named)
+        return named
+    if schema.get("title") in _MCP_ACTIONS:
+        return None
+    return _only_field(schema, [field for field in _properties(schema) if field != "metadata"])
 
 
 def _observed_field(name: str, schema: Mapping[str, Any], named: str | None) -> str | None:
+    if named == WHOLE:
+        return None
     if named is not None:
-        _property(name, schema, named)
+        _check_field(name, schema, named)
         return named
-    fields = [
+    if schema.get("title") in _MCP_OBSERVATIONS:
+        return None
+    texts = [
         field
-        for field, each in schema["properties"].items()
+        for field, each in _properties(schema).items()
         if field not in _NOT_OBSERVED and _takes_text(each, schema)
     ]
-    required = [field for field in fields if field in schema.get("required", ())]
-    return next((found[0] for found in (required, fields) if len(found) == 1), None)
+    return _only_field(schema, texts)
+
+
+def _only_field(schema: Mapping[str, Any], fields: list[str]) -> str | None:
+    """The one of these fields that is required, or else the only one; None where there are several, or none."""
+    required = schema.get("required")
+    found = [field for field in fields if isinstance(required, list) and field in required]
+    return next((each[0] for each in (found, fields) if len(each) == 1), None)
 
 
 def _takes_text(field: Any, schema: Mapping[str, Any]) -> bool:
@@ -231,7 +271,10 @@ def _alternatives(field: Any, schema: Mapping[str, Any]) -> Iterator[Mapping[str
         return
     reference = field.get("$ref")
     if isinstance(reference, str):
-        field = schema.get("$defs", {}).get(reference.removeprefix("#/$defs/"), {})
+        definitions = schema.get("$defs")
+        field = definitions.get(reference.removeprefix("#/$defs/")) if isinstance(definitions, dict) else None
+        if not isinstance(field, dict):
+            return
     choices = field.get("anyOf", field.get("oneOf"))
     for each in choices if isinstance(choices, list) else [field]:
         if isinstance(each, dict):

@@ -36,7 +36,10 @@ def read_info(reply: Mapping[str, Any]) -> Mapping[str, Any]:
     Raises:
         UpstreamError: It is no object, or holds what cannot be read.
     """
-    info = reply.get("info", {})
+    info = reply.get("info")
+    if info is None:
+        # Go and other languages write an empty mapping that was never made as null.
+        return {}
     if not isinstance(info, dict):
         raise UpstreamError("the info is not an object")
     try:

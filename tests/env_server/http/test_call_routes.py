@@ -179,3 +179,68 @@ async def test_fastapi_runs_a_hot_call_to_the_same_answer(
     monkeypatch.setattr(step, "handle", fastapi)
     assert [(await client.post(path, json=each)).json() for each in fields] == plain
     assert len({each.get("code") for each in plain}) >= 3
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("PUT", "/v1/sessions", "GET, HEAD, OPTIONS, POST"),
+        ("GET", PLAIN, "OPTIONS, POST"),
+        ("HEAD", PLAIN, "OPTIONS, POST"),
+        ("POST", "/v1/sessions/none", "DELETE, GET, HEAD, OPTIONS"),
+        ("PATCH", "/openenv/Count/mcp", "POST, DELETE"),
+        ("DELETE", "/openenv/Count/openapi.json", "GET, HEAD, OPTIONS"),
+        ("POST", "/health", "GET, HEAD, OPTIONS"),
+        ("QUERY", "/v1/info", "GET, HEAD, OPTIONS"),
+    ],
+)
+async def test_a_method_that_a_path_does_not_have_is_not_allowed(
+    client: httpx.AsyncClient, method: str, path: str, allowed: str
+) -> None:
+    """Whoever asks: the answer says no more than the OpenAPI document, which needs no token."""
+    for headers in ({}, {"Authorization": "Bearer unknown"}):
+        answer = await client.request(method, path, headers=headers)
+        if "mcp" in path and answer.status_code == 401:
+            continue
+        assert (answer.status_code, answer.headers["allow"]) == (405, allowed)
+        if method != "HEAD":
+            assert answer.json()["code"] == "method_not_allowed"
+
+
+async def test_options_are_answered_with_the_methods_and_head_as_get_without_a_body(
+    client: httpx.AsyncClient, tokens: tuple[Path, dict[str, str]]
+) -> None:
+    headers = {"Authorization": f"Bearer {tokens[1]['player']}"}
+    for path in ("/v1/info", "/health", "/openapi.json", "/openenv/Count/health", "/v1/envs/Count"):
+        got, head = [await client.request(each, path, headers=headers) for each in ("GET", "HEAD")]
+        assert (head.status_code, head.content) == (got.status_code, b"")
+        assert head.headers["content-type"] == got.headers["content-type"]
+        assert int(head.headers["content-length"]) > 0
+        options = await client.options(path)
+        assert (options.status_code, options.content) == (204, b"")
+        assert options.headers["allow"] == "GET, HEAD, OPTIONS"
+    assert (await client.head("/v1/info")).status_code == 401, "it needs the token that a GET needs"
+    assert (await client.options("/v1/nothing")).status_code == 404
+    assert (await client.head("/v1/nothing")).status_code == 404
+
+
+async def test_a_whole_number_may_be_written_with_a_point(
+    client: httpx.AsyncClient, tokens: tuple[Path, dict[str, str]]
+) -> None:
+    headers = {"Authorization": f"Bearer {tokens[1]['player']}"}
+    body = {"env_id": "Count", "count": 2.0, "reset": {"seed": 7.0}}
+    answer = await client.post("/v1/sessions", json=body, headers=headers)
+    assert answer.status_code == 201, answer.text
+    made = answer.json()["sessions"]
+    assert [each["reset"]["seed"] for each in made] == [7, 7]
+    path = f"/v1/sessions/{made[0]['session_id']}"
+    step = {"action": "a", "episode": 0.0, "step": 0.0}
+    stepped = await client.post(f"{path}/step", json=step, headers=headers)
+    assert (stepped.status_code, stepped.json()["step"]) == (200, 1)
+    forked = await client.post(f"{path}/fork", json={"count": 1.0, "reseed": 3.0}, headers=headers)
+    assert forked.status_code == 201
+    for count in (2.5, True, "2", 1e300, -1.0):
+        refused = await client.post("/v1/sessions", json={**body, "count": count}, headers=headers)
+        assert refused.json()["code"] == "invalid_request", count
+    ids = [*(each["session_id"] for each in made), *forked.json()["session_ids"]]
+    await client.post("/v1/sessions/close", json={"session_ids": ids}, headers=headers)

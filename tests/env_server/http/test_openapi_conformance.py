@@ -21,9 +21,6 @@ EXAMPLES = os.environ.get("ROLLGYM_SCHEMA_EXAMPLES", "12")
 SERVED = "tests.support.served_envs"
 
 CONFIG = """
-[checks.unsupported_method]
-# The protocol answers a method that a path does not have as `not_found`; it has no 405.
-enabled = false
 [checks.positive_data_acceptance]
 expected-statuses = ["2xx", "401", "403", "404", "409", "410", "429"]
 [checks.negative_data_rejection]
@@ -48,6 +45,12 @@ FREE = (
     "post_announce",
     "post_run_code",
     *("post_gem_make", "post_gem_step", "post_openenv_reset_one", "post_openenv_step_one"),
+    *(
+        "post_openenv_task_one",
+        "post_openenv_tasks_one",
+        "post_openenv_num_tasks_one",
+        "post_openenv_task_range_one",
+    ),
 )
 
 
@@ -67,6 +70,7 @@ def conforms(server: Server, token: str, place: Path, env_ids: str) -> None:
         *("--exclude-path", "/v1/ws", "--exclude-path", "/v1/sandbox/session"),
         # Another socket; and JSON-RPC, whose errors are good answers over HTTP: `test_described_routes.py` looks at it.
         *("--exclude-path", "/openenv/{env_id}/ws", "--exclude-path", "/mcp/{env_id}"),
+        *("--exclude-path", "/openenv/{env_id}/mcp"),
     )
     environment = os.environ | {
         "SCHEMATHESIS_HOOKS": "tests.support.schema_hooks",

@@ -149,7 +149,7 @@ OVER_HTTP: list[tuple[str, str, str, dict[str, Any]]] = [
     ("unsupported_media_type", "POST", "/v1/sessions", {"content": b"a=b", "headers": {"Content-Type": "text/plain"}}),
     ("too_large", "POST", "/v1/sessions", {"content": b"[" + b"1," * 2**20}),
     ("not_found", "GET", "/v1/nothing", {}),
-    ("not_found", "PUT", "/v1/sessions", {}),
+    ("method_not_allowed", "PUT", "/v1/sessions", {}),
     ("not_found", "GET", "/", {}),
     ("unknown_env", "POST", "/v1/sessions", {"json": {"env_id": "Nowhere"}}),
     ("unknown_env", "GET", "/v1/envs/Nowhere", {}),
@@ -283,20 +283,20 @@ WRONG_TYPES: list[tuple[str, dict[str, Any]]] = [
     *(
         ("step", {"action": "a", name: wrong})
         for name in ("step", "episode")
-        for wrong in (-1, True, "0", 0.0)
+        for wrong in (-1, True, "0", 0.5)
     ),
     *(("step", {"action": "a", "timeout_s": wrong}) for wrong in (True, "5", 0, -1, math.nan, math.inf)),
     *(
         ("step", {"action": "a", "autoreset": True, "reset": {"seed": wrong}})
         for wrong in (True, "1", -1, 2**53)
     ),
-    *(("reset", {"seed": wrong}) for wrong in (True, "1", 1.0, -1, 2**53)),
+    *(("reset", {"seed": wrong}) for wrong in (True, "1", 1.5, -1, 2**53)),
     *(("reset", {"again": wrong}) for wrong in ("yes", 1, None)),
     *(("reset", {"request_id": wrong}) for wrong in (b"one", 1, "")),
     *(("render", {"mode": wrong}) for wrong in (b"ansi", 1, True)),
-    *(("fork", {"count": wrong}) for wrong in (True, "1", 0, 1.0)),
+    *(("fork", {"count": wrong}) for wrong in (True, "1", 0, 1.5)),
     *(("fork", {"reseed": wrong}) for wrong in (True, "1", 1.5)),
-    *(("make", {"env_id": "Count", "count": wrong}) for wrong in (True, "1", 0, 2.0)),
+    *(("make", {"env_id": "Count", "count": wrong}) for wrong in (True, "1", 0, 2.5)),
     *(("make", {"env_id": "Count", "lingers": wrong}) for wrong in ("no", 0, None)),
     *(("make", {"env_id": "Count", "idle_timeout_s": wrong}) for wrong in (True, "9", math.nan, 0)),
     ("make", {"env_id": b"Count"}),

@@ -42,11 +42,24 @@ async def test_every_route_is_described_and_nothing_else(settings: dict[str, Any
     assert paths == set((await described(served))["paths"])
 
 
+@pytest.mark.parametrize("settings", SETTINGS)
+async def test_every_operation_has_an_id_of_its_own_a_description_and_a_tag(settings: dict[str, Any]) -> None:
+    document = await described(app(**settings))
+    operations = [each for methods in document["paths"].values() for each in methods.values()]
+    ids = [each["operationId"] for each in operations]
+    assert len(ids) == len(set(ids))
+    known = {tag["name"] for tag in document["tags"]}
+    for each in operations:
+        assert each["description"]
+        assert known.issuperset(each["tags"])
+    assert document["servers"] == [{"url": "/"}]
+
+
 @pytest.mark.parametrize(
     ("settings", "sockets"),
     [
-        (SETTINGS[0], {"/v1/ws", "/openenv/{env_id}/ws"}),
-        (SETTINGS[1], {"/v1/ws", "/openenv/{env_id}/ws", "/v1/sandbox/session"}),
+        (SETTINGS[0], {"/v1/ws", "/openenv/{env_id}/ws", "/openenv/{env_id}/mcp"}),
+        (SETTINGS[1], {"/v1/ws", "/openenv/{env_id}/ws", "/openenv/{env_id}/mcp", "/v1/sandbox/session"}),
     ],
 )
 async def test_sockets_are_told_from_calls(settings: dict[str, Any], sockets: set[str]) -> None:

@@ -148,7 +148,6 @@ async def test_what_goes_wrong_is_told_to_the_agent_and_the_session_goes_on(plai
             ("step", {"action": "a", "more": 1}),
             ("reset", {"seed": -1}),
             ("reset", {"seed": "four"}),
-            ("step", {"action": 5}),
         ):
             assert (await client.call_tool(tool, arguments)).is_error, (tool, arguments)
         with pytest.raises(MCPError, match="there is no tool 'fly'"):
@@ -249,11 +248,18 @@ async def test_messages_that_are_none_of_mcps(plain: Server) -> None:
     async with plain.http() as client:
         for content, status, code in (
             (b"{", 400, -32700),
-            (b"[]", 400, -32700),
+            (b"[]", 400, -32600),
+            (b"5", 400, -32600),
+            (b'"ping"', 400, -32600),
+            (b"null", 400, -32600),
             (b"{}", 400, -32600),
             (b'{"jsonrpc": "1.0", "id": 1, "method": "ping"}', 400, -32600),
             (b'{"jsonrpc": "2.0", "id": null, "method": "ping"}', 400, -32600),
             (b'{"jsonrpc": "2.0", "id": true, "method": "ping"}', 400, -32600),
+            (b'{"jsonrpc": "2.0", "id": 1.5, "method": "ping"}', 400, -32600),
+            (b'{"jsonrpc": "2.0", "id": [1], "method": "ping"}', 400, -32600),
+            (b"[" * 10_000, 400, -32700),
+            (b"[" * 10_000 + b"]" * 10_000, 400, -32700),
             (b'{"jsonrpc": "2.0", "id": 1, "method": "ping", "params": []}', 400, -32602),
             (b'{"jsonrpc": "2.0", "id": 1, "method": "resources/list"}', 200, -32601),
             (b'{"jsonrpc": "2.0", "id": 1, "method": "tools/list"}', 400, -32600),
@@ -272,6 +278,9 @@ async def test_messages_that_are_none_of_mcps(plain: Server) -> None:
         assert (await rpc(client, "Count", "ping")).json() == {"jsonrpc": "2.0", "id": 1, "result": {}}
         assert (await client.get("/mcp/Count", headers=HEADERS)).status_code == 405
         assert (await client.delete("/mcp/Count")).status_code == 422
+        for session in ("bad id!", "0.none", "x" * 200):
+            ended = await client.delete("/mcp/Count", headers={"Mcp-Session-Id": session})
+            assert (ended.status_code, ended.json()["code"]) == (404, "unknown_session")
         large = await client.post("/mcp/Count", content=b" " * 2_000_000, headers=HEADERS)
         assert large.status_code == 413
 
@@ -299,6 +308,113 @@ async def test_sessions_that_cannot_begin_leave_nothing(plain: Server) -> None:
         assert (await rpc(client, "Count", "tools/list", session="0.none")).status_code == 404
         await client.delete("/mcp/Count", headers={"Mcp-Session-Id": session})
         assert (await client.get("/v1/sessions")).json()["sessions"] == []
+
+
+async def post(client: httpx.AsyncClient, session: str, message: Any, **headers: str) -> httpx.Response:
+    """Send a message to SlowCount on a connection that may go to either process."""
+    return await client.post(
+        "/mcp/SlowCount", json=message, headers={**HEADERS, "Mcp-Session-Id": session, **headers}
+    )
+
+
+def call_of_step(message_id: Any, action: str) -> dict[str, Any]:
+    params = {"name": "step", "arguments": {"action": action}}
+    return {"jsonrpc": "2.0", "id": message_id, "method": "tools/call", "params": params}
+
+
+def cancellation(message_id: Any) -> dict[str, Any]:
+    params = {"requestId": message_id, "reason": "the user has other plans"}
+    return {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": params}
+
+
+async def test_a_session_that_has_ended_is_not_found_whatever_is_said_to_it(plain: Server) -> None:
+    async with plain.http() as client:
+        session = await begin(client, "SlowCount")
+        ping = {"jsonrpc": "2.0", "id": 2, "method": "ping"}
+        messages = [
+            ping,
+            {"jsonrpc": "2.0", "method": "notifications/initialized"},
+            {"jsonrpc": "2.0", "id": 9, "result": {}},
+            cancellation(4),
+            [ping],
+            call_of_step(3, "a"),
+        ]
+        assert (await post(client, session, ping)).json()["result"] == {}
+        assert (await client.delete("/mcp/SlowCount", headers={"Mcp-Session-Id": session})).status_code == 204
+        for message in messages:
+            for gone in (session, "bad id!"):
+                assert (await post(client, gone, message)).status_code == 404, message
+        again = await client.delete("/mcp/SlowCount", headers={"Mcp-Session-Id": session})
+        assert again.status_code == 404
+
+
+async def test_a_call_that_is_cancelled_ends_and_leaves_the_session_usable(anywhere: Server) -> None:
+    async with anywhere.http() as client, anywhere.http() as other:
+        session = await begin(client, "SlowCount?seed=1")
+        for message_id in (5, "5", 0, -1):
+            running = asyncio.create_task(post(client, session, call_of_step(message_id, "sleep 15")))
+            async with asyncio.timeout(10):
+                while not running.done():
+                    assert (await post(other, session, cancellation(message_id))).status_code == 202
+                    await asyncio.sleep(0.05)
+            result = (await running).json()["result"]
+            assert result["_meta"][META]["problem"]["cancelled"] is True
+            reset = {"name": "reset", "arguments": {"seed": 1}}
+            began = await rpc(other, "SlowCount", "tools/call", reset, session=session)
+            assert not began.json()["result"]["isError"], began.text
+            stepped = await post(client, session, call_of_step(6, "a"))
+            assert stepped.json()["result"]["_meta"][META]["observation"] == "1 a"
+        assert (await client.delete("/mcp/SlowCount", headers={"Mcp-Session-Id": session})).status_code == 204
+
+
+async def test_the_cancellation_of_another_call_or_of_none_changes_nothing(anywhere: Server) -> None:
+    async with anywhere.http() as client, anywhere.http() as other:
+        session = await begin(client, "SlowCount?seed=1")
+        assert not (await post(client, session, call_of_step(1, "a"))).json()["result"]["isError"]
+        running = asyncio.create_task(post(client, session, call_of_step(2, "sleep 1")))
+        while not running.done():
+            # One that has ended, one with the text of its number, and ids that there are not.
+            for message_id in (1, "2", None, True, 2.5, [2], {}):
+                assert (await post(other, session, cancellation(message_id))).status_code == 202
+        assert (await running).json()["result"]["_meta"][META]["observation"] == "2 sleep 1"
+        bare = {"jsonrpc": "2.0", "method": "notifications/cancelled"}
+        for message in (bare, {**bare, "params": []}, {**bare, "params": None}):
+            assert (await post(client, session, message)).status_code == 202
+        await client.delete("/mcp/SlowCount", headers={"Mcp-Session-Id": session})
+
+
+async def test_batches_are_answered_under_the_revision_that_has_them(plain: Server) -> None:
+    async with plain.http() as client:
+        session = await begin(client, "SlowCount?seed=1")
+        noted = {"jsonrpc": "2.0", "method": "notifications/initialized"}
+        first, second = call_of_step(1, "a"), call_of_step("b", "b")
+        begun = {"jsonrpc": "2.0", "id": 3, "method": "initialize", "params": {}}
+        for headers in ({}, {"MCP-Protocol-Version": "2025-03-26"}):
+            answer = await post(client, session, [first, noted, 5, begun, second], **headers)
+            assert answer.status_code == 200
+            said = answer.json()
+            assert [each["id"] for each in said] == [1, None, 3, "b"]
+            assert [each.get("error", {}).get("code") for each in said] == [None, -32600, -32600, None]
+            assert not said[0]["result"]["isError"]
+            await rpc(client, "SlowCount", "tools/call", {"name": "reset"}, session=session)
+        assert (await post(client, session, [noted, noted])).status_code == 202
+        newer = {"MCP-Protocol-Version": "2025-11-25"}
+        for messages, headers in (([first], newer), ([], {}), ([noted] * 5_000, {}), ([noted] * 101, {})):
+            refused = await post(client, session, messages, **headers)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (400, -32600)
+        await client.delete("/mcp/SlowCount", headers={"Mcp-Session-Id": session})
+
+
+async def test_openenvs_path_speaks_mcp_to_mcps_clients(plain: Server) -> None:
+    """Some clients, such as the Inspector, know no path of a server that does not end in /mcp."""
+    async with httpx2.AsyncClient(timeout=30) as http:
+        transport = streamable_http_client(f"{plain.url}/openenv/ToolUse-v0/mcp?seed=5", http_client=http)
+        async with Client(transport) as client:
+            assert {"reset", "step", "calculator"} <= {
+                tool.name for tool in (await client.list_tools()).tools
+            }
+            assert said(await client.call_tool("calculator", {"expression": "6 * 7"})) == "42"
+    assert await sessions(plain) == [], "a session ends with that of its client"
 
 
 # -- forms -------------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -12,6 +13,7 @@ import jsonschema
 import pytest
 import websockets
 
+from rollgym.env_server.protocols.openenv_forms import class_name
 from tests.support.client_server import ServerProcess
 from tests.support.wire import Server
 
@@ -109,11 +111,14 @@ async def test_every_message_is_answered_and_none_ends_the_session(plain: Server
         for kind, data, code in (
             ("nonsense", None, "UNKNOWN_TYPE"),
             (None, None, "UNKNOWN_TYPE"),
-            ("mcp", {"jsonrpc": "2.0", "method": "tools/list", "id": 1}, "UNKNOWN_TYPE"),
             ("step", None, "VALIDATION_ERROR"),
             ("step", {}, "VALIDATION_ERROR"),
             ("step", {"action": "a", "more": 1}, "VALIDATION_ERROR"),
-            ("step", {"action": 5}, "VALIDATION_ERROR"),
+            ("step", {"type": "list_tools", "action": "a"}, "VALIDATION_ERROR"),
+            ("step", {"type": "call_tool", "arguments": {}}, "VALIDATION_ERROR"),
+            ("step", {"type": "call_tool", "tool_name": 5}, "VALIDATION_ERROR"),
+            ("reset", {"split": "train", "index": -1}, "VALIDATION_ERROR"),
+            ("reset", {"split": "dev", "index": 1}, "VALIDATION_ERROR"),
             ("reset", {"seed": -1}, "VALIDATION_ERROR"),
             ("reset", {"seed": 1, "episode_id": "x" * 256}, "VALIDATION_ERROR"),
             ("reset", [], "VALIDATION_ERROR"),
@@ -277,7 +282,7 @@ async def test_calls_over_http_leave_no_session(plain: Server) -> None:
         raised = await client.post("/openenv/Count/step", json={"action": {"action": "raise"}})
         assert raised.status_code == 500
         assert "RuntimeError" in raised.json()["detail"]
-        for body in ({}, {"action": "a"}, {"action": {"text": "a"}}, {"action": {"action": 3}}):
+        for body in ({}, {"action": "a"}, {"action": {"text": "a"}}):
             refused = await client.post("/openenv/Count/step", json=body)
             assert (refused.status_code, bool(refused.json()["detail"])) == (422, True)
         assert (await client.get("/openenv/Count/state")).json() == {"episode_id": None, "step_count": 0}
@@ -306,3 +311,190 @@ async def test_the_schemas_fit_what_goes_over_the_wire(plain: Server, env_id: st
             observation = {**seen["observation"], "reward": seen["reward"], "done": seen["done"]}
             jsonschema.validate(observation, schemas[name])
         jsonschema.validate(await env.good("state"), schemas["state"])
+
+
+def test_schemas_are_named_as_openenvs_classes_are() -> None:
+    """Clients take an `Action`, a `CallToolAction` and a `ListToolsAction` for calls of tools."""
+    for env_id, name in (
+        ("FrozenLake-v0", "FrozenLake"),
+        ("my.game_two-v12", "MyGameTwo"),
+        ("v1", "V1"),
+        ("-v1", "Env"),
+        ("2048-v0", "Env2048"),
+        ("CallTool-v0", "EnvCallTool"),
+        ("list.tools", "EnvListTools"),
+    ):
+        assert class_name(env_id) == name
+
+
+async def test_a_value_for_an_environment_of_text_is_its_text(plain: Server) -> None:
+    """Clients read a reply such as 42 as JSON before they send it."""
+    async with openenv(plain, "Count") as env:
+        await env.good("reset", {"kwargs": {"length": 9}})
+        for value, text in ((42, "42"), (1.5, "1.5"), (True, "true"), (None, "null"), ([1, 2], "[1,2]")):
+            seen = await env.good("step", {"action": value})
+            assert seen["observation"]["text"].partition(" ")[2] == text
+
+
+TOOLS = [
+    *("calculator", "search", "store_list", "store_get", "store_set"),
+    *("store_delete", "date_add", "date_difference", "weekday", "take_action"),
+]
+
+
+async def test_tools_are_listed_and_called_on_the_socket(anywhere: Server) -> None:
+    env_id = "ToolUse-v0"
+    async with anywhere.http() as client:
+        if (await client.get(f"/v1/envs/{env_id}")).status_code == 404:
+            pytest.skip("the node serves the tests' environments alone")
+    async with openenv(anywhere, env_id) as env:
+        listed = await env.good("step", {"type": "list_tools"})
+        assert (listed["reward"], listed["done"]) == (None, False)
+        assert [tool["name"] for tool in listed["observation"]["tools"]] == TOOLS
+        assert set(listed["observation"]["tools"][0]) == {"name", "description", "input_schema"}
+        assert (await env.good("reset", {"seed": 3}))["metadata"]["seed"] == 3
+        call = {"type": "call_tool", "tool_name": "calculator", "arguments": {"expression": "6*7"}}
+        called = await env.good("step", call)
+        assert called["observation"]["result"]["data"] == "42"
+        assert (called["observation"]["error"], called["metadata"]["step"]) == (None, 1)
+        unknown = await env.good("step", {**call, "tool_name": "../../etc/passwd"})
+        assert unknown["observation"]["error"]["error_type"] == "tool_not_found"
+        asked = {"jsonrpc": "2.0", "id": "a", "method": "tools/list"}
+        await env.connection.send(json.dumps({"type": "mcp", "data": asked}))
+        answer = await env.answer()
+        assert (answer["type"], answer["data"]["id"]) == ("mcp", "a")
+        assert [tool["name"] for tool in answer["data"]["result"]["tools"]] == TOOLS
+        ended = {
+            "type": "call_tool",
+            "tool_name": "take_action",
+            "arguments": {"action": "<answer>1</answer>"},
+        }
+        assert (await env.good("step", ended))["done"] is True
+        assert await env.code("step", ended) == "EXECUTION_ERROR"
+        wrong = await env.good("step", {**ended, "arguments": {}})
+        assert wrong["observation"]["error"]["error_type"] == "invalid_args"
+
+
+async def rpc(client: httpx.AsyncClient, env_id: str, method: str, **params: Any) -> dict[str, Any]:
+    body = {"jsonrpc": "2.0", "id": 7, "method": method, "params": params}
+    answer = await client.post(f"/openenv/{env_id}/mcp", json=body)
+    assert answer.status_code == 200, answer.text
+    found: dict[str, Any] = answer.json()
+    assert (found["jsonrpc"], found["id"]) == ("2.0", 7)
+    return found
+
+
+async def test_a_session_that_was_made_over_http_is_shared_with_a_socket(plain: Server) -> None:
+    """As OpenEnv's tool client does it: it begins episodes on the socket, and calls tools over HTTP."""
+    async with plain.http() as client:
+        session_id = (await rpc(client, "SlowCount", "openenv/session/create"))["result"]["session_id"]
+        url = f"ws://127.0.0.1:{plain.port}/openenv/SlowCount/ws?session_id={session_id}"
+        async with websockets.connect(url) as connection:
+            env = OpenEnv(connection)
+            assert (await env.good("reset", {"seed": 5}))["metadata"]["seed"] == 5
+            assert await env.code("reset", {"kwargs": {"length": 2}}) == "VALIDATION_ERROR"
+            listed = await rpc(client, "SlowCount", "tools/list", session_id=session_id)
+            assert [tool["name"] for tool in listed["result"]["tools"]] == ["take_action"]
+            call = {"name": "take_action", "arguments": {"action": "a"}, "session_id": session_id}
+            assert (await rpc(client, "SlowCount", "tools/call", **call))["result"]["data"] == "1 a"
+            assert (await env.good("state"))["step_count"] == 1
+        # The session is the client's, who ends it.
+        assert [each["session_id"] for each in await sessions(plain)] == [session_id]
+        other = await rpc(client, "Count", "tools/list", session_id=session_id)
+        assert other["error"]["data"]["code"] == "unknown_session"
+        closed = await rpc(client, "SlowCount", "openenv/session/close", session_id=session_id)
+        assert closed["result"] == {"session_id": session_id, "closed": True}
+        gone = await rpc(client, "SlowCount", "openenv/session/close", session_id=session_id)
+        assert gone["error"]["code"] == -32602
+        async with websockets.connect(url) as connection:
+            assert (await OpenEnv(connection).answer())["data"]["code"] == "SESSION_ERROR"
+    assert await sessions(plain) == []
+
+
+async def test_messages_over_http_that_name_no_session_leave_none(plain: Server) -> None:
+    async with plain.http() as client:
+        call = {"name": "take_action", "arguments": {"action": "a"}}
+        assert (await rpc(client, "Count", "tools/call", **call))["result"]["data"] == "1 a"
+        for method, params, code in (
+            ("tools/call", {"name": "../x"}, -32602),
+            ("tools/call", {}, -32602),
+            ("tools/call", {"name": "take_action", "arguments": {"action": "raise"}}, -32000),
+            ("tools/list", {"session_id": 5}, -32602),
+            ("openenv/session/close", {}, -32602),
+            ("resources/list", {}, -32601),
+        ):
+            assert (await rpc(client, "Count", method, **params))["error"]["code"] == code, method
+        for content, code in (
+            (b"{", -32700),
+            (b"{}", -32600),
+            (b"[]", -32600),
+            (b"3", -32600),
+            (b'{"jsonrpc": "2.0", "id": {}, "method": "tools/list"}', -32600),
+            (b'{"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": []}', -32600),
+            (b"[" * 10_000 + b"]" * 10_000, -32700),
+        ):
+            headers = {"Content-Type": "application/json"}
+            answer = await client.post("/openenv/Count/mcp", content=content, headers=headers)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (200, code), content[:50]
+    assert await sessions(plain) == []
+
+
+async def test_a_socket_of_json_rpc_is_one_session(plain: Server) -> None:
+    url = f"ws://127.0.0.1:{plain.port}/openenv/Count/mcp"
+    async with websockets.connect(url) as connection:
+        for place in (1, 2, 3):
+            params = {"name": "take_action", "arguments": {"action": "a"}}
+            call = {"jsonrpc": "2.0", "id": place, "method": "tools/call", "params": params}
+            await connection.send(json.dumps(call))
+            answer = json.loads(await connection.recv())
+            assert answer["id"] == place
+            assert answer["result"]["data"].startswith(f"{place} a")
+        assert "The episode has ended" in answer["result"]["data"]
+        await connection.send("{")
+        assert json.loads(await connection.recv())["error"]["code"] == -32700
+    await until_none_is_left(plain)
+
+
+async def test_a_task_is_what_a_reset_takes(plain: Server) -> None:
+    async with plain.http() as client:
+        base = "/openenv/FrozenLake-v0"
+        assert (await client.get(f"{base}/list_environments")).json() == ["FrozenLake-v0"]
+        splits = (await client.get(f"{base}/frozenlake-v0/splits")).json()
+        assert {"name": "valid", "type": "validation"} in splits
+        count = (await client.post(f"{base}/FrozenLake-v0/num_tasks", json={"split": "test"})).json()
+        assert count == {"num_tasks": 10_000}
+        some = {"split": "test", "start": -1}
+        (last,) = (await client.post(f"{base}/FrozenLake-v0/task_range", json=some)).json()["tasks"]
+        assert last["index"] == 9_999
+        tasks = (await client.post(f"{base}/FrozenLake-v0/tasks", json={"split": "test"})).json()
+        one = {"split": "test", "index": 4}
+        task = (await client.post(f"{base}/FrozenLake-v0/task", json=one)).json()["task"]
+        assert tasks["tasks"][4] == task
+        assert (tasks["env_name"], task["task_id"]) == ("FrozenLake-v0", "test-4")
+        whole, named = [(await client.post(f"{base}/reset", json=each)).json() for each in (task, one)]
+        assert whole == named
+        assert whole["metadata"]["seed"] == 4
+        for path, body, status in (
+            ("FrozenLake-v0/task", {"split": "test", "index": 10_000}, 422),
+            ("FrozenLake-v0/task", {"split": "dev", "index": 1}, 422),
+            ("FrozenLake-v0/tasks", {"split": "test", "more": 1}, 422),
+            ("Sokoban-v0/tasks", {"split": "test"}, 404),
+        ):
+            assert (await client.post(f"{base}/{path}", json=body)).status_code == status
+        assert (await client.get("/openenv/Count/Count/splits")).json() == [
+            {"name": "train", "type": "train"}
+        ]
+
+
+async def test_an_environment_has_a_description_of_its_own(plain: Server) -> None:
+    async with plain.http() as client:
+        document = (await client.get("/openenv/Count/openapi.json")).json()
+        assert document["info"] == {"title": "Count", "description": "Counts.", "version": "1.0.0"}
+        assert document["servers"] == [{"url": "/openenv/Count"}]
+        assert {"/reset", "/step", "/state", "/mcp", "/{env_name}/tasks"} <= set(document["paths"])
+        for methods in document["paths"].values():
+            for called in methods.values():
+                assert all(each["name"] != "env_id" for each in called.get("parameters", ()))
+        named = set(re.findall(r"#/components/schemas/(\w+)", json.dumps(document)))
+        assert named == set(document["components"]["schemas"])
+        assert (await client.get("/openenv/Coumt/openapi.json")).status_code == 404

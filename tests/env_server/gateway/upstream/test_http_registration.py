@@ -588,7 +588,7 @@ async def test_a_server_without_the_setting_takes_no_registrations() -> None:
     with ServerProcess(("--log-level", "error")) as server:
         async with httpx.AsyncClient(base_url=server.url) as http:
             answer = await register(http, "Any", "http://127.0.0.1:1")
-            assert answer["code"] == "not_found"
+            assert answer["code"] == "method_not_allowed"
             assert "--gateway" in answer["detail"]
 
 

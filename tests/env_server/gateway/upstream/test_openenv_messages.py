@@ -33,6 +33,16 @@ def messages(
     return OpenEnvMessages.of(schemas, names["action_field"], names["observation_field"])
 
 
+# As OpenEnv 0.10.0 publishes the classes of its MCP environments.
+CALL_TOOL = action_schema(
+    ("tool_name",),
+    type={"const": "call_tool", "type": "string"},
+    tool_name=TEXT,
+    arguments={"type": "object"},
+) | {"title": "CallToolAction"}
+CALLED = schema(("tool_name",), tool_name=TEXT, result={}, error={}) | {"title": "CallToolObservation"}
+
+
 @pytest.mark.parametrize(
     ("action", "named", "text", "data"),
     [
@@ -46,6 +56,19 @@ def messages(
         (action_schema(("x", "y"), x=TEXT, y=TEXT), None, "a", "a"),
         (action_schema(("x", "y"), x=TEXT, y=TEXT), "y", "a", {"y": "a"}),
         (action_schema(x=TEXT, y=INTEGER), "y", "7", {"y": 7}),
+        (
+            action_schema(("move",), move=TEXT, power=INTEGER),
+            ".",
+            '{"move": "up", "power": 3}',
+            {"move": "up", "power": 3},
+        ),
+        ({"anyOf": [action_schema(x=TEXT), action_schema(y=TEXT)]}, None, '{"x": "a"}', {"x": "a"}),
+        ({"anyOf": [action_schema(x=TEXT), action_schema(y=TEXT)]}, "x", '"a"', {"x": "a"}),
+        (CALL_TOOL, None, '{"type": "list_tools"}', {"type": "list_tools"}),
+        (
+            action_schema(("kind",), kind={"$ref": "#/$defs/Kind"}) | {"$defs": {"Kind": "odd"}},
+            *(None, "[1]", {"kind": [1]}),
+        ),
         (
             action_schema(("kind",), kind={"$ref": "#/$defs/Kind"}) | {"$defs": {"Kind": {"type": "string"}}},
             *(None, "up", {"kind": "up"}),
@@ -81,6 +104,25 @@ def test_a_text_goes_into_the_declared_field(
         (schema(("a", "b"), a=TEXT, b=TEXT), "b", {"a": "x", "b": "y"}, "y", {"a": "x"}),
         (schema(cells={"type": "array"}), "cells", {"cells": [1, 2]}, "[1,2]", {}),
         (schema(text=TEXT), None, {"text": "#", "info": {"a": 1}}, "#", {"a": 1}),
+        (schema(text=TEXT), ".", {"text": "#"}, '{"text":"#"}', {"text": "#"}),
+        (schema(("text",), text=TEXT), None, {"other": 1}, '{"other":1}', {"other": 1}),
+        (schema(("text",), text=TEXT), None, {}, "{}", {}),
+        (schema(info={}), "info", {"text": "#", "info": {"a": 1}}, '{"a":1}', {"text": "#"}),
+        (
+            *(schema(text=TEXT), "metadata"),
+            *({"text": "#", "metadata": {"m": 1}}, '{"m":1}', {"text": "#", "metadata": {"m": 1}}),
+        ),
+        (
+            *(CALLED, None, {"tool_name": "echo", "result": "hi", "error": None}),
+            *(
+                '{"tool_name":"echo","result":"hi","error":null}',
+                {"tool_name": "echo", "result": "hi", "error": None},
+            ),
+        ),
+        (
+            *(CALLED, None, {"metadata": {"status": "ready"}}),
+            *('{"status":"ready"}', {"metadata": {"status": "ready"}}),
+        ),
         (
             *(schema(text=TEXT), None),
             *({"text": "#", "metadata": {"m": 1}}, "#", {"metadata": {"m": 1}}),
@@ -127,7 +169,7 @@ def test_done_is_terminated_unless_the_metadata_says_truncated(
     ("schemas", "named", "reason"),
     [
         ({}, {}, "schema of the action"),
-        ({"action": {"type": "string"}}, {}, "schema of the action"),
+        ({"action": "text"}, {}, "schema of the action"),
         ({"action": action_schema(move=TEXT)}, {}, "schema of the observation"),
         (
             {"action": action_schema(move=TEXT), "observation": schema()},
@@ -151,7 +193,6 @@ def test_schemas_that_cannot_be_used(schemas: dict[str, Any], named: dict[str, s
     [
         ({}, "no observation"),
         ({"observation": "text"}, "no observation"),
-        ({"observation": {}}, "'text'"),
         ({"observation": {"text": ""}, "reward": 1}, "done"),
         ({"observation": {"text": ""}, "reward": 1, "done": 0}, "done"),
         ({"observation": {"text": ""}, "reward": "1", "done": True}, "reward"),
@@ -160,6 +201,16 @@ def test_schemas_that_cannot_be_used(schemas: dict[str, Any], named: dict[str, s
 def test_answers_that_cannot_be_used(data: dict[str, Any], reason: str) -> None:
     with pytest.raises(UpstreamError, match=reason):
         messages(action_schema(move=TEXT)).read_step(orjson.dumps({"type": "observation", "data": data}))
+
+
+def test_a_field_that_the_registration_names_must_be_in_each_step_and_may_be_missing_in_a_reset() -> None:
+    reader = messages(CALL_TOOL, CALLED, observation_field="result")
+    began = {"observation": {"metadata": {"status": "ready"}}, "done": False}
+    assert reader.read_reset(orjson.dumps({"type": "observation", "data": began}))[0] == '{"status":"ready"}'
+    called = {"observation": {"tool_name": "echo", "result": "hi"}, "done": False}
+    assert reader.read_step(orjson.dumps({"type": "observation", "data": called})).observation == "hi"
+    with pytest.raises(UpstreamError, match="no 'result'"):
+        reader.read_step(orjson.dumps({"type": "observation", "data": began}))
 
 
 def test_an_error_says_what_is_wrong_with_which_field() -> None:

@@ -1,6 +1,7 @@
 """Registered OpenEnv servers that do not do what they should."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -69,6 +70,62 @@ async def test_what_a_registration_says(http: httpx.AsyncClient, scripted: Scrip
     await unregister(http, registered)
 
 
+MCP_SCHEMAS = {
+    "action": {
+        "title": "CallToolAction",
+        "type": "object",
+        "properties": {"type": {"const": "call_tool"}, "tool_name": {"type": "string"}, "arguments": {}},
+        "required": ["tool_name"],
+    },
+    "observation": {
+        "title": "CallToolObservation",
+        "type": "object",
+        "properties": {"tool_name": {"type": "string"}, "result": {}, "metadata": {"type": "object"}},
+        "required": ["tool_name"],
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("fields", "began", "called"),
+    [
+        ({}, {"status": "ready"}, {"tool_name": "echo", "result": "hi"}),
+        ({"observation_field": "result"}, {"status": "ready"}, "hi"),
+        ({"observation_field": "metadata"}, {"status": "ready"}, {}),
+    ],
+)
+async def test_an_mcp_environment_registers_and_is_played(
+    gateway: ServerProcess,
+    http: httpx.AsyncClient,
+    scripted: ScriptedOpenEnv,
+    fields: dict[str, str],
+    began: Any,
+    called: Any,
+) -> None:
+    """As recorded of OpenEnv 0.10.0's `create_app(EchoEnvironment, CallToolAction, CallToolObservation)`."""
+    scripted.page("/schema", MCP_SCHEMAS)
+    ready = {"observation": {"metadata": {"status": "ready"}}, "reward": 0.0, "done": False}
+    heard: list[Any] = []
+
+    async def call(connection: Any, message: dict[str, Any]) -> None:
+        heard.append(message["data"])
+        seen = {"tool_name": "echo", "result": "hi", "metadata": {}}
+        data = {"observation": seen, "reward": None, "done": False}
+        await connection.send(json.dumps({"type": "observation", "data": data}))
+
+    scripted.scripts |= {"reset": saying({"type": "observation", "data": ready}), "step": call}
+    registered = await register(http, scripted.url, **fields)
+    async with EnvClient(gateway.url, timeout_s=40) as client:
+        session = await client.make("Scripted")
+        assert json.loads((await session.reset(seed=1)).observation) == began
+        action = {"type": "call_tool", "tool_name": "echo", "arguments": {"message": "hi"}}
+        seen = (await session.step(json.dumps(action))).observation
+        assert (seen if isinstance(called, str) else json.loads(seen)) == called
+        assert heard[-1] == action
+        await session.close()
+    await unregister(http, registered)
+
+
 async def test_fields_are_named_for_openenv_only(http: httpx.AsyncClient, scripted: ScriptedOpenEnv) -> None:
     refused = await register(http, scripted.url, action_field="speed")
     assert refused["code"] == "probe_failed"
@@ -79,7 +136,8 @@ async def test_fields_are_named_for_openenv_only(http: httpx.AsyncClient, script
     await unregister(http, registered)
 
 
-BAD = {"type": "observation", "data": {"observation": {"other": 1}, "done": False}}
+# A field that is only guessed from the schema may be missing, an observation may not.
+BAD = {"type": "observation", "data": {"done": False}}
 
 
 @pytest.mark.parametrize(
@@ -90,7 +148,7 @@ BAD = {"type": "observation", "data": {"observation": {"other": 1}, "done": Fals
         ("open", refusing("FACTORY_ERROR", "cannot build"), "make", "cannot build"),
         ("state", saying("not JSON"), "make", "no JSON"),
         ("state", saying('"text"'), "make", "no object"),
-        ("reset", saying(BAD), "reset", "no 'text'"),
+        ("reset", saying(BAD), "reset", "no observation"),
         ("reset", refusing("EXECUTION_ERROR", "out of levels"), "reset", "out of levels"),
         ("reset", saying(observation("x" * (LIMIT + 1))), "reset", "ended the socket"),
         ("step", saying(observation("on", reward="much")), "step", "not a finite number"),

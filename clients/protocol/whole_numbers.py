@@ -1,0 +1,15 @@
+"""Whole numbers in JSON, which may be written as 3 or as 3.0: JSON Schema takes both for integers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BeforeValidator
+
+
+def _as_integer(value: Any) -> Any:
+    return int(value) if type(value) is float and value.is_integer() else value
+
+
+WHOLE = BeforeValidator(_as_integer)
+"""Makes an integer of a float without a fraction, before a strict field looks at it; booleans stay what they are."""
