@@ -65,6 +65,9 @@ async def read_fields(request: Request, headers: Mapping[str, str], limit: int) 
         ProblemError: `too_large`, `unsupported_media_type` or `invalid_request`.
     """
     body = await _read(request, headers, limit)
+    if not body:
+        # aiohttp says of a body that there is not that it is application/octet-stream.
+        return {}
     coding = headers.get("content-encoding", "").strip().lower()
     if coding not in ("", "identity"):
         raise ProblemError(
@@ -77,8 +80,6 @@ async def read_fields(request: Request, headers: Mapping[str, str], limit: int) 
             "unsupported_media_type",
             f"{media_type[:100]} is neither application/json nor application/msgpack",
         )
-    if not body:
-        return {}
     try:
         fields = loads(body, binary=media_type in _MSGPACK)
     except DecodeError as error:

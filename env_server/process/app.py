@@ -28,6 +28,7 @@ from rollgym.env_server.protocols.mcp import McpAdapter
 from rollgym.env_server.protocols.mcp_description import MCP_PATH, described_mcp
 from rollgym.env_server.protocols.openenv import OPENENV_CALLS, OPENENV_HEALTH
 from rollgym.env_server.protocols.openenv_socket import serve_openenv_socket
+from rollgym.env_server.protocols.ors import ORS_CALLS
 
 Scope = MutableMapping[str, Any]
 
@@ -53,6 +54,8 @@ class App:
             calls += REGISTRATION_CALLS.routes
         if services.settings.runs_code:
             calls += RUN_CODE_CALLS.routes
+        # Last: an environment's id may be anything at the begin of their paths.
+        calls += ORS_CALLS.routes
         self._described = [*hot, *calls]
         sockets = [
             _Socket(

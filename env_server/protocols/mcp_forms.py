@@ -200,7 +200,7 @@ def begun_result(reply: Reply) -> dict[str, Any]:
 
 def step_result(reply: Reply) -> dict[str, Any]:
     """The result of a step, whichever tool has taken it."""
-    text = _seen(reply)
+    text = seen_text(reply)
     if reply["terminated"] or reply["truncated"]:
         text += f"\n\n[The episode has ended, with a last reward of {reply['reward']}. Call {RESET} to begin another.]"
     return _tool_result(text, reply, is_error=reply["info"].get("action_is_valid") is False)
@@ -213,7 +213,7 @@ def failed_result(problem: ProblemError) -> dict[str, Any] | None:
     return _tool_result(problem.detail, {"problem": problem.to_problem()}, is_error=True)
 
 
-def _seen(reply: Reply) -> str:
+def seen_text(reply: Reply) -> str:
     """What an agent sees of a step: results of tools without the marks that a format puts around them."""
     messages = reply["info"].get("messages")
     if isinstance(messages, list) and messages and all(isinstance(each, Mapping) for each in messages):

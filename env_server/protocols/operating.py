@@ -21,14 +21,24 @@ async def operate(operations: Calls, context: Context, op: str, fields: Mapping[
     return reply if isinstance(reply, dict) else await reply
 
 
-async def step_by_text(operations: Calls, context: Context, session_id: str, action: Any) -> Reply:
+async def step_by_text(
+    operations: Calls, context: Context, session_id: str, action: Any, **place: int
+) -> Reply:
     """Take a step whose action may have come as text whatever the action space: its JSON then counts, too.
+
+    Args:
+        operations: What takes it.
+        context: On whose behalf.
+        session_id: The session.
+        action: The action, or its JSON as text.
+        **place: `episode` and `step`, where the same step may be asked for again.
 
     Raises:
         ProblemError: Any of a step's problems.
     """
+    fields = {"session_id": session_id, **place}
     try:
-        return await operate(operations, context, "step", {"session_id": session_id, "action": action})
+        return await operate(operations, context, "step", {**fields, "action": action})
     except ProblemError as problem:
         if problem.code != "invalid_action" or not isinstance(action, str):
             raise
@@ -36,4 +46,4 @@ async def step_by_text(operations: Calls, context: Context, session_id: str, act
             action = loads(action, binary=False)
         except DecodeError:
             raise problem from None
-    return await operate(operations, context, "step", {"session_id": session_id, "action": action})
+    return await operate(operations, context, "step", {**fields, "action": action})
