@@ -380,7 +380,8 @@ def space_schema(space: Space[Any]) -> dict[str, Any]:
 
 def _number_schema(box: spaces.Box) -> dict[str, Any]:
     schema: dict[str, Any] = {"type": "integer" if np.issubdtype(box.dtype, np.integer) else "number"}
-    low, high = float(np.min(box.low, initial=np.inf)), float(np.max(box.high, initial=-np.inf))
+    low = float(np.min(box.low.astype(np.float64), initial=np.inf))
+    high = float(np.max(box.high.astype(np.float64), initial=-np.inf))
     if np.isfinite(low):
         schema["minimum"] = low
     if np.isfinite(high):

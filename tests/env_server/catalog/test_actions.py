@@ -12,36 +12,10 @@ from hypothesis import strategies as st
 from rollgym.clients.protocol.errors import ProblemError
 from rollgym.clients.protocol.values import encode_value
 from rollgym.env_server.catalog.actions import action_reader
-
-_WHOLE = st.sampled_from([np.int64, np.int32, np.uint8])
-_LEAVES: st.SearchStrategy[Space[Any]] = st.one_of(
-    st.builds(lambda n, start: spaces.Discrete(n, start=start), st.integers(1, 9), st.integers(-5, 5)),
-    st.builds(lambda dtype: spaces.Discrete(7, start=2, dtype=dtype), _WHOLE),
-    st.builds(
-        lambda dtype: spaces.Box(0, 9, (2, 3), dtype), st.sampled_from([np.float32, np.float64, np.uint8])
-    ),
-    st.builds(
-        lambda sizes, dtype: spaces.MultiDiscrete(sizes, dtype=dtype),
-        st.lists(st.integers(1, 5), min_size=1),
-        _WHOLE,
-    ),
-    st.builds(spaces.MultiBinary, st.integers(1, 4)),
-    st.just(spaces.Text(4)),
-    st.just(spaces.Graph(spaces.Box(0, 1, (2,), np.float32), spaces.Discrete(3))),
-)
-_SPACES = st.recursive(
-    _LEAVES,
-    lambda parts: st.one_of(
-        st.lists(parts, min_size=1, max_size=3).map(spaces.Tuple),
-        st.lists(parts, min_size=1, max_size=3).map(spaces.OneOf),
-        st.dictionaries(st.sampled_from("zyxa"), parts, min_size=1, max_size=3).map(spaces.Dict),
-        parts.map(spaces.Sequence),
-    ),
-    max_leaves=5,
-)
+from tests.support.generated_spaces import SPACES
 
 
-@given(_SPACES, st.integers(0, 2**31))
+@given(SPACES, st.integers(0, 2**31))
 def test_an_action_arrives_as_it_was_sampled(space: Space[Any], seed: int) -> None:
     space.seed(seed)
     sample = space.sample()
