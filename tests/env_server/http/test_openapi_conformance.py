@@ -29,9 +29,9 @@ expected-statuses = ["2xx", "401", "403", "404", "409", "410", "429"]
 [checks.negative_data_rejection]
 expected-statuses = ["401", "403", "404", "409", "410", "413", "415", "422", "429"]
 """
-# What is right by its schema, and still cannot be: a split is one of the environment's, the parts of an episode fit together, a program is given no more
-# than the server has, an action is one of the environment's, a mode is one that it draws in, a URL is one that a
-# gateway may connect to.
+# What is right by its schema, and still cannot be: the parts of an episode fit together, a program is given no more
+# than the server has, an action is one of the environment's, a mode is one that it draws in, a split one that it has,
+# a URL is one that a gateway may connect to.
 MEANING = """
 [[operations]]
 include-operation-id = "{operation}"
