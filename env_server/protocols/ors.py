@@ -186,7 +186,9 @@ async def ors_tools(call: Call, env_id: PathId) -> Response:
 # -- sessions ------------------------------------------------------------------------------------------------------
 
 
-@ORS_CALLS.post("/create_session", response_class=EventStream, responses=problems("draining"))
+@ORS_CALLS.post(
+    "/create_session", response_class=EventStream, status_code=200, responses=problems("draining")
+)
 async def ors_create_session(call: Call, request: OrsOpening) -> Response:
     """ORS: a name for a session that `create` will make, in the event `task_id`."""
 
@@ -267,7 +269,12 @@ async def ors_messages(call: Call, env_id: PathId) -> Response:
 
 
 @_of_environment(
-    "POST", "/call", response_class=EventStream, responses=problems(*RUNS), openapi_extra=_OF_SESSION
+    "POST",
+    "/call",
+    response_class=EventStream,
+    status_code=200,
+    responses=problems(*RUNS),
+    openapi_extra=_OF_SESSION,
 )
 async def ors_call(call: Call, env_id: PathId, request: OrsCall) -> Response:
     """ORS: call a tool; its result is the data of the events `chunk` and `end`."""
@@ -298,6 +305,7 @@ async def ors_call(call: Call, env_id: PathId, request: OrsCall) -> Response:
     "POST",
     "/score_group",
     response_class=EventStream,
+    status_code=200,
     responses=problems(*RUNS, "not_found"),
     openapi_extra=_OF_SESSION,
 )

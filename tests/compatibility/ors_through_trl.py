@@ -5,11 +5,13 @@ Both play the same task with the same actions: those of the environment's expert
 
 import logging
 import os
+import re
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -25,6 +27,7 @@ from rollgym.envs.tools.formats.table import FORMATS
 
 TASKS = 2
 MOST_TURNS = 12
+PAGE = Path(__file__).parents[2] / "docs" / "other_protocols.md"
 OTHERS = ("CartPole-v1", "Taxi-v4", "Pendulum-v1")
 
 
@@ -147,6 +150,9 @@ def main() -> None:
         os.environ["OPENREWARD_API_KEY"] = ""
         for env_id in (*builtin_environments(), *OTHERS):
             print(f"{env_id:24} {play(url, env_id):3} calls", flush=True)
+        (example,) = re.findall(r"```python\n(from trl.*?)```", PAGE.read_text(), re.DOTALL)
+        example = example.replace("http://127.0.0.1:8000", url)
+        subprocess.run([sys.executable, "-c", example], check=True, timeout=120)
     # A ping that fails is no error there until five have failed.
     assert not complaints, complaints
     print(f"TRL's openreward module played all of them in {time.monotonic() - began:.0f} s")
