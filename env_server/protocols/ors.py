@@ -6,6 +6,7 @@ environment that the header `X-Deployment` names. A session has the name that `/
 """
 
 import inspect
+import re
 import secrets
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from importlib.metadata import version
@@ -64,6 +65,7 @@ from rollgym.env_server.sessions.replies import Reply
 _SESSION = "x-session-id"
 _DEPLOYMENT = "x-deployment"
 _KEY = "x-api-key"
+_NAME = re.compile(IDENTIFIER)
 _LONGEST_ID = 128
 # As long as the standard's own server waits for a ping.
 _IDLE_S = 900.0
@@ -76,6 +78,23 @@ _PARAMETER = {
 }
 _OF_SESSION = {"parameters": [_PARAMETER]}
 _SAYS = problems("unknown_env", "draining")
+_EVENTS: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "`task_id`, then `chunk` and `end`, whose data are the parts of a JSON text, or `error`",
+        "content": {
+            EventStream.media_type: {
+                "schema": {
+                    "type": "object",
+                    "properties": {
+                        "event": {"enum": ["task_id", "chunk", "end", "error"]},
+                        "data": {"type": "string"},
+                    },
+                    "required": ["event"],
+                }
+            }
+        },
+    }
+}
 
 
 class OrsRoute(CallRoute):
@@ -187,7 +206,7 @@ async def ors_tools(call: Call, env_id: PathId) -> Response:
 
 
 @ORS_CALLS.post(
-    "/create_session", response_class=EventStream, status_code=200, responses=problems("draining")
+    "/create_session", response_class=EventStream, status_code=200, responses=_EVENTS | problems("draining")
 )
 async def ors_create_session(call: Call, request: OrsOpening) -> Response:
     """ORS: a name for a session that `create` will make, in the event `task_id`."""
@@ -273,7 +292,7 @@ async def ors_messages(call: Call, env_id: PathId) -> Response:
     "/call",
     response_class=EventStream,
     status_code=200,
-    responses=problems(*RUNS),
+    responses=_EVENTS | problems(*RUNS),
     openapi_extra=_OF_SESSION,
 )
 async def ors_call(call: Call, env_id: PathId, request: OrsCall) -> Response:
@@ -306,7 +325,7 @@ async def ors_call(call: Call, env_id: PathId, request: OrsCall) -> Response:
     "/score_group",
     response_class=EventStream,
     status_code=200,
-    responses=problems(*RUNS, "not_found"),
+    responses=_EVENTS | problems(*RUNS, "not_found"),
     openapi_extra=_OF_SESSION,
 )
 async def ors_score_group(call: Call, env_id: PathId, request: OrsScoreGroup) -> Response:
@@ -335,7 +354,7 @@ def _named(call: Call) -> str:
         ProblemError: `invalid_request`.
     """
     name: str = call.scope[HEADERS].get(_SESSION, "").strip()
-    if not 0 < len(name) <= _LONGEST_ID:
+    if not _NAME.fullmatch(name):
         raise invalid("X-Session-ID", "this header names the session; POST /create_session gives it a name")
     return name
 
