@@ -54,7 +54,7 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
         "render_modes": ["human", "ansi", "rgb_array"],
         "render_fps": 4,
     }
-    spec = RemoteSpec()  # type: ignore[assignment]
+    spec = RemoteSpec()
 
     def __init__(
         self,

@@ -88,7 +88,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
         gymnasium.error.DependencyNotInstalled: `human` needs pygame.
     """
 
-    spec = RemoteSpec()  # type: ignore[assignment]
+    spec = RemoteSpec()
 
     def __init__(
         self,

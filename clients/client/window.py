@@ -69,14 +69,14 @@ class Window:
 
     def close(self) -> None:
         """Close the window, if it has opened."""
-        self._shown.close()
+        self._shown.close()  # type: ignore[no-untyped-call]
 
 
 class _Frames(gymnasium.Env[Any, Any]):
     """What `HumanRendering` looks at: an environment that does nothing but draw."""
 
     def __init__(self, draw: Callable[[], _Frame], frames_per_second: Any) -> None:
-        self.metadata = {"render_modes": [DRAWN_FROM], "render_fps": frames_per_second}  # type: ignore[misc]
+        self.metadata = {"render_modes": [DRAWN_FROM], "render_fps": frames_per_second}
         self.render_mode = DRAWN_FROM
         self.observation_space = self.action_space = spaces.Discrete(1)
         self._draw = draw

@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -14,9 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollgym.clients.protocol.values import encode_value
+from rollgym.env_server.access.tokens import add_token
 from rollgym.env_server.protocols.ors_forms import TASKS, event, result_events, space_schema
 from tests.support.generated_spaces import SPACES
-from tests.support.wire import Server
+from tests.support.wire import ENVS, INLINE, Server
 
 Events = list[tuple[str, str]]
 
@@ -421,35 +423,43 @@ async def test_there_is_no_group_scoring(plain: Server) -> None:
 # -- tokens ------------------------------------------------------------------------------------------------------------
 
 
-async def test_sessions_are_their_tokens_and_have_their_quotas(
-    guarded: tuple[Server, dict[str, str]],
-) -> None:
+async def test_sessions_are_their_tokens_and_have_their_quotas(tmp_path: Path) -> None:
+    file = tmp_path / "tokens.yaml"
+    tokens = {name: add_token(file, name, ["play"]) for name in ("alice", "bob")}
+    tokens["node"] = add_token(file, "node", ["register"])
+    with Server("--no-builtin", *ENVS, *INLINE, "--token-file", str(file), "--max-sessions", "2") as server:
+        alice = [Ors(server, "Count", **{"X-API-Key": tokens["alice"]}) for _ in range(3)]
+        for client in alice:
+            await client.name_session()
+        answers = [await client.create(split="train", index=1) for client in alice]
+        assert [answer.status_code for answer in answers] == [200, 200, 503]
+        assert answers[-1].json()["code"] == "at_capacity"
+        assert int(answers[-1].headers["retry-after"]) > 0
+        # The same name is another session to another token.
+        bob = Ors(server, "Count", Authorization=f"Bearer {tokens['bob']}")
+        bob.headers["X-Session-ID"] = alice[0].headers["X-Session-ID"]
+        assert (await bob.ask("GET", "/prompt")).status_code == 404
+        await bob.ask("POST", "/delete")
+        assert (await alice[0].ask("POST", "/ping")).status_code == 200
+        for headers in ({}, {"X-API-Key": ""}, {"X-API-Key": "wrong"}):
+            refused = await Ors(server, "Count", **headers).ask("GET", "/list_environments")
+            assert (refused.status_code, refused.json()["code"]) == (401, "unauthorized")
+        node = Ors(server, "Count", **{"X-API-Key": tokens["node"]})
+        assert (await node.ask("GET", "/tools")).status_code == 403
+
+
+async def test_a_session_without_pings_is_gone(guarded: tuple[Server, dict[str, str]]) -> None:
     server, tokens = guarded
-    task = {"split": "train", "index": 1}
-    alice = [Ors(server, "Count", **{"X-API-Key": tokens["alice"]}) for _ in range(3)]
-    for client in alice:
-        await client.name_session()
-    answers = [await client.create(**task) for client in alice]
-    assert [answer.status_code for answer in answers] == [200, 200, 503]
-    assert (answers[-1].json()["code"], int(answers[-1].headers["retry-after"]) > 0) == ("at_capacity", True)
-    # The same name is another session to another token.
-    bob = Ors(server, "Count", Authorization=f"Bearer {tokens['bob']}")
-    bob.headers["X-Session-ID"] = alice[0].headers["X-Session-ID"]
-    assert (await bob.ask("GET", "/prompt")).status_code == 404
-    await bob.ask("POST", "/delete")
-    assert (await alice[0].ask("POST", "/ping")).status_code == 200
-    for headers in ({}, {"X-API-Key": ""}, {"X-API-Key": "wrong"}):
-        refused = await Ors(server, "Count", **headers).ask("GET", "/list_environments")
-        assert (refused.status_code, refused.json()["code"]) == (401, "unauthorized")
-    node = Ors(server, "Count", **{"X-API-Key": tokens["node"]})
-    assert (await node.ask("GET", "/tools")).status_code == 403
-    # Two seconds without a ping are too long here.
-    async with asyncio.timeout(30), server.http(tokens["alice"]) as client:
-        while len((await client.get("/v1/sessions")).json()["sessions"]) == 2:
-            await alice[0].ask("POST", "/ping")
-    gone = await alice[1].ask("POST", "/ping")
+    client = Ors(server, "Count", **{"X-API-Key": tokens["alice"]})
+    await client.name_session()
+    assert (await client.create(split="train", index=1)).status_code == 200
+    async with asyncio.timeout(30), server.http(tokens["alice"]) as http:
+        while (await http.get("/v1/sessions")).json()["sessions"]:
+            await asyncio.sleep(0.1)
+    gone = await client.ask("POST", "/ping")
     assert (gone.status_code, gone.json()["reason"]) == (410, "evicted")
-    await alice[0].ask("POST", "/delete")
+    assert (await client.create(split="train", index=2)).status_code == 200
+    await client.ask("POST", "/delete")
 
 
 # -- forms -------------------------------------------------------------------------------------------------------------
