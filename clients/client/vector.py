@@ -13,13 +13,24 @@ from gymnasium.vector.utils import batch_space, concatenate, create_empty_array,
 
 from rollgym.clients.client.answers import render_modes
 from rollgym.clients.client.client import CONNECT_TIMEOUT_S, Encoding, EnvClient
+from rollgym.clients.client.env import RemoteEnv
 from rollgym.clients.client.operation import Operation
+from rollgym.clients.client.spec import RemoteSpec, remote_spec
 from rollgym.clients.client.waiting import wait_for_all
+from rollgym.clients.client.window import HUMAN, Window, checked_mode, offered_modes, tiled
 from rollgym.clients.process.background import BackgroundLoop
 from rollgym.clients.protocol.errors import ProblemError
 from rollgym.clients.protocol.messages import MAX_SEED
 
 _Mask = np.ndarray[Any, np.dtype[np.bool_]]
+# Attributes of a sub-environment, and under which name this environment has them.
+_KNOWN = {
+    "action_space": "single_action_space",
+    "metadata": "metadata",
+    "observation_space": "single_observation_space",
+    "render_mode": "render_mode",
+    "spec": "spec",
+}
 
 
 class SeedStream:
@@ -65,7 +76,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
         env_kwargs: What the environment's `kwargs_schema` allows.
         token: Bearer token; that of the environment variable `ROLLGYM_TOKEN` if None.
         encoding: `json`, or `msgpack` for large arrays.
-        render_mode: One of the environment's `metadata["render_modes"]`.
+        render_mode: One of the environment's `metadata["render_modes"]`. `human` shows all of them in one window.
         autoreset_mode: When an episode's end begins the next one.
         timeout_s: How long one call may take, with all reconnects and retries.
         connect_timeout_s: How long making waits for a server that does not answer. Once it has answered, it may be away
@@ -74,8 +85,11 @@ class RemoteVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
     Raises:
         ProblemError: The server refuses.
         ConnectionError: The server cannot be reached; it names the address and what to do.
-        ValueError: `num_envs` is none, or the environment does not have this render mode.
+        ValueError: `num_envs` is below 1, or the environment does not have this render mode.
+        gymnasium.error.DependencyNotInstalled: `human` needs pygame.
     """
+
+    spec = RemoteSpec()
 
     def __init__(
         self,
@@ -101,15 +115,18 @@ class RemoteVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
         self._background = BackgroundLoop()
         try:
             info = self._background.run(self._client.env(env_id))
-            modes = render_modes(info.metadata)
-            if render_mode is not None and render_mode not in modes:
-                raise ValueError(f"{env_id} renders as one of {modes}, not as {render_mode!r}")
+            modes = offered_modes(render_modes(info.metadata))
+            self._drawn_as = checked_mode(env_id, modes, render_mode)
             self._sessions = self._background.run(self._client.make_many(env_id, num_envs, env_kwargs))
         except BaseException:
             self.close()
             raise
-        self.metadata = info.metadata | {"autoreset_mode": self.autoreset_mode}
+        self.metadata = info.metadata | {"autoreset_mode": self.autoreset_mode, "render_modes": modes}
         self.render_mode = render_mode
+        if render_mode == HUMAN:
+            self._window = Window(lambda: tiled(self._draw()), self.metadata.get("render_fps"))
+        arguments = {"url": url, "env_id": env_id, "env_kwargs": env_kwargs, "encoding": encoding}
+        self.spec = remote_spec(RemoteEnv, env_id, arguments, info.max_episode_steps)
         self.single_action_space = self._sessions[0].action_space
         self.single_observation_space = self._sessions[0].observation_space
         self.action_space = batch_space(self.single_action_space, num_envs)
@@ -148,6 +165,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
             self._ended[index] = False
             infos = self._add_info(infos, info, index)
         _raise_first(problems)
+        self._refresh()
         return self._batch_observations(), infos
 
     def step(
@@ -189,18 +207,67 @@ class RemoteVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
             self._ended[index] = terminations[index] or truncations[index]
             infos = self._add_info(infos, info, index)
         _raise_first(problems)
+        self._refresh()
         return self._batch_observations(), rewards, terminations, truncations, infos
 
     def render(self) -> tuple[Any, ...] | None:
-        """Draw each state in the render mode; None without one."""
-        if self.render_mode is None:
+        """Draw each state in the render mode; None without one, and for `human`, whose window shows them already."""
+        if self.render_mode is None or self.render_mode == HUMAN:
             return None
-        return tuple(self._background.run(self._render_all(self.render_mode)))
+        return self._draw()
+
+    def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """Return what each sub-environment has under a name, or what its method of that name returns.
+
+        Args:
+            name: `render`, or one of the attributes that the wire knows: `action_space`, `metadata`,
+                `observation_space`, `render_mode` and `spec`.
+            *args: What the method takes.
+            **kwargs: Likewise.
+
+        Raises:
+            AttributeError: The wire does not know it.
+        """
+        if name == "render":
+            frames: tuple[Any, ...] | None = self.render(*args, **kwargs)
+            return (None,) * self.num_envs if frames is None else frames
+        if name not in _KNOWN:
+            raise AttributeError(
+                f"environments on a server have no {name!r} for their clients, only {', '.join(sorted(_KNOWN))}"
+                " and render"
+            )
+        return (getattr(self, _KNOWN[name]),) * self.num_envs
+
+    def get_attr(self, name: str) -> tuple[Any, ...]:
+        """Return an attribute of each sub-environment; see `call`."""
+        return self.call(name)
+
+    def set_attr(self, name: str, values: Any) -> None:
+        """Refuse: the environments are on a server.
+
+        Raises:
+            AttributeError: Always; what can be set of an environment are its `env_kwargs` and the options of a reset.
+        """
+        raise AttributeError(
+            f"{name!r} cannot be set: the environments are on a server. Use env_kwargs, or the options of reset"
+        )
+
+    def _refresh(self) -> None:
+        if self._window is not None:
+            self._window.refresh()
+
+    def _draw(self) -> tuple[Any, ...]:
+        assert self._drawn_as is not None
+        return tuple(self._background.run(self._render_all(self._drawn_as)))
 
     def close_extras(self, **_: Any) -> None:
         """Close the sessions and the connection."""
+        if self._window is not None:
+            self._window.close()
         self._background.run(self._client.close())
         self._background.close()
+
+    _window: Window | None = None
 
     async def _render_all(self, mode: str) -> list[Any]:
         return await wait_for_all(session.render(mode) for session in self._sessions)

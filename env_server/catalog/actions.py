@@ -21,7 +21,7 @@ def action_reader(space: Space[Any]) -> ActionReader:
     if isinstance(space, UnicodeText | spaces.Text):
         return _read_text
     if type(space) is spaces.Discrete:
-        return _discrete_reader(int(space.start), int(space.start) + int(space.n))
+        return _discrete_reader(space)
     return _general_reader(space)
 
 
@@ -32,11 +32,13 @@ def _read_text(wire: Any) -> tuple[Any, Any]:
     return wire, wire
 
 
-def _discrete_reader(start: int, stop: int) -> ActionReader:
+def _discrete_reader(space: spaces.Discrete[Any]) -> ActionReader:
+    start, stop, scalar = int(space.start), int(space.start) + int(space.n), space.dtype.type
+
     def read(wire: Any) -> tuple[Any, Any]:
         if type(wire) is not int or not start <= wire < stop:
             raise ProblemError("invalid_action", f"the action must be an integer from {start} to {stop - 1}")
-        return wire, wire
+        return scalar(wire), wire
 
     return read
 
@@ -51,6 +53,24 @@ def _general_reader(space: Space[Any]) -> ActionReader:
             ) from error
         if not space.contains(action):
             raise ProblemError("invalid_action", "the action is not in the action space")
-        return action, encode_value(space, action, binary=False)
+        return as_sampled(space, action), encode_value(space, action, binary=False)
 
     return read
+
+
+def as_sampled(space: Space[Any], action: Any) -> Any:
+    """Return an action with the types that `space.sample()` has: integers of `Discrete` spaces have their dtype.
+
+    Environments compute with them: NumPy promotes `float32` by `np.int64` and not by `int`.
+    """
+    if isinstance(space, spaces.Discrete):
+        return space.dtype.type(action)
+    if isinstance(space, spaces.Dict):
+        return {key: as_sampled(part, action[key]) for key, part in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(as_sampled(part, item) for part, item in zip(space.spaces, action, strict=True))
+    if isinstance(space, spaces.OneOf):
+        return action[0], as_sampled(space.spaces[action[0]], action[1])
+    if isinstance(space, spaces.Sequence) and not space.stack:
+        return tuple(as_sampled(space.feature_space, item) for item in action)
+    return action

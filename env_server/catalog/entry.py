@@ -67,7 +67,8 @@ class CatalogEntry:
     @property
     def render_modes(self) -> list[str]:
         """The modes that `render` takes: all but the one that opens a window where the server runs."""
-        return [str(mode) for mode in self.metadata.get("render_modes", ()) if mode != "human"]
+        modes = self.metadata.get("render_modes")
+        return [str(mode) for mode in modes if mode != "human"] if isinstance(modes, list | tuple) else []
 
     def take_spaces(self, action_space: Space[Any], observation_space: Space[Any]) -> None:
         """Learn the spaces from an environment that was made."""
@@ -91,8 +92,11 @@ class CatalogEntry:
             "deterministic": self.deterministic,
             "forkable": self.forkable,
             "replicas": 1 if self.replicas is None else self.replicas(),
-            "metadata": _plain(self.metadata),
+            "metadata": _plain(self.metadata) | self._drawn(),
         }
+
+    def _drawn(self) -> dict[str, Any]:
+        return {"render_modes": self.render_modes} if "render_modes" in self.metadata else {}
 
 
 def _plain(metadata: Mapping[str, Any]) -> dict[str, Any]:

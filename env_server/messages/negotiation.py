@@ -83,6 +83,9 @@ async def read_value(request: Request, headers: Mapping[str, str], limit: int) -
         ProblemError: `too_large`, `unsupported_media_type` or `invalid_request`.
     """
     body = await _read(request, headers, limit)
+    if not body:
+        # aiohttp says of a body that there is not that it is application/octet-stream.
+        return {}
     coding = headers.get("content-encoding", "").strip().lower()
     if coding not in ("", "identity"):
         raise ProblemError(
@@ -95,8 +98,6 @@ async def read_value(request: Request, headers: Mapping[str, str], limit: int) -
             "unsupported_media_type",
             f"{media_type[:100]} is neither application/json nor application/msgpack",
         )
-    if not body:
-        return {}
     try:
         return loads(body, binary=media_type in _MSGPACK)
     except DecodeError as error:

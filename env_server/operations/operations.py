@@ -4,13 +4,14 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any, Protocol
 
 from rollgym.clients.protocol.errors import ProblemError
 from rollgym.env_server.access.context import Context
 from rollgym.env_server.access.quotas import RateLimit
 from rollgym.env_server.common.event_loop import Pending, is_given_up
-from rollgym.env_server.common.io_process import Lifecycle
+from rollgym.env_server.common.io_process import Lifecycle, ProcessRank
 from rollgym.env_server.gateway.announcements import Announcements
 from rollgym.env_server.gateway.registering import Registering
 from rollgym.env_server.gateway.relay import Relay
@@ -21,6 +22,7 @@ from rollgym.env_server.operations.closing import Closing
 from rollgym.env_server.operations.episodes import Rendering, Resetting
 from rollgym.env_server.operations.information import Information
 from rollgym.env_server.operations.making import Making
+from rollgym.env_server.operations.named_sessions import NamedSessions
 from rollgym.env_server.operations.sandbox import RunningCode
 from rollgym.env_server.operations.stepping import Stepping
 from rollgym.env_server.operations.verifying import Verifying
@@ -40,6 +42,9 @@ SOCKET_OPS = frozenset(
     }
 )
 """The operations that a frame may name, beside `batch` and `auth`, which are the socket's own."""
+
+OPEN_NAMED, FIND_NAMED, CLOSE_NAMED = "open_named", "find_named", "close_named"
+"""The operations of protocols that name sessions beforehand; no frame may name them."""
 
 _MAX_SHOWN = 100
 
@@ -91,6 +96,7 @@ class Operations:
         affinity: RequestAffinity,
         metrics: Metrics,
         rate: RateLimit,
+        rank: ProcessRank,
     ) -> None:
         self._lifecycle = lifecycle
         self._sessions = sessions
@@ -103,6 +109,7 @@ class Operations:
         self._metrics = metrics
         self._calls = 0
         self._closing = Closing(sessions, making, relay, peers)
+        self._names = NamedSessions(rank, sessions, making, self._closing, self.call)
         self._answered = metrics.answered
         self._seconds = metrics.seconds
         self._rate = rate
@@ -129,6 +136,9 @@ class Operations:
             "register": registering.register,
             "heartbeat": registering.heartbeat,
             "unregister": registering.unregister,
+            OPEN_NAMED: self._open_named,
+            FIND_NAMED: partial(self._by_name, FIND_NAMED, self._names.find),
+            CLOSE_NAMED: partial(self._by_name, CLOSE_NAMED, self._names.close),
         }
         if running_code is not None:
             self._running_code = running_code
@@ -278,7 +288,8 @@ class Operations:
             raise unknown_op(op)
         if op != "ping":
             self._lifecycle.require_started()
-        if not context.forwarded:
+        # To find a session is a part of the call that needs it.
+        if not context.forwarded and op != FIND_NAMED:
             self._rate.take(context.caller)
         return handler(context, fields)
 
@@ -325,6 +336,22 @@ class Operations:
         if owner is not None:
             return await self._peers.call(context, owner, "restore", fields)
         return await self._making.restore(context, fields)
+
+    async def _open_named(self, context: Context, fields: Mapping[str, Any]) -> Reply:
+        self._lifecycle.require_open()
+        return await self._by_name(OPEN_NAMED, self._names.open, context, fields)
+
+    async def _by_name(
+        self,
+        op: str,
+        handler: Callable[[Context, Mapping[str, Any]], Awaitable[Reply]],
+        context: Context,
+        fields: Mapping[str, Any],
+    ) -> Reply:
+        owner = self._names.owner_of(context, fields)
+        if self._peers.is_elsewhere(owner):
+            return await self._peers.call(context, owner, op, fields)
+        return await handler(context, fields)
 
     def _run_code(self, context: Context, fields: Mapping[str, Any]) -> Awaitable[Reply]:
         self._lifecycle.require_open()

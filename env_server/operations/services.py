@@ -167,6 +167,7 @@ class Services:
             affinity=self._affinity,
             metrics=self.metrics,
             rate=RateLimit(settings.rate_limit),
+            rank=rank,
         )
         self._tracing = _tracing(settings, rank, operations, self._sessions.by_id)
         self.operations: Calls = operations if self._tracing is None else self._tracing

@@ -31,6 +31,7 @@ from rollgym.env_server.protocols.openenv import OPENENV_CALLS, OPENENV_HEALTH
 from rollgym.env_server.protocols.openenv import PREFIX as OPENENV
 from rollgym.env_server.protocols.openenv_socket import OpenEnvRpcSocket, serve_openenv_socket
 from rollgym.env_server.protocols.operating import operate
+from rollgym.env_server.protocols.ors import ORS_CALLS
 
 Scope = MutableMapping[str, Any]
 
@@ -57,6 +58,8 @@ class App:
             calls += REGISTRATION_CALLS.routes
         if services.settings.runs_code:
             calls += RUN_CODE_CALLS.routes
+        # Last: an environment's id may be anything at the begin of their paths.
+        calls += ORS_CALLS.routes
         self._described = [*hot, *calls]
         sockets = [
             _Socket(

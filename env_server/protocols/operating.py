@@ -22,17 +22,30 @@ async def operate(operations: Calls, context: Context, op: str, fields: Mapping[
 
 
 async def step_by_text(
-    operations: Calls, context: Context, session_id: str, action: Any, timeout_s: float | None = None
+    operations: Calls,
+    context: Context,
+    session_id: str,
+    action: Any,
+    timeout_s: float | None = None,
+    **place: int,
 ) -> Reply:
     """Take a step with an action in a form that the action space does not have.
 
     A text counts as the value whose JSON it is, and a value as the text that its JSON is: clients read a reply such as
     `42` as JSON before they send it, also where the environment takes text.
 
+    Args:
+        operations: What takes it.
+        context: On whose behalf.
+        session_id: The session.
+        action: The action, or its JSON as text.
+        timeout_s: How long the step may take; the server's limit if None.
+        **place: `episode` and `step`, where the same step may be asked for again.
+
     Raises:
         ProblemError: Any of a step's problems.
     """
-    step = {"session_id": session_id, **({} if timeout_s is None else {"timeout_s": timeout_s})}
+    step = {"session_id": session_id, **place, **({} if timeout_s is None else {"timeout_s": timeout_s})}
     try:
         return await operate(operations, context, "step", {**step, "action": action})
     except ProblemError as problem:

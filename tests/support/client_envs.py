@@ -147,6 +147,37 @@ class Arm(gymnasium.Env):
         }
 
 
+class Drift(gymnasium.Env):
+    """Computes in `float32` with an integer of a nested action: its rewards tell `np.int64` from `int`."""
+
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["human", "rgb_array"], "deterministic": True}
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        self.render_mode = render_mode
+        self.action_space = spaces.Dict(
+            move=spaces.Discrete(5, start=-2),
+            pair=spaces.Tuple((spaces.Discrete(3), spaces.MultiDiscrete([2, 2]))),
+            either=spaces.OneOf((spaces.Discrete(2), spaces.Box(0, 1, (1,), np.float32))),
+        )
+        self.observation_space = spaces.Box(-np.inf, np.inf, (1,), np.float64)
+        self._place: Any = np.float32(0)
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, dict]:
+        super().reset(seed=seed)
+        self._place = np.float32(0.1)
+        return np.array([self._place], np.float64), {}
+
+    def step(self, action: dict) -> tuple[np.ndarray, float, bool, bool, dict]:
+        which, value = action["either"]
+        pushed = value if which == 0 else 1
+        self._place = self._place * np.float32(1.1) + np.float32(0.3) * action["move"]
+        self._place = self._place + np.float32(0.7) * action["pair"][0] * pushed
+        return np.array([self._place], np.float64), float(self._place), False, False, {}
+
+    def render(self) -> np.ndarray:
+        return np.full((4, 6, 3), 7, np.uint8)
+
+
 @dataclass(frozen=True)
 class Verdict:
     score: float

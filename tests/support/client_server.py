@@ -21,6 +21,14 @@ ENVS = (
         for part in ("--env", f"{name}-v0=tests.support.client_envs:{name}")
     ),
     *(part for name in INLINE for part in ("--isolation", f"{name}-v0=inline")),
+    *(
+        part
+        for isolation in ("inline", "thread", "process")
+        for part in (
+            *("--env", f"Drift-{isolation}=tests.support.client_envs:Drift"),
+            *("--isolation", f"Drift-{isolation}={isolation}"),
+        )
+    ),
 )
 
 

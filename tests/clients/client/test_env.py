@@ -9,12 +9,14 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env, data_equivalence
+from gymnasium.wrappers import TimeAwareObservation
 
 import rollgym
+from rollgym.clients.client import window
 from rollgym.clients.client.env import RemoteEnv
 from rollgym.clients.protocol.errors import ProblemError
 from rollgym.clients.protocol.messages import MAX_SEED
-from tests.support.client_envs import Arm, Walk
+from tests.support.client_envs import Arm, Drift, Walk
 from tests.support.client_server import ServerProcess
 
 
@@ -137,3 +139,88 @@ def test_environments_in_many_threads_do_not_disturb_each_other(server: ServerPr
         local = Walk(risk=0.0)
         local.reset(seed=seed)
         assert results[seed] == [local.step("left") for _ in range(20)]
+
+
+@pytest.mark.parametrize("isolation", ["inline", "thread", "process"])
+def test_integers_of_actions_have_the_type_that_they_have_in_process(
+    server: ServerProcess, isolation: str
+) -> None:
+    local = Drift()
+    with RemoteEnv(server.url, f"Drift-{isolation}") as env:
+        env.action_space.seed(1)
+        assert data_equivalence(env.reset(seed=5), local.reset(seed=5), exact=True)
+        rewards = []
+        for _ in range(20):
+            action = env.action_space.sample()
+            expected = local.step(action)
+            assert data_equivalence(env.step(action), expected, exact=True)
+            rewards.append(expected[1])
+    assert any(float(np.float32(reward)) != reward for reward in rewards)
+
+
+def test_its_spec_names_it_and_its_step_limit(server: ServerProcess) -> None:
+    with RemoteEnv(server.url, "CartPole-v1", token="a-secret") as env:
+        spec = env.spec
+        assert spec is not None
+        assert (spec.id, spec.max_episode_steps) == ("CartPole-v1", 500)
+        assert "a-secret" not in repr(spec)
+        assert repr(env) == f"RemoteEnv('CartPole-v1' at {server.url})"
+        again = spec.make()
+        assert again.reset(seed=3)[0].tolist() == env.reset(seed=3)[0].tolist()
+        again.close()
+        assert TimeAwareObservation(env).max_timesteps == 500
+    assert repr(env).endswith(", closed)")
+    with RemoteEnv(server.url, "FrozenLake-v0", {"max_episode_steps": 7}) as env:
+        assert env.spec is not None
+        assert env.spec.max_episode_steps == 7
+
+
+def test_what_gymnasium_makes_knows_the_step_limit(server: ServerProcess) -> None:
+    env = gymnasium.make("rollgym/Remote-v0", url=server.url, env_id="CartPole-v1")
+    assert env.spec is not None
+    assert (env.spec.id, env.spec.max_episode_steps) == ("rollgym/Remote-v0", 500)
+    assert TimeAwareObservation(env).max_timesteps == 500
+    env.close()
+    envs = gymnasium.make_vec(
+        "rollgym/Remote-v0",
+        num_envs=2,
+        vectorization_mode="sync",
+        wrappers=(TimeAwareObservation,),
+        url=server.url,
+        env_id="CartPole-v1",
+    )
+    assert envs.reset(seed=1)[0].shape == (2, 5)
+    envs.close()
+
+
+def test_human_rendering_shows_each_frame_in_a_window(
+    server: ServerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
+    pygame = pytest.importorskip("pygame")
+    made = [
+        RemoteEnv(server.url, "Drift-inline", render_mode="human"),
+        gymnasium.make("rollgym/Remote-v0", url=server.url, env_id="Drift-inline", render_mode="human"),
+    ]
+    for env in made:
+        assert env.metadata["render_modes"] == ["human", "rgb_array"]
+        env.reset(seed=0)
+        shown = pygame.display.get_surface()
+        assert shown.get_size() == (6, 4)
+        assert shown.get_at((0, 0))[:3] == (7, 7, 7)
+        shown.fill((0, 0, 0))
+        env.step(env.action_space.sample())
+        assert shown.get_at((0, 0))[:3] == (7, 7, 7)
+        assert env.render() is None
+        env.close()
+        assert not pygame.display.get_init()
+
+
+def test_human_rendering_that_cannot_be_is_refused_at_once(
+    server: ServerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ValueError, match=r"Walk-v0 renders as one of \['ansi'\], not as 'human'"):
+        RemoteEnv(server.url, "Walk-v0", render_mode="human")
+    monkeypatch.setattr(window, "find_spec", lambda name: None)
+    with pytest.raises(gymnasium.error.DependencyNotInstalled, match="pip install pygame"):
+        RemoteEnv(server.url, "Drift-inline", render_mode="human")

@@ -211,3 +211,39 @@ def test_an_episode_has_begun_although_one_beside_it_could_not(pair: RemoteVecto
         pair.step(["left", "left"])
     observations, _ = pair.reset(options={"reset_mask": np.array([False, True])})
     assert observations[0] == walk_of(7)
+
+
+def test_attributes_are_those_that_the_wire_knows(server: ServerProcess) -> None:
+    remote = RemoteVectorEnv(server.url, "CartPole-v1", 2)
+    local = SyncVectorEnv([lambda: gymnasium.make("CartPole-v1")] * 2)
+    for name in ("action_space", "observation_space", "render_mode"):
+        assert remote.get_attr(name) == local.get_attr(name)
+    assert [spec.max_episode_steps for spec in remote.get_attr("spec")] == [500, 500]
+    assert remote.spec is not None
+    assert remote.spec.id == "CartPole-v1"
+    assert remote.call("render") == (None, None)
+    for refused in (lambda: remote.get_attr("gravity"), lambda: remote.call("close")):
+        with pytest.raises(AttributeError, match="environments on a server have no"):
+            refused()
+    with pytest.raises(AttributeError, match="env_kwargs"):
+        remote.set_attr("gravity", 3)
+    remote.close()
+    walks = RemoteVectorEnv(server.url, "Walk-v0", 2, render_mode="ansi")
+    walks.reset(seed=0)
+    assert walks.call("render") == walks.render()
+    walks.close()
+
+
+def test_human_rendering_shows_all_in_one_window(
+    server: ServerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
+    pygame = pytest.importorskip("pygame")
+    envs = RemoteVectorEnv(server.url, "Drift-inline", 3, render_mode="human")
+    envs.reset(seed=0)
+    shown = pygame.display.get_surface()
+    assert shown.get_size() == (12, 8)
+    assert [shown.get_at(place)[0] for place in ((0, 0), (11, 3), (5, 7), (6, 4))] == [7, 7, 7, 0]
+    assert envs.render() is None
+    envs.close()
+    assert not pygame.display.get_init()

@@ -27,8 +27,8 @@ expected-statuses = ["2xx", "401", "403", "404", "409", "410", "429"]
 expected-statuses = ["401", "403", "404", "409", "410", "413", "415", "422", "429"]
 """
 # What is right by its schema, and still cannot be: the parts of an episode fit together, a program is given no more
-# than the server has, an action is one of the environment's, a mode is one that it draws in, a URL is one that a
-# gateway may connect to.
+# than the server has, an action is one of the environment's, a mode is one that it draws in, a split one that it has,
+# a URL is one that a gateway may connect to.
 MEANING = """
 [[operations]]
 include-operation-id = "{operation}"
@@ -44,6 +44,8 @@ FREE = (
     "post_register",
     "post_announce",
     "post_run_code",
+    *("post_ors_create", "post_ors_task_one", "post_ors_call_one"),
+    *(f"post_ors_{call}_one" for call in ("num_tasks", "tasks", "task_range")),
     *("post_gem_make", "post_gem_step", "post_openenv_reset_one", "post_openenv_step_one"),
     *(
         "post_openenv_task_one",

@@ -30,6 +30,9 @@ PATHS = {
     ),
     "/mcp/{env_id}",
     *(f"/apis/v1/envs/gem/{name}" for name in ("make", "reset", "step", "close", "list")),
+    *("/version", "/list_environments", "/create_session", "/create", "/ping", "/delete", "/delete_session"),
+    *(f"/{{env_id}}/{name}" for name in ("splits", "tools", "task_tools", "prompt", "messages")),
+    *(f"/{{env_id}}/{name}" for name in ("num_tasks", "tasks", "task", "task_range", "call", "score_group")),
 }
 METHODS = {
     "/mcp/{env_id}": {"post", "delete"},
@@ -40,6 +43,11 @@ METHODS = {
     **{f"/v1/sessions/{{session_id}}/{op}": {"post"} for op in ("reset", "step", "render", "cancel", "fork")},
     **{f"/openenv/{{env_id}}/{name}": {"post"} for name in ("reset", "step")},
     **{f"/apis/v1/envs/gem/{name}": {"post"} for name in ("make", "reset", "step", "close", "list")},
+    **{f"/{name}": {"post"} for name in ("create_session", "create", "ping", "delete", "delete_session")},
+    **{
+        f"/{{env_id}}/{name}": {"post"}
+        for name in ("num_tasks", "tasks", "task", "task_range", "call", "score_group")
+    },
 }
 """Of the paths that are not for GET alone."""
 

@@ -39,7 +39,10 @@ def is_of_the_console(path: str) -> bool:
 async def test_every_route_is_described_and_nothing_else(settings: dict[str, Any]) -> None:
     served = app(**settings)
     paths = {path for path in served.paths if not is_of_the_console(path)}
-    assert paths == set((await described(served))["paths"])
+    named = set((await described(served))["paths"])
+    # Calls of the Open Reward Standard may leave the environment out, which a header names then.
+    short = {path.removeprefix("/{env_id}") for path in named if path.startswith("/{env_id}/")}
+    assert paths == named | short | {"//ping"}
 
 
 @pytest.mark.parametrize("settings", SETTINGS)
