@@ -1,22 +1,54 @@
-"""What the site shows beside docs/: pages of the repository's root, and files that pages link to.
+"""What the site shows beside docs/: pages of the repository's root, files that pages link to, drawings, and tutorials.
 
 mkdocs calls it while it builds (`hooks` in mkdocs.yml). A link that leads out of docs/ leads to a copy in the site, so
-that pages read the same in a checkout, on a forge and in the site.
+that pages read the same in a checkout, on a forge and in the site. Mermaid flowcharts become SVG here, since Mermaid
+itself would be a script of 3 MB, and would have to come from another host. Notebooks become pages.
 """
 
 import posixpath
 import re
+import runpy
 from pathlib import Path
 
 from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
 _FRONT = "README.md"
+_WITH_FOLDERS = ("configuration.md", "algorithms.md")
 _ROOT_PAGES = ("ARCHITECTURE", "CHANGELOG", "CODE_OF_CONDUCT", "CONTRIBUTING", "README", "SECURITY")
 _LINK = re.compile(r"(\]\()([^)\s#]+)((?:#[^)\s]*)?\))")
+_DRAWING = re.compile(r"^```mermaid\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _CODE = re.compile(r"(^```.*?^```|`[^`\n]+`)", re.DOTALL | re.MULTILINE)
+
+
+# Not imported by name: what mkdocs calls is no package, and its folder is not where Python looks for modules.
+_drawing = runpy.run_path(str(Path(__file__).with_name("layered_drawing.py")))
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Put the pages of a folder into the navigation, below the page of the folder's name."""
+    for section in config.nav or []:
+        for pages in section.values():
+            for index, entry in enumerate(pages if isinstance(pages, list) else []):
+                if isinstance(entry, dict) and (below := _below(*next(iter(entry.items())))):
+                    pages[index] = below
+    return config
+
+
+def _below(title: str, page: object) -> dict[str, list[object]] | None:
+    folder = ROOT / "docs" / str(page).removesuffix(".md")
+    if not isinstance(page, str) or page not in _WITH_FOLDERS:
+        return None
+    names = sorted(each.name for each in folder.glob("*.md"))
+    return {title: [page, *({_title(folder / name): f"{folder.name}/{name}"} for name in names)]}
+
+
+def _title(page: Path) -> str:
+    """What a page's first heading says behind its folder's name."""
+    return page.read_text(encoding="utf-8").partition("\n")[0].partition(": ")[2]
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -37,6 +69,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Let links of a page lead to where the site has what they name."""
     here = posixpath.dirname(page.file.src_uri)
+    markdown = _DRAWING.sub(lambda found: _drawn(found[1], page), markdown)
 
     def moved(link: re.Match[str]) -> str:
         path = _resolved(page.file, link[2])
@@ -47,6 +80,18 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     return "".join(
         part if index % 2 else _LINK.sub(moved, part) for index, part in enumerate(_CODE.split(markdown))
     )
+
+
+def _drawn(text: str, page: Page) -> str:
+    """A Mermaid flowchart as a picture."""
+    try:
+        arrows = _drawing["read_flowchart"](text)
+        picture = _drawing["svg"](
+            arrows, f"A graph of {', '.join(arrows)}; arrows lead to what each one imports"
+        )
+    except ValueError as error:
+        raise PluginError(f"{page.file.src_uri}: {error}") from error
+    return f'<figure class="drawing">{picture}</figure>'
 
 
 def _targets(page: File) -> list[str]:

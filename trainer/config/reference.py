@@ -22,6 +22,9 @@ from rollgym.trainer.core.strict import models_in
 
 INDEX = "configuration.md"
 FOLDER = "configuration"
+Shared = dict[str, list[type[BaseModel]]]
+"""Classes by the name of a setting that they share."""
+
 _OWN_PAGES = ("algorithm",)
 """Sections so long that each of their parts that has several kinds has a page of its own."""
 
@@ -132,25 +135,43 @@ def _body(section: Section, level: int) -> Iterator[str]:
         return
     yield f"`{section.key}.kind` is one of {_kinds(section)}."
     yield ""
-    common = _common(section.models)
-    if common:
-        yield from (f"{'#' * level} All kinds", "")
-        for name in common:
-            defaults = {
-                kind: _default(model.model_fields[name])
-                for model in section.models
-                if (kind := _kind(model)) is not None
-            }
-            field = section.models[0].model_fields[name]
-            yield _item(f"{section.key}.{name}", field, _type_name(field.annotation), _together(defaults))
-        yield ""
+    shared = _shared(section.models)
+    for heading, names in (
+        ("All kinds", [name for name, models in shared.items() if len(models) == len(section.models)]),
+        ("Several kinds", [name for name, models in shared.items() if len(models) < len(section.models)]),
+    ):
+        if names:
+            yield from (f"{'#' * level} {heading}", "")
+            yield from (_shared_item(section, name, shared[name]) for name in names)
+            yield ""
     for model in section.models:
         yield from (f"{'#' * level} {_kind(model) or model.__name__}", "")
         if summary := _summary(model):
             yield from (summary, "")
-        own = _keys(model, section, section.key, "", leave_out=("kind", *common))
-        yield from own or ["No settings of its own."]
+        own = _keys(model, section, section.key, "", leave_out=["kind", *_names_shared_by(model, shared)])
+        some = [
+            f"`{name}`" for name in _names_shared_by(model, shared) if len(shared[name]) < len(section.models)
+        ]
+        yield from own
+        if some:
+            yield from ("", f"Also takes {', '.join(some)} (above).")
+        elif not own:
+            yield "No settings of its own."
         yield ""
+
+
+def _names_shared_by(model: type[BaseModel], shared: Shared) -> list[str]:
+    return [name for name, models in shared.items() if model in models]
+
+
+def _shared_item(section: Section, name: str, models: Sequence[type[BaseModel]]) -> str:
+    """The item of a setting that several kinds have: of which, and with which defaults."""
+    field = models[0].model_fields[name]
+    defaults = {_kind(model) or model.__name__: _default(model.model_fields[name]) for model in models}
+    whose = (
+        "" if len(models) == len(section.models) else f" · of {', '.join(f'`{kind}`' for kind in defaults)}"
+    )
+    return _item(f"{section.key}.{name}", field, _type_name(field.annotation) + whose, _together(defaults))
 
 
 def _keys(
@@ -186,18 +207,20 @@ def _anchor(section: Section) -> str:
     return "".join(each for each in heading if each.isalnum() or each in " _-").replace(" ", "-")
 
 
-def _common(models: Sequence[type[BaseModel]]) -> list[str]:
-    """The settings that all classes have, with one type and one meaning."""
-    first, *others = (model.model_fields for model in models)
-    return [
-        name
-        for name, field in first.items()
-        if all(
-            name in fields
-            and (fields[name].annotation, fields[name].description) == (field.annotation, field.description)
-            for fields in others
-        )
-    ]
+def _shared(models: Sequence[type[BaseModel]]) -> Shared:
+    """The settings that at least two classes have with one type and one meaning, each with those classes."""
+    found: Shared = {}
+    for model in models:
+        for name, field in model.model_fields.items():
+            same = [
+                other
+                for other in models
+                if (theirs := other.model_fields.get(name)) is not None
+                and (theirs.annotation, theirs.description) == (field.annotation, field.description)
+            ]
+            if len(same) > 1 and name != "kind" and len(same) > len(found.get(name, ())):
+                found[name] = same
+    return found
 
 
 def _together(defaults: dict[str, str]) -> str:
