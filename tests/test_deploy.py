@@ -14,7 +14,6 @@ from rollgym.clients.protocol.errors import ProblemError
 from rollgym.env_server.access.tokens import Caller, Tokens, add_token
 from rollgym.env_server.common.settings import load_settings
 from rollgym.sandbox.containers.seccomp import build_profile
-
 from tests.support.client_server import ServerProcess
 
 ROOT = Path(__file__).parents[1]
