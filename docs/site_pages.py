@@ -5,6 +5,7 @@ that pages read the same in a checkout, on a forge and in the site. Mermaid flow
 itself would be a script of 3 MB, and would have to come from another host. Notebooks become pages.
 """
 
+import json
 import posixpath
 import re
 import runpy
@@ -17,6 +18,7 @@ from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
 _FRONT = "README.md"
+_TUTORIALS = "tutorials"
 _WITH_FOLDERS = ("configuration.md", "algorithms.md")
 _ROOT_PAGES = ("ARCHITECTURE", "CHANGELOG", "CODE_OF_CONDUCT", "CONTRIBUTING", "README", "SECURITY")
 _LINK = re.compile(r"(\]\()([^)\s#]+)((?:#[^)\s]*)?\))")
@@ -56,6 +58,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for name in _ROOT_PAGES:
         page = f"{name}.md"
         files.append(File.generated(config, _address(page), abs_src_path=str(ROOT / page)))
+    for notebook in (ROOT / "docs" / _TUTORIALS).glob("*.ipynb"):
+        files.remove(files.get_file_from_path(f"{_TUTORIALS}/{notebook.name}"))
+        page = f"{_TUTORIALS}/{notebook.stem}.md"
+        files.append(File.generated(config, page, content=_notebook(notebook)))
     waiting = list(files.documentation_pages())
     while waiting:
         for path in _targets(waiting.pop()):
@@ -80,6 +86,27 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     return "".join(
         part if index % 2 else _LINK.sub(moved, part) for index, part in enumerate(_CODE.split(markdown))
     )
+
+
+def _notebook(path: Path) -> str:
+    """A notebook as Markdown: its text, its code, and what the code printed or drew."""
+    parts = []
+    for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
+        text = "".join(cell["source"])
+        if cell["cell_type"] == "markdown":
+            parts.append(text)
+            continue
+        parts.append(f"```python\n{text}\n```")
+        for output in cell["outputs"]:
+            data = output.get("data", {})
+            printed = "".join(output.get("text", data.get("text/plain", ())))
+            if "image/png" in data:
+                parts.append(
+                    f'<img alt="What the code draws" src="data:image/png;base64,{data["image/png"].strip()}">'
+                )
+            elif printed:
+                parts.append(f"```text\n{printed.rstrip()}\n```")
+    return "\n\n".join(parts) + "\n"
 
 
 def _drawn(text: str, page: Page) -> str:
@@ -113,7 +140,7 @@ def _resolved(page: File, link: str) -> str | None:
 
 def _origin(page: File) -> str:
     """Where the repository has a page."""
-    if page.generated_by:
+    if page.generated_by and page.abs_src_path:
         return str(Path(str(page.abs_src_path)).relative_to(ROOT))
     return f"docs/{page.src_uri}"
 
@@ -122,6 +149,8 @@ def _address(path: str) -> str:
     """Where the site has a file of the repository: docs/ and the root are one, all else is in files/."""
     if path == _FRONT:
         return "index.md"
+    if path.startswith(f"docs/{_TUTORIALS}/"):
+        path = path.replace(".ipynb", ".md")  # what the site makes of a notebook
     if path.startswith("docs/"):
         return path.removeprefix("docs/")
     return path if "/" not in path else f"files/{path}"
