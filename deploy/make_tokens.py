@@ -1,4 +1,7 @@
-"""Makes a fleet's tokens at the first `docker compose up`: one for each who calls, seen only by those who need it."""
+"""Makes a fleet's tokens once: one for each who calls, in a folder for each server that reads them.
+
+python make_tokens.py [FOLDER]      FOLDER is /tokens if absent, as in compose.yaml
+"""
 
 import os
 import sys
@@ -23,6 +26,8 @@ def make_tokens(root: Path) -> bool:
     gateway = root / "gateway" / "new.yaml"
     nodes = root / "nodes" / "tokens.yaml"
     sandbox = root / "sandbox" / "tokens.yaml"
+    for name in ("gateway", "nodes", "registrar", "prometheus", "sandbox", "trainer"):
+        (root / name).mkdir(mode=0o700, parents=True, exist_ok=True)
     for unfinished in (gateway, nodes, sandbox):
         unfinished.unlink(missing_ok=True)
     _keep(root / "trainer" / "token", add_token(gateway, "trainer", ["play"]))
@@ -45,4 +50,5 @@ def _keep(path: Path, token: str, mode: int = _OWNER) -> None:
 
 
 if __name__ == "__main__":
-    sys.stdout.write("tokens were made\n" if make_tokens(Path("/tokens")) else "the tokens are there\n")
+    folder = Path(sys.argv[1] if len(sys.argv) > 1 else "/tokens")
+    sys.stdout.write("tokens were made\n" if make_tokens(folder) else "the tokens are there\n")

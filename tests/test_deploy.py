@@ -2,6 +2,8 @@
 
 import json
 import re
+import socket
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from rollgym.clients.protocol.errors import ProblemError
 from rollgym.env_server.access.tokens import Caller, Tokens, add_token
 from rollgym.env_server.common.settings import load_settings
 from rollgym.sandbox.containers.seccomp import build_profile
+from tests.support.client_server import ServerProcess
 
 ROOT = Path(__file__).parents[1]
 COMPOSE = yaml.safe_load((ROOT / "compose.yaml").read_text())
@@ -133,3 +136,32 @@ def test_nodes_ask_the_sandbox_of_the_fleet():
     assert (served.sandbox, served.runs_code, served.builtin) == ("namespaces", True, False)
     shared = set(COMPOSE["services"]["sandbox"]["networks"])
     assert shared < set(COMPOSE["services"]["environments"]["networks"])
+
+
+def _probe(service: str, old_port: int, port: int) -> int:
+    """The exit code of a service's health check, asked of another port of this machine."""
+    kind, *command = COMPOSE["services"][service]["healthcheck"]["test"]
+    assert kind == "CMD"
+    words = [word.replace("$$", "$").replace(f"/{old_port}", f"/{port}") for word in command]
+    return subprocess.run(words, timeout=30, check=False, capture_output=True).returncode
+
+
+def test_the_health_check_asks_a_server_whether_it_is_ready_and_starts_no_interpreter():
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        closed = free.getsockname()[1]
+    with ServerProcess([]) as server:
+        for service in ("gateway", "environments", "sandbox"):
+            assert _probe(service, 8000, server.port) == 0
+        assert _probe("guess", 9000, server.port) != 0, "no /spec is there"
+    assert _probe("gateway", 8000, closed) != 0
+    tested = [
+        service["healthcheck"]["test"][1]
+        for service in COMPOSE["services"].values()
+        if "healthcheck" in service
+    ]
+    assert not {"python", "node"} & set(tested)
+
+
+def test_nothing_that_the_fleet_needs_stands_behind_a_profile_and_no_example_decides_whether_it_starts():
+    started = {name for name, service in COMPOSE["services"].items() if "profiles" not in service}
+    assert started == {"tokens", "gateway", "environments", "sandbox"}

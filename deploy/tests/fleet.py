@@ -21,7 +21,7 @@ class Fleet:
 
     def compose(self, *arguments: str) -> str:
         """Run a command of Compose."""
-        return _run(*self._compose, "--profile", "monitoring", *arguments)
+        return _run(*self._compose, "--profile", "monitoring", "--profile", "example", *arguments)
 
     def scale(self, nodes: int) -> None:
         """Start as many nodes as are missing."""

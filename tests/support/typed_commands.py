@@ -30,7 +30,10 @@ from rollgym.trainer.config.shipped import shipped_configs
 from rollgym.trainer.core.errors import ConfigError
 from tests.support.processes import ROOT
 
-_SYSTEMS = ("cat", "cd", "curl", "docker", "export", "git", "kill", "mkdir", "printf", "ray", "redis-server")
+_SYSTEMS = (
+    *("cat", "cd", "cp", "curl", "docker", "export", "git", "kill", "kubectl", "mkdir", "printf", "ray"),
+    "redis-server",
+)
 _OTHERS = frozenset({*_SYSTEMS, "pytest", "vllm/bin/pip", "vllm/bin/python", ".ci/run"})
 """Programs of others, and of the shell, whose options are not looked at."""
 

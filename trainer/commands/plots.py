@@ -1,10 +1,12 @@
 """The picture of a run: learning curves as a PNG."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from rollgym.trainer.core.run_files import read_lines
+from rollgym.trainer.evaluation.reporting.charts import value_range
 
 _TRAIN_CURVES = (
     ("rollout/success", "success, training episodes"),
@@ -40,6 +42,7 @@ def plot_run(directory: Path, title: str) -> Path:
     for axis, (key, label) in zip(axes[1:].flat, _TRAIN_CURVES, strict=False):
         points = _points(rows, key)
         axis.plot([step for step, _ in points], [value for _, value in points], linewidth=1.2)
+        _set_range(axis, [value for _, value in points])
         axis.set_title(label, fontsize=10)
         axis.set_xlabel("training step")
         axis.grid(alpha=0.3)
@@ -66,6 +69,7 @@ def plot_curves(directory: Path, title: str) -> Path:
                 style = {"marker": "o", "linewidth": 1.8} if measured else {"linewidth": 1.0, "alpha": 0.7}
                 text = "held out" if measured else "training batch"
                 axis.plot([step for step, _ in points], [value for _, value in points], label=text, **style)
+        _set_range(axis, [y for line in axis.get_lines() for y in line.get_ydata()])
         axis.set_title(label.replace("_", " "), fontsize=10)
         axis.set_xlabel("step")
         axis.grid(alpha=0.3)
@@ -117,6 +121,12 @@ def _draw_evaluation_sets(axis: Any, rows: Sequence[dict[str, Any]], evaluation_
     axis.grid(alpha=0.3)
     if evaluation_sets:
         axis.legend(fontsize=8, loc="best")
+
+
+def _set_range(axis: Any, values: Sequence[float]) -> None:
+    finite = [value for value in values if math.isfinite(value)]
+    if finite:
+        axis.set_ylim(*value_range(finite))
 
 
 def _points(rows: Sequence[dict[str, Any]], key: str) -> list[tuple[int, float]]:

@@ -1,57 +1,262 @@
-"""Writes docs/configuration.md: `python -m rollgym.trainer.config.reference > docs/configuration.md`."""
+"""Writes the pages of settings from the code: `python -m rollgym.trainer.config.reference`.
 
-import sys
+`docs/configuration.md` lists the sections and the keys of the run itself; each section has a page in
+`docs/configuration/`. Every key is an item of a list and not a row of a table, so that a page reads well on a phone.
+"""
+
+import argparse
+import json
 import types
 import typing
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from rollgym.trainer.config.run import RunSettings
 from rollgym.trainer.core.strict import models_in
 
+INDEX = "configuration.md"
+FOLDER = "configuration"
+Shared = dict[str, list[type[BaseModel]]]
+"""Classes by the name of a setting that they share."""
+
+_OWN_PAGES = ("algorithm",)
+"""Sections so long that each of their parts that has several kinds has a page of its own."""
+
 _HEADER = """# Settings of a run
 
-Written from the code by `python -m rollgym.trainer.config.reference`; a test keeps it in step.
-A file holds any of these as YAML; `roll-train --config FILE key=value ...` lays words over it
-(`rollout.group_size=16`, `tasks.0.kwargs.size=8`). Unknown keys are refused. `--dry-run` prints the resolved settings.
+Every setting, by section. A YAML file holds any of them, and `roll-train --config FILE key=value ...` lays values over
+it (`rollout.group_size=16`, `tasks.0.kwargs.size=8`). Unknown keys are refused. `--dry-run` prints the settings that a
+run resolves to. These pages are written from the code by `python -m rollgym.trainer.config.reference`; a test compares
+them with it.
 """
 
 
-def reference() -> str:
-    """Return the page."""
-    sections: list[str] = [_HEADER]
-    _write(RunSettings, "The run", "", sections, set())
-    return "\n".join(sections)
+@dataclass(frozen=True, slots=True)
+class Section:
+    """What stands under one key.
+
+    Attributes:
+        key: The key, such as `algorithm.advantage`; empty for the run itself.
+        models: The settings class, or one for each kind that may be chosen.
+        parts: The sections under it.
+        described: Keys under it whose section is described elsewhere, each with the key where it is.
+    """
+
+    key: str
+    models: tuple[type[BaseModel], ...]
+    parts: tuple["Section", ...]
+    described: dict[str, str]
+
+    @property
+    def title(self) -> str:
+        """The last word of the key, as people write it."""
+        return self.key.rpartition(".")[2].replace("_", " ").capitalize()
+
+    @property
+    def summary(self) -> str:
+        """The first paragraph of the class's documentation; empty where there are several kinds."""
+        return _summary(self.models[0]) if len(self.models) == 1 else ""
+
+    @property
+    def has_page(self) -> bool:
+        """Whether it begins a page."""
+        parent, _, _ = self.key.rpartition(".")
+        return not parent or (parent in _OWN_PAGES and len(self.models) > 1)
+
+    @property
+    def page(self) -> str:
+        """The name of the page that it begins."""
+        return f"{self.key.replace('.', '_')}.md"
 
 
-def _write(
-    model: type[BaseModel], title: str, prefix: str, sections: list[str], seen: set[type[BaseModel]]
-) -> None:
-    if model in seen:
+def reference() -> dict[str, str]:
+    """Return the text of every page by its path in the folder of the documentation."""
+    run = _section("", (RunSettings,), {})
+    sections = [each for each in _sections(run) if each.key and each.has_page]
+    own = _keys(RunSettings, run, "", f"{FOLDER}/")
+    listed = [f"- [`{each.key}`]({FOLDER}/{each.page}): {each.summary or _kinds(each)}" for each in sections]
+    index = "\n".join([_HEADER, "## Sections", "", *listed, "", "## The run itself", "", *own, ""])
+    return {INDEX: index} | {f"{FOLDER}/{each.page}": _page(each) for each in sections}
+
+
+def _section(key: str, models: tuple[type[BaseModel], ...], seen: dict[type[BaseModel], str]) -> Section:
+    """Describe what stands under a key; a class that two keys have is described at the first."""
+    seen.update(dict.fromkeys(models, key))
+    parts: list[Section] = []
+    described: dict[str, str] = {}
+    for model in models:
+        for name, field in model.model_fields.items():
+            inner = f"{key}.{name}" if key else name
+            found = models_in(field.annotation)
+            if new := tuple(each for each in found if each not in seen):
+                parts.append(_section(inner, new, seen))
+            elif found and seen[found[0]] != inner:
+                described[inner] = seen[found[0]]
+    return Section(key, models, tuple(parts), described)
+
+
+def _sections(section: Section) -> Iterator[Section]:
+    yield section
+    for part in section.parts:
+        yield from _sections(part)
+
+
+def _page(section: Section) -> str:
+    lines = [f"# Settings: {section.key}", ""]
+    parent = section.key.rpartition(".")[0]
+    up = f"[{parent}]({parent}.md)" if parent else f"[all sections](../{INDEX})"
+    lines += [f"Written from the code; {up}.", ""]
+    for part in _on_page(section):
+        if part is not section:
+            lines += [f"## {part.title} (`{part.key}`)", ""]
+        lines += [*_body(part, 2 if part is section else 3), ""]
+    return "\n".join(lines)
+
+
+def _on_page(section: Section) -> Iterator[Section]:
+    yield section
+    for part in section.parts:
+        if not part.has_page:
+            yield from _on_page(part)
+
+
+def _body(section: Section, level: int) -> Iterator[str]:
+    if len(section.models) == 1:
+        (model,) = section.models
+        if summary := _summary(model):
+            yield from (summary, "")
+        yield from _keys(model, section, section.key, "")
         return
-    seen.add(model)
-    lines = [f"## {title}" + (f" (`{prefix}`)" if prefix else ""), ""]
-    if model.__doc__:
-        lines += [model.__doc__.strip().split("\n\n")[0].replace("\n", " "), ""]
-    lines += ["| key | type | default | |", "|---|---|---|---|"]
-    nested: list[tuple[type[BaseModel], str]] = []
+    yield f"`{section.key}.kind` is one of {_kinds(section)}."
+    yield ""
+    shared = _shared(section.models)
+    for heading, names in (
+        ("All kinds", [name for name, models in shared.items() if len(models) == len(section.models)]),
+        ("Several kinds", [name for name, models in shared.items() if len(models) < len(section.models)]),
+    ):
+        if names:
+            yield from (f"{'#' * level} {heading}", "")
+            yield from (_shared_item(section, name, shared[name]) for name in names)
+            yield ""
+    for model in section.models:
+        yield from (f"{'#' * level} {_kind(model) or model.__name__}", "")
+        if summary := _summary(model):
+            yield from (summary, "")
+        own = _keys(model, section, section.key, "", leave_out=["kind", *_names_shared_by(model, shared)])
+        some = [
+            f"`{name}`" for name in _names_shared_by(model, shared) if len(shared[name]) < len(section.models)
+        ]
+        yield from own
+        if some:
+            yield from ("", f"Also takes {', '.join(some)} (above).")
+        elif not own:
+            yield "No settings of its own."
+        yield ""
+
+
+def _names_shared_by(model: type[BaseModel], shared: Shared) -> list[str]:
+    return [name for name, models in shared.items() if model in models]
+
+
+def _shared_item(section: Section, name: str, models: Sequence[type[BaseModel]]) -> str:
+    """The item of a setting that several kinds have: of which, and with which defaults."""
+    field = models[0].model_fields[name]
+    defaults = {_kind(model) or model.__name__: _default(model.model_fields[name]) for model in models}
+    whose = (
+        "" if len(models) == len(section.models) else f" · of {', '.join(f'`{kind}`' for kind in defaults)}"
+    )
+    return _item(f"{section.key}.{name}", field, _type_name(field.annotation) + whose, _together(defaults))
+
+
+def _keys(
+    model: type[BaseModel], section: Section, prefix: str, folder: str, leave_out: Sequence[str] = ()
+) -> list[str]:
+    """The items of a class's own settings, with links to the sections under them."""
+    parts = {part.key: part for part in section.parts}
+    lines = []
     for name, field in model.model_fields.items():
+        if name in leave_out:
+            continue
         key = f"{prefix}.{name}" if prefix else name
-        for inner in models_in(field.annotation):
-            nested.append((inner, key))
-        if field.default is PydanticUndefined and field.default_factory is None:
-            default = "required"
-        elif field.default_factory is not None or isinstance(field.default, BaseModel):
-            default = "see below"
-        else:
-            default = f"`{field.default!r}`"
-        meaning = (field.description or "").replace("|", "\\|").replace("\n", " ")
-        lines.append(f"| `{key}` | {_type_name(field.annotation)} | {default} | {meaning} |")
-    sections.append("\n".join(lines) + "\n")
-    for inner, key in nested:
-        _write(inner, inner.__name__.removesuffix("Settings"), key, sections, seen)
+        what = _type_name(field.annotation)
+        or_null = " or null" if type(None) in typing.get_args(field.annotation) else ""
+        if part := parts.get(key):
+            target = f"{folder}{part.page}" if part.has_page else f"#{_anchor(part)}"
+            what = f"[its own keys]({target}){or_null}"
+        elif key in section.described:
+            what = f"keys like those of `{section.described[key]}`{or_null}"
+        lines.append(_item(key, field, what, _default(field)))
+    return lines
+
+
+def _item(key: str, field: FieldInfo, what: str, default: str) -> str:
+    meaning = " ".join((field.description or "").split())
+    said = f" · {default}" if default else ""
+    return f"- **`{key}`** · {what}{said}" + (f"<br>\n  {meaning}" if meaning else "")
+
+
+def _anchor(section: Section) -> str:
+    """The anchor that sites and forges make of a section's heading."""
+    heading = f"{section.title} ({section.key})".lower()
+    return "".join(each for each in heading if each.isalnum() or each in " _-").replace(" ", "-")
+
+
+def _shared(models: Sequence[type[BaseModel]]) -> Shared:
+    """The settings that at least two classes have with one type and one meaning, each with those classes."""
+    found: Shared = {}
+    for model in models:
+        for name, field in model.model_fields.items():
+            same = [
+                other
+                for other in models
+                if (theirs := other.model_fields.get(name)) is not None
+                and (theirs.annotation, theirs.description) == (field.annotation, field.description)
+            ]
+            if len(same) > 1 and name != "kind" and len(same) > len(found.get(name, ())):
+                found[name] = same
+    return found
+
+
+def _together(defaults: dict[str, str]) -> str:
+    """One text for the defaults of all kinds: the most frequent, and whose are others."""
+    values = list(defaults.values())
+    most = max(values, key=values.count)
+    others = [
+        f"{', '.join(f'`{kind}`' for kind in defaults if defaults[kind] == value)}: {value.removeprefix('default ')}"
+        for value in dict.fromkeys(values)
+        if value != most
+    ]
+    return "; ".join([most, *others])
+
+
+def _kind(model: type[BaseModel]) -> str | None:
+    """The value of `kind` that chooses a class."""
+    field = model.model_fields.get("kind")
+    return str(typing.get_args(field.annotation)[0]) if field is not None else None
+
+
+def _kinds(section: Section) -> str:
+    return ", ".join(f"`{_kind(model) or model.__name__}`" for model in section.models)
+
+
+def _summary(model: type[BaseModel]) -> str:
+    return (model.__doc__ or "").strip().split("\n\n")[0].replace("\n", " ")
+
+
+def _default(field: FieldInfo) -> str:
+    if field.default is PydanticUndefined and field.default_factory is None:
+        return "required"
+    if field.default_factory is not None or isinstance(field.default, BaseModel):
+        return ""
+    value = field.default
+    written = value if isinstance(value, str) and value else json.dumps(value, default=str)
+    return f"default `{written}`"
 
 
 def _type_name(annotation: Any) -> str:
@@ -70,5 +275,25 @@ def _type_name(annotation: Any) -> str:
     return getattr(annotation, "__name__", str(annotation))
 
 
+def write(docs: Path) -> None:
+    """Write the pages into a folder of documentation, and remove those of sections that are gone."""
+    pages = reference()
+    (docs / FOLDER).mkdir(parents=True, exist_ok=True)
+    for old in (docs / FOLDER).glob("*.md"):
+        if f"{FOLDER}/{old.name}" not in pages:
+            old.unlink()
+    for path, text in pages.items():
+        (docs / path).write_text(text, encoding="utf-8")
+
+
+def main() -> None:
+    """Write the pages."""
+    parser = argparse.ArgumentParser(
+        prog="python -m rollgym.trainer.config.reference", description=str(__doc__).splitlines()[0]
+    )
+    parser.add_argument("docs", nargs="?", type=Path, default=Path("docs"), help="default: %(default)s")
+    write(parser.parse_args().docs)
+
+
 if __name__ == "__main__":
-    sys.stdout.write(reference())
+    main()

@@ -1,6 +1,7 @@
 """Settings are strict, readable, and all of them are read."""
 
 import inspect
+import re
 from pathlib import Path
 
 import pytest
@@ -310,5 +311,23 @@ def test_every_example_loads(path):
     assert settings.tasks or settings.datasets or settings.section
 
 
-def test_the_settings_page_is_in_step():
-    assert (ROOT / "docs" / "configuration.md").read_text() == reference()
+def test_the_pages_of_settings_are_those_of_the_code():
+    pages = reference()
+    for path, text in pages.items():
+        assert (ROOT / "docs" / path).read_text() == text, "python -m rollgym.trainer.config.reference"
+    written = {f"configuration/{page.name}" for page in (ROOT / "docs" / "configuration").iterdir()}
+    assert written == set(pages) - {"configuration.md"}
+
+
+def test_every_key_of_a_run_stands_on_one_page():
+    listed = re.findall(r"^- \*\*`([\w.]+)`", "\n".join(reference().values()), re.MULTILINE)
+    assert len(listed) > 500
+    for key in (
+        "seed",
+        "tasks.env_id",
+        "cluster.roles.actor_train.devices",
+        "algorithm.filter.above",
+        "tracking.wandb.project",
+    ):
+        assert listed.count(key) >= 1, key
+    assert "rollout.group_size" in listed

@@ -12,6 +12,9 @@ _WIDE, _TALL = 1140, 270
 _LEFT, _RIGHT, _TOP, _BOTTOM = 48, 10, 10, 22
 _MOST_POINTS = 240
 _TICKS = 5
+_MARGIN = 0.06
+_NOISE = 1e-9
+"""Values whose range is a smaller part of their size than this are one value, but for rounding."""
 
 Point = tuple[float, float]
 
@@ -120,6 +123,24 @@ def stacked_chart(
     return _figure(shapes, scale, shown)
 
 
+def value_range(values: Sequence[float]) -> tuple[float, float]:
+    """Return the lowest and the highest value that an axis shows.
+
+    An axis of values without a sign does not go below zero, nor does one of negative values go above it. Values that
+    are all alike are shown between zero and a little more than they are; zeros between 0 and 1.
+    """
+    low, high = min(values), max(values)
+    largest = max(abs(low), abs(high))
+    if largest == 0:
+        return 0.0, 1.0
+    if high - low <= _NOISE * largest:
+        return min(0.0, low * 1.25), max(0.0, high * 1.25)
+    margin = (high - low) * _MARGIN
+    bottom = max(0.0, low - margin) if low >= 0 else low - margin
+    top = min(0.0, high + margin) if high <= 0 else high + margin
+    return bottom, top
+
+
 def ticks(low: float, high: float) -> list[tuple[float, str]]:
     """Return round numbers between two, at most five or so, with their texts."""
     rough = (high - low) / _TICKS
@@ -149,15 +170,11 @@ def _scale(lines: Sequence[Line], low: float | None, high: float | None, width: 
     steps = [step for line in lines for step, _ in line.points if line.style != "level"]
     values = [value for line in lines for _, value in line.points]
     values += [bound for line in lines for pair in line.band or () for bound in pair]
-    bottom = min(values) if low is None else low
-    top = max(values) if high is None else high
+    bottom, top = value_range(values)
+    bottom = bottom if low is None else low
+    top = top if high is None else high
     if top <= bottom:
-        margin = abs(bottom) * 0.1 or 1.0
-        bottom, top = (bottom if low is not None else bottom - margin), top + margin
-    else:
-        margin = (top - bottom) * 0.06
-        bottom = bottom if low is not None else bottom - margin
-        top = top if high is not None else top + margin
+        top = bottom + 1.0
     return Scale(min(steps, default=0.0), max(steps, default=1.0), bottom, top, width, height)
 
 

@@ -79,6 +79,9 @@ class EpisodeView:
     Attributes:
         name: Its place in the page, which stays the same while a run goes on.
         title: What was played.
+        step: The training step that it was played for, counted from 1.
+        reward: Its total reward; what is shown is `short(reward)`.
+        turn_count: How many steps it took in the environment.
         outcome: How it ended.
         facts: Names and values, for people.
         phases: Where its time went: (phase, seconds, share of the whole).
@@ -89,6 +92,9 @@ class EpisodeView:
 
     name: str
     title: str
+    step: int
+    reward: float
+    turn_count: int
     outcome: str
     facts: tuple[tuple[str, str], ...]
     phases: tuple[tuple[str, str, float], ...]
@@ -147,8 +153,6 @@ def _view(played: PlayedEpisode, budget: _Budget) -> EpisodeView:
         ("task", str(task.index)),
         ("seed", str(task.seed)),
         ("member", str(trajectory.member)),
-        ("reward", short(trajectory.total_reward)),
-        ("turns", str(len(trajectory.steps))),
     ]
     if trajectory.segments:
         # Of a model behind an API no token is known.
@@ -167,6 +171,9 @@ def _view(played: PlayedEpisode, budget: _Budget) -> EpisodeView:
     return EpisodeView(
         name=f"e{played.step}-{task.index}-{trajectory.member}",
         title=f"step {played.step + 1}: {budget.cut(task.env_id, 80)}",
+        step=played.step + 1,
+        reward=trajectory.total_reward,
+        turn_count=len(trajectory.steps),
         outcome=trajectory.outcome.value,
         facts=tuple(facts),
         phases=_phases(trajectory),

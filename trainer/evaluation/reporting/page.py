@@ -17,6 +17,7 @@ from rollgym.clients.measuring.statistics import Interval, rate_difference
 from rollgym.trainer.evaluation.reporting.charts import Line, Point, line_chart, short, stacked_chart
 from rollgym.trainer.evaluation.reporting.episodes import episode_views, token_text
 from rollgym.trainer.evaluation.reporting.run_folder import Row, RunFolder, number
+from rollgym.trainer.records.timeline import Phase
 
 _MOST_OTHERS = 60
 _MOST_EVALUATION_SETS = 12
@@ -126,6 +127,12 @@ def render_page(run: RunFolder, *, live: bool = False, now: float | None = None)
                 (name.replace("dropped/", "dropped: "), f"{count:,}") for name, count in run.tasks.items()
             ],
             episodes=views,
+            episode_outcomes=sorted({view.outcome for view in views}),
+            episode_phases=[
+                phase.value
+                for phase in Phase
+                if any(phase.value == name for view in views for name, *_ in view.phases)
+            ],
             settings=yaml.safe_dump(run.settings, sort_keys=False, allow_unicode=True)[:_LONGEST_SETTINGS]
             if run.settings
             else "",
@@ -141,13 +148,15 @@ def points(rows: Sequence[Row], name: str) -> list[Point]:
 
 @cache
 def _environment() -> Environment:
-    return Environment(
+    environment = Environment(
         loader=FunctionLoader(_asset),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters["short"] = short
+    return environment
 
 
 def _asset(name: str) -> str:

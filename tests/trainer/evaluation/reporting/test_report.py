@@ -9,7 +9,15 @@ import pytest
 from starlette.testclient import TestClient
 
 from rollgym.trainer.cli import main
-from rollgym.trainer.evaluation.reporting.charts import Line, line_chart, short, stacked_chart, thinned
+from rollgym.trainer.commands import plots
+from rollgym.trainer.evaluation.reporting.charts import (
+    Line,
+    line_chart,
+    short,
+    stacked_chart,
+    thinned,
+    value_range,
+)
 from rollgym.trainer.evaluation.reporting.episodes import keep_tokenizer, token_text
 from rollgym.trainer.evaluation.reporting.live import LivePage
 from rollgym.trainer.evaluation.reporting.page import duration, render_page
@@ -120,6 +128,8 @@ def test_a_whole_run_is_all_on_the_page(tmp_path):
     assert page.count('class="episode"') == 12
     assert "log-probability -0.2500 (p 0.779) · advantage -0.7500 · version 0 · turn 0" in page
     assert "advantage +0.7500" in page
+    assert page.count("reward 1 · 2 turns") == 12, "each episode's line says what it came to"
+    assert '<i class="key part-generate"></i>generate' in page, "the colours of its bar are explained"
     assert "dropped: filter:zero_variance" in page
     assert "sesame" not in page
     assert "Not all of it could be read" not in page
@@ -276,6 +286,32 @@ def test_points_stand_within_their_picture(values):
         x, y = map(float, pair.split(","))
         assert 0 <= x <= 360
         assert 0 <= y <= 168
+
+
+@pytest.mark.parametrize(
+    ("values", "low", "high"),
+    [
+        ([0.0, 0.0], 0.0, 1.0),
+        ([0.001], 0.0, 0.00125),
+        ([-2.0, -2.0], -2.5, 0.0),
+        ([0.3, 0.1 + 0.2], 0.0, 0.375),  # alike but for rounding
+        ([0.0, 1.0], 0.0, 1.06),
+        ([-1.0, 1.0], -1.12, 1.12),
+    ],
+)
+def test_an_axis_stays_on_the_side_of_zero_where_its_values_are(values, low, high):
+    assert value_range(values) == pytest.approx((low, high))
+
+
+def test_the_picture_of_constants_has_no_axis_below_zero(tmp_path, monkeypatch):
+    (tmp_path / "metrics.jsonl").write_text(
+        "".join(json.dumps({"step": step, "rollout/lag_mean": 0.0}) + "\n" for step in range(3))
+    )
+    figures = []
+    monkeypatch.setattr(plots, "_saved", lambda figure, directory: figures.append(figure) or directory)
+    plots.plot_run(tmp_path, "constant")
+    (axis,) = [axis for axis in figures[0].axes if axis.get_title() == "staleness (versions)"]
+    assert axis.get_ylim() == (0.0, 1.0)
 
 
 @pytest.mark.parametrize(
