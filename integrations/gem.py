@@ -8,11 +8,9 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from typing import Any
 
-from rollgym.clients.client.client import TOKEN_VARIABLE
 from rollgym.clients.client.env import RemoteEnv
 from rollgym.clients.protocol.spaces import UnicodeText
 
@@ -86,7 +84,7 @@ class RemoteGemEnv:
             url,
             environment,
             self._config["env_kwargs"],
-            token=os.environ.get(TOKEN_VARIABLE) if token is None else token,
+            token=token,
             timeout_s=timeout_s,
         )
         for space in (self._env.action_space, self._env.observation_space):

@@ -33,7 +33,6 @@ from rollgym.clients.cli.arguments import (
     server_url,
 )
 from rollgym.clients.client.client import EnvClient
-from rollgym.clients.client.env import MAX_SEED
 from rollgym.clients.evaluation.chat import ChatModel, EndpointError
 from rollgym.clients.evaluation.episode import EvaluatedEpisode
 from rollgym.clients.evaluation.player import Evaluation, NotPlayableError, evaluate
@@ -42,6 +41,7 @@ from rollgym.clients.evaluation.summary import Prices, Summary, summarise, summa
 from rollgym.clients.process.local_server import LocalServer
 from rollgym.clients.process.terminal import visible
 from rollgym.clients.protocol.errors import ProblemError
+from rollgym.clients.protocol.messages import MAX_SEED
 
 _KEY_VARIABLE, _URL_VARIABLE = "OPENAI_API_KEY", "OPENAI_BASE_URL"
 _OPENAI = "https://api.openai.com/v1"

@@ -201,7 +201,7 @@ def _message(place: str, value: Any, name: str) -> Message:
         message["tool_calls"] = [
             _call(place, call, f"{name}.tool_calls[{number}]") for number, call in enumerate(calls)
         ]
-    return message | {"content": content} | _weight(place, value, name)
+    return {**message, "content": content, **_weight(place, value, name)}
 
 
 def _content(place: str, content: Any, name: str, *, optional: bool) -> str:
@@ -209,8 +209,9 @@ def _content(place: str, content: Any, name: str, *, optional: bool) -> str:
     if content is None and optional:
         return ""
     if isinstance(content, list):
-        texts = [part.get("text") if isinstance(part, dict) else part for part in content]
-        if all(isinstance(text, str) for text in texts):
+        parts = [part.get("text") if isinstance(part, dict) else part for part in content]
+        texts = [part for part in parts if isinstance(part, str)]
+        if len(texts) == len(parts):
             return "".join(texts)
     if not isinstance(content, str):
         raise ConfigError(f"data set {place}: {name} must be a text or parts of text, not {_shown(content)}")
