@@ -8,7 +8,7 @@ from rollgym import UnicodeText
 class Countdown(gymnasium.Env):
     """Say the number that is one less, down to zero."""
 
-    metadata = {"deterministic": True, "inline": True, "description": "Count down.", "max_episode_steps": 20}
+    metadata = {"deterministic": True, "description": "Count down.", "max_episode_steps": 20}
 
     def __init__(self):
         self.action_space = self.observation_space = UnicodeText()

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-FLOORS = ("clients", "env_server", "envs", "sandbox", "trainer")
-OURS = sorted(path.name for path in (ROOT / "rollgym").iterdir() if path.is_symlink())
+FLOORS = ("clients", "env_server", "envs", "integrations", "sandbox", "trainer")
+# A clone's examples are programs and configurations of users, which name them as they lie in their folder.
+OURS = sorted({path.name for path in (ROOT / "rollgym").iterdir() if path.is_symlink()} - {"examples"})
 # Texts that programs of ours are started with, and paths `module:attribute`, dotted names and prefixes of names.
 _STARTED = re.compile(rf"-m[ ,\"']+(?:{'|'.join(FLOORS)})\b")
 _IMPORTED = re.compile(rf"^\s*(?:from|import) (?:{'|'.join(FLOORS)})\b(?! floor)", re.MULTILINE)

@@ -144,7 +144,7 @@ class RunSettings(Settings):
         if not self.tasks and not self.datasets and self.rollout.task_source is None:
             raise ValueError(
                 "'tasks' is empty: name an environment, such as tasks='[{env_id: FrozenLake-v0}]', one of 'datasets', "
-                "a rollout.task_source, or a file with --config, such as examples/frozen_lake.yaml"
+                "a rollout.task_source, or a configuration, such as --config frozen_lake"
             )
         if self.rollout.max_new_tokens >= self.model.max_length:
             raise ValueError(

@@ -80,7 +80,7 @@ def test_tools_are_declared_with_and_without_the_envelope_of_openai():
         {"tools": None},
         {"tools": "add"},
         {"tools": [3, {}, {"function": {"name": 5}}, {"name": ""}]},
-        {"tools": [TOOL], "call_format": "python"},
+        {"tools": [TOOL], "call_format": "semaphore"},
     ],
 )
 def test_what_is_not_a_tool_that_can_be_called_is_left_out(info):
