@@ -43,7 +43,7 @@ def served() -> Iterator[str]:
             while "serving on" not in line:
                 assert line, "the server did not start"
                 line = process.stdout.readline()
-            yield line.split()[-1]
+            yield line.partition("serving on ")[2].split()[0]
         finally:
             process.terminate()
 

@@ -319,7 +319,7 @@ def test_a_first_checkpoint_that_does_not_fit_is_no_reason_to_refuse_the_advice(
 def test_a_server_that_is_gone_is_counted_and_waited_for_a_bounded_time(run, config, tmp_path):
     with running(start_server()) as server:
         assert server.stdout is not None
-        url = server.stdout.readline().split()[-1]
+        url = server.stdout.readline().partition("serving on ")[2].split()[0]
         code, output = run(
             *("--config", str(config), f"output_dir={tmp_path}/run", "steps=100000", "--env-url", url),
             *("rollout.server_timeout_s=5", "rollout.episode_timeout_s=1"),
@@ -338,7 +338,7 @@ def test_a_server_that_is_gone_is_counted_and_waited_for_a_bounded_time(run, con
 def test_a_server_in_whose_place_another_stands_is_named_with_the_way_to_go_on(run, config, tmp_path):
     with running(start_server()) as server:
         assert server.stdout is not None
-        url = server.stdout.readline().split()[-1]
+        url = server.stdout.readline().partition("serving on ")[2].split()[0]
         others: list[subprocess.Popen[str]] = []
 
         def replace() -> None:
