@@ -16,7 +16,7 @@ from rollgym.env_server.catalog.named_entries import (
 )
 from rollgym.env_server.common.settings import ConfigurationError, Settings
 from rollgym.envs.registry import builtin_environments
-from rollgym.suggestions import did_you_mean
+from rollgym.suggestions import near_names
 
 _NEAR_NAMES = 3
 
@@ -86,8 +86,8 @@ class Catalog:
                 "unknown_env", "what was asked for cannot be the id of an environment", suggestions=[]
             )
         if entry is None:
-            near = did_you_mean(env_id, self._entries, _NEAR_NAMES)
-            hint = f"; {near}" if near else ""
+            near = near_names(env_id, self._entries, _NEAR_NAMES)
+            hint = f"; did you mean {' or '.join(near)}?" if near else ""
             raise ProblemError("unknown_env", f"there is no environment {env_id!r}{hint}", suggestions=near)
         return entry
 

@@ -195,14 +195,23 @@ def call_as_action(info: Mapping[str, Any], name: str, arguments: Mapping[str, A
     said = form.write([ToolCall(name, arguments)])
     schemas = {each: tool["inputSchema"] for each, tool in own_tools(info).items()}
     read = read_calls(said, form, schemas)
-    # Values may have the types of the schema by then; what is called, and with what, is the same.
-    if read.faults or [(call.name, sorted(call.arguments)) for call in read.calls] != [
-        (name, sorted(arguments))
-    ]:
+    if read.faults or len(read.calls) != 1 or not _is_as_said(read.calls[0], name, arguments):
         raise invalid(
             "arguments", f"they hold marks of the format {form.name}, in which calls are written here"
         )
     return said
+
+
+def _is_as_said(call: ToolCall, name: str, arguments: Mapping[str, Any]) -> bool:
+    """Whether a call was read as it was made; a text may have become a value of the type that the schema has."""
+    return (
+        call.name == name
+        and call.arguments.keys() == arguments.keys()
+        and not any(
+            isinstance(value, str) and isinstance(call.arguments[key], str) and value != call.arguments[key]
+            for key, value in arguments.items()
+        )
+    )
 
 
 def begun_result(reply: Reply) -> dict[str, Any]:

@@ -13,11 +13,12 @@ import json
 import re
 import secrets
 from collections.abc import Iterable, Mapping
-from typing import Any
-
-from tokenizers import Tokenizer
+from typing import TYPE_CHECKING, Any
 
 from rollgym.trainer.core.errors import UnplayableTaskError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 
 class ControlTokens:
@@ -100,8 +101,10 @@ class ControlTokens:
         return list(self._literal.encode(self.unquote(text), add_special_tokens=False).ids)
 
 
-def _renamed(tokenizer: Any, names: Mapping[str, str]) -> Tokenizer:
+def _renamed(tokenizer: Any, names: Mapping[str, str]) -> "Tokenizer":
     """Return a tokenizer with the same ids in which control tokens have other names: their spellings are text."""
+    from tokenizers import Tokenizer  # An extra brings it, and what plays without a model does without.
+
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         raise UnplayableTaskError(

@@ -88,5 +88,5 @@ def test_mistakes_are_told_in_a_line(
 
 
 def test_an_unknown_environment_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["audit", "FrozenLak-v0"]) == 1
+    assert main(["audit", "FrozenLak-v0"]) == 2
     assert "did you mean FrozenLake-v0" in capsys.readouterr().err

@@ -225,7 +225,7 @@ def test_a_cost_that_the_server_reports_is_shown(server: ServerProcess, tmp_path
         (["FrozenLake-v0", "--model", "m", "--seed", str(2**53 - 1)], "below 2**53"),
         (["FrozenLake-v0", "--model", "m", "--extra", '{"stream": true}'], "stream"),
         (["a:B", "--model", "m", "--url", "http://127.0.0.1:1"], "name an id"),
-        (["no_such_module:B", "--model", "m"], "no module no_such_module"),
+        (["no_such_module:B", "--model", "m"], "there is no module 'no_such_module'"),
     ],
 )
 def test_what_makes_no_sense_is_refused(arguments: list[str], said_to_the_user: str) -> None:

@@ -69,7 +69,7 @@ def test_an_environment_comes_and_goes(gateway: ServerProcess, foreign: ForeignS
     assert done.returncode == 0, done.stderr
     assert not offered(gateway, "Guess")
     again = roll_env("unregister", registration_id, "--gateway", gateway.url)
-    assert (again.returncode, "register again" in again.stderr) == (1, True)
+    assert (again.returncode, "register again" in again.stderr) == (2, True)
 
 
 class ForgetfulGateway:
@@ -178,17 +178,17 @@ def test_a_probe_needs_no_gateway(foreign: ForeignServer) -> None:
     assert report["ok"]
     assert {"spec", "reset", "step", "close"} <= {finding["check"] for finding in report["findings"]}
     lost = roll_env("probe", "Guess", "http://127.0.0.1:1", "--protocol", "http")
-    assert lost.returncode == 2
+    assert lost.returncode == 1
     assert "cannot be reached" in lost.stdout
 
 
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (("register", "A", "http://127.0.0.1:1", "--gateway", "http://127.0.0.1:1"), 1, "cannot be reached"),
+        (("register", "A", "http://127.0.0.1:1", "--gateway", "http://127.0.0.1:1"), 2, "cannot be reached"),
         (("register", "A", "http://127.0.0.1:1", "--gateway", "here"), 2, "is not the address of a server"),
         (("register", "A", "http://127.0.0.1:1"), 2, "--gateway"),
-        (("register", "A", "http://127.0.0.1:1", "--protocol", "smoke"), 2, "invalid choice"),
+        (("register", "A", "http://127.0.0.1:1", "--protocol", "smoke"), 2, "there is no 'smoke'"),
     ],
 )
 def test_mistakes_are_told(arguments: tuple[str, ...], code: int, message: str) -> None:

@@ -83,7 +83,7 @@ def test_requests_refuse_unknown_keys_and_replies_do_not() -> None:
         {"env_id": "A", "count": 0},
         {"env_id": "A", "reset": {"seed": -1}},
         {"env_id": "A", "reset": {"seed": 2**53}},
-        {"env_id": "A", "reset": {"seed": 1.0}},
+        {"env_id": "A", "reset": {"seed": 1.5}},
         {"env_id": "A", "reset": {"seed": True}},
         {"env_id": "A", "idle_timeout_s": 0},
         {"env_id": "A", "idle_timeout_s": float("inf")},

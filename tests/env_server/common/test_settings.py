@@ -180,7 +180,7 @@ async def test_standard_output_is_for_the_ready_line() -> None:
 def test_a_class_of_an_author_runs_inline_only_where_the_operator_trusts_it(
     trust_inline: bool, isolation: str
 ) -> None:
-    classes = ("examples.custom_environment:Countdown", "tests.support.served_envs:SlowCount")
+    classes = ("Countdown=rollgym.envs.games.countdown:CountdownEnv", "tests.support.served_envs:SlowCount")
     catalog = Catalog.load(Settings(env=classes, builtin=False, trust_inline=trust_inline))
     assert catalog.get("Countdown").isolation == isolation
     assert catalog.get("SlowCount").isolation == "process", "it does not ask"

@@ -41,7 +41,7 @@ async def replicas(gateway: ServerProcess, count: int) -> None:
     async with httpx.AsyncClient(base_url=gateway.url) as http, asyncio.timeout(60):
         while True:
             found = (await http.get("/v1/envs")).json().get("envs", [])
-            if len(found) == 7 and all(env["replicas"] == count for env in found):
+            if len(found) == 10 and all(env["replicas"] == count for env in found):
                 return
             await asyncio.sleep(0.1)
 

@@ -60,7 +60,7 @@ def test_the_page_may_run_its_own_files_and_nothing_else(served: Server) -> None
             "/console/%2e%2e/app.py",
         ):
             assert client.get(missing).status_code == 404
-        assert client.post("/console").status_code == 404
+        assert client.post("/console").status_code == 405
 
 
 def test_only_browsers_are_led_to_the_console(served: Server) -> None:

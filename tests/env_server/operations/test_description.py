@@ -26,7 +26,12 @@ PATHS = {
     "/v1/verify/{env_id}",
     *(
         f"/openenv/{{env_id}}/{name}"
-        for name in ("reset", "step", "state", "schema", "metadata", "health", "ws")
+        for name in ("reset", "step", "state", "schema", "metadata", "health", "ws", "openapi.json", "mcp")
+    ),
+    "/openenv/{env_id}/list_environments",
+    *(
+        f"/openenv/{{env_id}}/{{env_name}}/{name}"
+        for name in ("splits", "tasks", "num_tasks", "task", "task_range")
     ),
     "/mcp/{env_id}",
     *(f"/apis/v1/envs/gem/{name}" for name in ("make", "reset", "step", "close", "list")),
@@ -42,6 +47,11 @@ METHODS = {
     **{f"/v1/sessions/{op}": {"post"} for op in ("restore", "close")},
     **{f"/v1/sessions/{{session_id}}/{op}": {"post"} for op in ("reset", "step", "render", "cancel", "fork")},
     **{f"/openenv/{{env_id}}/{name}": {"post"} for name in ("reset", "step")},
+    "/openenv/{env_id}/mcp": {"post", "delete", "get"},
+    **{
+        f"/openenv/{{env_id}}/{{env_name}}/{name}": {"post"}
+        for name in ("tasks", "num_tasks", "task", "task_range")
+    },
     **{f"/apis/v1/envs/gem/{name}": {"post"} for name in ("make", "reset", "step", "close", "list")},
     **{f"/{name}": {"post"} for name in ("create_session", "create", "ping", "delete", "delete_session")},
     **{

@@ -98,7 +98,7 @@ async def test_marks_of_a_format_in_arguments_make_no_other_call(plain: Server, 
     async with agent(plain, path) as client:
         result = await client.call_tool("store_set", {"key": "lamps", "value": marks})
         kept = said(await client.call_tool("store_get", {"key": "lamps"}))
-    if call_format in ("qwen-xml", "tags", "python"):
+    if call_format in ("qwen-xml", "tags"):
         # These have no way to write it, and nothing is called.
         assert result.is_error
         assert f"marks of the format {call_format}" in said(result)

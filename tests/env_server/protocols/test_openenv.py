@@ -288,7 +288,7 @@ async def test_calls_over_http_leave_no_session(plain: Server) -> None:
         assert (await client.get("/openenv/Count/state")).json() == {"episode_id": None, "step_count": 0}
         for path in ("health", "metadata", "schema", "state"):
             unknown = await client.get(f"/openenv/Coumt/{path}")
-            assert (unknown.status_code, unknown.json()["suggestions"]) == (404, ["Count", "SlowCount"])
+            assert (unknown.status_code, unknown.json()["suggestions"]) == (404, ["Count"])
     assert await sessions(plain) == []
 
 

@@ -166,7 +166,7 @@ def test_a_server_is_asked_where_it_listens(host, url):
 def test_a_program_that_is_not_installed_is_named_with_its_extra():
     inference = settings_of(kind="sglang")
     with pytest.raises(
-        ConfigError, match=r"install rollgym\[sglang\], name the program of another environment"
+        ConfigError, match=r"pip install .*\[sglang\]', name the program of another environment"
     ):
         require_program(inference, inference.launch)
     inference = settings_of(kind="vllm", launch={"command": ["/nowhere/vllm"]})
