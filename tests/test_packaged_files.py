@@ -6,10 +6,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 _OUTPUTS = """
-from setuptools import Distribution
-from setuptools.config.pyprojecttoml import apply_configuration
+import setuptools  # It stands for distutils.
+from distutils.core import run_setup
 
-built = apply_configuration(Distribution({"script_name": "setup.py"}), "pyproject.toml")
+built = run_setup("setup.py", stop_after="config")
 built.include_package_data = False  # what an earlier build wrote into the .egg-info says nothing of this one
 command = built.get_command_obj("build_py")
 command.ensure_finalized()

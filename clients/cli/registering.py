@@ -90,17 +90,25 @@ def run_unregister(options: argparse.Namespace) -> int:
 
 def run_probe(options: argparse.Namespace) -> int:
     """Register with a gateway that is started for this, show what it saw, and call the environment's tools."""
-    tools: list[Finding] = []
     with LocalServer(_ANYWHERE) as server, _client(server.url, None) as client:
         try:
-            report: Any = _register(client, options, {}).report
-            tools = _tools_at(server.url, options.env_id)
+            findings = _findings_of(_register(client, options, {}).report)
+            findings += _tools_at(server.url, options.env_id)
         except ProblemError as problem:
             if problem.code != "probe_failed":
                 raise
-            report = problem.extra.get("report")
+            findings = _findings_of(problem.extra.get("report"))
+    return print_report(f"{options.env_id} at {options.server}", findings, as_json=options.json)
+
+
+def _findings_of(report: Any) -> list[Finding]:
+    """Return what a gateway's probe saw.
+
+    Raises:
+        DecodeError: The report has another form.
+    """
     with reading("register"):
-        findings = [
+        return [
             Finding(
                 member(check, "check", str),
                 Status.PASS if check["ok"] else Status.FAIL,
@@ -108,8 +116,6 @@ def run_probe(options: argparse.Namespace) -> int:
             )
             for check in report
         ]
-    subject = f"{options.env_id} at {options.server}"
-    return print_report(subject, [*findings, *tools], as_json=options.json)
 
 
 def _tools_at(gateway: str, env_id: str) -> list[Finding]:

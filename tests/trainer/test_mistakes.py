@@ -139,7 +139,7 @@ def test_an_evaluation_set_that_is_not_there(capfd):
         ("import sys\n\nprice = 1 / 0\n", "ZeroDivisionError: division by zero ({path}, line 3)"),
         ("raise SystemExit('not today')\n", "SystemExit: not today ({path}, line 1)"),
         ("def unfinished(:\n", "SyntaxError: invalid syntax ({path}, line 1)"),
-        ("import no_such_module\n", "No module named 'no_such_module'"),
+        ("import no_such_module\n", "it imports 'no_such_module', which is not installed"),
     ],
 )
 @pytest.mark.parametrize("key", ["rollout.task_source=broken_{case}:thing", "serve=[broken_{case}:Thing]"])
