@@ -10,7 +10,8 @@ import zipfile
 from pathlib import Path
 
 MADE = {"PKG-INFO", "setup.cfg"}
-FLOORS = ("clients", "env_server", "envs", "sandbox", "trainer")
+# What lies at the top of the tree and in the package of the wheel.
+FLOORS = ("clients", "env_server", "envs", "examples", "integrations", "sandbox", "trainer")
 
 
 def main(folder: Path) -> None:
