@@ -36,6 +36,8 @@ _CONCLUSION = re.compile(
     r"[\s:,]*+[(\[*]*+(?P<letter>(?-i:[A-J]))[)\]*]*+[.!]?",
     re.IGNORECASE,
 )
+_MOST_LINES = 64
+"""Lines at the end of a reply in which options are looked for as the question lists them."""
 _ALTERNATIVE = re.compile(r"\s*+(?:,|/|or|and|&)\s*+(?:(?:maybe|perhaps|possibly|also)\s*+)?", re.IGNORECASE)
 _PUNCTUATION = re.compile(r"[^\w\s.%/+-]|[.](?=\s|$)")
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
@@ -141,9 +143,12 @@ def read_choice(response: str, options: Mapping[str, str]) -> tuple[frozenset[st
         return chosen, "text"
     if len(whole) <= 3 and (letters := _said(whole, options)):
         return letters, "letter"
-    last = whole.rpartition("\n")[2].strip()
-    if letter := _own_line(last, options) or _concluded(last, options):
+    lines = whole.splitlines()[-_MOST_LINES:]
+    if lines and (letter := _concluded(lines[-1].strip(), options)):
         return frozenset({letter}), "letter"
+    own = {letter for line in lines if (letter := _own_line(line, options))}
+    if lines and len(own) == 1 and _own_line(lines[-1], options):
+        return frozenset(own), "letter"  # A reply that lists several options has repeated the question.
     letters, end = frozenset[str](), -1
     for match in _STANDALONE.finditer(text):
         letter = match["round"] or match["bold"] or match["line"]

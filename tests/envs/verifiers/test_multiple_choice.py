@@ -73,6 +73,7 @@ def test_the_right_option_is_read(response):
         ("A", "wrong", "letter"),
         ("A Coruña", "wrong", "text"),
         ("B) Rome", "unparsable", "no_choice"),
+        ("A) Berlin\nB) Paris", "unparsable", "no_choice"),
         ("not B", "unparsable", "no_choice"),
         ("So not B.", "unparsable", "no_choice"),
         ("I choose A.", "wrong", "letter"),
