@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import gymnasium
+from gymnasium.envs.registration import EnvSpec
 
 from rollgym.clients.client.answers import render_modes
 from rollgym.clients.client.client import CONNECT_TIMEOUT_S, Encoding, EnvClient
@@ -52,7 +53,8 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
         "render_modes": ["human", "ansi", "rgb_array"],
         "render_fps": 4,
     }
-    spec = RemoteSpec()
+    # Checkers of types know no descriptor in the place of a variable.
+    spec = cast(EnvSpec | None, RemoteSpec())
 
     def __init__(
         self,

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
+from gymnasium.envs.registration import EnvSpec
 from gymnasium.error import ResetNeeded
 from gymnasium.utils import seeding
 from gymnasium.vector import AutoresetMode, VectorEnv
@@ -89,7 +90,8 @@ class RemoteVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
         gymnasium.error.DependencyNotInstalled: `human` needs pygame.
     """
 
-    spec = RemoteSpec()
+    # Checkers of types know no descriptor in the place of a variable.
+    spec = cast(EnvSpec | None, RemoteSpec())
 
     def __init__(
         self,
