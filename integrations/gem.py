@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rollgym.clients.client.env import RemoteEnv
@@ -32,6 +32,15 @@ def register(env_id: str = "rollgym", **config: Any) -> None:
 
     registration.ENV_REGISTRY.pop(env_id, None)
     registration.register(env_id, ENTRY_POINT, **config)
+
+
+def _plain(value: Any) -> Any:
+    """Return a value of a configuration as plain data: ROLL's recipes hold lists and mappings of OmegaConf."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        return [_plain(each) for each in value]
+    return value
 
 
 class RemoteGemEnv:
@@ -75,7 +84,7 @@ class RemoteGemEnv:
         self._config: dict[str, Any] = {
             "url": url,
             "environment": environment,
-            "env_kwargs": {**(env_kwargs or {}), **more_kwargs},
+            "env_kwargs": {key: _plain(each) for key, each in {**(env_kwargs or {}), **more_kwargs}.items()},
             "token": token,
             "timeout_s": timeout_s,
         }

@@ -1,5 +1,7 @@
 """Environments of a real server as GEM and ROLL use them, with the real `gem-llm` where it is installed."""
 
+from collections import UserDict, UserList
+
 import pytest
 
 from rollgym.integrations.gem import RemoteGemEnv, register
@@ -57,6 +59,18 @@ def test_kwargs_of_the_environment_may_stand_beside_the_others(server: ServerPro
     observation, _ = env.reset(seed=0)
     assert len(observation.splitlines()) == 3
     env.close()
+
+
+def test_lists_and_mappings_of_a_configuration_library_are_plain_data_on_the_wire(
+    server: ServerProcess,
+) -> None:
+    kwargs = UserDict({"map": UserList(["SFF", "FFF", "FFG"])})
+    env = RemoteGemEnv(server.url, "FrozenLake-v0", kwargs)
+    try:
+        observation, _ = env.reset(seed=0)
+        assert "_" in observation
+    finally:
+        env.close()
 
 
 def test_the_seed_of_the_constructor_is_that_of_the_first_episode(server: ServerProcess) -> None:
