@@ -204,7 +204,7 @@ def test_a_failure_beside_it_hides_no_end_of_an_episode(pair: RemoteVectorEnv) -
 def test_an_episode_has_begun_although_one_beside_it_could_not(pair: RemoteVectorEnv) -> None:
     pair.reset(seed=0)
     pair.step(["left", "left"])
-    with pytest.raises(ProblemError, match="seed") as failed:
+    with pytest.raises(ValueError, match="seed") as failed:
         pair.reset(seed=[7, 2**60])
     assert failed.value.__notes__ == ["in sub-environment 1"]
     with pytest.raises(ResetNeeded, match=r"\[1\] have ended"):
