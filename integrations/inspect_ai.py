@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rollgym.clients.client.client import EnvClient
+from rollgym.clients.client.server_token import server_token
 from rollgym.clients.evaluation.chat import Reply, RequestedCall
 from rollgym.clients.evaluation.conversation import Conversation
 
@@ -101,7 +102,9 @@ def verifier_task(
     ]
     solver: Any = generate()
     if tools_of is not None:
-        server = mcp_server_http(name=tools_of, url=f"{url.rstrip('/')}/mcp/{tools_of}", authorization=token)
+        server = mcp_server_http(
+            name=tools_of, url=f"{url.rstrip('/')}/mcp/{tools_of}", authorization=server_token(token)
+        )
         solver = react(tools=[server])
     return Task(
         name=env_id,
