@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
+import sys
 from pathlib import Path
 
 from tests.support.inference_server.app import NEWEST, Served, serve
@@ -32,12 +34,25 @@ def parser() -> argparse.ArgumentParser:
         "--enable-memory-saver",
         "--enable-return-routed-experts",
         "--enable-lora",
+        "--enable-deterministic-inference",
     ):
         add(switch, action="store_true")
     add("--max-lora-rank", type=int)
     add("--lora-target-modules", nargs="*", choices=["all", "q_proj", "k_proj", "v_proj", "o_proj"])
     add("--max-loras-per-batch", type=int, default=8)
     return parsing
+
+
+def longest(arguments: argparse.Namespace) -> int | None:
+    """The longest row, which passes what the model's configuration has only where that is allowed."""
+    given = arguments.context_length
+    config = json.loads((arguments.model_path / "config.json").read_text())
+    own = config.get("max_position_embeddings", 4096)
+    if given and given > own and os.environ.get("SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN") != "1":
+        sys.exit(
+            f"User-specified context_length ({given}) is greater than the derived context_length ({own})."
+        )
+    return given
 
 
 def main() -> None:
@@ -48,6 +63,7 @@ def main() -> None:
         api_key=arguments.api_key,
         admin_api_key=arguments.admin_api_key,
         lora=arguments.enable_lora,
+        deterministic=arguments.enable_deterministic_inference,
         memory_saver=arguments.enable_memory_saver,
         incremental=arguments.incremental_streaming_output,
         health_generates=os.environ.get("SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION") != "false",
@@ -58,7 +74,7 @@ def main() -> None:
             "sglang",
             options,
             arguments.model_path,
-            max_length=arguments.context_length,
+            max_length=longest(arguments),
             quantization=arguments.quantization,
         ),
         arguments.host,

@@ -44,6 +44,7 @@ from rollgym.trainer.inference.server_programs import (
     server_processes,
 )
 from rollgym.trainer.inference.server_updates import TensorCarrier
+from rollgym.trainer.inference.sglang_probe import TOKENS_KEPT_FREE
 from rollgym.trainer.inference.torch_engine import TorchEngine
 from rollgym.trainer.learn.weights.broadcast import TensorBroadcast
 from rollgym.trainer.learn.weights.folders import ModelLayout, WeightFolders
@@ -137,8 +138,13 @@ class RunServerClient(ServerClient):
         if longest is not None and longest < self._longest:
             raise ConfigError(
                 f"{self.url} takes rows of up to {longest} tokens, and model.max_length is {self._longest}: lower it, "
-                "or start the server with longer ones"
+                f"or start the server with {self._switch()} or more"
             )
+
+    def _switch(self) -> str:
+        if self._inference.kind == "sglang":
+            return f"--context-length {self._longest + TOKENS_KEPT_FREE}"
+        return f"--max-model-len {self._longest}"
 
 
 @dataclass(frozen=True, slots=True)

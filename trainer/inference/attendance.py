@@ -148,7 +148,7 @@ class Attendance:
 
     def remove(self, member: Member) -> None:
         """Let go of a server that is named no more."""
-        self._say(f"inference server {member.name} is named no more; its requests go to others")
+        self._say(f"inference server {member.name} is named no more; {self._next_place(member)}")
         self._members.remove(member)
         self._former.append(member)
         member.leave()
@@ -183,12 +183,17 @@ class Attendance:
         said = words_of(error)
         if member.serving:
             member.told = said
-            self._say(f"inference server {member.name} is gone ({said}); its requests go to others")
+            self._say(f"inference server {member.name} is gone ({said}); {self._next_place(member)}")
             if isinstance(error, ForeignWeightsError):
                 self._note_taken_away(member, said)
         else:
             self._tell_of_waiting(member, error)
         member.connected, member.serving, member.trouble = False, False, said
+
+    def _next_place(self, member: Member) -> str:
+        if any(each.serving for each in self._members if each is not member):
+            return "its requests go to others"
+        return "its requests wait for a server that answers"
 
     def erred(self, member: Member, error: InferenceError) -> None:
         """Note an answer that is none; a server that gives such ones again and again is as good as gone."""

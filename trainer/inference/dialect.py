@@ -108,6 +108,9 @@ class Capabilities(Seen):
         world_size: Ranks that take weights.
         streams: Whether a stream has each token once: SGLang's have all that there is with every event, unless it is
             started with `--incremental-streaming-output`.
+        reads_seeds: Whether equal seeds draw equal tokens: SGLang reads them with `--enable-deterministic-inference`.
+        masked_top_k: SGLang: largest top-k for which it reports, if asked, log-probabilities of the distribution that
+            top-k and top-p leave; 0 for none.
     """
 
     logprobs_of: LogprobsOf
@@ -119,11 +122,13 @@ class Capabilities(Seen):
     drains: bool = True
     world_size: int = 1
     streams: bool = True
+    reads_seeds: bool = True
+    masked_top_k: int = 0
 
     def inexact(self, sampling: SamplingParams) -> bool:
         """Whether log-probabilities of tokens drawn so are not those of the distribution that they were drawn from."""
         cuts = sampling.top_p < 1.0 or sampling.top_k > 0
-        if self.logprobs_of == "sampled":
+        if self.logprobs_of == "sampled" or 0 < sampling.top_k <= self.masked_top_k:
             return False
         if self.logprobs_of == "temperature":
             return cuts

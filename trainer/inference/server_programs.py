@@ -14,6 +14,7 @@ from rollgym.extras import install_line
 from rollgym.trainer.config.inference import InferenceSettings, LaunchSettings, vllm_lora_rank
 from rollgym.trainer.core.errors import ConfigError
 from rollgym.trainer.inference.launch import ServerProcess
+from rollgym.trainer.inference.sglang_probe import TOKENS_KEPT_FREE
 
 SERVED_NAME = "policy"
 """What the model is called on servers that we start."""
@@ -158,7 +159,7 @@ def _sglang(
         *(launch.command or [sys.executable, "-m", "sglang.launch_server"]),
         *("--model-path", str(model.folder), "--served-model-name", SERVED_NAME),
         *("--host", launch.host, "--port", str(port)),
-        *("--context-length", str(model.max_length), "--dtype", inference.dtype),
+        *("--context-length", str(model.max_length + TOKENS_KEPT_FREE), "--dtype", inference.dtype),
         *("--tp-size", str(launch.tensor_parallel)),
         # Without it each event of a stream repeats all tokens so far, and replies are not told as they are drawn.
         "--incremental-streaming-output",
@@ -176,8 +177,12 @@ def _sglang(
         words += ["--max-loras-per-batch", str(model.adapters)]
     if key := os.environ.get(inference.api_key_variable):
         words += ["--api-key", key]
-    # Otherwise whoever asks for its health has it draw a token, and waits for as long as it is paused.
-    return words, {"SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "false"}
+    return words, {
+        # Otherwise whoever asks for its health has it draw a token, and waits for as long as it is paused.
+        "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "false",
+        # What it keeps free may pass the model's own length: no row reaches there.
+        "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1",
+    }
 
 
 _BUILDERS = {"vllm": _vllm, "sglang": _sglang}

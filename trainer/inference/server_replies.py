@@ -14,6 +14,7 @@ import orjson
 from rollgym.trainer.core.errors import ConfigError
 from rollgym.trainer.inference.base import FinishReason, InferenceCounters, SamplingParams, check_length
 from rollgym.trainer.inference.calls import HttpAnswer, streamed
+from rollgym.trainer.inference.dialect import Capabilities
 from rollgym.trainer.inference.errors import MalformedReplyError, RepeatedAbortError, RequestRefusedError
 from rollgym.trainer.inference.partial_reply import PartialReply
 from rollgym.trainer.inference.server_link import ServerLink
@@ -74,15 +75,9 @@ class ServerReplies:
         capabilities = self._link.capabilities
         if not capabilities.inexact(sampling):
             return
-        remedy = (
-            "start vLLM with --logprobs-mode processed_logprobs"
-            if self._link.kind == "vllm"
-            else "SGLang's are never those after top-p and top-k"
-            + (
-                ", and before temperature with SGLANG_RETURN_ORIGINAL_LOGPROB"
-                * (capabilities.logprobs_of == "model")
-            )
-        )
+        remedy = "start vLLM with --logprobs-mode processed_logprobs"
+        if self._link.kind == "sglang":
+            remedy = _of_sglang(capabilities)
         raise ConfigError(
             f"{self._link.url} reports log-probabilities of the {capabilities.logprobs_of}, not of the distribution "
             f"that tokens are drawn from with temperature {sampling.temperature:g}, top_p {sampling.top_p:g} and top_k "
@@ -262,6 +257,16 @@ class ServerReplies:
     def _drop_at_server(self, request_id: str) -> None:
         # The connection is closed already; SGLang looks at it from time to time only.
         self._link.leave(self._link.dialect.abort([request_id]))
+
+
+def _of_sglang(capabilities: Capabilities) -> str:
+    """Return how to have SGLang report log-probabilities of the distribution that tokens are drawn from."""
+    remedies = []
+    if capabilities.logprobs_of == "model":
+        remedies.append("start SGLang without SGLANG_RETURN_ORIGINAL_LOGPROB")
+    if capabilities.masked_top_k:
+        remedies.append(f"give top_k a value of 1 to {capabilities.masked_top_k} beside top_p")
+    return ", or ".join(remedies) or "this SGLang has none after top-p and top-k"
 
 
 _DATA, _DONE = b"data:", b"[DONE]"

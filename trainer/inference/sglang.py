@@ -22,7 +22,7 @@ from rollgym.trainer.inference.dialect import (
     require,
 )
 from rollgym.trainer.inference.errors import RequestRefusedError
-from rollgym.trainer.inference.sglang_replies import drawn, joined, read_prompt_logprobs, read_stretch
+from rollgym.trainer.inference.sglang_replies import cuts, drawn, joined, read_prompt_logprobs, read_stretch
 from rollgym.trainer.inference.stretches import GenerationCall, Stretch, common_sampling
 
 _MODES: Mapping[PauseMode, str] = {
@@ -55,6 +55,8 @@ class SglangDialect:
             "return_logprob": True,
             "logprob_start_len": -1,
         }
+        if cuts(call.sampling):
+            body |= {"return_sampling_mask": True, "sampling_logprobs_mode": "selected"}
         if call.sampling.routed_experts:
             body["return_routed_experts"] = True
         if call.adapter is not None:

@@ -15,7 +15,7 @@ from rollgym.trainer.inference.dialect import (
 )
 from rollgym.trainer.inference.errors import ServerSetupError, ServerTooOldError
 from rollgym.trainer.inference.sglang import SglangDialect
-from rollgym.trainer.inference.sglang_replies import read_first_logprob
+from rollgym.trainer.inference.sglang_replies import has_sampled_logprobs, read_named_logprobs
 
 SIGN_OF_LIFE = "/model_info"
 """What its front end answers by itself. `/health` draws a token, unless the server is told otherwise: it says nothing
@@ -28,6 +28,12 @@ _OLDEST = (0, 5, 20)
 _FLUSHES_QUEUED = (0, 5, 22)
 """The first release that flushes its cache while requests wait in a pause."""
 _DIFFERENT = 1e-3
+_NAMED = (0, 1, 2, 3)
+"""Tokens whose log-probabilities tell whether temperature shows in them: one of them alone might be certain."""
+
+TOKENS_KEPT_FREE = 7
+"""By how many tokens `--context-length` must pass the longest row: a prompt is refused from six tokens before its end
+on, and a row to score is a prompt."""
 
 
 def look(need: Need) -> Conversation[Seen]:
@@ -62,13 +68,26 @@ def _told(need: Need) -> Conversation[tuple[Mapping[str, Any], Mapping[str, Any]
 
 
 def _seen(info: Mapping[str, Any], model: Mapping[str, Any]) -> Seen:
-    length = info.get("context_length")
+    # An update from disk names the model by the folder of its weights; what it was started with stays as it is.
+    name = info.get("served_model_name") or model.get("served_model_name") or model.get("model_path")
     return Seen(
         server=f"SGLang {info['version']}",
         release=read_release(info["version"]),
-        model=str(model.get("served_model_name") or model.get("model_path") or "default"),
-        max_length=length if type(length) is int else None,
+        model=str(name or "default"),
+        max_length=_longest_row(info),
     )
+
+
+def _longest_row(info: Mapping[str, Any]) -> int | None:
+    """Return the longest row of which any part may be the prompt.
+
+    A prompt must be shorter than `max_req_input_len`, which is six below the context's length, and lower where the
+    cache is small; a reply is cut two tokens before the context's end.
+    """
+    below, context = info.get("max_req_input_len"), info.get("context_length")
+    if type(below) is int:
+        return below - 1
+    return context - TOKENS_KEPT_FREE if type(context) is int else None
 
 
 def probe(need: Need) -> Conversation[SglangDialect]:
@@ -87,7 +106,8 @@ def probe(need: Need) -> Conversation[SglangDialect]:
         # Nothing is open; the route's existence is what the answer tells.
         answer = yield steering("/end_weight_update", {})
         sessions = answer.status != 404
-    logprobs_of = yield from _probe_generation()
+    logprobs_of = yield from _probe_temperature()
+    masked_top_k = yield from _probe_cuts(info)
     return SglangDialect(
         Capabilities(
             server=seen.server,
@@ -101,6 +121,8 @@ def probe(need: Need) -> Conversation[SglangDialect]:
             drains=False,
             world_size=info["tp_size"] if type(info.get("tp_size")) is int else 1,
             streams=info.get("incremental_streaming_output") is True,
+            reads_seeds=info.get("enable_deterministic_inference") is True,
+            masked_top_k=masked_top_k,
         )
     )
 
@@ -129,14 +151,33 @@ def _refuse_setup(info: Mapping[str, Any], need: Need) -> None:
                 )
 
 
-def _probe_generation() -> Conversation[LogprobsOf]:
-    """Find whose log-probabilities come: a sharper temperature shows in them, or it does not."""
+def _probe_temperature() -> Conversation[LogprobsOf]:
+    """Find whose log-probabilities come: those of named tokens are other ones at another temperature, or they are not.
+
+    Sampling must not be greedy: a batch of greedy requests has the model's log-probabilities whatever is asked for.
+    """
     found = []
-    for params in ({"temperature": 0.0}, {"temperature": 0.2, "top_k": 1}):
-        sampling = {"max_new_tokens": 1, **params}
-        body = {"input_ids": [0], "sampling_params": sampling, "return_logprob": True}
-        answer = yield HttpCall("/generate", body)
+    for temperature in (1.0, 0.2):
+        answer = yield _one_token({"temperature": temperature}, token_ids_logprob=list(_NAMED))
         require(answer, "SGLang did not generate a token")
-        found.append(read_first_logprob(answer))
-    # A model that is certain anyway tells nothing: then the narrower promise is believed.
-    return "temperature" if abs(found[0] - found[1]) > _DIFFERENT else "model"
+        found.append(read_named_logprobs(answer))
+    apart = [abs(first - second) for first, second in zip(*found, strict=True)]
+    # A model that is certain of all of them tells nothing: then the narrower promise is believed.
+    return "temperature" if any(each > _DIFFERENT for each in apart) else "model"
+
+
+def _probe_cuts(info: Mapping[str, Any]) -> Conversation[int]:
+    """Find the largest top-k for which log-probabilities after top-k and top-p come; 0 where none do."""
+    most = info.get("sampling_mask_max_tokens")
+    if type(most) is not int:
+        return 0
+    answer = yield _one_token({"top_k": 2}, return_sampling_mask=True, sampling_logprobs_mode="selected")
+    # Tokens that tie with the last one count, too: the server asks for room.
+    return most - 1 if has_sampled_logprobs(answer) else 0
+
+
+def _one_token(sampling: Mapping[str, Any], **more: Any) -> HttpCall:
+    params = {"max_new_tokens": 1, **sampling}
+    return HttpCall(
+        "/generate", {"input_ids": [0], "sampling_params": params, "return_logprob": True, **more}
+    )

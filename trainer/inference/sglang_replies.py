@@ -1,9 +1,10 @@
 """SGLang's replies: what was drawn, how likely and by which weights, from whole answers and from streams. No I/O."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rollgym.trainer.inference.base import FinishReason
+from rollgym.trainer.inference.base import FinishReason, SamplingParams
 from rollgym.trainer.inference.calls import (
     HttpAnswer,
     list_of,
@@ -23,6 +24,13 @@ from rollgym.trainer.inference.stretches import (
 )
 
 _REPLY = "SGLang's reply"
+_SAMPLED = "output_token_sampling_logprobs"
+"""Where log-probabilities after top-k and top-p stand, if they were asked for."""
+
+
+def cuts(sampling: SamplingParams) -> bool:
+    """Say whether tokens are drawn from less than the whole distribution."""
+    return sampling.top_p < 1.0 or sampling.top_k > 0
 
 
 def read_stretch(answer: HttpAnswer, call: GenerationCall) -> Stretch:
@@ -40,6 +48,10 @@ def read_stretch(answer: HttpAnswer, call: GenerationCall) -> Stretch:
     meta = part_of(reply, "meta_info", dict, _REPLY)
     finish_reason = _finish_reason(meta.get("finish_reason"))
     token_ids, logprobs = _tokens(meta, reply, finish_reason)
+    if _lacks_parts(meta, call, finish_reason):
+        return Stretch([], [], None, "abort")
+    if cuts(call.sampling):
+        logprobs = _sampled(meta)
     labels = None
     if token_ids:
         labels = labels_of_spans(meta.get("weight_versions"), len(token_ids), _REPLY)
@@ -57,11 +69,20 @@ def drawn(event: Mapping[str, Any], seen: int) -> list[int]:
 
 
 def joined(events: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """Return what the events amount to: the last one, with the tokens of all."""
-    last = events[-1]
-    ids = _whole([list_of(event, "output_ids") for event in events], last)
-    triples = _whole([list_of(_meta(event), "output_token_logprobs") for event in events], last)
-    return {**last, "output_ids": ids, "meta_info": {**_meta(last), "output_token_logprobs": triples}}
+    """Return what the events amount to: the last one, with the tokens of all.
+
+    A request that was put back into the queue and aborted there ends with an event of its own kind: its last id again,
+    and the triples of all ids.
+    """
+    last, meta = events[-1], dict(_meta(events[-1]))
+    triples = meta["output_token_logprobs"] = _whole(_of_each(events, "output_token_logprobs"), last)
+    if any(_SAMPLED in _meta(event) for event in events):
+        meta[_SAMPLED] = _whole(_of_each(events, _SAMPLED), last)
+    if _kind(meta.get("finish_reason")) == "abort":
+        ids = [triple[1] for triple in triples if isinstance(triple, list) and len(triple) > 1]
+    else:
+        ids = _whole([list_of(event, "output_ids") for event in events], last)
+    return {**last, "output_ids": ids, "meta_info": meta}
 
 
 def read_prompt_logprobs(answer: HttpAnswer, prompt_ids: Sequence[int]) -> list[float]:
@@ -79,17 +100,27 @@ def read_prompt_logprobs(answer: HttpAnswer, prompt_ids: Sequence[int]) -> list[
     return prompt_logprobs(triples, prompt_ids, _of_prompt, _REPLY)
 
 
-def read_first_logprob(answer: HttpAnswer) -> float:
-    """Read the log-probability of the one token that was asked for.
+def read_named_logprobs(answer: HttpAnswer) -> list[float]:
+    """Read the log-probabilities that `token_ids_logprob` asked for, of a reply of one token; NaN for what is none.
 
     Raises:
-        MalformedReplyError: If none was drawn, or the reply breaks the contract.
+        MalformedReplyError: If they are not there.
     """
-    reply = read_object(answer.body)
-    _, logprobs = _tokens(part_of(reply, "meta_info", dict, _REPLY), reply, "length")
-    if not logprobs:
-        raise MalformedReplyError(f"{_REPLY} to a request of one token has none")
-    return logprobs[0]
+    meta = part_of(read_object(answer.body), "meta_info", dict, _REPLY)
+    rows = part_of(meta, "output_token_ids_logprobs", list, _REPLY)
+    if not rows or not isinstance(rows[0], list):
+        raise MalformedReplyError(f"{_REPLY} lacks the log-probabilities of the tokens that were named")
+    firsts = [each[0] if isinstance(each, list) and each else None for each in rows[0]]
+    return [float(each) if isinstance(each, int | float) else math.nan for each in firsts]
+
+
+def has_sampled_logprobs(answer: HttpAnswer) -> bool:
+    """Say whether a reply has the log-probabilities of what was left to be drawn from."""
+    return answer.ok and _SAMPLED in _meta(read_object(answer.body))
+
+
+def _of_each(events: Sequence[Mapping[str, Any]], name: str) -> list[list[Any]]:
+    return [list_of(_meta(event), name) for event in events]
 
 
 def _meta(event: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -113,8 +144,12 @@ def _whole(parts: Sequence[list[Any]], last: Mapping[str, Any]) -> list[Any]:
     return parts[-1] if len(together) > _count(last, len(together)) else together
 
 
+def _kind(reason: object) -> object:
+    return reason.get("type") if isinstance(reason, dict) else None
+
+
 def _finish_reason(reason: object) -> FinishReason:
-    kind = reason.get("type") if isinstance(reason, dict) else None
+    kind = _kind(reason)
     if kind == "stop":
         return "stop"
     if kind == "length":
@@ -144,6 +179,21 @@ def _tokens(
             f"{_REPLY}: {len(token_ids)} log-probabilities, of other tokens than the {len(output)} of the output"
         )
     return token_ids, [logprob_of(triple[0], index, _REPLY) for index, triple in enumerate(triples)]
+
+
+def _lacks_parts(meta: Mapping[str, Any], call: GenerationCall, finish_reason: FinishReason) -> bool:
+    """Say whether a reply was aborted after it had been put back into the queue: it then brings ids and little else.
+
+    What it had drawn is drawn again.
+    """
+    wanted = [_SAMPLED] * cuts(call.sampling) + ["routed_experts"] * call.sampling.routed_experts
+    return finish_reason == "abort" and any(meta.get(name) is None for name in wanted)
+
+
+def _sampled(meta: Mapping[str, Any]) -> list[float]:
+    """Return the log-probabilities of the tokens under what top-k and top-p had left of the distribution."""
+    values = part_of(meta, _SAMPLED, list, _REPLY)
+    return [logprob_of(value, index, _REPLY) for index, value in enumerate(values)]
 
 
 def _of_prompt(triple: Any, token: int, index: int) -> Any:

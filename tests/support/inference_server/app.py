@@ -15,6 +15,7 @@ from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
+from rollgym.trainer.inference.sglang_probe import TOKENS_KEPT_FREE
 from tests.support.inference_server.control import Control
 from tests.support.inference_server.engine import Engine
 from tests.support.inference_server.faults import Faults
@@ -38,7 +39,7 @@ class Served:
         options: The switches.
         model: A folder in Hugging Face layout; None for the hash model.
         seed: Of the hash model's initial weights.
-        max_length: Longest row of the hash model.
+        max_length: Longest row; None for the model's own.
         max_rows: Rows that are decoded at once.
         step_s: Seconds that each decoding step takes at least.
         quantization: How the weights of a folder are rounded; None for not at all.
@@ -49,7 +50,7 @@ class Served:
     options: Options
     model: Path | None = None
     seed: int = 0
-    max_length: int = 4096
+    max_length: int | None = None
     max_rows: int = 256
     step_s: float = 0.0
     log_file: Path | None = None
@@ -58,10 +59,16 @@ class Served:
 
 def _model(served: Served) -> ServedModel:
     if served.model is None:
-        return HashModel(served.seed, max_length=served.max_length)
+        return HashModel(served.seed, max_length=served.max_length or HashModel.max_length)
     from tests.support.inference_server.hugging_face import HuggingFaceModel
 
-    return HuggingFaceModel(served.model, served.quantization)
+    model = HuggingFaceModel(served.model, served.quantization)
+    if served.max_length is not None:
+        model.max_length = served.max_length
+    elif served.dialect == "sglang":
+        # As the docs say that it is to be started: with what it keeps free beyond the longest row.
+        model.max_length += TOKENS_KEPT_FREE
+    return model
 
 
 def serve(served: Served, host: str, port: int) -> None:

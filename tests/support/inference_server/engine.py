@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import json
 import os
+import secrets
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
@@ -37,6 +38,10 @@ class Sampling:
     stop: tuple[str, ...] = ()
     logit_bias: tuple[tuple[int, float], ...] = ()
     forced: tuple[int, ...] = ()
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0 or self.top_k == 1
 
 
 @dataclass(frozen=True)
@@ -82,9 +87,12 @@ class Job:
 
     def __post_init__(self) -> None:
         self.prompt = list(self.row.ids)
+        # Without a seed no two replies are drawn alike.
+        seed = self.sampling.seed
         self.generator = np.random.Generator(
-            np.random.Philox(0 if self.sampling.seed is None else self.sampling.seed % 2**64)
+            np.random.Philox(secrets.randbits(64) if seed is None else seed % 2**64)
         )
+        self.put_back = False
 
     @property
     def ids(self) -> list[int]:
@@ -233,6 +241,7 @@ class Engine:
         """Put what runs back into the queue, without its cache."""
         for job in self.running:
             job.row.cached = None
+            job.put_back = True
         self.waiting.extendleft(reversed(self.running))
         self.running = []
 
@@ -272,22 +281,24 @@ class Engine:
                     continue
                 while self.waiting and len(self.running) < self.max_rows:
                     self.running.append(self.waiting.popleft())
+                    self.running[-1].put_back = False
                 jobs = list(self.running)
                 logits = await loop.run_in_executor(
                     self._thread, self.model.logits, [job.row for job in jobs]
                 )
+                all_greedy = all(job.sampling.greedy for job in jobs)
                 for job, line in zip(jobs, logits, strict=True):
                     # Whoever was aborted or dropped meanwhile has its answer already.
                     if job.finish is None and job in self.running:
-                        self._advance(job, line)
+                        self._advance(job, line, all_greedy)
                 self.running = [job for job in self.running if job.finish is None]
                 self.counts["steps"] += 1
                 if self._permits is not None:
                     self._permits -= 1
             await self.notify()
 
-    def _advance(self, job: Job, logits: np.ndarray) -> None:
-        drawn = draw(logits, job, self.version)
+    def _advance(self, job: Job, logits: np.ndarray, all_greedy: bool) -> None:
+        drawn = draw(logits, job, self.version, all_greedy=all_greedy)
         job.drawn.append(drawn)
         job.row.ids.append(drawn.token)
         self.counts["tokens"] += 1
@@ -324,15 +335,18 @@ class Engine:
         return entry
 
 
-def draw(logits: np.ndarray, job: Job, version: str) -> Drawn:
-    """Draw one token; keep the distributions that a server may be asked for."""
+def draw(logits: np.ndarray, job: Job, version: str, *, all_greedy: bool = False) -> Drawn:
+    """Draw one token; keep the distributions that a server may be asked for.
+
+    A batch of greedy requests alone is never divided by a temperature.
+    """
     sampling = job.sampling
     logits = np.asarray(logits, dtype=np.float64).copy()
     for token, bias in sampling.logit_bias:
         logits[token] += bias
     raw = log_softmax(logits)
     greedy = sampling.temperature == 0
-    tempered = raw if greedy else log_softmax(logits / sampling.temperature)
+    tempered = raw if greedy or all_greedy else log_softmax(logits / sampling.temperature)
     processed = tempered if greedy else cut(tempered, sampling)
     if len(job.drawn) < len(sampling.forced):
         token = sampling.forced[len(job.drawn)]

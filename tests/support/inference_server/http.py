@@ -34,6 +34,7 @@ class Options:
         memory_saver: vLLM's `--enable-sleep-mode`, SGLang's `--enable-memory-saver`.
         incremental: SGLang's `--incremental-streaming-output`.
         health_generates: SGLang's `SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION`.
+        deterministic: SGLang's `--enable-deterministic-inference`, without which it reads no seed.
         inference_world: Ranks that take weights.
         routed_experts: `--enable-return-routed-experts`, of both.
     """
@@ -50,6 +51,7 @@ class Options:
     memory_saver: bool = True
     incremental: bool = False
     health_generates: bool = True
+    deterministic: bool = True
     inference_world: int = 1
     routed_experts: bool = False
 

@@ -82,7 +82,7 @@ class InferenceServer(Steering):
         release: Its version string.
         model: A folder in Hugging Face layout; None for the hash model.
         seed: Of the hash model's weights.
-        max_length: Longest row of the hash model.
+        max_length: Longest row; None for the model's own.
         max_rows: Rows that are decoded at once.
         step_s: Seconds that each decoding step takes at least.
         quantization: How the weights of the folder are rounded; None for not at all.
@@ -96,7 +96,7 @@ class InferenceServer(Steering):
         *,
         model: Path | None = None,
         seed: int = 0,
-        max_length: int = 4096,
+        max_length: int | None = None,
         max_rows: int = 256,
         step_s: float = 0.0,
         quantization: str | None = None,

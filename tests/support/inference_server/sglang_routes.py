@@ -38,6 +38,7 @@ from tests.support.inference_server.weights import (
 
 _OPEN = ("/health", "/ready", "/metrics")
 _HEALTH_S = 20.0
+_MASK_TOKENS = 4096
 _SAMPLING_KEYS = frozenset(
     """
     max_new_tokens temperature top_p top_k min_p stop stop_token_ids stop_regex ignore_eos skip_special_tokens
@@ -74,6 +75,7 @@ class SglangRoutes:
         self._tokens = tokens
         self._mode = "raw" if options.original_logprobs else "tempered"
         self._frozen = False
+        self._served_name = options.model_name
         self.adapters: dict[str, str] = {}
         self._openai = OpenAIRoutes(
             engine, tokens, options, logprobs_mode=self._mode, spans=False, adapters=self.adapters
@@ -196,6 +198,8 @@ class SglangRoutes:
         if any(not 0 <= token < self._engine.model.vocabulary for token in ids):
             raise BadRequest("a token id is out of the vocabulary")
         sampling = self._sampling(params, len(ids))
+        if body.get("return_sampling_mask") and not 0 < sampling.top_k <= _MASK_TOKENS:
+            raise BadRequest("return_sampling_mask requires top_k=1 or finite 1 < top_k <= 4096")
         return Job(
             body.get("rid") or unique_id(),
             Row(
@@ -213,12 +217,17 @@ class SglangRoutes:
         )
 
     def _sampling(self, params: dict[str, Any], prompt: int) -> Sampling:
-        limit = params.get("max_new_tokens", 128)
-        if prompt + limit > self._engine.model.max_length:
+        limit, context = params.get("max_new_tokens", 128), self._engine.model.max_length
+        if prompt + limit > context:
             raise BadRequest(
-                f"Requested token count exceeds the model's maximum context length of "
-                f"{self._engine.model.max_length} tokens."
+                f"Requested token count exceeds the model's maximum context length of {context} tokens."
             )
+        # The scheduler keeps more free than the front end says.
+        if prompt >= context - 6:
+            raise BadRequest(
+                f"Input length ({prompt} tokens) exceeds the maximum allowed length ({context - 6} tokens)."
+            )
+        limit = min(limit, context - 2 - prompt)
         temperature = params.get("temperature", 1.0)
         if type(temperature) not in (int, float) or temperature < 0:
             raise BadRequest(f"temperature must be non-negative, got {temperature}.")
@@ -232,7 +241,7 @@ class SglangRoutes:
             top_p=params.get("top_p", 1.0),
             top_k=max(params.get("top_k", -1), 0),
             min_p=params.get("min_p", 0.0),
-            seed=params.get("sampling_seed"),
+            seed=params.get("sampling_seed", 42) if self._options.deterministic else None,
             stop_token_ids=frozenset(() if params.get("ignore_eos") else ends),
             stop=(stop,) if isinstance(stop, str) else tuple(stop),
             logit_bias=tuple((int(token), bias) for token, bias in (params.get("logit_bias") or {}).items()),
@@ -255,7 +264,9 @@ class SglangRoutes:
         return None
 
     def _reply(self, job: Job, body: dict[str, Any], wants: bool, seen: int) -> dict[str, Any]:
-        start = seen if self._options.incremental else 0
+        start = seen if self._options.incremental and body.get("stream") else 0
+        if job.finish == "abort" and job.put_back:
+            return self._aborted_in_queue(job, body, wants)
         meta: dict[str, Any] = {
             "id": job.rid,
             "finish_reason": self._finish_reason(job),
@@ -280,8 +291,38 @@ class SglangRoutes:
                     [[value, token, None] for token, value in each.top(self._mode, count)]
                     for each in job.drawn[start:]
                 ]
+            if named := body.get("token_ids_logprob"):
+                meta["output_token_ids_logprobs"] = [
+                    [[each.logprob(self._mode, token), token, None] for token in named]
+                    for each in job.drawn[start:]
+                ]
+        if body.get("return_sampling_mask"):
+            sampled = [each.logprob("processed") for each in job.drawn[start:]]
+            meta["output_token_sampling_logprobs"] = sampled
         text = self._tokens.decode(job.ids[start:])
         return {"text": text, "output_ids": job.ids[start:], "meta_info": meta}
+
+    def _aborted_in_queue(self, job: Job, body: dict[str, Any], wants: bool) -> dict[str, Any]:
+        """What the front end writes by itself: the last id alone in a stream, and all triples."""
+        meta: dict[str, Any] = {
+            "id": job.rid,
+            "finish_reason": {"type": "abort", "message": "Abort in waiting queue"},
+            "completion_tokens": len(job.drawn),
+            "weight_version": self._engine.version,
+            "e2e_latency": 0.0,
+        }
+        if self._since >= (0, 5, 20):
+            meta["weight_versions"] = job.versions
+        if wants:
+            meta["output_token_logprobs"] = [
+                [each.logprob(self._mode), each.token, None] for each in job.drawn
+            ]
+        alone = body.get("stream") and self._options.incremental
+        return {
+            "text": self._tokens.decode(job.ids),
+            "output_ids": job.ids[-1:] if alone else job.ids,
+            "meta_info": meta,
+        }
 
     # -- pauses
 
@@ -390,6 +431,8 @@ class SglangRoutes:
     async def update_disk(self, request: Request) -> Response:
         body = await body_of(request)
         answer = await self._changed(body, lambda: self._updates.load_folder(body["model_path"]), flush=True)
+        if answer.status_code == 200:
+            self._served_name = body["model_path"]
         if not body.get("keep_pause"):
             await self._engine.resume()
         return answer
@@ -461,14 +504,13 @@ class SglangRoutes:
     async def model_info(self, request: Request) -> Response:
         return JSONResponse(
             {
-                "model_path": self._options.model_name,
-                "served_model_name": self._options.model_name,
+                "model_path": self._served_name,
+                "served_model_name": self._served_name,
                 "tokenizer_path": self._options.model_name,
                 "is_generation": True,
                 "weight_version": self._engine.version,
                 "load_format": "auto",
                 "model_type": "double",
-                "context_length": self._engine.model.max_length,
             }
         )
 
@@ -476,7 +518,11 @@ class SglangRoutes:
         return JSONResponse(
             {
                 "version": self._options.release,
+                "served_model_name": self._options.model_name,
                 "context_length": self._engine.model.max_length,
+                "max_req_input_len": self._engine.model.max_length - 6,
+                "sampling_mask_max_tokens": _MASK_TOKENS,
+                "enable_deterministic_inference": self._options.deterministic,
                 "tp_size": self._options.inference_world,
                 "dp_size": 1,
                 "pp_size": 1,

@@ -128,7 +128,7 @@ def test_sglang_is_told_the_same_in_its_own_words():
     words = words_of(process)
     assert "-m sglang.launch_server --model-path /m" in words
     for expected in (
-        "--context-length 64",
+        "--context-length 71",
         "--tp-size 4",
         "--mem-fraction-static 0.5",
         "--quantization fp8",
