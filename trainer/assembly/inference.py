@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import (
     AbstractAsyncContextManager,
     AsyncExitStack,
@@ -16,7 +16,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from rollgym.trainer.assembly.probe import probe_log_probabilities
 from rollgym.trainer.cluster.cluster import Cluster
@@ -36,6 +36,7 @@ from rollgym.trainer.inference.launch import launched
 from rollgym.trainer.inference.members import Roster
 from rollgym.trainer.inference.pool import ServerPool
 from rollgym.trainer.inference.roster import FileRoster
+from rollgym.trainer.inference.served_model import check_same_model, config_in
 from rollgym.trainer.inference.server_client import ServerClient
 from rollgym.trainer.inference.server_programs import (
     ServedModel,
@@ -51,7 +52,6 @@ from rollgym.trainer.learn.weights.folders import ModelLayout, WeightFolders
 from rollgym.trainer.learn.weights.source import ModelWeights
 from rollgym.trainer.learn.weights.verification import WeightCheck, probe_prompts, tolerance_for
 from rollgym.trainer.models.load import model_folder
-from rollgym.trainer.models.tokenizer import vocabulary_of
 from rollgym.trainer.models.weights import base_tensors
 
 _MEGABYTE = 2**20
@@ -64,7 +64,7 @@ class RunServerClient(ServerClient):
         url: The server's root.
         settings: The run.
         carrier: Carries tensors, where weights are broadcast.
-        vocabulary: How many token ids the policy's model knows; None where that is not known.
+        policy: Configuration of the policy's model; None where that is not known.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class RunServerClient(ServerClient):
         url: str,
         settings: RunSettings,
         carrier: TensorCarrier | None,
-        vocabulary: int | None = None,
+        policy: PreTrainedConfig | None = None,
     ) -> None:
         inference, weights = settings.inference, settings.weights
         way = weights.chosen(inference)
@@ -89,10 +89,11 @@ class RunServerClient(ServerClient):
             patience_s=inference.lost_after_s,
             watch_every_s=inference.look_every_s,
             stalled_after_s=inference.stalled_after_s,
-            vocabulary=vocabulary,
+            vocabulary=None if policy is None else int(policy.get_text_config().vocab_size),
         )
         rollout = settings.rollout
         self._inference = inference
+        self._policy = {} if policy is None else policy.to_dict()
         self._longest = settings.model.max_length
         self._sampling = SamplingParams(
             rollout.max_new_tokens, rollout.temperature, rollout.top_p, rollout.top_k
@@ -106,10 +107,23 @@ class RunServerClient(ServerClient):
             ServerGoneError: If nobody answers.
         """
         with self._keys_named():
+            await self._check_model()
             capabilities = await super().connect()
         self._check_length(capabilities.max_length)
         self.check_sampling(self._sampling)
         return capabilities
+
+    async def _check_model(self) -> None:
+        """Look which model is served, before anything is asked of it that is not asking who it is.
+
+        Raises:
+            ConfigError: If it is seen to be another than the policy.
+        """
+        if not self._policy:
+            return
+        seen = await super().look()
+        served = await asyncio.to_thread(_config_of_folder, seen.source)
+        check_same_model(self._policy, served or await self.served_config(), self.url, seen.model)
 
     async def look(self) -> Seen:
         """Ask the server who it is, and change nothing there.
@@ -145,6 +159,16 @@ class RunServerClient(ServerClient):
         if self._inference.kind == "sglang":
             return f"--context-length {self._longest + TOKENS_KEPT_FREE}"
         return f"--max-model-len {self._longest}"
+
+
+def _config_of_folder(source: str | None) -> Mapping[str, Any]:
+    """Return the configuration of a folder that a server names, where this machine has it, too; otherwise nothing."""
+    if source is None or not Path(source).is_absolute():
+        return {}
+    try:
+        return config_in((Path(source) / "config.json").read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError):
+        return {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,8 +251,7 @@ async def open_inference(
         if settings.inference.launch is not None:
             urls = await _launch(settings, settings.inference.launch, model, folders, console, stack, cluster)
         here = "127.0.0.1" if cluster is None else cluster.here
-        known = vocabulary_of(model)
-        meet = partial(_server_client, settings, vocabulary=known, device=device, layout=layout, here=here)
+        meet = partial(_server_client, settings, policy=model.config, device=device, layout=layout, here=here)
         pool = ServerPool(
             {url: meet(url) for url in urls},
             roster=None if roster is None else Roster(roster.names, meet),
@@ -326,7 +349,12 @@ def _start_folder(settings: RunSettings, model: PreTrainedModel, folders: Weight
 
 
 def _server_client(
-    settings: RunSettings, url: str, vocabulary: int, device: torch.device, layout: ModelLayout, here: str
+    settings: RunSettings,
+    url: str,
+    policy: PreTrainedConfig,
+    device: torch.device,
+    layout: ModelLayout,
+    here: str,
 ) -> RunServerClient:
     """Return the client of one server."""
     inference, weights = settings.inference, settings.weights
@@ -341,7 +369,7 @@ def _server_client(
             device=device,
             arrange=layout.arrange,
         )
-    return RunServerClient(url, settings, carrier, vocabulary)
+    return RunServerClient(url, settings, carrier, policy)
 
 
 def check_inference(settings: RunSettings) -> None:

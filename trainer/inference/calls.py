@@ -29,6 +29,7 @@ class HttpCall:
         method: "POST" or "GET".
         admin: Whether it steers the server: SGLang may want another key for these.
         repeatable: Whether it may be made again where nobody knows if it arrived.
+        patient: Whether 503 and its like are waited out; otherwise they are the answer.
     """
 
     path: str
@@ -38,6 +39,7 @@ class HttpCall:
     method: str = "POST"
     admin: bool = False
     repeatable: bool = True
+    patient: bool = True
 
 
 @dataclass(frozen=True, slots=True)

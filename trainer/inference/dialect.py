@@ -85,12 +85,14 @@ class Seen:
         release: Numbers of the release.
         model: Name of the base model.
         max_length: Longest row in tokens; None where the server does not say.
+        source: Folder or hub name that its weights came from; None where it does not say.
     """
 
     server: str
     release: tuple[int, ...]
     model: str
     max_length: int | None
+    source: str | None = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +113,7 @@ class Capabilities(Seen):
         reads_seeds: Whether equal seeds draw equal tokens: SGLang reads them with `--enable-deterministic-inference`.
         masked_top_k: SGLang: largest top-k for which it reports, if asked, log-probabilities of the distribution that
             top-k and top-p leave; 0 for none.
+        tried: Whether it was asked for tokens: until then `logprobs_of`, `masked_top_k` and `tokens_route` are guesses.
     """
 
     logprobs_of: LogprobsOf
@@ -124,6 +127,7 @@ class Capabilities(Seen):
     streams: bool = True
     reads_seeds: bool = True
     masked_top_k: int = 0
+    tried: bool = True
 
     def inexact(self, sampling: SamplingParams) -> bool:
         """Whether log-probabilities of tokens drawn so are not those of the distribution that they were drawn from."""
@@ -142,10 +146,17 @@ class Need:
     Attributes:
         way: How new weights reach it; None where they never do.
         mode: What becomes of replies under way while they are taken.
+        vocabulary: How many token ids the policy's model knows; None where that is not known.
     """
 
     way: UpdateWay | None = None
     mode: PauseMode = "abort"
+    vocabulary: int | None = None
+
+    @property
+    def tried_with(self) -> int:
+        """The token that a server is tried with: the policy's last, which one of a smaller vocabulary refuses."""
+        return 0 if self.vocabulary is None else self.vocabulary - 1
 
 
 class Dialect(Protocol):
@@ -239,6 +250,21 @@ class Dialect(Protocol):
     def wake(self, tags: Sequence[MemoryTag]) -> Conversation[None]:
         """Take memory again."""
         ...
+
+
+def require_token(answer: HttpAnswer, what: str, need: Need) -> HttpAnswer:
+    """Return an answer to the token that a server is tried with.
+
+    Raises:
+        ServerSetupError: If the server does not know the token.
+        RequestRefusedError: If it says no for another reason.
+    """
+    if answer.status in (400, 422) and need.vocabulary is not None:
+        raise ServerSetupError(
+            f"{what}: {answer.status}, {message_of(answer.body)}. It was asked with the policy's last token, "
+            f"{need.tried_with}: does it serve another model?"
+        )
+    return require(answer, what)
 
 
 def require(answer: HttpAnswer, what: str, *, missing: str = "") -> HttpAnswer:

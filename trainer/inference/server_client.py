@@ -5,9 +5,9 @@ Its parts: `server_link` talks to the server, `server_weights` knows what it has
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
-from typing import Self
+from typing import Any, Self
 
 from rollgym.trainer.config.inference import DialectName
 from rollgym.trainer.core.errors import ConfigError, TrainerError
@@ -94,7 +94,7 @@ class ServerClient:
             engine_sign=ENGINE_SIGNS[dialect],
             stalled_after_s=stalled_after_s,
         )
-        self._link = ServerLink(http, dialect, Need(way, pause_mode))
+        self._link = ServerLink(http, dialect, Need(way, pause_mode, vocabulary))
         under_way = UnderWay()
         self._weights = ServedWeights(self._link, under_way, version)
         self._adapters = ServedAdapters(self._link, under_way)
@@ -136,6 +136,14 @@ class ServerClient:
             ServerGoneError: If nobody answers.
         """
         return await self._link.look()
+
+    async def served_config(self) -> Mapping[str, Any]:
+        """Ask for the configuration of the model that is served, and change nothing there; empty if it says nothing.
+
+        Raises:
+            ServerGoneError: If nobody answers.
+        """
+        return await self._link.served_config()
 
     @property
     def url(self) -> str:

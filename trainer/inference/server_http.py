@@ -157,7 +157,8 @@ class ServerHttp:
                 await self._until_back(pace)
                 continue
             page = answer.is_page and not takes_pages
-            if page or (answer.status in _BUSY and not (answer.status == _PAUSED and held())):
+            hears_at_once = not call.patient or (answer.status == _PAUSED and held())
+            if page or (answer.status in _BUSY and not hears_at_once):
                 said = f"{answer.status}, {message_of(answer.body)}"
                 if not call.repeatable and (page or answer.status in _UNCERTAIN):
                     raise InferenceError(f"{self.url}{call.path} was lost on its way: {said}")

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from rollgym.trainer.config.inference import DialectName
 from rollgym.trainer.core.errors import TrainerError
@@ -26,6 +26,14 @@ _PROBES: Mapping[DialectName, Callable[[Need], Conversation[Dialect]]] = {
 _LOOKS: Mapping[DialectName, Callable[[Need], Conversation[Seen]]] = {
     "vllm": vllm_probe.look,
     "sglang": sglang_probe.look,
+}
+_TRIALS: Mapping[DialectName, Callable[[Need, Capabilities], Conversation[Dialect]]] = {
+    "vllm": vllm_probe.try_out,
+    "sglang": sglang_probe.try_out,
+}
+_CONFIGS: Mapping[DialectName, Callable[[], Conversation[Mapping[str, Any]]]] = {
+    "vllm": vllm_probe.served_config,
+    "sglang": sglang_probe.served_config,
 }
 SIGNS_OF_LIFE: Mapping[DialectName, str] = {
     "vllm": vllm_probe.SIGN_OF_LIFE,
@@ -85,6 +93,16 @@ class ServerLink:
         self._dialect = await self._met(_PROBES[self.kind](self.need))
         return self.capabilities
 
+    async def try_out(self) -> None:
+        """Ask the server for tokens, unless that was done: one that was met in a pause could not be asked.
+
+        Raises:
+            ServerSetupError: If it does not know the policy's tokens.
+            ServerGoneError: If nobody answers.
+        """
+        if not self.capabilities.tried:
+            self._dialect = await self._met(_TRIALS[self.kind](self.need, self.capabilities))
+
     async def look(self) -> Seen:
         """Ask the server who it is, and change nothing there.
 
@@ -93,6 +111,10 @@ class ServerLink:
             ServerGoneError: If nobody answers.
         """
         return await self._met(_LOOKS[self.kind](self.need))
+
+    async def served_config(self) -> Mapping[str, Any]:
+        """Ask for the configuration of the model that is served; empty if the server does not say."""
+        return await self._met(_CONFIGS[self.kind]())
 
     async def _met(self, conversation: Conversation[Result]) -> Result:
         """Have a first conversation with whatever answers at this address; errors say at which."""

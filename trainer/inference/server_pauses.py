@@ -63,13 +63,14 @@ class ServerPauses:
                 await self.end()
 
     def met(self) -> None:
-        """Forget a pause: whoever meets a server has it go on; `steering` is held.
+        """Note that a server was met, perhaps anew; `steering` is held.
 
-        Requests wait for the weights that it is to be given.
+        Nobody's wish to have it paused holds any longer, and requests wait for the weights that it is to be given.
         """
-        if self.mode is None:
-            return
-        self.mode, self.by_caller = None, False
+        self.by_caller = False
+        if self.mode is None or not self._link.capabilities.tried:
+            return  # it is paused yet, and goes on with its next weights
+        self.mode = None
         if self._link.need.way not in ("disk", "broadcast"):
             self._under_way.release()
 
@@ -97,6 +98,7 @@ class ServerPauses:
         """Let a paused server go on; `steering` is held."""
         try:
             await self._link.converse(self._link.dialect.resume())
+            await self._link.try_out()
         except BaseException as error:
             # Whoever is held would wait for ever.
             self._weights.distrust(

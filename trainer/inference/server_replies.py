@@ -73,7 +73,7 @@ class ServerReplies:
             ConfigError: With the switch that mends it.
         """
         capabilities = self._link.capabilities
-        if not capabilities.inexact(sampling):
+        if not capabilities.tried or not capabilities.inexact(sampling):
             return
         remedy = "start vLLM with --logprobs-mode processed_logprobs"
         if self._link.kind == "sglang":

@@ -1,6 +1,7 @@
 """What an SGLang server is and can do, found by asking it, for releases 0.5.20 to 0.5.23. No I/O."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from rollgym.trainer.inference.calls import HttpCall, part_of, read_object, steering
@@ -12,6 +13,7 @@ from rollgym.trainer.inference.dialect import (
     Seen,
     read_release,
     require,
+    require_token,
 )
 from rollgym.trainer.inference.errors import ServerSetupError, ServerTooOldError
 from rollgym.trainer.inference.sglang import SglangDialect
@@ -75,6 +77,7 @@ def _seen(info: Mapping[str, Any], model: Mapping[str, Any]) -> Seen:
         release=read_release(info["version"]),
         model=str(name or "default"),
         max_length=_longest_row(info),
+        source=model["model_path"] if isinstance(model.get("model_path"), str) else None,
     )
 
 
@@ -91,40 +94,79 @@ def _longest_row(info: Mapping[str, Any]) -> int | None:
 
 
 def probe(need: Need) -> Conversation[SglangDialect]:
-    """Ask a server what it can do. It goes on if somebody left it paused.
+    """Ask a server what it can do.
+
+    One that somebody left paused stays so, and is not asked for a token: another run may be in the middle of an update
+    there, or have died in it. The first weights that it is sent let it go on.
 
     Raises:
         ServerSetupError: If it lacks something that the run needs.
     """
     info, model = yield from _told(need)
     seen = _seen(info, model)
-    # A server in a pause answers nothing else.
-    answer = yield steering("/continue_generation", {})
+    # Whether the key for steering is right is found by a call that does nothing.
+    answer = yield steering("/abort_request", {"rid": "no request has this name"})
     require(answer, "SGLang cannot be steered")
+    paused = yield from _is_paused()
+    if paused and need.way is None:
+        # Nobody here would let it go on: it is waited for as long as for one that is away.
+        answer = yield HttpCall("/ready", method="GET")
+        require(answer, "SGLang is paused")
+        paused = False
     sessions = False
     if need.way == "broadcast":
         # Nothing is open; the route's existence is what the answer tells.
         answer = yield steering("/end_weight_update", {})
         sessions = answer.status != 404
-    logprobs_of = yield from _probe_temperature()
-    masked_top_k = yield from _probe_cuts(info)
+    capabilities = Capabilities(
+        server=seen.server,
+        release=seen.release,
+        model=seen.model,
+        max_length=seen.max_length,
+        source=seen.source,
+        logprobs_of="model",
+        weight_label=part_of(model, "weight_version", str, "SGLang's model_info"),
+        spans=True,
+        sessions=sessions,
+        drains=False,
+        world_size=info["tp_size"] if type(info.get("tp_size")) is int else 1,
+        streams=info.get("incremental_streaming_output") is True,
+        reads_seeds=info.get("enable_deterministic_inference") is True,
+        masked_top_k=_largest_mask(info),
+        tried=False,
+    )
+    return SglangDialect(capabilities) if paused else (yield from try_out(need, capabilities))
+
+
+def try_out(need: Need, capabilities: Capabilities) -> Conversation[SglangDialect]:
+    """Ask a server for tokens, to find what only they tell."""
+    logprobs_of = yield from _probe_temperature(need)
+    masks = capabilities.masked_top_k > 0 and (yield from _probe_cuts(need))
     return SglangDialect(
-        Capabilities(
-            server=seen.server,
-            release=seen.release,
-            model=seen.model,
-            max_length=seen.max_length,
+        replace(
+            capabilities,
             logprobs_of=logprobs_of,
-            weight_label=part_of(model, "weight_version", str, "SGLang's model_info"),
-            spans=True,
-            sessions=sessions,
-            drains=False,
-            world_size=info["tp_size"] if type(info.get("tp_size")) is int else 1,
-            streams=info.get("incremental_streaming_output") is True,
-            reads_seeds=info.get("enable_deterministic_inference") is True,
-            masked_top_k=masked_top_k,
+            masked_top_k=capabilities.masked_top_k if masks else 0,
+            tried=True,
         )
     )
+
+
+def served_config() -> Conversation[Mapping[str, Any]]:
+    """Return what the server tells of the configuration of its model."""
+    answer = yield HttpCall("/model_info", method="GET")
+    return read_object(answer.body) if answer.ok else {}
+
+
+def _is_paused() -> Conversation[bool]:
+    answer = yield HttpCall("/ready", method="GET", patient=False)
+    return answer.status == 503
+
+
+def _largest_mask(info: Mapping[str, Any]) -> int:
+    """Return the largest top-k whose tokens a mask may name; those that tie with the last one need room, too."""
+    most = info.get("sampling_mask_max_tokens")
+    return most - 1 if type(most) is int else 0
 
 
 def _refuse_old(version: str, release: tuple[int, ...], need: Need) -> None:
@@ -151,33 +193,30 @@ def _refuse_setup(info: Mapping[str, Any], need: Need) -> None:
                 )
 
 
-def _probe_temperature() -> Conversation[LogprobsOf]:
+def _probe_temperature(need: Need) -> Conversation[LogprobsOf]:
     """Find whose log-probabilities come: those of named tokens are other ones at another temperature, or they are not.
 
     Sampling must not be greedy: a batch of greedy requests has the model's log-probabilities whatever is asked for.
     """
     found = []
     for temperature in (1.0, 0.2):
-        answer = yield _one_token({"temperature": temperature}, token_ids_logprob=list(_NAMED))
-        require(answer, "SGLang did not generate a token")
+        answer = yield _one_token(need, {"temperature": temperature}, token_ids_logprob=list(_NAMED))
+        require_token(answer, "SGLang did not generate a token", need)
         found.append(read_named_logprobs(answer))
     apart = [abs(first - second) for first, second in zip(*found, strict=True)]
     # A model that is certain of all of them tells nothing: then the narrower promise is believed.
     return "temperature" if any(each > _DIFFERENT for each in apart) else "model"
 
 
-def _probe_cuts(info: Mapping[str, Any]) -> Conversation[int]:
-    """Find the largest top-k for which log-probabilities after top-k and top-p come; 0 where none do."""
-    most = info.get("sampling_mask_max_tokens")
-    if type(most) is not int:
-        return 0
-    answer = yield _one_token({"top_k": 2}, return_sampling_mask=True, sampling_logprobs_mode="selected")
-    # Tokens that tie with the last one count, too: the server asks for room.
-    return most - 1 if has_sampled_logprobs(answer) else 0
-
-
-def _one_token(sampling: Mapping[str, Any], **more: Any) -> HttpCall:
-    params = {"max_new_tokens": 1, **sampling}
-    return HttpCall(
-        "/generate", {"input_ids": [0], "sampling_params": params, "return_logprob": True, **more}
+def _probe_cuts(need: Need) -> Conversation[bool]:
+    """Find whether log-probabilities after top-k and top-p come where they are asked for."""
+    answer = yield _one_token(
+        need, {"top_k": 2}, return_sampling_mask=True, sampling_logprobs_mode="selected"
     )
+    return has_sampled_logprobs(answer)
+
+
+def _one_token(need: Need, sampling: Mapping[str, Any], **more: Any) -> HttpCall:
+    params = {"max_new_tokens": 1, **sampling}
+    ids = {"input_ids": [need.tried_with], "sampling_params": params, "return_logprob": True}
+    return HttpCall("/generate", ids | more)

@@ -1,6 +1,7 @@
 """What a vLLM server is and can do, found by asking it, for releases 0.24 to 0.33. No I/O."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from rollgym.trainer.inference.calls import HttpCall, part_of, read_object, steering
@@ -12,8 +13,10 @@ from rollgym.trainer.inference.dialect import (
     Seen,
     read_release,
     require,
+    require_token,
 )
 from rollgym.trainer.inference.errors import MalformedReplyError, ServerTooOldError
+from rollgym.trainer.inference.served_model import config_in
 from rollgym.trainer.inference.vllm import (
     COMPLETIONS,
     DEV_MODE,
@@ -52,25 +55,35 @@ def look(need: Need) -> Conversation[Seen]:
     _refuse_old(version, release, need)
     answer = yield HttpCall("/v1/models", method="GET")
     require(answer, "vLLM does not say which model it serves")
-    model, max_length = _served_model(read_object(answer.body))
+    model, max_length, source = _served_model(read_object(answer.body))
     if need.way in ("disk", "broadcast"):
         answer = yield HttpCall("/is_paused", method="GET", admin=True)
         require(answer, "weights cannot be updated", missing=DEV_MODE)
-    return Seen(f"vLLM {version}", release, model, max_length)
+    return Seen(f"vLLM {version}", release, model, max_length, source=source)
+
+
+def served_config() -> Conversation[Mapping[str, Any]]:
+    """Return the configuration of the model that is served, where the server tells it (in dev mode)."""
+    answer = yield HttpCall("/server_info", query={"config_format": "json"}, method="GET", admin=True)
+    if not answer.ok:
+        return {}
+    config = config_in(read_object(answer.body).get("vllm_config"))
+    return config_in(config_in(config.get("model_config")).get("hf_config"))
 
 
 def probe(need: Need) -> Conversation[VllmDialect]:
-    """Ask a server what it can do. It goes on if somebody left it paused.
+    """Ask a server what it can do.
+
+    One that somebody left paused stays so, and is not asked for a token: another run may be in the middle of an update
+    there, or have died in it, and an engine whose weights are half of something else may die of a token. The first
+    weights that it is sent let it go on.
 
     Raises:
         ServerSetupError: If it lacks something that the run needs.
     """
     seen = yield from look(need)
-    release, model = seen.release, seen.model
-    if need.way in ("disk", "broadcast") or (need.way == "adapter" and need.mode == "abort"):
-        answer = yield steering("/resume")
-        require(answer, "weights cannot be updated", missing=DEV_MODE)
-    label = yield from weight_label(release)
+    paused = yield from _is_paused(need)
+    label = yield from weight_label(seen.release)
     if need.way == "adapter":
         answer = yield HttpCall("/v1/load_lora_adapter", {})
         if answer.status == 404:
@@ -83,21 +96,26 @@ def probe(need: Need) -> Conversation[VllmDialect]:
     # Named, because no name at all means every request.
     answer = yield steering("/abort_requests", {"request_ids": ["nobody"]})
     keeps_aborted = answer.ok
-    tokens_route, logprobs_of = yield from _probe_generation(model)
-    return VllmDialect(
-        Capabilities(
-            server=seen.server,
-            release=release,
-            model=model,
-            max_length=seen.max_length,
-            logprobs_of=logprobs_of,
-            weight_label=label,
-            spans=release >= NAMES_WEIGHTS_PER_TOKEN,
-            tokens_route=tokens_route,
-            keeps_aborted=keeps_aborted,
-            world_size=world_size,
-        )
+    capabilities = Capabilities(
+        server=seen.server,
+        release=seen.release,
+        model=seen.model,
+        max_length=seen.max_length,
+        source=seen.source,
+        logprobs_of="model",
+        weight_label=label,
+        spans=seen.release >= NAMES_WEIGHTS_PER_TOKEN,
+        keeps_aborted=keeps_aborted,
+        world_size=world_size,
+        tried=False,
     )
+    return VllmDialect(capabilities) if paused else (yield from try_out(need, capabilities))
+
+
+def try_out(need: Need, capabilities: Capabilities) -> Conversation[VllmDialect]:
+    """Ask a server for tokens, to find what only they tell."""
+    tokens_route, logprobs_of = yield from _probe_generation(capabilities.model, need)
+    return VllmDialect(replace(capabilities, tokens_route=tokens_route, logprobs_of=logprobs_of, tried=True))
 
 
 def _refuse_old(version: str, release: tuple[int, ...], need: Need) -> None:
@@ -113,38 +131,51 @@ def _refuse_old(version: str, release: tuple[int, ...], need: Need) -> None:
         )
 
 
-def _probe_generation(model: str) -> Conversation[tuple[bool, LogprobsOf]]:
+def _is_paused(need: Need) -> Conversation[bool]:
+    """Say whether the server is paused, where this run is going to pause it too, and so let it go on."""
+    if need.way is None or (need.way == "adapter" and need.mode != "abort"):
+        return False
+    answer = yield HttpCall("/is_paused", method="GET", admin=True)
+    require(answer, "weights cannot be updated", missing=DEV_MODE)
+    return part_of(read_object(answer.body), "is_paused", bool, "vLLM's pause")
+
+
+def _probe_generation(model: str, need: Need) -> Conversation[tuple[bool, LogprobsOf]]:
     """Find the route for ids, and whose log-probabilities come: with top_k=1 a sampled token is certain."""
-    tokens_route = True
+    tokens_route, token = True, need.tried_with
     body: dict[str, Any] = {
         "model": model,
-        "token_ids": [0],
+        "token_ids": [token],
         "sampling_params": {"max_tokens": 1, "logprobs": 0},
     }
     answer = yield HttpCall(GENERATE, body)
     if answer.status in (403, 404, 405):
         tokens_route = False
     else:
-        require(answer, "vLLM did not generate a token")
+        require_token(answer, "vLLM did not generate a token", need)
     found = []
     for params in ({"top_k": 1}, {"temperature": 0.0}):
         sampling = {"max_tokens": 1, "logprobs": 0, **params}
         if tokens_route:
-            call = HttpCall(GENERATE, {"model": model, "token_ids": [0], "sampling_params": sampling})
+            call = HttpCall(GENERATE, {"model": model, "token_ids": [token], "sampling_params": sampling})
         else:
-            prompt = {"model": model, "prompt": [0], "return_token_ids": True}
+            prompt = {"model": model, "prompt": [token], "return_token_ids": True}
             call = HttpCall(COMPLETIONS, prompt | sampling)
         answer = yield call
-        require(answer, "vLLM did not generate a token")
+        require_token(answer, "vLLM did not generate a token", need)
         found.append(read_first_logprob(answer))
     # A model that is certain anyway tells nothing: then the server is taken at its default.
     return tokens_route, "sampled" if found[0] > _CERTAIN >= found[1] else "model"
 
 
-def _served_model(reply: Mapping[str, Any]) -> tuple[str, int | None]:
+def _served_model(reply: Mapping[str, Any]) -> tuple[str, int | None, str | None]:
     models = [each for each in part_of(reply, "data", list, "vLLM's models") if isinstance(each, dict)]
     base = next((each for each in models if each.get("parent") is None), None)
     if base is None:
         raise MalformedReplyError("vLLM's models name no base model")
-    length = base.get("max_model_len")
-    return part_of(base, "id", str, "vLLM's model"), length if type(length) is int else None
+    length, root = base.get("max_model_len"), base.get("root")
+    return (
+        part_of(base, "id", str, "vLLM's model"),
+        length if type(length) is int else None,
+        root if isinstance(root, str) else None,
+    )

@@ -49,6 +49,7 @@ class HuggingFaceModel:
         self._quantised = quantization == "fp8"
         self.load(list(self.model.named_parameters()))
         self._deltas: dict[str, dict[str, Tensor]] = {}
+        self.config, self.source = self.model.config.to_dict(), str(Path(folder).absolute())
         config = self.model.config.get_text_config()
         self.vocabulary = config.vocab_size
         self.max_length = getattr(config, "max_position_embeddings", 4096)

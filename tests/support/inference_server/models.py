@@ -49,6 +49,8 @@ class ServedModel(Protocol):
 
     vocabulary: int
     max_length: int
+    config: dict[str, Any]
+    source: str
     end_ids: tuple[int, ...]
 
     def logits(self, rows: Sequence[Row]) -> np.ndarray:
@@ -96,6 +98,7 @@ class HashModel:
     max_length: int = 4096
     end_ids: tuple[int, ...] = (END_ID,)
     sharpness: float = 2.0
+    source: str = "hash"
     _prefixes: dict[tuple[str, tuple[int, ...]], list[bytes]] = field(default_factory=dict)
     _adapters: dict[str, bytes] = field(default_factory=dict)
 
@@ -107,6 +110,11 @@ class HashModel:
             "lm_head.weight": generator.standard_normal((8, 4), dtype=np.float32),
         }
         self._key = self._digest()
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """What a configuration of transformers would say of it."""
+        return {"model_type": "hash", "vocab_size": self.vocabulary, "hidden_size": 4, "num_hidden_layers": 1}
 
     def _digest(self) -> bytes:
         digest = hashlib.blake2b(digest_size=8)

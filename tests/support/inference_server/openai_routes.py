@@ -54,7 +54,7 @@ class OpenAIRoutes:
             "object": "model",
             "created": int(time.time()),
             "owned_by": "double",
-            "root": self._options.model_name,
+            "root": self._engine.model.source,
             "parent": None,
             "max_model_len": self._engine.model.max_length,
         }

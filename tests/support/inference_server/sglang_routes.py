@@ -76,6 +76,7 @@ class SglangRoutes:
         self._mode = "raw" if options.original_logprobs else "tempered"
         self._frozen = False
         self._served_name = options.model_name
+        self._source = engine.model.source
         self.adapters: dict[str, str] = {}
         self._openai = OpenAIRoutes(
             engine, tokens, options, logprobs_mode=self._mode, spans=False, adapters=self.adapters
@@ -95,6 +96,7 @@ class SglangRoutes:
             both("/v1/models", self._openai.models),
             both("/health", self.health),
             both("/health_generate", self.health_generate),
+            both("/ready", self.ready),
             both("/model_info", self.model_info),
             both("/get_model_info", self.model_info),
             both("/server_info", self.server_info),
@@ -432,7 +434,7 @@ class SglangRoutes:
         body = await body_of(request)
         answer = await self._changed(body, lambda: self._updates.load_folder(body["model_path"]), flush=True)
         if answer.status_code == 200:
-            self._served_name = body["model_path"]
+            self._served_name = self._source = body["model_path"]
         if not body.get("keep_pause"):
             await self._engine.resume()
         return answer
@@ -501,16 +503,20 @@ class SglangRoutes:
             return Response(status_code=503)
         return Response()
 
+    async def ready(self, request: Request) -> Response:
+        """No, in a pause."""
+        return Response(status_code=200 if self._engine.paused is None else 503)
+
     async def model_info(self, request: Request) -> Response:
         return JSONResponse(
             {
-                "model_path": self._served_name,
+                "model_path": self._source,
                 "served_model_name": self._served_name,
                 "tokenizer_path": self._options.model_name,
                 "is_generation": True,
                 "weight_version": self._engine.version,
                 "load_format": "auto",
-                "model_type": "double",
+                "model_type": self._engine.model.config["model_type"],
             }
         )
 

@@ -433,8 +433,15 @@ class VllmRoutes:
         return JSONResponse({"version": self._options.release})
 
     async def server_info(self, request: Request) -> Response:
-        config = {"model_config": {"logprobs_mode": self._options.logprobs_mode}}
-        return JSONResponse({"vllm_config": json.dumps(config)})
+        model = {
+            "model": self._engine.model.source,
+            "hf_config": f"LlamaConfig {json.dumps(self._engine.model.config)}",
+            "logprobs_mode": self._options.logprobs_mode,
+        }
+        told: Any = {"model_config": model}
+        if request.query_params.get("config_format", "text") == "text":
+            told = f"model={self._engine.model.source!r}, logprobs_mode={self._options.logprobs_mode!r}"
+        return JSONResponse({"vllm_config": told, "vllm_env": {}, "system_env": {}})
 
 
 def _array_file(content: np.ndarray) -> str:

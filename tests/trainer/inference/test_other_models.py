@@ -1,0 +1,154 @@
+"""A run of another model than a server's touches nothing there, and a pause of somebody else's stays."""
+
+import asyncio
+import json
+
+import httpx
+import pytest
+
+from rollgym.trainer.assembly.inference import RunServerClient
+from rollgym.trainer.config.run import RunSettings
+from rollgym.trainer.core.errors import ConfigError
+from rollgym.trainer.inference.errors import ServerSetupError
+from rollgym.trainer.inference.served_model import check_same_model, config_in, shape_of
+from rollgym.trainer.inference.server_client import ServerClient
+from rollgym.trainer.models.tiny import TinyPolicySettings, build_tiny_model
+from tests.support.inference_server.models import VOCABULARY
+from tests.support.inference_server.running import InferenceServer
+from tests.trainer.inference.test_server_client import BOTH, Weights, request
+
+
+def settings_of(dialect):
+    return RunSettings.model_validate(
+        {
+            "tasks": [{"env_id": "FrozenLake-v0"}],
+            "model": {"max_length": 64},
+            "rollout": {"max_new_tokens": 8},
+            "inference": {"kind": dialect, "urls": ["http://127.0.0.1:1"]},
+        }
+    )
+
+
+def model_of():
+    return build_tiny_model(TinyPolicySettings(259, hidden_size=32, layers=1, heads=2, max_length=64), 1)
+
+
+def written(model, folder):
+    model.save_pretrained(folder)
+    return folder
+
+
+@BOTH
+async def test_another_model_is_refused_before_anything_is_sent(dialect, tmp_path):
+    served = written(model_of(), tmp_path / "served")
+    policy = model_of().config
+    policy.hidden_size, policy.num_hidden_layers = 48, 3
+    with InferenceServer(dialect, model=served) as server:
+        before = server.state()
+        with pytest.raises(
+            ConfigError, match=r"serves another model, .*hidden_size 32, where the policy has 48"
+        ):
+            await RunServerClient(server.url, settings_of(dialect), None, policy).connect()
+        after = server.state()
+        assert after == before
+        assert after["paused"] is None
+
+
+async def test_the_model_of_a_server_elsewhere_is_read_from_what_it_says(tmp_path):
+    """Its folder is not on this machine."""
+    served = written(model_of(), tmp_path / "served")
+    policy = model_of().config
+    with InferenceServer("vllm", model=served) as server:
+        (served / "config.json").unlink()
+        await RunServerClient(server.url, settings_of("vllm"), None, policy).connect()
+        policy.num_key_value_heads = 1
+        with pytest.raises(ConfigError, match="num_key_value_heads"):
+            await RunServerClient(server.url, settings_of("vllm"), None, policy).connect()
+
+
+@BOTH
+async def test_the_runs_own_model_is_taken(dialect, tmp_path):
+    model = model_of()
+    with InferenceServer(dialect, model=written(model, tmp_path / "served")) as server:
+        client = RunServerClient(server.url, settings_of(dialect), None, model.config)
+        assert (await client.connect()).tried
+        await client.close()
+
+
+@BOTH
+async def test_a_smaller_vocabulary_is_found_by_the_policys_last_token(dialect):
+    with InferenceServer(dialect) as server:
+        with pytest.raises(
+            ServerSetupError, match=f"the policy's last token, {VOCABULARY}: does it serve another"
+        ):
+            async with ServerClient(server.url, dialect, vocabulary=VOCABULARY + 1):
+                pass
+        async with ServerClient(server.url, dialect, vocabulary=VOCABULARY):
+            pass
+        assert server.state()["version"] == "default"
+
+
+@BOTH
+async def test_a_pause_of_somebody_else_stays_until_weights_come(dialect, tmp_path):
+    """Another run's update may be in its middle, or have left an engine that dies of its next token."""
+    pause, resume = {
+        "vllm": ("/pause?mode=keep", "/resume"),
+        "sglang": ("/pause_generation", "/continue_generation"),
+    }[dialect]
+    with InferenceServer(dialect) as server:
+        async with httpx.AsyncClient(base_url=server.url) as other:
+            await other.post(pause, json={"mode": "in_place"})
+            async with asyncio.timeout(30), ServerClient(server.url, dialect, way="disk") as client:
+                assert not client.capabilities.tried
+                assert server.state()["paused"] is not None
+                assert server.state()["steps"] == 0
+                await client.sync(Weights(1, tmp_path), 1)
+                assert client.capabilities.tried
+                assert (await client.generate(request())).policy_versions == [1] * 6
+                assert server.state()["paused"] is None
+            # And one that goes on without its update is asked then.
+            await other.post(pause, json={"mode": "in_place"})
+            client = ServerClient(server.url, dialect, way="disk")
+            await client.connect()
+            await client.close()
+            assert server.state()["paused"] is not None
+            await other.post(resume, json={})
+
+
+async def test_a_wrong_setup_of_a_paused_server_is_found_with_its_first_weights(tmp_path):
+    with InferenceServer("sglang", original_logprobs=True) as server:
+        async with httpx.AsyncClient(base_url=server.url) as other:
+            await other.post("/pause_generation", json={"mode": "in_place"})
+        async with asyncio.timeout(30), ServerClient(server.url, "sglang", way="disk") as client:
+            client.check_sampling(request(temperature=0.7).sampling)  # nobody knows yet
+            await client.sync(Weights(1, tmp_path), 1)
+            with pytest.raises(ConfigError, match="SGLANG_RETURN_ORIGINAL_LOGPROB"):
+                await client.generate(request(temperature=0.7))
+
+
+@pytest.mark.parametrize(
+    ("told", "read"),
+    [
+        ({"hidden_size": 3}, {"hidden_size": 3}),
+        ('Qwen2Config {\n  "hidden_size": 3\n}\n', {"hidden_size": 3}),
+        ("Qwen2Config {hidden_size: 3}", {}),
+        ("[" * 100_000, {}),
+        ("{" * 100_000, {}),
+        ('{"a":' * 100_000, {}),
+        ('["a"]', {}),
+        (None, {}),
+        (7, {}),
+    ],
+)
+def test_a_configuration_is_read_from_whatever_is_told(told, read):
+    assert config_in(told) == read
+
+
+def test_models_of_several_parts_are_compared_by_their_text_model():
+    policy = {"model_type": "vl", "text_config": {"hidden_size": 64, "vocab_size": 10}}
+    assert shape_of(policy) == {"hidden_size": 64, "vocab_size": 10}
+    check_same_model(policy, json.loads(json.dumps(policy)), "http://a", "m")
+    check_same_model(policy, {}, "http://a", "m")
+    check_same_model(policy, {"hidden_size": True, "vocab_size": None}, "http://a", "m")
+    with pytest.raises(ConfigError, match=r"hidden_size 65, where the policy has 64.*nothing was sent to it"):
+        check_same_model(policy, {"text_config": {"hidden_size": 65}}, "http://a", "m")
