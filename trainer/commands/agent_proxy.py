@@ -30,7 +30,7 @@ _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _INEXACT = {
     "vllm": "the server reports log-probabilities before temperature, top_p and top_k: requests with other values than "
     "1, 1 and 0 are refused (start vLLM with --logprobs-mode processed_logprobs)",
-    "sglang": "SGLang reports log-probabilities before top_p and top_k: requests with them are refused",
+    "sglang": "SGLang reports log-probabilities before top_p: requests with it and without a top_k are refused",
 }
 """What is said of servers whose log-probabilities are not those of every distribution that tokens are drawn from."""
 _EPILOG = f"""
@@ -229,7 +229,8 @@ async def opened_policy(options: argparse.Namespace) -> AsyncIterator["PolicySer
                 f"--max-length {options.max_length}: {options.upstream} takes rows of up to {served} tokens"
             )
         longest = options.max_length or min(served, _longest(config))
-        service = _service(options, client, tokenizer, named, longest)
+        reads_seeds = client.capabilities.reads_seeds
+        service = _service(options, client, tokenizer, named, longest, reads_seeds=reads_seeds)
         client.check_sampling(service.sampling)
         if options.sampling == "agent" and client.capabilities.inexact(SamplingParams(1, 0.5, 0.5)):
             _say(_INEXACT[options.dialect])
@@ -254,6 +255,8 @@ def _service(
     tokenizer: Any,
     model: Any,
     max_length: int,
+    *,
+    reads_seeds: bool = True,
 ) -> "PolicyService":
     from rollgym.trainer.inference.base import SamplingParams
     from rollgym.trainer.models.tokenizer import stop_ids, vocabulary_of
@@ -265,6 +268,7 @@ def _service(
     renderer = ChatRenderer(
         tokenizer, options.template_kwargs, stop_ids(model), vocabulary=vocabulary_of(model)
     )
+    renderer.template.say = _say
     sampling = SamplingParams(
         max_new_tokens=options.max_new_tokens,
         temperature=options.temperature,
@@ -283,6 +287,7 @@ def _service(
         wishes=options.sampling,
         seed=options.seed,
         purpose="proxy",
+        reads_seeds=reads_seeds,
     )
 
 

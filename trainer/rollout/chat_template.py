@@ -11,6 +11,7 @@ from typing import Any
 from rollgym.trainer.core.errors import ConfigError
 from rollgym.trainer.rollout.context import Message, prefixed
 from rollgym.trainer.rollout.control_tokens import ControlTokens
+from rollgym.trainer.rollout.tools_in_words import with_tools_in_words
 
 Tool = Mapping[str, Any]
 """What a tool is called, what it does and what it takes, as chat templates have it."""
@@ -45,6 +46,7 @@ class ChatTemplate:
         self._said: set[str] = set()
         self._shows_declarations: bool | None = None
         self._shows_calls: bool | None = None
+        self._in_words = False
         self._tokenizer = tokenizer
         self._options = dict(options)
         user, reply = _message("user", _FIRST), _message("assistant", _SECOND)
@@ -68,10 +70,28 @@ class ChatTemplate:
         Raises:
             ConfigError: If the template refuses it, whatever is done.
         """
-        return self._apply(
-            self._adapted([self._quoted(message) for message in messages]),
-            generation_prompt=generation_prompt,
-            tools=self.control.quoted(tools),
+        quoted = [self._quoted(message) for message in messages]
+        tools = self.control.quoted(tools)
+        if self._in_words:
+            if tools:
+                self.note(
+                    "it passes over tools; they are offered in the system message, and calls stand in replies"
+                )
+            quoted, tools = with_tools_in_words(quoted, tools), ()
+        return self._apply(self._adapted(quoted), generation_prompt=generation_prompt, tools=tools)
+
+    def write_tools(self) -> None:
+        """Write tools and calls of them into messages from now on, if the template passes over declarations."""
+        if self._in_words:
+            return
+        question = _message("user", _FIRST)
+        function = {
+            "name": _SECOND,
+            "description": _THIRD,
+            "parameters": {"type": "object", "properties": {}},
+        }
+        self._in_words = not self._differ(
+            [question], [{"type": "function", "function": function}], [question], ()
         )
 
     def note(self, text: str) -> None:

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +14,30 @@ Message = dict[str, Any]
 MOST_CHOICES = 8
 """Replies to one request (`n`)."""
 _MOST_STOPS = 16
+_MOST_NAMES, _LONGEST_NAME = 12, 40
+SAMPLING_FIELDS = frozenset(
+    (
+        *("temperature", "top_p", "top_k", "min_p", "seed", "stop", "logit_bias", "bad_words", "min_tokens"),
+        *("presence_penalty", "frequency_penalty", "repetition_penalty"),
+    )
+)
+"""Fields of both APIs that `sampling_wishes` and `stops` read."""
+_CONSTRAINED = (
+    "it would change the distribution that is sampled. Say in the prompt what the reply must look like, or offer a "
+    "tool with that schema"
+)
+CONSTRAINTS = (
+    *("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs"),
+    *("json_schema", "regex", "ebnf", "structural_tag"),
+)
+"""Fields by which vLLM and SGLang are asked for replies of a form."""
+WITHOUT_EFFECT = frozenset(
+    (
+        *("model", "user", "metadata", "service_tier", "safety_identifier"),
+        *("prompt_cache_key", "prompt_cache_retention", "prompt_cache_options"),
+    )
+)
+"""Fields that ask for nothing which a reply would show."""
 _ROLES = {"developer": "system", "function": "tool"}
 _KNOWN_ROLES = ("system", "user", "assistant", "tool")
 
@@ -29,6 +53,7 @@ class Wishes:
         temperature: Divides the logits.
         top_p: Smallest set of most likely tokens with this mass.
         top_k: Number of most likely tokens; 0 or less is off.
+        seed: Seed of its random stream.
         others: Names of further wishes that change the distribution.
     """
 
@@ -38,6 +63,7 @@ class Wishes:
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
+    seed: int | None = None
     others: tuple[str, ...] = ()
 
 
@@ -125,8 +151,6 @@ def sampling_wishes(body: Mapping[str, Any], max_tokens: int | None, choices: in
     neutral = {"presence_penalty": 0, "frequency_penalty": 0, "repetition_penalty": 1, "min_p": 0}
     others = [name for name, off in neutral.items() if number(body, name, -1e3, 1e3) not in (None, off)]
     others += [name for name in ("logit_bias", "bad_words", "min_tokens") if body.get(name)]
-    if whole(body, "seed", -(1 << 63), 1 << 64) is not None:
-        others.append("seed")
     return Wishes(
         max_tokens=max_tokens,
         stop=stops(body),
@@ -134,6 +158,7 @@ def sampling_wishes(body: Mapping[str, Any], max_tokens: int | None, choices: in
         temperature=number(body, "temperature", 0.0, 100.0),
         top_p=number(body, "top_p", 0.0, 1.0),
         top_k=whole(body, "top_k", -1),
+        seed=whole(body, "seed", -(1 << 63), 1 << 64),
         others=tuple(others),
     )
 
@@ -168,16 +193,44 @@ def checked_body(body: object, refused: Sequence[str]) -> Mapping[str, Any]:
     return body
 
 
+def passed_over(body: Mapping[str, Any], known: Collection[str]) -> tuple[str, ...]:
+    """Name the fields of a request that ask for something which nobody here reads.
+
+    Args:
+        body: The request.
+        known: Fields that are read, or that change no reply.
+    """
+    # A header is ASCII, and names that no API has may be long.
+    names = [
+        name
+        for name, value in body.items()
+        if name not in known and not (value is None or value is False or value in ("", [], {}))
+    ]
+    return tuple(name if name.isascii() and name.isprintable() else ascii(name) for name in _brief(names))
+
+
+def _brief(names: Sequence[str]) -> list[str]:
+    named = [name[:_LONGEST_NAME] for name in names[:_MOST_NAMES]]
+    return named if len(names) <= _MOST_NAMES else [*named, f"and {len(names) - _MOST_NAMES} more"]
+
+
+def refuse_constraints(body: Mapping[str, Any]) -> None:
+    """Refuse replies that are forced into a form, however a server calls that.
+
+    Raises:
+        ApiError: If the request asks for one.
+    """
+    for name in CONSTRAINTS:
+        if body.get(name):
+            raise unsupported(f"{name} is not supported: {_CONSTRAINED}", name)
+
+
 def refuse_format(value: object, param: str) -> None:
     """Refuse replies in a forced format: nothing here constrains what a policy samples."""
     if value is None or (isinstance(value, Mapping) and value.get("type") in (None, "text")):
         return
     kind = value.get("type") if isinstance(value, Mapping) else value
-    raise unsupported(
-        f"{param} {kind!r} is not supported: it would change the distribution that is sampled. Say in the prompt what "
-        "the reply must look like, or offer a tool with that schema",
-        param,
-    )
+    raise unsupported(f"{param} {kind!r} is not supported: {_CONSTRAINED}", param)
 
 
 # -- messages --------------------------------------------------------------------------------------------------------

@@ -6,11 +6,15 @@ from typing import Any
 from rollgym.trainer.rollout.agents.answers import Answer, Choice
 from rollgym.trainer.rollout.agents.calls import (
     MOST_CHOICES,
+    SAMPLING_FIELDS,
+    WITHOUT_EFFECT,
     AgentCall,
     chat_messages,
     checked_body,
     declared_tools,
     flag,
+    passed_over,
+    refuse_constraints,
     refuse_format,
     sampling_wishes,
     tool_choice,
@@ -20,6 +24,13 @@ from rollgym.trainer.rollout.agents.errors import ApiError, unsupported
 from rollgym.trainer.rollout.agents.streaming import Delta
 
 _REFUSED = ("functions", "function_call", "audio", "prediction", "web_search_options")
+_KNOWN = frozenset(
+    (
+        *("messages", "tools", "tool_choice", "parallel_tool_calls", "stream", "stream_options", "logprobs"),
+        *("top_logprobs", "return_token_ids", "n", "max_tokens", "max_completion_tokens", "response_format"),
+        *("modalities", *SAMPLING_FIELDS, *WITHOUT_EFFECT),
+    )
+)
 
 
 def parse_chat(body: object) -> AgentCall:
@@ -32,6 +43,7 @@ def parse_chat(body: object) -> AgentCall:
     if body.get("modalities") not in (None, ["text"]):
         raise unsupported("modalities: only text is supported", "modalities")
     refuse_format(body.get("response_format"), "response_format")
+    refuse_constraints(body)
     if whole(body, "top_logprobs", 0, 20):
         raise unsupported(
             "top_logprobs is not supported: of each token only its own log-probability is known (logprobs: true)",
@@ -54,7 +66,7 @@ def parse_chat(body: object) -> AgentCall:
         usage_in_stream=flag(options, "include_usage") if isinstance(options, Mapping) else False,
         logprobs=flag(body, "logprobs"),
         token_ids=flag(body, "return_token_ids"),
-        not_enforced=not_enforced if tools else (),
+        not_enforced=(*(not_enforced if tools else ()), *passed_over(body, _KNOWN)),
     )
 
 

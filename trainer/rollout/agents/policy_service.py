@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from rollgym.trainer.core.seeding import derive_seed
 from rollgym.trainer.inference.base import InferenceClient, SamplingParams
 from rollgym.trainer.rollout.agents.calls import AgentCall, Wishes
 from rollgym.trainer.rollout.agents.errors import ApiError, unsupported
@@ -31,6 +32,7 @@ class PolicyService:
         wishes: What becomes of an agent's own wishes for the sampling.
         seed: The run's seed.
         purpose: Name of the family of random streams, such as "train".
+        reads_seeds: Whether equal seeds draw equal replies at whoever samples.
     """
 
     client: InferenceClient
@@ -42,6 +44,12 @@ class PolicyService:
     wishes: SamplingPolicy
     seed: int
     purpose: str
+    reads_seeds: bool = True
+
+    def __post_init__(self) -> None:
+        # Hermes' marks are the ones that it writes for templates that know no tools.
+        if self.tool_format == "hermes":
+            self.renderer.renderer.template.write_tools()
 
     def ignored(self, call: AgentCall) -> tuple[str, ...]:
         """Return the wishes of a request that are passed over.
@@ -49,8 +57,9 @@ class PolicyService:
         Raises:
             ApiError: If they must not be.
         """
-        unheeded = _unheeded(call.wishes, self.sampling, heeded=self.wishes == "agent")
-        if unheeded and self.wishes == "agent":
+        heeded = self.wishes == "agent"
+        unheeded = _unheeded(call.wishes, self.sampling, heeded=heeded)
+        if unheeded and heeded:
             raise unsupported(f"{', '.join(unheeded)}: not supported here", unheeded[0])
         if unheeded and self.wishes == "refuse":
             raise ApiError(
@@ -60,7 +69,20 @@ class PolicyService:
                 "sampling_is_the_runs",
                 unheeded[0],
             )
-        return (*unheeded, *call.not_enforced)
+        unread = ("seed",) if heeded and call.wishes.seed is not None and not self.reads_seeds else ()
+        return (*unheeded, *unread, *call.not_enforced)
+
+    def seed_for(self, wishes: Wishes, choice: int, *names: str | int) -> int:
+        """Return the seed of a reply's random stream: the agent's own, where its wishes are heeded and it has one.
+
+        Args:
+            wishes: What the agent would like.
+            choice: Which of the replies to one request it is.
+            names: Place of the reply among those of the run.
+        """
+        if self.wishes == "agent" and wishes.seed is not None:
+            return derive_seed(self.seed, "agent", wishes.seed, choice)
+        return derive_seed(self.seed, *names)
 
     def sampling_for(self, wishes: Wishes, prompt: int) -> SamplingParams:
         """Return how a reply is drawn, with the length that it may have.
@@ -80,8 +102,9 @@ class PolicyService:
             return own
         return replace(
             own,
-            temperature=own.temperature if wishes.temperature is None else wishes.temperature,
-            top_p=own.top_p if not wishes.top_p else wishes.top_p,
+            # As OpenAI has it, a mass of nothing leaves the most likely token.
+            temperature=0.0 if wishes.top_p == 0 else _either(wishes.temperature, own.temperature),
+            top_p=1.0 if wishes.top_p == 0 else _either(wishes.top_p, own.top_p),
             top_k=own.top_k if wishes.top_k is None else max(0, wishes.top_k),
         )
 
@@ -102,14 +125,19 @@ class PolicyService:
         return longest
 
 
+def _either(wish: float | None, own: float) -> float:
+    return own if wish is None else wish
+
+
 def _unheeded(wishes: Wishes, sampling: SamplingParams, *, heeded: bool) -> tuple[str, ...]:
     """Name the wishes that are not what is done anyway; `heeded` is whether those that can be are."""
     if heeded:
-        return tuple(name for name in wishes.others if name != "seed")
+        return wishes.others
     asked = {
         "temperature": (wishes.temperature, sampling.temperature),
         "top_p": (wishes.top_p, sampling.top_p),
         "top_k": (None if wishes.top_k is None else max(0, wishes.top_k), sampling.top_k),
     }
     unlike = [name for name, (wish, done) in asked.items() if wish is not None and wish != done]
-    return (*unlike, *wishes.others)
+    seeded = () if wishes.seed is None else ("seed",)
+    return (*unlike, *wishes.others, *seeded)

@@ -5,6 +5,8 @@ from typing import Any
 
 from rollgym.trainer.rollout.agents.answers import Answer, Choice
 from rollgym.trainer.rollout.agents.calls import (
+    SAMPLING_FIELDS,
+    WITHOUT_EFFECT,
     AgentCall,
     Message,
     assistant_parts,
@@ -12,6 +14,8 @@ from rollgym.trainer.rollout.agents.calls import (
     declared_tools,
     flag,
     made_call,
+    passed_over,
+    refuse_constraints,
     refuse_format,
     sampling_wishes,
     text_of,
@@ -36,6 +40,12 @@ _ECHOED = (
     "max_output_tokens",
 )
 _REFUSED = ("prompt", "conversation")
+_KNOWN = frozenset(
+    (
+        *("input", "tools", "tool_choice", "parallel_tool_calls", "stream", "text", "background", "include"),
+        *("top_logprobs", "return_token_ids", *_ECHOED, *SAMPLING_FIELDS, *WITHOUT_EFFECT),
+    )
+)
 
 
 def parse_responses(body: object, conversation: Conversation) -> AgentCall:
@@ -53,6 +63,7 @@ def parse_responses(body: object, conversation: Conversation) -> AgentCall:
         raise unsupported("background is not supported: wait for the answer", "background")
     text = body.get("text")
     refuse_format(text.get("format") if isinstance(text, Mapping) else None, "text.format")
+    refuse_constraints(body)
     if whole(body, "top_logprobs", 0, 20):
         raise unsupported("top_logprobs is not supported", "top_logprobs")
     tools = declared_tools(body.get("tools"))
@@ -66,7 +77,7 @@ def parse_responses(body: object, conversation: Conversation) -> AgentCall:
         stream=flag(body, "stream"),
         logprobs="message.output_text.logprobs" in _listed(body, "include", "include"),
         token_ids=flag(body, "return_token_ids"),
-        not_enforced=not_enforced if tools else (),
+        not_enforced=(*(not_enforced if tools else ()), *passed_over(body, _KNOWN)),
         echoed={name: body[name] for name in _ECHOED if name in body}
         | {"tools": body.get("tools") or [], "tool_choice": body.get("tool_choice") or "auto"},
     )

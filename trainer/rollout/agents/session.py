@@ -7,12 +7,11 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from rollgym.trainer.core.seeding import derive_seed
 from rollgym.trainer.inference.base import GenerationRequest, GenerationResult, SamplingParams
 from rollgym.trainer.records.timeline import Phase
 from rollgym.trainer.records.trajectory import Trajectory, Turn
 from rollgym.trainer.rollout.agents.answers import Answer, AnswerListener, Choice, ChoiceStream
-from rollgym.trainer.rollout.agents.calls import AgentCall, Message, last_text
+from rollgym.trainer.rollout.agents.calls import AgentCall, Message, Wishes, last_text
 from rollgym.trainer.rollout.agents.deliveries import Deliveries
 from rollgym.trainer.rollout.agents.errors import ApiError
 from rollgym.trainer.rollout.agents.policy_service import PolicyService
@@ -152,7 +151,7 @@ class AgentSession:
         try:
             told: list[_Told | None] = [stream.add for stream in streams]
             told = told or [None] * call.wishes.choices
-            results = await self._owned(self._generate(number, prompt.ids, sampling, told))
+            results = await self._owned(self._generate(number, prompt.ids, sampling, call.wishes, told))
             self.require_open()
             _require_told(streams, results)
             choices = [
@@ -245,10 +244,12 @@ class AgentSession:
         number: int,
         prompt_ids: Sequence[int],
         sampling: SamplingParams,
+        wishes: Wishes,
         told: Sequence[_Told | None],
     ) -> list[GenerationResult]:
         requests = [
-            self._request(number, choice, prompt_ids, sampling, each) for choice, each in enumerate(told)
+            self._request(number, choice, prompt_ids, sampling, wishes, each)
+            for choice, each in enumerate(told)
         ]
         with self.trajectory.timeline.during(Phase.GENERATE):
             if len(requests) == 1:
@@ -266,6 +267,7 @@ class AgentSession:
         choice: int,
         prompt_ids: Sequence[int],
         sampling: SamplingParams,
+        wishes: Wishes,
         told: _Told | None,
     ) -> GenerationRequest:
         task, purpose = self.trajectory.task, self.service.purpose
@@ -278,7 +280,7 @@ class AgentSession:
             request_id=f"{purpose}-{'-'.join(map(str, [*streams, attempt, *further]))}",
             prompt_ids=list(prompt_ids),
             sampling=sampling,
-            seed=derive_seed(self.service.seed, *names),
+            seed=self.service.seed_for(wishes, choice, *names),
             order=(*streams, *further),
             session_key=session_key(purpose, task.index, member, attempt),
             on_tokens=told,
