@@ -17,11 +17,13 @@ class Choice:
         sampled: What was sampled, and what of it the agent is given.
         logprobs: Of each token.
         finish_reason: As the engine says it: "stop" or "length".
+        stop: The text that ended it, of those that the agent had named; None for none.
     """
 
     sampled: SampledReply
     logprobs: Sequence[float]
     finish_reason: str
+    stop: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ SAMPLING_FIELDS = frozenset(
     )
 )
 """Fields of both APIs that `sampling_wishes` and `stops` read."""
-_CONSTRAINED = (
+CONSTRAINED = (
     "it would change the distribution that is sampled. Say in the prompt what the reply must look like, or offer a "
     "tool with that schema"
 )
@@ -222,7 +222,7 @@ def refuse_constraints(body: Mapping[str, Any]) -> None:
     """
     for name in CONSTRAINTS:
         if body.get(name):
-            raise unsupported(f"{name} is not supported: {_CONSTRAINED}", name)
+            raise unsupported(f"{name} is not supported: {CONSTRAINED}", name)
 
 
 def refuse_format(value: object, param: str) -> None:
@@ -230,7 +230,7 @@ def refuse_format(value: object, param: str) -> None:
     if value is None or (isinstance(value, Mapping) and value.get("type") in (None, "text")):
         return
     kind = value.get("type") if isinstance(value, Mapping) else value
-    raise unsupported(f"{param} {kind!r} is not supported: {_CONSTRAINED}", param)
+    raise unsupported(f"{param} {kind!r} is not supported: {CONSTRAINED}", param)
 
 
 # -- messages --------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The endpoint that agents speak to: OpenAI's routes, and what ties an agent's requests to its episode.
+"""The endpoint that agents speak to: OpenAI's and Anthropic's routes, and what ties an agent's requests to its episode.
 
 /v1/...                the session is named by the API key
 /s/KEY/v1/...          the session is named in the URL
@@ -21,6 +21,7 @@ from starlette.routing import Route
 
 from rollgym.trainer.core.numbers import LARGEST
 from rollgym.trainer.rollout.agents.answers import Answer
+from rollgym.trainer.rollout.agents.anthropic_messages import MessageEvents, message_body, parse_messages
 from rollgym.trainer.rollout.agents.calls import AgentCall, finite, whole
 from rollgym.trainer.rollout.agents.chat_completions import ChatChunks, chat_body, parse_chat
 from rollgym.trainer.rollout.agents.deliveries import name_of
@@ -28,6 +29,7 @@ from rollgym.trainer.rollout.agents.environment import EpisodeEnvironment
 from rollgym.trainer.rollout.agents.errors import ApiError, invalid
 from rollgym.trainer.rollout.agents.event_stream import Event, EventStream, LiveAnswer
 from rollgym.trainer.rollout.agents.http import (
+    anthropic_refusal,
     as_api_error,
     json_answer,
     packed,
@@ -83,6 +85,16 @@ def agents_app(sessions: Sessions, max_body_bytes: int, further: Iterable[Route]
         routes += [
             Route(f"{prefix}/v1/chat/completions", endpoint.guarded(endpoint.chat), methods=["POST"]),
             Route(f"{prefix}/v1/responses", endpoint.guarded(endpoint.responses), methods=["POST"]),
+            Route(
+                f"{prefix}/v1/messages",
+                endpoint.guarded(endpoint.messages, anthropic_refusal),
+                methods=["POST"],
+            ),
+            Route(
+                f"{prefix}/v1/messages/count_tokens",
+                endpoint.guarded(endpoint.count_tokens, anthropic_refusal),
+                methods=["POST"],
+            ),
             Route(f"{prefix}/v1/models", endpoint.guarded(endpoint.models), methods=["GET"]),
             Route(f"{prefix}/v1/models/{{model:path}}", endpoint.guarded(endpoint.model), methods=["GET"]),
         ]
@@ -121,7 +133,9 @@ class _Endpoint:
         self._token_text: dict[int, str] = {}
 
     def guarded(
-        self, answer: Callable[[Request], Awaitable[Response]]
+        self,
+        answer: Callable[[Request], Awaitable[Response]],
+        refused: Callable[[ApiError], Response] = refusal,
     ) -> Callable[[Request], Awaitable[Response]]:
         """Return a handler whose every failure is an answer in the shape of the API."""
 
@@ -132,11 +146,11 @@ class _Endpoint:
             except ApiError as error:
                 with suppress(ApiError):
                     self._session(request).counts.refused += 1
-                return refusal(error)
+                return refused(error)
             except ClientDisconnect:
                 return Response(status_code=499)
             except Exception as error:  # noqa: BLE001 - the end of a request: every failure is told
-                return refusal(as_api_error(error))
+                return refused(as_api_error(error))
 
         return handle
 
@@ -162,6 +176,21 @@ class _Endpoint:
         _keep_conversation(session, call, answer)
         body = response_body(call, answer, self._sessions.model, self._texts(session, call, answer))
         return json_answer(body, _headers(answer))
+
+    async def messages(self, request: Request) -> Response:
+        """`POST /v1/messages`, as Anthropic has it."""
+        session = self._session(request)
+        call = parse_messages(await self._json(request))
+        if call.stream:
+            return await self._streamed(request, session, call, _MESSAGES)
+        answer = await self._answered(request, session, call)
+        return json_answer(message_body(call, answer, self._sessions.model), _headers(answer))
+
+    async def count_tokens(self, request: Request) -> Response:
+        """`POST /v1/messages/count_tokens`: of the prompt that such a request would have."""
+        session = self._session(request)
+        call = parse_messages(await self._json(request), counted=True)
+        return JSONResponse({"input_tokens": await session.count(call)})
 
     async def _answered(self, request: Request, session: AgentSession, call: AgentCall) -> Answer:
         """Return the answer to a request: the one that is there, or under way, where it is asked for again."""
@@ -310,8 +339,8 @@ class _Endpoint:
     def _session(self, request: Request) -> AgentSession:
         key = request.path_params.get("key")
         if key is None:
-            scheme, _, key = request.headers.get("authorization", "").partition(" ")
-            if scheme.lower() != "bearer" or not key:
+            key = _key_of(request)
+            if not key:
                 raise ApiError(
                     401,
                     "no session: give its key as the API key, or its address (/s/KEY/v1) as the base URL",
@@ -334,6 +363,12 @@ class _Endpoint:
 
     async def _json(self, request: Request, *, numbers_of_python: bool = False) -> dict[str, Any]:
         return await read_json(request, self._max_body_bytes, numbers_of_python=numbers_of_python)
+
+
+def _key_of(request: Request) -> str:
+    """Return the API key: OpenAI's libraries send it as a bearer token, Anthropic's in a header of its own."""
+    scheme, _, key = request.headers.get("authorization", "").partition(" ")
+    return key if scheme.lower() == "bearer" and key else request.headers.get("x-api-key", "")
 
 
 def _headers(answer: Answer) -> dict[str, str]:
@@ -364,7 +399,7 @@ def _keep_nothing(session: AgentSession, call: AgentCall, answer: Answer) -> Non
 
 @dataclass(frozen=True, slots=True)
 class _StreamApi:
-    """How one of the two APIs streams.
+    """How one of the APIs streams.
 
     Attributes:
         events: Makes the events of an answer.
@@ -373,11 +408,12 @@ class _StreamApi:
         keep: Keeps what a later request may name.
     """
 
-    events: Callable[[AgentCall, Answer, str], ChatChunks | ResponseEvents]
+    events: Callable[[AgentCall, Answer, str], ChatChunks | ResponseEvents | MessageEvents]
     write: Callable[[Event], bytes]
     last: bytes
     keep: Callable[[AgentSession, AgentCall, Answer], None]
 
 
 _CHAT = _StreamApi(ChatChunks, _chunk, b"data: [DONE]\n\n", _keep_nothing)
+_MESSAGES = _StreamApi(MessageEvents, _named_event, b"", _keep_nothing)
 _RESPONSES = _StreamApi(ResponseEvents, _named_event, b"", _keep_conversation)

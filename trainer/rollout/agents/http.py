@@ -11,6 +11,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
 from rollgym.trainer.core.errors import ConfigError, TrainerError
+from rollgym.trainer.rollout.agents.anthropic_messages import error_body
 from rollgym.trainer.rollout.agents.errors import ApiError, invalid
 
 _log = logging.getLogger(__name__)
@@ -116,5 +117,10 @@ def as_api_error(error: BaseException) -> ApiError:
 
 
 def refusal(error: ApiError) -> Response:
-    """Return a refusal as an answer."""
+    """Return a refusal as an answer of OpenAI's API."""
     return JSONResponse(error.as_body(), error.status)
+
+
+def anthropic_refusal(error: ApiError) -> Response:
+    """Return a refusal as an answer of Anthropic's API."""
+    return JSONResponse(error_body(error), error.status)

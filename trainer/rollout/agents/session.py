@@ -17,7 +17,7 @@ from rollgym.trainer.rollout.agents.errors import ApiError
 from rollgym.trainer.rollout.agents.policy_service import PolicyService
 from rollgym.trainer.rollout.agents.replies import Reply, has_mark, read_reply
 from rollgym.trainer.rollout.agents.splicing import Conversation, Found, Prompt, ReplyBook, SampledReply
-from rollgym.trainer.rollout.agents.stops import stopped
+from rollgym.trainer.rollout.agents.stops import first_stop, stopped
 from rollgym.trainer.rollout.agents.streaming import ReplyStream
 from rollgym.trainer.rollout.recall import session_key
 from rollgym.trainer.rollout.recorder import Recorder
@@ -166,6 +166,12 @@ class AgentSession:
             stream.end(choice.sampled.reply)
         return replace(answer, choices=choices)
 
+    async def count(self, call: AgentCall) -> int:
+        """Return how many tokens the prompt of a request would have; nothing is sampled or recorded."""
+        self.require_open()
+        prompt, _ = await self._rendered(Conversation.of(call.messages, call.tools))
+        return len(prompt.ids)
+
     async def tell_again(self, call: AgentCall, answer: Answer, listener: AnswerListener) -> Answer:
         """Tell a listener of an answer that is there already."""
         for stream, choice in zip(self._streams(call, listener, answer), answer.choices, strict=True):
@@ -175,12 +181,7 @@ class AgentSession:
 
     async def _prompt(self, conversation: Conversation) -> Prompt:
         """Return what the policy reads; where the template writes what it read before otherwise, that is counted."""
-        found = self._book.found(conversation)
-        stored = self._stored(found)
-        if conversation.size > _LARGE:
-            prompt = await asyncio.to_thread(self.service.renderer.prompt, conversation, found, stored)
-        else:
-            prompt = self.service.renderer.prompt(conversation, found, stored)
+        prompt, stored = await self._rendered(conversation)
         if prompt.ids[: len(stored)] != stored:
             self.counts.rewritten += 1
             self.service.renderer.renderer.template.note(
@@ -188,6 +189,16 @@ class AgentSession:
                 "segments; prompt.chat_template can take one that does not"
             )
         return prompt
+
+    async def _rendered(self, conversation: Conversation) -> tuple[Prompt, list[int]]:
+        """Return what the policy reads, and the ids of what of it was recorded before."""
+        found = self._book.found(conversation)
+        stored = self._stored(found)
+        if conversation.size > _LARGE:
+            prompt = await asyncio.to_thread(self.service.renderer.prompt, conversation, found, stored)
+        else:
+            prompt = self.service.renderer.prompt(conversation, found, stored)
+        return prompt, stored
 
     def _stored(self, found: Found) -> list[int]:
         """Return the ids of a conversation up to and with the latest reply that stands in it where it was given."""
@@ -331,7 +342,8 @@ class AgentSession:
         self.trajectory.turns.append(turn)
         self.turns_of.setdefault(number, []).append(turn)
         self._book.note(conversation, sampled)
-        return Choice(sampled, result.logprobs, result.finish_reason)
+        stop = first_stop(renderer.text(result.token_ids), call.wishes.stop) if call.wishes.stop else None
+        return Choice(sampled, result.logprobs, result.finish_reason, stop)
 
     def _name(self, number: int, what: str, length: int) -> str:
         """A name that nobody else has, and that is the same in an equal run: templates may write it into prompts."""

@@ -37,6 +37,12 @@ def stopped(
     return ended, _cut(plain, stops), _cut(marked, stops)
 
 
+def first_stop(text: str, stops: Sequence[str]) -> str | None:
+    """Return the text that ends a reply first; None where none of them is in it."""
+    found = [(index, stop) for stop in stops if (index := text.find(stop)) >= 0]
+    return min(found)[1] if found else None
+
+
 def _cut(text: str, stops: Sequence[str]) -> str:
     indices = [text.find(stop) for stop in stops]
     return text[: min((index for index in indices if index >= 0), default=len(text))]
