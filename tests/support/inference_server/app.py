@@ -81,13 +81,22 @@ def serve(served: Served, host: str, port: int) -> None:
     uvicorn.Server(uvicorn.Config(application(logged), host=host, port=port, log_level="warning")).run()
 
 
+_KINDS = {"vllm": VllmRoutes, "sglang": SglangRoutes}
+
+
+def routes_of_double(served: Served) -> list[str]:
+    """The paths that a double has, but those of the double alone."""
+    engine = Engine(_model(served))
+    routes = _KINDS[served.dialect](engine, WeightUpdates(engine), tokens_of(served.model), served.options)
+    return [route.path for route in routes.routes()]
+
+
 def application(served: Served) -> Faults:
     """The double, faults before it."""
     engine = Engine(_model(served), max_rows=served.max_rows, step_s=served.step_s, log_file=served.log_file)
     updates = WeightUpdates(engine)
     tokens = tokens_of(served.model)
-    kinds = {"vllm": VllmRoutes, "sglang": SglangRoutes}
-    routes = kinds[served.dialect](engine, updates, tokens, served.options)
+    routes = _KINDS[served.dialect](engine, updates, tokens, served.options)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
