@@ -78,7 +78,10 @@ def command_line(order: Order, data: Mapping[str, int], channel: int) -> list[st
     arguments += ["--size", str(order.limits.disk_mb * _MIB), "--tmpfs", order.directory]
     arguments += ["--dir", f"{order.directory}/.tmp", "--symlink", f"{order.directory}/.tmp", "/tmp"]
     for source in order.read_only:  # which may lie below the working directory's name
-        arguments += ["--ro-bind-try", source, source]
+        inside = (
+            f"{order.directory}/.tmp{source.removeprefix('/tmp')}" if source.startswith("/tmp/") else source
+        )
+        arguments += ["--ro-bind-try", source, inside]
     for name, descriptor in data.items():
         arguments += ["--perms", "0444", "--ro-bind-data", str(descriptor), name]
     return [*arguments, "--remount-ro", "/", "/usr/bin/python3", "-I", "-S", "-c", _START, str(channel)]

@@ -40,8 +40,9 @@ OWN_FILES = {
 }
 _SPARE_INODES = 96
 _SPARE_KIB = 256
-# Any directory that is there on every machine will do: the new root covers it in this mount namespace alone.
-_STAGING = "/tmp"
+# Where the new root is put together: any directory will do that holds nothing which is shown, since the new root covers
+# it, in this mount namespace alone.
+_STAGINGS = ("/tmp", "/mnt", "/media", "/srv", "/opt", "/var/tmp", "/run", "/boot")
 _OLD_ROOT = "old"
 
 
@@ -54,15 +55,17 @@ def build_root(disk_mb: int, inodes: int, read_only: Iterable[str]) -> None:
     """
     mount("", "/", "", MS_REC | MS_PRIVATE)
     size = f"size={(disk_mb << 10) + _SPARE_KIB}k,nr_inodes={inodes + _SPARE_INODES},mode=755"
-    mount("tmpfs", _STAGING, "tmpfs", MS_NOSUID | MS_NODEV, size)
-    os.chdir(_STAGING)
+    shown = list(read_only)
+    staging = _staging(shown)
+    mount("tmpfs", staging, "tmpfs", MS_NOSUID | MS_NODEV, size)
+    os.chdir(staging)
     for name in ("etc", "proc", "dev", _OLD_ROOT, *WRITABLE):
         os.mkdir(name)
     for name in SYSTEM_DIRECTORIES:
         _show(f"/{name}", name)
     for name in SYSTEM_FILES:
         _show(f"/{name}", name)
-    for path in read_only:
+    for path in shown:
         os.makedirs(os.path.dirname(path.lstrip("/")) or ".", exist_ok=True)
         _show(path, path.lstrip("/"))
     for name in DEVICES:
@@ -83,6 +86,17 @@ def build_root(disk_mb: int, inodes: int, read_only: Iterable[str]) -> None:
     detach(f"/{_OLD_ROOT}")
     os.rmdir(f"/{_OLD_ROOT}")
     mount("", "/", "", MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV)
+
+
+def _staging(shown: Iterable[str]) -> str:
+    """Return a directory that holds nothing of what is shown."""
+    paths = [each for path in shown for each in (path, os.path.realpath(path))]
+    for staging in _STAGINGS:
+        if os.path.isdir(staging) and not any(
+            path == staging or path.startswith(f"{staging}/") for path in paths
+        ):
+            return staging
+    raise OSError(f"each of {', '.join(_STAGINGS)} is missing or holds what is shown read-only: show less")
 
 
 def _show(source: str, target: str) -> None:

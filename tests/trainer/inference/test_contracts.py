@@ -31,7 +31,12 @@ class Asked:
 SWITCH = os.environ.get("A_VARIABLE")
 """
 USED = Uses(
-    "nobody", "pkg", {"Asked": ("rid", "limit", "gone")}, ("limit", "off"), ("A_VARIABLE", "NONE_SUCH"), ("rid",)
+    "nobody",
+    "pkg",
+    {"Asked": ("rid", "limit", "gone")},
+    ("limit", "off"),
+    ("A_VARIABLE", "NONE_SUCH"),
+    ("rid",),
 )
 
 
