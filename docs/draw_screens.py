@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from PIL import Image
-from playwright.sync_api import Locator, Page, sync_playwright
+from playwright.sync_api import Page, sync_playwright
 
 ROOT = Path(__file__).parents[1]
 PICTURES = ROOT / "docs" / "images"
@@ -35,17 +35,21 @@ def play_a_game(page: Page, _run: Path) -> Page:
     page.get_by_label("Seed").fill("4")
     page.get_by_role("button", name="Start the episode").press("Enter")
     for key in ("Down", "Down", "Right"):
-        page.get_by_role("button", name=key).press(f"Arrow{key}")
+        page.get_by_role("button", name=key, exact=True).press(f"Arrow{key}")
     page.get_by_role("row", name="2 Right").wait_for()
     return page
 
 
 def call_a_tool(page: Page, _run: Path) -> Page:
-    """The forms of Retail's tools in the console."""
+    """A tool of Retail-v0 that was called by its form in the console."""
     page.goto("/console#/play/Retail-v0")
     page.get_by_label("Seed").fill("4")
     page.get_by_role("button", name="Start the episode").press("Enter")
-    page.get_by_role("row", name="reset seed 4").wait_for()
+    page.get_by_label("Tool", exact=True).select_option("get_order")
+    page.get_by_label("order_id", exact=True).fill("#W6694760")
+    page.get_by_role("button", name="Call", exact=True).press("Enter")
+    page.get_by_role("row", name="0 ").wait_for()
+    page.get_by_role("region", name="Observation").evaluate("shown => shown.scrollIntoView()")
     return page
 
 
@@ -63,16 +67,17 @@ def open_the_report(page: Page, run: Path) -> Page:
     return page
 
 
-def open_an_episode(page: Page, run: Path) -> Locator:
-    """An episode of a run's page, its tokens coloured by their advantages."""
+def open_an_episode(page: Page, run: Path) -> Page:
+    """A solved episode of a run's page: its turns, and the tokens of the first ones."""
     page.goto((run / "report.html").as_uri())
     page.get_by_label("Sort by").select_option("-step")
-    episode = page.locator(".episode:not([hidden])").first
-    episode.locator("summary").first.click()
-    return episode
+    page.get_by_label("Outcome").select_option("solved")
+    page.locator(".episode:not([hidden]) > summary").first.click()
+    page.get_by_label("Sort by").evaluate("shown => shown.scrollIntoView()")
+    return page
 
 
-SCREENS: Mapping[str, Callable[[Page, Path], Page | Locator]] = {
+SCREENS: Mapping[str, Callable[[Page, Path], Page]] = {
     "console": play_a_game,
     "console_tools": call_a_tool,
     "console_run": look_at_a_run,
@@ -120,12 +125,11 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=PICTURES, help="default: docs/images")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        run = Path(folder) / "frozen_lake"
-        shutil.copytree(
-            options.run, run, ignore=shutil.ignore_patterns("checkpoints", "model", "rollout_log")
-        )
-        report = [sys.executable, "-m", "rollgym.trainer.cli", "report", str(run)]
-        subprocess.run(report, check=True, cwd=ROOT)
+        run = Path(folder) / "runs" / "frozen_lake"
+        shutil.copytree(options.run, run, ignore=shutil.ignore_patterns("checkpoints"))
+        # By a relative path, which the page shows.
+        report = [sys.executable, "-m", "rollgym.trainer.cli", "report", "runs/frozen_lake"]
+        subprocess.run(report, check=True, cwd=folder)
         with served() as url, sync_playwright() as playwright:
             # Chromium's own sandbox needs a kernel feature that containers mostly lack, and the pages are ours.
             browser = playwright.chromium.launch(executable_path=browser_program(), args=["--no-sandbox"])
