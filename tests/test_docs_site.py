@@ -34,7 +34,10 @@ def browser() -> Iterator[Browser]:
 
 PHONE = {"width": 390, "height": 844}
 SCREENS = 10
-"""How long a page of settings, or of algorithms, may be on a phone."""
+"""How long a page may be on a phone."""
+LONG = ("ARCHITECTURE.html", "CHANGELOG.html", "files/")
+"""Whole by their nature: the plan of the house, the history, and copies of files beside the docs."""
+LARGEST_PICTURE = 150_000
 
 
 @pytest.mark.slow
@@ -52,7 +55,7 @@ def test_search_finds_words_in_pages_that_are_opened_from_disk(site: Path, brows
 
 
 @pytest.mark.slow
-def test_no_page_is_wider_than_a_phone_and_no_page_of_settings_is_long(site: Path, browser: Browser):
+def test_no_page_is_wider_than_a_phone_and_none_is_long(site: Path, browser: Browser):
     page = browser.new_page(viewport=PHONE)
     wide, long, broken = [], [], []
     for path in sorted(site.rglob("*.html")):
@@ -63,15 +66,35 @@ def test_no_page_is_wider_than_a_phone_and_no_page_of_settings_is_long(site: Pat
         )
         if width > PHONE["width"]:
             wide.append(name)
-        if name.startswith(("configuration", "algorithms")):
-            if height > SCREENS * PHONE["height"]:
-                long.append((name, height))
-            broken += page.evaluate(
-                "[...document.querySelectorAll('li > strong > code')].filter(key => key.getClientRects().length > 1)"
-                ".map(key => key.textContent)"
-            )
+        if height > SCREENS * PHONE["height"] and not name.startswith(LONG):
+            long.append((name, round(height / PHONE["height"], 1)))
+        broken += page.evaluate(
+            "[...document.querySelectorAll('li > strong > code')].filter(key => key.getClientRects().length > 1)"
+            ".map(key => key.textContent)"
+        )
     page.close()
     assert (wide, long, broken) == ([], [], [])
+
+
+@pytest.mark.slow
+def test_every_picture_is_seen_says_what_it_shows_and_is_small(site: Path, browser: Browser):
+    page = browser.new_page(viewport=PHONE)
+    faults, seen = [], set()
+    for path in sorted(site.rglob("*.html")):
+        if "<img" not in path.read_text():
+            continue
+        page.goto(path.as_uri())
+        for source, alt, width in page.evaluate(
+            "[...document.querySelectorAll('article img')].map(img => [img.src, img.alt, img.naturalWidth])"
+        ):
+            seen.add(Path(source).name)
+            if len(alt) < 10 or width == 0:
+                faults.append((path.name, source[-60:], alt, width))
+    page.close()
+    assert faults == []
+    pictures = {each.name: each.stat().st_size for each in (ROOT / "docs" / "images").iterdir()}
+    assert pictures.keys() <= seen, "a picture that no page shows"
+    assert {name: size for name, size in pictures.items() if size > LARGEST_PICTURE} == {}
 
 
 @pytest.mark.slow

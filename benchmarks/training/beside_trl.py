@@ -14,7 +14,7 @@ TRL lives in an environment of its own:
     python -m venv trl-venv
     trl-venv/bin/pip install torch transformers trl -e .
     trl-venv/bin/python benchmarks/training/beside_trl.py --output benchmarks/results/beside_trl.json
-    python benchmarks/training/tables.py     # writes docs/results.md anew from what was measured
+    python benchmarks/training/tables.py     # writes docs/results_speed.md anew from what was measured
 
 On an accelerator (`--device auto --dtype bf16`) both compute in bfloat16 from float32 weights, TRL by autocast. Then
 the gradients of both are compared with those of the same update in float32.

@@ -3,7 +3,7 @@
     python benchmarks/training/one_gpu.py --output benchmarks/results/one_gpu.json
     python benchmarks/training/one_gpu.py --trl trl-venv/bin/python ...     # TRL beside it, at equal settings
     python benchmarks/training/one_gpu.py --tiny                            # any machine: does each case run?
-    python benchmarks/training/tables.py                                    # writes docs/results.md anew from it
+    python benchmarks/training/tables.py                                    # writes docs/results_speed.md anew from it
 
 Each case is a process of its own, so that the memory that it takes is its own: a policy gradient on a batch of 4 groups
 of 8 episodes (512 tokens of prompt, 512 sampled), in bfloat16 from weights in float32, AdamW. Measured are tokens

@@ -1,4 +1,4 @@
-"""Writes the tables of docs/results.md anew from what was measured: `python benchmarks/training/tables.py`.
+"""Writes the tables of docs/results_speed.md anew from what was measured: `python benchmarks/training/tables.py`.
 
 A table stands between two comments that name its record in benchmarks/results; all else of the page stays.
 """
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "results.md"
+PAGE = ROOT / "docs" / "results_speed.md"
 _BLOCK = r"(<!-- from {0}\.json -->\n).*?(<!-- end of {0}\.json -->)"
 
 

@@ -27,7 +27,7 @@ from rollgym.envs.tools.formats.table import FORMATS
 
 TASKS = 2
 MOST_TURNS = 12
-PAGE = Path(__file__).parents[2] / "docs" / "other_protocols.md"
+PAGE = Path(__file__).parents[2] / "docs" / "ors.md"
 OTHERS = ("CartPole-v1", "Taxi-v4", "Pendulum-v1")
 
 

@@ -19,7 +19,7 @@ from tests.support.shell_blocks import Terminal, not_to_be_run
 from tests.support.snippets import SHELLS, Fence, fences_of, pages
 
 # Pages whose blocks are typed with every change; the others start many servers, and are among the slow tests.
-OFTEN = frozenset({"docs/clients.md", "docs/console.md", "docs/protocol.md"})
+OFTEN = frozenset({"docs/console.md", "docs/protocol.md", "docs/roll_env.md"})
 ANSWERS = {
     "--policy human": "9\n8\n7\n6\n5\n4\n3\n2\n1\n0\n" * 40,
     "roll-env play": "<answer>1</answer>\n:info\n",

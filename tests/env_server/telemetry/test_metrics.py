@@ -146,7 +146,7 @@ async def test_names_types_and_labels_are_these(new_server: Server, new_gateway:
 
 
 def test_the_documentation_lists_them() -> None:
-    text = (ROOT / "docs" / "observability.md").read_text()
+    text = (ROOT / "docs" / "metrics.md").read_text()
     rows = re.findall(r"^\| `(rollgym_\w+)` \| (\w+) \| (.*?) \|", text, re.MULTILINE)
     assert {name: (kind, set(re.findall(r"`(\w+)`", labels))) for name, kind, labels in rows} == NAMES
 
