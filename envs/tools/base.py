@@ -294,8 +294,8 @@ class ToolEnv(DeclaredKwargs, gymnasium.Env[str, str]):
         if ended.text:
             text = f"{text}\n{ended.text}"
             messages.append({"role": "user", "content": ended.text})
-        result = TurnResult(text, ended.reward, ended.terminated, ended.success)
-        return self._turn(result, messages, failed=failed)
+        ending = TurnResult(text, ended.reward, ended.terminated, ended.success)
+        return self._turn(ending, messages, failed=failed)
 
     def _refused(
         self, reading: Reading, faults: Sequence[str | None]
