@@ -12,7 +12,7 @@ STAMP := $(VENV)/.installed
 
 help:
 	@echo "make install    a virtual environment in .venv with all that the tests need; they begin with it"
-	@echo "make train      a policy learns FrozenLake in a served environment (about ten minutes on a laptop)"
+	@echo "make train      a policy learns FrozenLake in a served environment (about ten minutes on an idle laptop, after the installation)"
 	@echo "make reproduce  the same with three seeds"
 	@echo "make test       all tests but those that take long"
 	@echo "make test-slow  those: ranks and clusters, kills, most audits, measurements of memory, the site of the documentation"

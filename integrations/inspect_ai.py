@@ -7,6 +7,7 @@ score answers, and offers the tools of an environment through the server's MCP e
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -170,7 +171,10 @@ def play_environment(
 
 
 def environment_scorer() -> Scorer:
-    """Return a scorer of what `play_environment` left: `success`, as the environment says, and `reward`."""
+    """Return a scorer of what `play_environment` left: `success`, as the environment says, and `reward`.
+
+    An environment that says nothing of success leaves it unscored, and Inspect's means do not count it.
+    """
     from inspect_ai.scorer import Score, mean, scorer, stderr
 
     # Inspect names metrics of several values by their keys.
@@ -180,7 +184,10 @@ def environment_scorer() -> Scorer:
             found = state.store.get(_STORE, None)
             if found is None:
                 raise RuntimeError("no episode was played: the task's solver is not play_environment")
-            return Score(value={"success": float(bool(found["success"])), "reward": found["reward"]})
+            success = found["success"]
+            # Inspect takes NaN for a value that was not scored.
+            scored = math.nan if success is None else float(bool(success))
+            return Score(value={"success": scored, "reward": found["reward"]})
 
         return score
 

@@ -50,21 +50,23 @@ def write_run_files(
         url: The server's address.
         env_id: One of the server's catalog; its actions and observations are text.
         env_kwargs: What the environment's `kwargs_schema` allows.
-        count: How many tasks.
+        count: How many tasks, one or more.
         first_seed: Seed of the first; the others follow it.
-        token: Bearer token.
+        token: Bearer token. It is written nowhere: verl's workers take theirs from ROLLGYM_TOKEN.
 
     Returns:
         The paths: `data.train_files`, and `actor_rollout_ref.rollout.multi_turn.tool_config_path`.
 
     Raises:
         ProblemError: The server refuses.
-        ValueError: The environment is not played by text, or it is not deterministic, so that the episode would not be
-            the one of its prompt.
+        ValueError: There is no task; or the environment is not played by text, or not deterministic, so that the
+            episode would not be the one of its prompt.
     """
     import pyarrow
     from pyarrow import parquet
 
+    if count < 1:
+        raise ValueError(f"count is {count}: a run has at least one task")
     env = RemoteEnv(url, env_id, env_kwargs, token=token)
     try:
         for space in (env.action_space, env.observation_space):
@@ -179,7 +181,7 @@ class EnvironmentTool:
                 f"the data have no seed for the tool {self.name!r}: rollgym.integrations.verl.write_run_files"
             )
         if self._client is None:
-            self._client = EnvClient(self.config["url"], token=self.config.get("token"))
+            self._client = EnvClient(self.config["url"])
         # verl does not say when a trajectory ends, so the server closes the sessions of those that were cut off.
         session = await self._client.make(
             self.config["env_id"], self.config.get("env_kwargs"), idle_timeout_s=_IDLE_TIMEOUT_S

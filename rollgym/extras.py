@@ -10,8 +10,11 @@ from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType, ModuleType
 
-_ON_AN_INDEX = False
-"""Whether `pip install rollgym` installs this project. Until it is published, that name belongs to no one."""
+ON_AN_INDEX = False
+"""Whether `pip install rollgym` installs this project. Until it is published, that name belongs to no one.
+
+The commit that is published first sets it: the workflow of releases publishes nothing before.
+"""
 
 _ARCHIVES = (".whl", ".tar.gz", ".zip")
 
@@ -134,7 +137,7 @@ def install_line(*extras: str) -> str:
         return f"pip install {quote(_folder(_path(origin)) + brackets)}"
     if origin:
         return f"pip install {quote(f'rollgym{brackets} @ {origin}')}"
-    return f"pip install {quote(('rollgym' if _ON_AN_INDEX else '.') + brackets)}"
+    return f"pip install {quote(('rollgym' if ON_AN_INDEX else '.') + brackets)}"
 
 
 def _folder(path: Path) -> str:

@@ -1,7 +1,7 @@
 """Which of the known names was probably meant by one that is unknown."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from difflib import SequenceMatcher
 
 _LEAST = 0.6
@@ -40,5 +40,9 @@ def _compared(name: str) -> str:
 
 def did_you_mean(name: str, known: Iterable[str], most: int = 1) -> str:
     """Return "did you mean A or B?" for an unknown name; empty if no known name is similar."""
-    near = near_names(name, known, most)
-    return f"did you mean {' or '.join(near)}?" if near else ""
+    return suggestion(near_names(name, known, most))
+
+
+def suggestion(names: Sequence[str]) -> str:
+    """Return "did you mean A or B?" for names that were probably meant; empty if there are none."""
+    return f"did you mean {' or '.join(names)}?" if names else ""

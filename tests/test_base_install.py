@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import rollgym
-from rollgym.extras import EXTRAS, MissingExtraError, extra_of, install_line, missing_extra
+from rollgym.extras import EXTRAS, ON_AN_INDEX, MissingExtraError, extra_of, install_line, missing_extra
 from tests.support.processes import ROOT
 
 IMPORTED_AS = {
@@ -205,6 +205,36 @@ def test_an_installed_copy_is_installed_from_where_it_came_from(
         (record / "direct_url.json").write_text(json.dumps(origin))
     monkeypatch.setattr(sys, "path", [str(site), *sys.path])
     assert install_line("math") == line
+
+
+def test_a_copy_from_an_index_is_installed_from_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rollgym.extras.__file__", str(tmp_path / "rollgym" / "extras.py"))
+    monkeypatch.setattr("rollgym.extras._origin", str)
+    monkeypatch.setattr("rollgym.extras.ON_AN_INDEX", True)
+    assert install_line("math") == "pip install 'rollgym[math]'"
+
+
+def test_the_page_of_the_installation_says_whether_it_is_on_an_index() -> None:
+    page = (ROOT / "docs" / "installation.md").read_text(encoding="utf-8")
+    assert ("not on a package index yet" in page) is not ON_AN_INDEX
+
+
+def test_human_rendering_names_the_extra_that_brings_pygame() -> None:
+    program = (
+        "from tests.support import base_install\n"
+        "from gymnasium.error import DependencyNotInstalled\n"
+        "from rollgym.clients.client.window import checked_mode\n"
+        "try:\n"
+        "    checked_mode('CartPole-v1', ['human'], 'human')\n"
+        "except DependencyNotInstalled as error:\n"
+        "    print(error)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == f"render_mode='human' needs pygame: {install_line('pettingzoo')}\n"
 
 
 def test_no_text_names_an_install_line_that_would_ask_an_index() -> None:

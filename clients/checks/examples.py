@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from rollgym.clients.checks.report import Finding, Status
+from rollgym.clients.checks.report import Finding, Status, shortened
 from rollgym.clients.checks.target import Target
 
 EXAMPLE_REPLIES = "example_replies"
@@ -34,19 +34,14 @@ def check_examples(target: Target) -> Iterator[Finding]:
             return
         for seed, reply in enumerate(replies):
             if reply not in env.action_space:
-                yield Finding(_CHECK, Status.FAIL, f"{_short(reply)} is not in the action space", _REMEDY)
+                yield Finding(_CHECK, Status.FAIL, f"{shortened(reply)} is not in the action space", _REMEDY)
                 return
             env.reset(seed=seed)
             observation, _, _, _, info = env.step(reply)
             if info.get("action_is_valid") is False:
-                detail = f"{_short(reply)} is not valid with seed {seed}: {str(observation)[:200]}"
+                detail = f"{shortened(reply)} is not valid with seed {seed}: {str(observation)[:200]}"
                 yield Finding(_CHECK, Status.FAIL, detail, _REMEDY)
                 return
         yield Finding(_CHECK, Status.PASS, f"{len(replies)} of them")
     finally:
         env.close()
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -17,7 +17,7 @@ import orjson
 from gymnasium import spaces
 from gymnasium.utils.env_checker import check_env
 
-from rollgym.clients.checks.report import Finding, Status
+from rollgym.clients.checks.report import Finding, Status, shortened
 from rollgym.clients.checks.target import Target
 from rollgym.clients.checks.trace import (
     MAX_EPISODE_STEPS,
@@ -157,11 +157,11 @@ class _Play:
     def _look(self, where: str, observation: Any, info: Mapping[str, Any]) -> None:
         space = self._env.observation_space
         if observation not in space:
-            self._note("observations lie in the space", f"{where} gives {_short(observation)}")
+            self._note("observations lie in the space", f"{where} gives {shortened(observation)}")
         try:
             wire = encode_value(space, observation, binary=False)
             if encode_value(space, decode_value(space, wire), binary=False) != wire:
-                self._note("observations survive the wire", f"{where} gives {_short(observation)}")
+                self._note("observations survive the wire", f"{where} gives {shortened(observation)}")
         except ValueError as error:
             self._note("observations survive the wire", f"{where}: {error}")
         try:
@@ -189,7 +189,7 @@ def check_odd_actions(target: Target) -> Iterator[Finding]:
             yield Finding(
                 check,
                 Status.FAIL,
-                f"{_short(text)} raises {type(error).__name__}: {error}",
+                f"{shortened(text)} raises {type(error).__name__}: {error}",
                 "a reply that cannot be read is an observation to learn from, never an exception",
             )
             break
@@ -365,8 +365,3 @@ def _schema_faults(kind: type, schema: Any) -> Iterator[str]:
         )
         if required and name not in operator and name not in schema.get("required", ()):
             yield f"`__init__` requires {name}, and the schema does not"
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."

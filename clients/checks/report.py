@@ -36,6 +36,12 @@ class Finding(NamedTuple):
     remedy: str = ""
 
 
+def shortened(value: object, most: int = 60) -> str:
+    """Return a value as it is written in Python, cut where that is longer than `most` characters."""
+    text = repr(value)
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
 _STYLES = {Status.PASS: "green", Status.WARN: "yellow", Status.FAIL: "bold red", Status.SKIP: "dim"}
 
 

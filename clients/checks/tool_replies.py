@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
+from rollgym.clients.checks.report import shortened
 from rollgym.clients.checks.schema_values import SchemaNote, SchemaValues
 from rollgym.clients.protocol.tool_calls import CALL_WRITERS, DEFAULT_CALL_FORMAT, ToolCall
 
@@ -99,7 +100,7 @@ def call_formats(kwargs_schema: Mapping[str, Any] | None) -> Sequence[str]:
 
 def described_call(call: ToolCall) -> str:
     """Return a call for a message, cut where it is long."""
-    arguments = ", ".join(f"{name}={_short(value)}" for name, value in call.arguments.items())
+    arguments = ", ".join(f"{name}={shortened(value, _SHOWN)}" for name, value in call.arguments.items())
     return f"{call.name}({arguments})"
 
 
@@ -119,8 +120,3 @@ def _offered_tools(info: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
             # A tool without parameters takes an empty object.
             offered[name] = {"type": "object", **(schema if isinstance(schema, Mapping) else {})}
     return offered
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."

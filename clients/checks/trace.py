@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Iterator, Mapping
+from copy import deepcopy
 from typing import Any
 
 import gymnasium
@@ -34,10 +35,11 @@ class RandomActions:
     """
 
     def __init__(self, space: gymnasium.Space[Any], seed: int) -> None:
-        self._space = space
+        # A copy: environments of a class may share a space, and play of one would change what is drawn for another.
+        self._space = deepcopy(space)
         self._random = random.Random(seed)
         self._replies = ToolReplies({})
-        space.seed(seed)
+        self._space.seed(seed)
 
     def choose(self, info: Mapping[str, Any]) -> Any:
         """Return an action.

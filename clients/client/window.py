@@ -12,12 +12,16 @@ from gymnasium import spaces
 from gymnasium.error import DependencyNotInstalled
 from gymnasium.wrappers import HumanRendering
 
+from rollgym.extras import install_line
+
 HUMAN = "human"
 """The render mode that opens a window."""
 DRAWN_FROM = "rgb_array"
 """The render mode whose frames the window shows."""
 
 _DEFAULT_FPS = 30
+_EXTRA = "pettingzoo"
+"""The extra that brings pygame."""
 _Frame = np.ndarray[Any, np.dtype[np.uint8]]
 
 
@@ -38,7 +42,7 @@ def checked_mode(env_id: str, modes: Sequence[str], render_mode: str | None) -> 
     if render_mode != HUMAN:
         return render_mode
     if find_spec("pygame") is None:
-        raise DependencyNotInstalled("render_mode='human' needs pygame: pip install pygame")
+        raise DependencyNotInstalled(f"render_mode='human' needs pygame: {install_line(_EXTRA)}")
     return DRAWN_FROM
 
 

@@ -99,6 +99,7 @@ def describe(
         version=__version__,
         description="Environments over HTTP. The same operations go over one WebSocket at /v1/ws.",
         routes=routes,
+        license_info={"name": "Apache-2.0", "identifier": "Apache-2.0"},
         separate_input_output_schemas=False,
     )
     schemas = document["components"]["schemas"]
@@ -134,8 +135,9 @@ def describe(
     document["paths"]["/ready"]["get"]["responses"]["503"] = {"description": "Starting or draining"}
     document["paths"]["/metrics"]["get"]["responses"] |= refused
     del document["paths"]["/metrics"]["get"]["security"]
-    document["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
     document["security"] = [{"token": []}] if needs_token else []
+    if needs_token:
+        document["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
     document["servers"] = [{"url": "/"}]
     document["tags"] = [{"name": name, "description": text} for _, name, text, _ in _TAGS if text]
     for path, methods in document["paths"].items():
@@ -183,7 +185,7 @@ def about_environment(document: Mapping[str, Any], described: Mapping[str, Any],
         "description": described["description"],
         "version": _OPENENV_VERSION,
     }
-    return {**document, "info": info, "servers": [{"url": base}]}
+    return {**document, "info": {**document["info"], **info}, "servers": [{"url": base}]}
 
 
 def _without_env_id(described: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from rollgym.clients.protocol.frames import dumps
 from rollgym.clients.protocol.messages import Seed
 from rollgym.clients.protocol.tool_calls import ToolCall
 from rollgym.env_server.messages.validation import invalid
-from rollgym.env_server.protocols.openenv_forms import META, value_schema
+from rollgym.env_server.protocols.openenv_forms import META, is_failed_call, value_schema
 from rollgym.env_server.sessions.replies import Reply
 from rollgym.envs.tools.formats.calls import (
     is_shallow,
@@ -222,7 +222,7 @@ def begun_result(reply: Reply) -> dict[str, Any]:
 def step_result(reply: Reply) -> dict[str, Any]:
     """The result of a step, whichever tool has taken it."""
     text = seen_text(reply) + ended_text(reply, f" Call {RESET} to begin another.")
-    return _tool_result(text, reply, is_error=reply["info"].get("action_is_valid") is False)
+    return _tool_result(text, reply, is_error=is_failed_call(reply["info"]))
 
 
 def ended_text(reply: Reply, then: str = "") -> str:

@@ -387,6 +387,12 @@ def uncalled_payload(name: str, error_type: str, reason: str) -> dict[str, Any]:
     return {"observation": observation, "reward": None, "done": False, "metadata": {}}
 
 
+def is_failed_call(info: Mapping[str, Any]) -> bool:
+    """Whether the call that a step was could not be run, or its tool says that it failed."""
+    failed = info.get("failed_calls")
+    return info.get("action_is_valid") is False or (isinstance(failed, int) and failed > 0)
+
+
 def tool_result(text: str, reply: Reply) -> dict[str, Any]:
     """The result of a tool in the form that OpenEnv's servers take from FastMCP, with `isError` as MCP has it.
 
@@ -394,7 +400,7 @@ def tool_result(text: str, reply: Reply) -> dict[str, Any]:
         text: What the tool said.
         reply: The answer of our protocol to the step that the call was, for programs.
     """
-    is_error = reply["info"].get("action_is_valid") is False
+    is_error = is_failed_call(reply["info"])
     return {
         "content": [{"type": "text", "text": text}],
         "structured_content": None,

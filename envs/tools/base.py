@@ -276,11 +276,13 @@ class ToolEnv(DeclaredKwargs, gymnasium.Env[str, str]):
 
     def _run_calls(self, calls: Sequence[ToolCall]) -> tuple[str, float, bool, bool, dict[str, Any]]:
         results = []
+        failed = 0
         for call in calls:
             result = self.run_call(call)
             self._calls += 1
-            self._errors += result.error
+            failed += result.error
             results.append(shortened(result.text))
+        self._errors += failed
         messages = self._results(calls, results)
         text = "\n".join(
             self.call_format.show_result(call.name, result)
@@ -288,11 +290,12 @@ class ToolEnv(DeclaredKwargs, gymnasium.Env[str, str]):
         )
         ended = self.after_calls()
         if ended is None:
-            return self._turn(TurnResult(text), messages)
+            return self._turn(TurnResult(text), messages, failed=failed)
         if ended.text:
             text = f"{text}\n{ended.text}"
             messages.append({"role": "user", "content": ended.text})
-        return self._turn(TurnResult(text, ended.reward, ended.terminated, ended.success), messages)
+        ending = TurnResult(text, ended.reward, ended.terminated, ended.success)
+        return self._turn(ending, messages, failed=failed)
 
     def _refused(
         self, reading: Reading, faults: Sequence[str | None]
@@ -313,7 +316,13 @@ class ToolEnv(DeclaredKwargs, gymnasium.Env[str, str]):
         return self._turn(TurnResult(text, self._penalty), messages, valid=False, penalty=self._penalty)
 
     def _turn(
-        self, result: TurnResult, messages: list[dict[str, Any]], *, valid: bool = True, penalty: float = 0.0
+        self,
+        result: TurnResult,
+        messages: list[dict[str, Any]],
+        *,
+        valid: bool = True,
+        penalty: float = 0.0,
+        failed: int = 0,
     ) -> tuple[str, float, bool, bool, dict[str, Any]]:
         self._steps += 1
         self._shown = result.text
@@ -322,6 +331,7 @@ class ToolEnv(DeclaredKwargs, gymnasium.Env[str, str]):
             success=result.success, valid=valid, reward=result.reward - penalty, penalty=penalty
         )
         info["messages"] = messages
+        info["failed_calls"] = failed
         return result.text, result.reward, result.terminated, truncated, info
 
     def _results(self, calls: Sequence[ToolCall], results: Sequence[str]) -> list[dict[str, Any]]:

@@ -1,5 +1,6 @@
 """Inspect AI, with its mock model, on environments and verifiers of a real server."""
 
+import math
 from typing import Any
 
 import pytest
@@ -82,6 +83,19 @@ def test_a_limit_of_inspect_ends_an_episode_that_is_scored(server: ServerProcess
     task.message_limit = 4
     log = evaluated(task, [says("no action")] * 9, tmp_path)
     assert values(log) == {"success": 0.0, "reward": 0.0}
+
+
+def test_an_environment_that_says_nothing_of_success_is_unscored(
+    server: ServerProcess, tmp_path: Any
+) -> None:
+    task = environment_task(server.url, "Random-v0", episodes=2, max_turns=2)
+    log = evaluated(task, [says("1")] * 4, tmp_path)
+    success, reward = (
+        score for name in ("success", "reward") for score in log.results.scores if score.name == name
+    )
+    assert (success.scored_samples, success.unscored_samples) == (0, 2)
+    assert (reward.scored_samples, reward.unscored_samples) == (2, 0)
+    assert math.isnan(log.samples[0].scores["environment"].value["success"])
 
 
 def test_tools_are_called_in_the_environment(server: ServerProcess, tmp_path: Any) -> None:

@@ -28,6 +28,12 @@ def test_tasks_have_the_prompt_of_their_seed(server: ServerProcess, tmp_path: Pa
     assert first["prompt"] != second["prompt"]
 
 
+@pytest.mark.parametrize("count", [0, -1])
+def test_a_run_without_tasks_is_refused(server: ServerProcess, tmp_path: Path, count: int) -> None:
+    with pytest.raises(ValueError, match="at least one task"):
+        write_run_files(tmp_path, server.url, "FrozenLake-v0", count=count)
+
+
 @pytest.mark.parametrize(
     ("env_id", "said"), [("CartPole-v1", "--gymnasium-text"), ("Random-v0", "not deterministic")]
 )

@@ -17,7 +17,12 @@ _MOST_SESSIONS = 3
 
 @schemathesis.hook
 def map_path_parameters(context: Any, path_parameters: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Name environments that are there, most of the time."""
+    """Name environments that are there, most of the time.
+
+    Drawn names are never those of environments, so that without this nothing behind a 404 would be looked at. It hides
+    nothing: what is no name, and every fourth name, stays as it was drawn, and the answer to those is held against the
+    document like any other.
+    """
     if path_parameters and "env_id" in path_parameters:
         env_id = path_parameters["env_id"]
         return {**path_parameters, "env_id": _known(env_id)}
@@ -26,7 +31,11 @@ def map_path_parameters(context: Any, path_parameters: dict[str, Any] | None) ->
 
 @schemathesis.hook
 def map_body(context: Any, body: Any) -> Any:
-    """The same for bodies; and no request makes 1,024 sessions."""
+    """The same for bodies; and three sessions at once stand for 1,024, which are a minute's work in child processes.
+
+    Numbers that are not allowed stay as they were drawn, and a whole float stays a float. The largest number that is
+    allowed has a test of its own: `test_call_routes.py`.
+    """
     if not isinstance(body, dict):
         return body
     if "env_id" in body and "url" not in body:

@@ -3,6 +3,7 @@
 import re
 import shlex
 import sys
+from importlib.metadata import PackageNotFoundError, metadata
 from pathlib import Path
 
 import yaml
@@ -17,6 +18,7 @@ _CONFIG = "run.yaml"
 _REWARD = "reward:rewards"
 _ROLLOUT = re.compile(r"^rollout:(\s*\{)?", re.MULTILINE)
 _FILE = re.compile(r"\bexamples/([\w.-]+(?:/[\w.-]+)*)")
+_PAGE = re.compile(r"\bdocs/([\w-]+(?:/[\w-]+)*)\.md\b")
 _MODULE = re.compile(r"\b(?:rollgym\.)?examples\.([\w.]+)(?=:\w)")
 
 
@@ -53,13 +55,26 @@ def run_files(shipped: ShippedConfig, title: str) -> dict[str, str]:
     text = shipped.path.read_text(encoding="utf-8")
     output = yaml.safe_load(text)["output_dir"]
     text = text.replace(f"examples/{shipped.name}.yaml", _CONFIG)
-    text, companions = _with_companions(text)
+    text, companions = _with_companions(_with_addresses(text))
     marks = {
         "ScaffoldTitle": visible(" ".join(title.split())),
         "ScaffoldConfig": shipped.name,
         "ScaffoldOutput": output,
     }
     return {_CONFIG: _with_reward(text), **rendered(("run",), marks), **companions}
+
+
+def _with_addresses(text: str) -> str:
+    """Return a configuration that names pages of the documentation by their addresses.
+
+    In a tree that is not installed, which has no record of the addresses, the pages lie where they are named.
+    """
+    try:
+        urls = metadata("rollgym").get_all("Project-URL") or ()
+    except PackageNotFoundError:
+        return text
+    named = dict(url.split(", ", 1) for url in urls)
+    return _PAGE.sub(rf"{named['Documentation']}\1.html", text)
 
 
 def _with_reward(text: str) -> str:

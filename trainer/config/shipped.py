@@ -1,14 +1,13 @@
 """The configurations that come with the package, by name: those of the repository's `examples/`."""
 
-import difflib
 import os
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from rollgym.suggestions import near_names, suggestion
 from rollgym.trainer.core.errors import ConfigError
 
 EXAMPLES = Path(str(files("rollgym") / "examples"))
@@ -18,8 +17,8 @@ _PREFIX = "examples/"
 _FOLDERS = ("", "one_gpu", "presets")
 _SUFFIXES = (".yaml", ".yml")
 _SENTENCE = re.compile(r"(.+?[.:])(?:\s|$)")
-_LIKE = 0.6
 _MOST_SHOWN = 100
+_MOST_SUGGESTED = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,13 +112,8 @@ def _bare(name: str) -> str:
 
 
 def _hint(name: str) -> str:
-    near = list(_near(_bare(name)))
-    return f"did you mean {' or '.join(near)}?" if near else "`roll-train config` lists them"
-
-
-def _near(name: str) -> Iterator[str]:
-    """Names that are like one, or end like it: presets are often named without their folder."""
-    end = name.rpartition("/")[2]
+    # Presets are often named without their folder.
+    end = _bare(name).rpartition("/")[2]
     by_end = {known.rpartition("/")[2]: known for known in reversed(shipped_configs())}
-    near = [end] if end in by_end else difflib.get_close_matches(end, by_end, n=2, cutoff=_LIKE)
-    return (by_end[each] for each in near)
+    near = [end] if end in by_end else near_names(end, by_end, _MOST_SUGGESTED)
+    return suggestion([by_end[each] for each in near]) or "`roll-train config` lists them"

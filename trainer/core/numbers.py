@@ -3,7 +3,7 @@
 import math
 import operator
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
@@ -63,11 +63,6 @@ def integers_within(values: Sequence[Any], span: range, name: str, remedy: str =
                 f"{name} is {_shown(value)}, and no integer from {span.start} to {span.stop - 1}{remedy}"
             )
     return plain
-
-
-def are_finite(values: Iterable[float]) -> bool:
-    """Whether all of `values` are finite."""
-    return all(map(math.isfinite, values))
 
 
 def not_finite(state: Any, name: str = "") -> Iterator[str]:

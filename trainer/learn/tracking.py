@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rollgym.suggestions import near_names
+from rollgym.suggestions import did_you_mean
 from rollgym.trainer.config.output import TrackingSettings, current_metric
 from rollgym.trainer.core.run_files import LineFile, lines_and_sizes, read_lines, write_errors
 from rollgym.trainer.learn.boards import GuardedBoard
@@ -129,10 +129,10 @@ class Tracker:
         named = self._watched
         if named is None or named in self.names:
             return None
-        near = near_names(named, self.names, 3)
+        hint = did_you_mean(named, self.names, 3) or "metrics.jsonl has the names"
         return (
-            f"checkpoint.best_metric: this run does not measure '{named}', so checkpoints are kept by age alone; "
-            + (f"did you mean {' or '.join(near)}?" if near else "metrics.jsonl has the names")
+            f"checkpoint.best_metric: this run does not measure '{named}', "
+            f"so checkpoints are kept by age alone; {hint}"
         )
 
     def evaluated(self, step: int) -> bool:

@@ -17,6 +17,7 @@ from rollgym.env_server.http.call_routes import CallRoute, PlainRoute
 from rollgym.env_server.http.calls import CALLS, HOT_CALLS, REGISTRATION_CALLS, RUN_CODE_CALLS
 from rollgym.env_server.protocols.gem import GEM_CALLS
 from rollgym.env_server.protocols.openenv import OPENENV_CALLS, OPENENV_HEALTH
+from tests.support.wire import INLINE, Server
 
 ROUTERS = (HOT_CALLS, GEM_CALLS, CALLS, OPENENV_CALLS, OPENENV_HEALTH, REGISTRATION_CALLS)
 PLAIN, BY_FASTAPI = "/v1/sessions/none/step", "/v1/sessions/none/fork"
@@ -244,3 +245,14 @@ async def test_a_whole_number_may_be_written_with_a_point(
         assert refused.json()["code"] == "invalid_request", count
     ids = [*(each["session_id"] for each in made), *forked.json()["session_ids"]]
     await client.post("/v1/sessions/close", json={"session_ids": ids}, headers=headers)
+
+
+async def test_a_request_makes_as_many_sessions_as_the_document_says() -> None:
+    with Server("--env", "Count=tests.support.served_envs:Count", *INLINE[:2], "--no-builtin") as server:
+        async with server.http() as client:
+            make = {"env_id": "Count", "count": 1024.0}
+            sessions = (await client.post("/v1/sessions", json=make)).json()["sessions"]
+            assert len({each["session_id"] for each in sessions}) == 1024
+            for count in (1025, 0, 1.5):
+                refused = await client.post("/v1/sessions", json={"env_id": "Count", "count": count})
+                assert refused.json()["code"] == "invalid_request", count

@@ -154,7 +154,10 @@ async def test_what_goes_wrong_is_told_to_the_agent_and_the_session_goes_on(plai
             await client.call_tool("fly", {})
         with pytest.raises(MCPError, match="expert"):
             await client.call_tool("reset", {"options": {"expert": True}})
-        assert said(await client.call_tool("calculator", {"expression": "1"})) == "1"
+        for expression, is_error in (("1 / 0", True), ("1", False)):
+            called = await client.call_tool("calculator", {"expression": expression})
+            assert called.is_error is is_error, said(called)
+        assert said(called) == "1"
     async with agent(plain, "Count") as client:
         raised = await client.call_tool("step", {"action": "raise"})
         assert raised.is_error

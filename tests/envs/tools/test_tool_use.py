@@ -114,7 +114,7 @@ def test_results_are_messages_with_the_ids_of_their_calls():
     ]
     # What a tool says is an observation; the call itself was good.
     assert info["action_is_valid"]
-    assert info["metrics"]["tool_errors"] == 1
+    assert info["failed_calls"] == info["metrics"]["tool_errors"] == 1
     as_user = ToolUseEnv(result_role="user")
     as_user.reset(seed=1)
     info = as_user.step(call("calculator", expression="6 * 7"))[4]

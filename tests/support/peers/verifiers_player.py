@@ -1,8 +1,4 @@
-"""Plays each environment of a server with the OpenEnv environment of verifiers, by a script: the server's URL.
-
-verifiers and OpenEnv want different major versions of MCP's package. OpenEnv needs its one for servers only, so that an
-empty module stands in for FastMCP here; the client and all of verifiers are their own.
-"""
+"""Plays each environment of a server with the OpenEnv environment of verifiers, by a script: the server's URL."""
 
 import asyncio
 import itertools
@@ -14,11 +10,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-sys.modules["fastmcp"] = types.ModuleType("fastmcp")
-sys.modules["fastmcp"].__getattr__ = lambda name: type(name, (), {})  # type: ignore[method-assign]
-sys.modules["fastmcp.client"] = sys.modules["fastmcp.client.client"] = sys.modules["fastmcp"]
-
-from verifiers.v1.tasksets.openenv import OpenEnvConfig, OpenEnvEnv, OpenEnvTaskset  # noqa: E402
+from verifiers.v1.tasksets.openenv import OpenEnvConfig, OpenEnvEnv, OpenEnvTaskset
 
 TURNS = 12
 # A text with an answer, one that is also JSON, and one that is neither.

@@ -1,5 +1,6 @@
 """`roll-train init` writes a folder whose run can be started as it stands."""
 
+import re
 import shlex
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from rollgym.trainer.cli import main
 from rollgym.trainer.commands.init import run_files
 from rollgym.trainer.config.load import load_settings
 from rollgym.trainer.config.shipped import shipped_configs
-from tests.support.processes import env_server, read_lines, running
+from tests.support.processes import ROOT, env_server, read_lines, running
 from tests.support.roll_train import console_script
 
 SMALL = (
@@ -49,6 +50,10 @@ def test_a_folder_has_the_configuration_with_a_reward_of_its_own(
     text = Path("run.yaml").read_text()
     assert "examples/" not in text.replace("examples/one_gpu/run.py", "")
     assert "examples." not in text
+    # Pages are named by where they are read, and there is one at each address.
+    assert "docs/" not in text
+    for page in re.findall(r"rollgym\.github\.io/rollgym/([\w/-]+)\.html", text):
+        assert (ROOT / "docs" / f"{page}.md").is_file()
 
 
 @pytest.mark.parametrize("name", shipped_configs())
