@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rollgym.trainer.inference.base import GenerationRequest, GenerationResult, SamplingParams
 from rollgym.trainer.inference.torch_engine import TorchEngine
 from rollgym.trainer.models.tiny import TinyPolicySettings, build_tiny_model
-from rollgym.trainer.rollout.agents.replies import FORMATS, Reply, read_reply
+from rollgym.trainer.rollout.agents.replies import FAMILIES, Reply, read_reply
 from rollgym.trainer.rollout.agents.stops import stopped
 from rollgym.trainer.rollout.agents.streaming import ReplyStream, TextStream
 from rollgym.trainer.rollout.rendering import ChatRenderer
@@ -79,7 +79,7 @@ def streamed(ids, tool_format, stops, begun, cuts):
 
 @given(
     pieces=st.lists(st.sampled_from(PIECES), max_size=8),
-    tool_format=st.sampled_from([None, *FORMATS]),
+    tool_format=st.sampled_from([None, *FAMILIES]),
     stops=st.sampled_from([(), ("STOP",), ("STOP", "T"), ("\n", "hello Y")]),
     begun=st.booleans(),
     step=st.integers(1, 5),

@@ -2,10 +2,11 @@
 
 import pytest
 
+from rollgym.clients.protocol.tool_calls import ToolCall
+from rollgym.clients.replies.formats.calls import read_calls
+from rollgym.clients.replies.formats.hermes import HERMES
+from rollgym.clients.replies.thinking import strip_thinking
 from rollgym.envs.code.extraction import extract
-from rollgym.envs.core.replies import strip_thinking
-from rollgym.envs.tools.formats.calls import ToolCall, read_calls
-from rollgym.envs.tools.formats.hermes import HERMES
 
 WHOLE = [
     "```python\nprint('</think>')\n```",
