@@ -1,5 +1,6 @@
 """The format of Qwen3-Coder: a tag for the function and one for each parameter, typed by the tool's schema."""
 
+import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -25,6 +26,10 @@ _OPENING, _CLOSING = "<tool_call>", "</tool_call>"
 _CALL_OPENING = re.compile(r"<tool_call>\s*+<function=")
 _CALL_CLOSING = re.compile(r"</function>\s*+</tool_call>")
 _PARAMETER, _PARAMETER_END, _FUNCTION_END = "<parameter=", "</parameter>", "</function>"
+# At the beginning, behind a closing mark, or where a line begins; anywhere else the mark is text.
+_PARAMETER_OPENING = re.compile(
+    r"(?P<follows>\A\s*+|</parameter>\s*+)<parameter=|\n[ \t]*+<parameter=(?P<name>[^>\n]*+)(?=>)"
+)
 _NOTHING = object()
 
 
@@ -80,13 +85,31 @@ def _call(schemas: Schemas, parser: ExpressionParser, strict: bool, body: str) -
     if not isinstance(properties, Mapping):
         properties = {}
     arguments: dict[str, Any] = {}
-    for part in filter(None, map(_named, said.split(_PARAMETER, MOST_CANDIDATES)[1:])):
-        key = parse_name(part[0])
+    for key, value in _parameters(said, properties):
         if strict and key in arguments:
             raise CallFault(f"{shown(key)} is there twice")
-        value = _before_last(part[1], _PARAMETER_END).removeprefix("\n").removesuffix("\n")
         arguments[key] = _typed(value, kinds_of(properties.get(key), schema), parser)
     return ToolCall(name, arguments)
+
+
+def _parameters(said: str, properties: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Cut parameters apart: each ends at its last closing mark before the next one begins.
+
+    One that is not closed ends where a line begins with another parameter of the tool.
+    """
+    openings = [
+        mark
+        for mark in itertools.islice(_PARAMETER_OPENING.finditer(said), MOST_CANDIDATES)
+        if mark["follows"] is not None or not properties or mark["name"] in properties
+    ]
+    for mark, following in itertools.zip_longest(openings, openings[1:]):
+        begin = mark.end() if mark["follows"] is not None else mark.start("name")
+        part = _named(said[begin : following.start() if following else len(said)])
+        if part is None:
+            continue
+        closed = following is not None and following["follows"] is not None
+        value = part[1] if closed else _before_last(part[1], _PARAMETER_END)
+        yield parse_name(part[0]), value.removeprefix("\n").removesuffix("\n")
 
 
 def _before_last(text: str, mark: str) -> str:
@@ -112,6 +135,8 @@ def _typed(text: str, kinds: frozenset[str], parser: ExpressionParser) -> Any:
     if not others:
         return text
     plain = text.strip()
+    if "null" in kinds and plain.lower() in ("null", "none"):
+        return None
     if "string" in kinds:
         value = _json_value(plain)
         return value if value is not _NOTHING and kind_of(value) & others else text

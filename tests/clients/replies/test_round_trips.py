@@ -161,6 +161,10 @@ def test_names_that_a_format_has_no_form_for_are_refused(name, tool, parameter):
         ("integer", "5", False),
         (["string", "null"], None, True),
         (["string", "null"], "null", False),
+        (["string", "null"], "None", False),
+        ("string", "None", True),
+        ("string", "a <parameter=a> b", True),
+        ("string", "one\n<parameter=other>\ntwo\n", True),
         (["string", "integer"], 5, True),
         (["string", "integer"], "5", False),
         (["string", "integer"], "five", True),
@@ -179,6 +183,13 @@ def test_qwen_xml_refuses_what_the_schema_would_make_another_value_of(kind, valu
     else:
         with pytest.raises(UnwritableCallError, match="is read as"):
             written_calls("qwen-xml", [call], schemas=schemas)
+
+
+def test_a_parameter_of_qwen_xml_that_is_not_closed_ends_where_a_line_begins_with_the_next_one():
+    schemas = {"put": {"properties": {"a": {"type": "string"}, "b": {"type": "string"}}}}
+    text = "<tool_call>\n<function=put>\n<parameter=a>\n1\n<parameter=b>\n2\n</function>\n</tool_call>"
+    (call,) = read_calls(text, FORMATS["qwen-xml"], schemas).calls
+    assert call.arguments == {"a": "1", "b": "2"}
 
 
 @pytest.mark.parametrize(
