@@ -16,8 +16,8 @@ from rollgym.clients.protocol.tool_calls import (
     tool_results,
 )
 from rollgym.clients.replies.formats.calls import UnwritableCallError, parse_arguments
-from rollgym.clients.replies.formats.json_values import CallFault
 from rollgym.clients.replies.formats.table import written_calls
+from rollgym.clients.replies.json_values import CallFault
 
 
 class Conversation:

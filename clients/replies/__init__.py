@@ -1,4 +1,6 @@
-r"""What language models reply: all reading of it, and the writing of tool calls; pure, and linear in its length.
+"""What a language model replies: its reading, and the writing of tool calls; all may enter, and floors above as well.
+
+All of it is pure, and linear in its length.
 
 A reply is read in this order, by environments, verifiers, checks and the agents' endpoint alike:
 

@@ -12,7 +12,7 @@ Who knows the prompt need not guess: `split_thinking` is told whether the prompt
 import itertools
 import re
 
-from rollgym.clients.replies.formats.json_values import behind_blanks, json_end
+from rollgym.clients.replies.json_values import behind_blanks, json_end
 
 OPENING, CLOSING = "<think>", "</think>"
 """What chat templates and inference servers know as the tags around thinking."""

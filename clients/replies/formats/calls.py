@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rollgym.clients.protocol.tool_calls import ToolCall
-from rollgym.clients.replies.formats.json_values import CallFault, parse_json, shown
+from rollgym.clients.replies.json_values import CallFault, parse_json, shown
 from rollgym.clients.replies.thinking import LONGEST, strip_thinking
 
 Schemas = Mapping[str, Mapping[str, Any]]

@@ -13,7 +13,7 @@ from rollgym.clients.replies.formats.calls import (
     call_of_object,
     collect,
 )
-from rollgym.clients.replies.formats.json_values import (
+from rollgym.clients.replies.json_values import (
     CallFault,
     as_json_of_calls,
     behind_blanks,

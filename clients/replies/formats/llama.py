@@ -13,7 +13,7 @@ from rollgym.clients.replies.formats.calls import (
     call_of_object,
     collect_whole,
 )
-from rollgym.clients.replies.formats.json_values import as_json_of_calls, json_end, parse_json
+from rollgym.clients.replies.json_values import as_json_of_calls, json_end, parse_json
 
 _TAG = "<|python_tag|>"
 _BETWEEN = re.compile(r"\s*+;?\s*+")

@@ -15,7 +15,7 @@ from rollgym.clients.replies.formats.calls import (
     parse_arguments,
     parse_name,
 )
-from rollgym.clients.replies.formats.json_values import (
+from rollgym.clients.replies.json_values import (
     CallFault,
     as_json,
     as_json_of_calls,

@@ -13,7 +13,7 @@ from rollgym.clients.replies.formats.calls import (
     parse_arguments,
     parse_name,
 )
-from rollgym.clients.replies.formats.json_values import CallFault, as_json, as_json_of_calls, parse_json
+from rollgym.clients.replies.json_values import CallFault, as_json, as_json_of_calls, parse_json
 
 
 def _read(text: str, schemas: Schemas, strict: bool) -> Reading:

@@ -8,8 +8,8 @@ from typing import Any
 
 from rollgym.clients.protocol.tool_calls import ToolCall
 from rollgym.clients.replies.formats.calls import CallFormat, Reading, Schemas, collect_whole
-from rollgym.clients.replies.formats.json_values import CallFault, without_marks
 from rollgym.clients.replies.formats.literals import ExpressionParser, literal_of
+from rollgym.clients.replies.json_values import CallFault, without_marks
 
 _FENCES = ("```python", "```tool_code", "```")
 _TAG = "<|python_tag|>"

@@ -18,9 +18,9 @@ from rollgym.clients.replies.formats.calls import (
     parse_name,
 )
 from rollgym.clients.replies.formats.hermes import show_result
-from rollgym.clients.replies.formats.json_values import CallFault, as_json, parse_json, shown
 from rollgym.clients.replies.formats.literals import ExpressionParser, literal_of
 from rollgym.clients.replies.formats.schema_kinds import kind_of, kinds_of
+from rollgym.clients.replies.json_values import CallFault, as_json, parse_json, shown
 
 _OPENING, _CLOSING = "<tool_call>", "</tool_call>"
 _CALL_OPENING = re.compile(r"<tool_call>\s*+<function=")

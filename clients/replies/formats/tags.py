@@ -13,7 +13,7 @@ from rollgym.clients.replies.formats.calls import (
     collect,
     parse_arguments,
 )
-from rollgym.clients.replies.formats.json_values import CallFault, as_json, parse_json
+from rollgym.clients.replies.json_values import CallFault, as_json, parse_json
 from rollgym.clients.replies.thinking import strip_thinking
 
 _RESULT_TAGS: Mapping[str, str] = {"search": "information", "python": "interpreter"}
