@@ -60,7 +60,7 @@ class Conversation:
             try:
                 arguments = parse_arguments(call.arguments or "{}", strict=False)
             except CallFault as fault:
-                self._answer_calls([f"error: {fault}. Nothing was run."])
+                self._answer_calls([f"error: the arguments are not a JSON object: {fault}. Nothing was run."])
                 return None
             calls.append(ToolCall(call.name, arguments, call.call_id))
         schemas = {tool.name: tool.parameters for tool in self.tools}
