@@ -3,6 +3,7 @@
 import re
 import shlex
 import shutil
+import warnings
 from typing import Literal
 
 from pydantic import Field, field_validator
@@ -67,7 +68,10 @@ class AgentsSettings(Settings):
     @field_validator("tool_format", mode="before")
     @classmethod
     def _former_name_is_understood(cls, value: object) -> object:
-        return "qwen-xml" if value == "qwen_xml" else value
+        if value != "qwen_xml":
+            return value
+        warnings.warn("agents.tool_format: 'qwen_xml' is called 'qwen-xml' now", FutureWarning, stacklevel=2)
+        return "qwen-xml"
 
     @field_validator("sandbox")
     @classmethod
