@@ -133,17 +133,19 @@ def _calls(text: str, begin: int) -> list[tuple[int, int]]:
         if end < 0:
             missing.add(closing)
         elif text[mark.end() : mark.end() + 64].lstrip().startswith(("{", "[", "<")) or mark[1] == "function":
-            behind = _call_end(text, mark.end(), end, closing)
+            behind = _call_end(text, mark, end)
             found.append((mark.start(), behind))
     return found
 
 
-def _call_end(text: str, begin: int, first: int, closing: str) -> int:
+def _call_end(text: str, opening: re.Match[str], first: int) -> int:
     """Return where a call ends whose texts may hold its closing mark; `first` is the first of them."""
+    begin = opening.end()
     end = json_end(text, begin)
-    if end is not None and text.startswith(closing, behind_blanks(text, end)):
+    if end is not None and text.startswith(f"</{opening[1]}>", behind_blanks(text, end)):
         return end
-    following = text.find("<tool_call>", begin)
+    # What comes behind the next call is none of this one's.
+    following = text.find(opening[0], begin)
     ends = _XML_CLOSING.finditer(text, begin, following if following >= 0 else len(text))
     return max((mark.end() for mark in ends), default=first)
 
