@@ -10,8 +10,8 @@ from rollgym.clients.protocol.tool_calls import (
     ToolDeclaration,
     call_format_of,
     declared_tools,
-    written_calls,
 )
+from rollgym.clients.replies.formats.table import written_calls
 
 OVER = "The episode is over."
 
@@ -76,7 +76,11 @@ def action_of(name: str, arguments: Mapping[str, Any], info: Mapping[str, Any]) 
         name: One of `playable_tools`.
         arguments: Its arguments.
         info: The `info` of the reset.
+
+    Raises:
+        UnwritableCallError: The environment's format has no form for the call.
     """
     if name in _TEXT_OF:
         return str(arguments.get(_TEXT_OF[name], ""))
-    return written_calls(call_format_of(info), [ToolCall(name, arguments)])
+    schemas = {tool.name: tool.parameters for tool in declared_tools(info)}
+    return written_calls(call_format_of(info), [ToolCall(name, arguments)], schemas=schemas)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from rollgym.clients.client.env import RemoteEnv
 from rollgym.clients.protocol.spaces import UnicodeText
 from rollgym.clients.protocol.tool_calls import ToolDeclaration, answer_text
+from rollgym.clients.replies.formats.calls import UnwritableCallError
 from rollgym.integrations.tool_play import OVER, action_of, opening_text, playable_tools
 
 if TYPE_CHECKING:
@@ -144,9 +145,11 @@ class RemoteToolEnvironment:
         if self._over:
             return OVER
         try:
-            observation, reward, terminated, truncated, info = self._env.step(
-                action_of(name, arguments, self._info)
-            )
+            action = action_of(name, arguments, self._info)
+        except UnwritableCallError as error:
+            return f"error: {error}. Nothing was run."
+        try:
+            observation, reward, terminated, truncated, info = self._env.step(action)
             if not math.isfinite(reward):
                 raise RuntimeError(f"the reward of a step is {reward}")
         except BaseException:

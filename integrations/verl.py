@@ -21,6 +21,7 @@ from rollgym.clients.client.env import RemoteEnv
 from rollgym.clients.client.session import EnvSession
 from rollgym.clients.protocol.spaces import UnicodeText
 from rollgym.clients.protocol.tool_calls import answer_text
+from rollgym.clients.replies.formats.calls import UnwritableCallError
 from rollgym.integrations.tool_play import OVER, action_of, opening_text, playable_tools
 
 if TYPE_CHECKING:
@@ -156,7 +157,11 @@ class EnvironmentTool:
             # Until the step is answered: verl tells the model of an error, and goes on.
             episode.over = True
             session = episode.session or await self._begin(episode, data)
-            action = action_of(self.name, parameters, episode.info)
+            try:
+                action = action_of(self.name, parameters, episode.info)
+            except UnwritableCallError as error:
+                episode.over = False
+                return ToolResponse(text=f"error: {error}. Nothing was run."), 0.0, {}
             observation, reward, terminated, truncated, info = await session.step(action)
             if not math.isfinite(reward):
                 raise RuntimeError(f"the reward of a step is {reward}")

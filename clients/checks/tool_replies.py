@@ -9,7 +9,9 @@ from typing import Any
 
 from rollgym.clients.checks.report import shortened
 from rollgym.clients.checks.schema_values import SchemaNote, SchemaValues
-from rollgym.clients.protocol.tool_calls import CALL_WRITERS, DEFAULT_CALL_FORMAT, ToolCall
+from rollgym.clients.protocol.tool_calls import CALL_FORMATS, DEFAULT_CALL_FORMAT, ToolCall
+from rollgym.clients.replies.formats.calls import UnwritableCallError
+from rollgym.clients.replies.formats.table import written_calls
 
 _ORDINARY_CALLS = 3
 _MOST_ODD_CALLS = 60
@@ -37,16 +39,33 @@ class ToolReplies:
         self.call_format = str(info.get("call_format") or DEFAULT_CALL_FORMAT)
         self.notes: list[str] = []
         self._seed = seed
-        if self.tools and self.call_format not in CALL_WRITERS:
-            known = ", ".join(CALL_WRITERS)
+        if self.tools and self.call_format not in CALL_FORMATS:
+            known = ", ".join(CALL_FORMATS)
             self.notes.append(
                 f"calls in the format {self.call_format[:40]!r} cannot be written; known are {known}"
             )
 
     def calls(self, name: str) -> Iterator[ToolCall]:
-        """Give calls of a tool: ordinary ones first, then odd ones that fit its schema all the same."""
-        if self.call_format not in CALL_WRITERS:
+        """Give calls of a tool: ordinary ones first, then odd ones that fit its schema all the same.
+
+        Those that the format has no form for are left out.
+        """
+        if self.call_format not in CALL_FORMATS:
             return
+        refused: UnwritableCallError | None = None
+        found = False
+        for call in self._drawn(name):
+            try:
+                self.write(call)
+            except UnwritableCallError as error:
+                refused = error
+            else:
+                found = True
+                yield call
+        if refused is not None and not found:
+            self.notes.append(f"{name}: {refused}")
+
+    def _drawn(self, name: str) -> Iterator[ToolCall]:
         values = SchemaValues(self.tools[name], self._seed)
         try:
             for optional in (True, False, True)[:_ORDINARY_CALLS]:
@@ -70,8 +89,12 @@ class ToolReplies:
             waiting = left
 
     def write(self, call: ToolCall) -> str:
-        """Return the reply that makes a call."""
-        return CALL_WRITERS[self.call_format]([call])
+        """Return the reply that makes a call.
+
+        Raises:
+            UnwritableCallError: The format has no form for it.
+        """
+        return written_calls(self.call_format, [call], schemas=self.tools)
 
     def draw(self, generator: random.Random, words: Sequence[str] = ()) -> str | None:
         """Return a reply that calls a tool at random with ordinary arguments; None if none can be called.
@@ -80,7 +103,7 @@ class ToolReplies:
             generator: Draws the tool and its arguments.
             words: Texts that arguments may be.
         """
-        if self.call_format not in CALL_WRITERS:
+        if self.call_format not in CALL_FORMATS:
             return None
         name = generator.choice(sorted(self.tools))
         try:
@@ -95,7 +118,7 @@ def call_formats(kwargs_schema: Mapping[str, Any] | None) -> Sequence[str]:
     """Return the formats that the kwarg `call_format` of an environment may be; none if it has no such kwarg."""
     properties = (kwargs_schema or {}).get("properties", {})
     formats = properties.get("call_format", {}).get("enum", ())
-    return [name for name in formats if name in CALL_WRITERS]
+    return [name for name in formats if name in CALL_FORMATS]
 
 
 def described_call(call: ToolCall) -> str:

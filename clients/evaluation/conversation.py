@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import orjson
-
 from rollgym.clients.evaluation.chat import Reply
 from rollgym.clients.protocol.tool_calls import (
     ToolCall,
@@ -16,8 +14,10 @@ from rollgym.clients.protocol.tool_calls import (
     declared_tools,
     other_messages,
     tool_results,
-    written_calls,
 )
+from rollgym.clients.replies.formats.calls import UnwritableCallError, parse_arguments
+from rollgym.clients.replies.formats.table import written_calls
+from rollgym.clients.replies.json_values import CallFault
 
 
 class Conversation:
@@ -57,15 +57,17 @@ class Conversation:
             return reply.content
         calls = []
         for call in reply.calls:
-            arguments = _object(call.arguments)
-            if arguments is None:
-                self._answer_calls(["error: the arguments are not a JSON object. Nothing was run."])
+            try:
+                arguments = parse_arguments(call.arguments or "{}", strict=False)
+            except CallFault as fault:
+                self._answer_calls([f"error: the arguments are not a JSON object: {fault}. Nothing was run."])
                 return None
             calls.append(ToolCall(call.name, arguments, call.call_id))
+        schemas = {tool.name: tool.parameters for tool in self.tools}
         try:
-            return written_calls(self._call_format, calls, reply.content)
-        except RecursionError:
-            self._answer_calls(["error: the arguments are nested too deeply. Nothing was run."])
+            return written_calls(self._call_format, calls, reply.content, schemas)
+        except UnwritableCallError as error:
+            self._answer_calls([f"error: {error}. Nothing was run."])
             return None
 
     def observe(self, observation: str, info: Mapping[str, Any]) -> None:
@@ -86,11 +88,3 @@ class Conversation:
         for index, call in enumerate(self._reply.calls):
             content = results[index] if index < len(results) else "not run"
             self.messages.append({"role": "tool", "tool_call_id": call.call_id, "content": content})
-
-
-def _object(text: str) -> dict[str, Any] | None:
-    try:
-        value = orjson.loads(text or "{}")
-    except orjson.JSONDecodeError:
-        return None
-    return value if isinstance(value, dict) else None

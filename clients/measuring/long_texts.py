@@ -46,6 +46,7 @@ _MARKS = (
         "$\n",
         "$x$ ",
     ),
+    *('<tool_call>{"a', '<tool_call>{"a":"', "<tool_call><function=a>", "</function></tool_call>"),
     *("<function=", "<parameter=", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", "</", "<t", "< "),
     *(
         '{"a":',

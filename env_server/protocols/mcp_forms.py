@@ -9,14 +9,11 @@ from rollgym.clients.protocol.errors import ProblemError
 from rollgym.clients.protocol.frames import dumps
 from rollgym.clients.protocol.messages import Seed
 from rollgym.clients.protocol.tool_calls import ToolCall
+from rollgym.clients.replies.formats.calls import UnwritableCallError
+from rollgym.clients.replies.formats.table import FORMATS
 from rollgym.env_server.messages.validation import invalid
 from rollgym.env_server.protocols.openenv_forms import META, is_failed_call, value_schema
 from rollgym.env_server.sessions.replies import Reply
-from rollgym.envs.tools.formats.calls import (
-    is_shallow,
-    read_calls,
-)
-from rollgym.envs.tools.formats.table import FORMATS
 from rollgym.version import __version__
 
 VERSIONS = ("2025-11-25", "2025-06-18", "2025-03-26")
@@ -187,31 +184,14 @@ def call_as_action(info: Mapping[str, Any], name: str, arguments: Mapping[str, A
     """A call as the environment reads calls: in the format that its `info["call_format"]` names, or in Hermes.
 
     Raises:
-        ProblemError: `invalid_request`, if the format's own marks in the arguments make another call of it.
+        ProblemError: `invalid_request`, if the format has no form for the call.
     """
     form = FORMATS.get(str(info.get("call_format")), FORMATS["hermes"])
-    if not is_shallow(dict(arguments)):
-        raise invalid("arguments", "they are nested too deeply")
-    said = form.write([ToolCall(name, arguments)])
     schemas = {each: tool["inputSchema"] for each, tool in own_tools(info).items()}
-    read = read_calls(said, form, schemas)
-    if read.faults or len(read.calls) != 1 or not _is_as_said(read.calls[0], name, arguments):
-        raise invalid(
-            "arguments", f"they hold marks of the format {form.name}, in which calls are written here"
-        )
-    return said
-
-
-def _is_as_said(call: ToolCall, name: str, arguments: Mapping[str, Any]) -> bool:
-    """Whether a call was read as it was made; a text may have become a value of the type that the schema has."""
-    return (
-        call.name == name
-        and call.arguments.keys() == arguments.keys()
-        and not any(
-            isinstance(value, str) and isinstance(call.arguments[key], str) and value != call.arguments[key]
-            for key, value in arguments.items()
-        )
-    )
+    try:
+        return form.write([ToolCall(name, arguments)], schemas=schemas)
+    except UnwritableCallError as error:
+        raise invalid("arguments", str(error)) from error
 
 
 def begun_result(reply: Reply) -> dict[str, Any]:

@@ -3,7 +3,8 @@
 import re
 from dataclasses import dataclass
 
-from rollgym.envs.core.replies import fenced_blocks, strip_thinking
+from rollgym.clients.replies.marks import fenced_blocks
+from rollgym.clients.replies.thinking import strip_thinking
 from rollgym.sandbox.core.program import Language
 
 # Hardly any program has none of these, and most other texts that are short have none: they need no sandbox.

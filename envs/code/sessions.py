@@ -6,12 +6,13 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
+from rollgym.clients.replies.marks import fenced_blocks, fenced_lines, last_tagged
+from rollgym.clients.replies.thinking import strip_thinking
 from rollgym.envs.code.conversation import ProgramSession, SandboxEndedError
 from rollgym.envs.code.goals import Goal
 from rollgym.envs.code.sandboxes import operator_sandbox
 from rollgym.envs.code.turns import Turn, TurnEnv
 from rollgym.envs.core.kwargs import RenderMode
-from rollgym.envs.core.replies import fenced_blocks, fenced_lines, last_tagged, strip_thinking
 from rollgym.envs.core.reset_options import checked_options
 from rollgym.envs.core.splits import SPLIT, Split, checked_split
 from rollgym.sandbox.core.base import Sandbox

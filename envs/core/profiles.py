@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
-from rollgym.envs.core.replies import ANSWER_WITHIN, boxes, has_thought, strip_thinking, tagged
+from rollgym.clients.replies.marks import ANSWER_WITHIN, boxes, tagged
+from rollgym.clients.replies.thinking import has_thought, strip_thinking
 
 _SPECIAL = re.compile(r"<\|[^|<>]*\|>")
 _QUOTES = "\"'`.“”‘’ \t\r\n"

@@ -13,14 +13,14 @@ from pydantic import Field
 
 from rollgym.clients.protocol.spaces import UnicodeText
 from rollgym.clients.protocol.tool_calls import ToolCall
-from rollgym.envs.core.hooks import bridge_old_names, complete_metadata, overrides
-from rollgym.envs.core.kwargs import DeclaredKwargs, OneOf, RenderMode
-from rollgym.envs.core.reset_options import checked_options
-from rollgym.envs.tools.formats.calls import (
+from rollgym.clients.replies.formats.calls import (
     Reading,
     read_calls,
 )
-from rollgym.envs.tools.formats.table import FORMATS, format_named
+from rollgym.clients.replies.formats.table import FORMATS, format_named
+from rollgym.envs.core.hooks import bridge_old_names, complete_metadata, overrides
+from rollgym.envs.core.kwargs import DeclaredKwargs, OneOf, RenderMode
+from rollgym.envs.core.reset_options import checked_options
 from rollgym.envs.tools.tool import Toolbox, ToolResult, shortened, text_of_tools
 
 CallFormat = Annotated[str, OneOf(*FORMATS), Field(description="How the policy writes calls.")]
@@ -368,7 +368,9 @@ class ToolEnv(DeclaredKwargs, gymnasium.Env[str, str]):
         }
         if self.shows_expert:
             turn = self.expert_turn()
-            info["expert_action"] = turn if isinstance(turn, str) else self.call_format.write([turn])
+            if not isinstance(turn, str):
+                turn = self.call_format.write([turn], schemas=self.toolbox.schemas)
+            info["expert_action"] = turn
         return info
 
     def _instruction(self) -> str:

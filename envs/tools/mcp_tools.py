@@ -9,8 +9,8 @@ from typing import Annotated, Any, Unpack
 from pydantic import Field
 
 from rollgym.clients.protocol.tool_calls import ToolCall
+from rollgym.clients.replies.marks import last_tagged
 from rollgym.envs.core.kwargs import OPERATOR
-from rollgym.envs.core.replies import last_tagged
 from rollgym.envs.core.splits import TaskSplit, checked_split, split_of_text
 from rollgym.envs.tools.base import CallsPerTurn, StepLimit, ToolEnv, ToolKwargs, TurnResult, state_digest
 from rollgym.envs.tools.mcp_server import McpServer, McpServerError, chosen_tools, parse_address

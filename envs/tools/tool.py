@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rollgym.clients.protocol.tool_calls import ToolCall
+from rollgym.clients.replies.formats.calls import (
+    Schemas,
+)
 from rollgym.envs.core.json_schemas import SchemaValidator
 from rollgym.envs.core.patterns import TooMuchWorkError
 from rollgym.envs.core.schema_parts import SchemaError
-from rollgym.envs.tools.formats.calls import (
-    Schemas,
-)
 
 _MAX_REASON = 300
 # Each value that is held against a schema takes its microseconds.

@@ -6,8 +6,8 @@ from typing import Annotated, Any, ClassVar, Unpack
 from pydantic import Field
 
 from rollgym.clients.protocol.tool_calls import ToolCall
+from rollgym.clients.replies.marks import last_tagged
 from rollgym.envs.core.kwargs import SomeOf
-from rollgym.envs.core.replies import last_tagged
 from rollgym.envs.core.splits import TaskSplit, checked_split, split_of_text
 from rollgym.envs.tools.base import (
     CallsPerTurn,

@@ -8,8 +8,9 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from rollgym.clients.replies.marks import ANSWER_WITHIN, boxes, last_tagged
+from rollgym.clients.replies.thinking import strip_thinking
 from rollgym.envs.core.kwargs import RenderMode
-from rollgym.envs.core.replies import ANSWER_WITHIN, boxes, last_tagged, strip_thinking
 from rollgym.envs.core.splits import SPLIT, checked_split, split_of_text
 from rollgym.envs.verifiers.base import Verdict, VerifierEnv
 

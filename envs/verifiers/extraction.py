@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from rollgym.envs.core import replies
-from rollgym.envs.core.replies import ANSWER_WITHIN, Box, boxes, last_tagged
+from rollgym.clients.replies import thinking
+from rollgym.clients.replies.marks import ANSWER_WITHIN, Box, boxes, last_tagged
 from rollgym.envs.verifiers.latex import UNITS
 
 Place = Literal["box", "tag", "phrase", "whole", "formula", "number"]
@@ -79,7 +79,7 @@ class Found:
 
 def strip_thinking(response: str) -> str:
     """Return what a response says outside its thoughts, as far as an answer is looked for in it."""
-    return replies.strip_thinking(response, ANSWER_WITHIN)
+    return thinking.strip_thinking(response, ANSWER_WITHIN)
 
 
 def marked_answer(text: str, *, short: bool = True) -> Found | None:

@@ -7,15 +7,15 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from rollgym.clients.protocol.tool_calls import ToolCall
-from rollgym.envs.core.kwargs import OneOf, RenderMode, SomeOf
-from rollgym.envs.core.replies import tagged
-from rollgym.envs.core.splits import TaskSplit, checked_split, split_of_text
-from rollgym.envs.tools.bfcl import KNOWN_TYPES, grade_calls
-from rollgym.envs.tools.formats.calls import (
+from rollgym.clients.replies.formats.calls import (
     Schemas,
     read_calls,
 )
-from rollgym.envs.tools.formats.table import FORMATS, format_named
+from rollgym.clients.replies.formats.table import FORMATS, format_named
+from rollgym.clients.replies.marks import tagged
+from rollgym.envs.core.kwargs import OneOf, RenderMode, SomeOf
+from rollgym.envs.core.splits import TaskSplit, checked_split, split_of_text
+from rollgym.envs.tools.bfcl import KNOWN_TYPES, grade_calls
 from rollgym.envs.verifiers.base import Verdict, VerifierEnv
 from rollgym.envs.verifiers.function_requests import FUNCTIONS, draw_requests
 

@@ -11,8 +11,8 @@ from typing import Annotated, Any
 import orjson
 from pydantic import Field
 
+from rollgym.clients.replies.thinking import strip_thinking
 from rollgym.envs.core.kwargs import OPERATOR, RenderMode
-from rollgym.envs.core.replies import strip_thinking
 from rollgym.envs.core.splits import SPLIT, checked_split, split_of_text
 from rollgym.envs.verifiers.base import Verdict, VerifierEnv
 from rollgym.envs.verifiers.judging.endpoint import Endpoint, JudgeClient, JudgeError, JudgeTimeoutError

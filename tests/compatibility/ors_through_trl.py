@@ -20,10 +20,10 @@ from gymnasium import spaces
 from rollgym.clients.client.env import RemoteEnv
 from rollgym.clients.protocol.errors import ProblemError
 from rollgym.clients.protocol.spaces import UnicodeText
+from rollgym.clients.replies.formats.calls import read_calls
+from rollgym.clients.replies.formats.table import FORMATS
 from rollgym.env_server.protocols.mcp_forms import own_tools, seen_text
 from rollgym.envs.registry import builtin_environments
-from rollgym.envs.tools.formats.calls import read_calls
-from rollgym.envs.tools.formats.table import FORMATS
 
 TASKS = 2
 MOST_TURNS = 12

@@ -12,13 +12,14 @@ import warnings
 import pytest
 
 from rollgym.clients.measuring.long_texts import long_texts
+from rollgym.clients.replies.formats.calls import read_calls
+from rollgym.clients.replies.formats.table import FORMATS
+from rollgym.clients.replies.marks import ANSWER_WITHIN, boxes, fenced_lines, last_tagged
+from rollgym.clients.replies.thinking import strip_thinking
 from rollgym.envs.code.extraction import extract
 from rollgym.envs.core.profiles import PROFILES
-from rollgym.envs.core.replies import ANSWER_WITHIN, boxes, fenced_lines, last_tagged, strip_thinking
 from rollgym.envs.games.guess_number import GuessNumberEnv
 from rollgym.envs.registry import builtin_environments
-from rollgym.envs.tools.formats.calls import read_calls
-from rollgym.envs.tools.formats.table import FORMATS
 from rollgym.envs.tools.tool_use import ToolUseEnv
 from rollgym.envs.verifiers.extraction import last_formula_or_number, marked_answer
 from rollgym.envs.verifiers.extraction import strip_thinking as answering

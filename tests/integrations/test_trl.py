@@ -58,6 +58,17 @@ def test_an_environment_of_tools_has_a_method_for_each(server: ServerProcess) ->
     assert environment.get_reward() == 0.0
 
 
+def test_a_call_that_cannot_be_written_is_told_to_the_model_and_the_episode_goes_on(
+    server: ServerProcess,
+) -> None:
+    environment = environment_factory(server.url, "ToolUse-v0")()
+    environment.reset(seed=0)
+    for expression in ("half \ud800", float("nan"), {1: 2}):
+        assert environment.calculator(expression=expression).endswith("Nothing was run.")
+    assert environment.calculator(expression="6 * 7") == "42"
+    assert environment.get_reward() == 0.0
+
+
 def test_schemas_of_tools_reach_the_model_whole(server: ServerProcess) -> None:
     transformers_utils = pytest.importorskip("transformers.utils")
     environment = environment_factory(server.url, "ToolUse-v0")()

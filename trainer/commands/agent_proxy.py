@@ -91,7 +91,10 @@ def _parser() -> argparse.ArgumentParser:
         "--template-kwargs", type=_object, default={}, help="JSON: variables of the chat template"
     )
     model.add_argument(
-        "--tool-format", default="auto", choices=("auto", "hermes", "qwen_xml", "llama", "mistral")
+        "--tool-format",
+        default="auto",
+        type=lambda text: text.replace("_", "-"),  # qwen_xml is a former name
+        choices=("auto", "hermes", "qwen-xml", "llama", "mistral"),
     )
     sampling = parser.add_argument_group("sampling")
     sampling.add_argument(

@@ -3,6 +3,7 @@
 import re
 import shlex
 import shutil
+import warnings
 from typing import Literal
 
 from pydantic import Field, field_validator
@@ -37,7 +38,7 @@ class AgentsSettings(Settings):
         description="What becomes of an agent's own temperature, top_p and the like: passed over, and named in the "
         "answer's header x-rollgym-ignored, or refused. What is trained has one distribution, the run's.",
     )
-    tool_format: Literal["auto", "hermes", "qwen_xml", "llama", "mistral"] = Field(
+    tool_format: Literal["auto", "hermes", "qwen-xml", "llama", "mistral"] = Field(
         "auto",
         description="How the policy's family writes calls of tools; auto reads it off the chat template.",
     )
@@ -63,6 +64,14 @@ class AgentsSettings(Settings):
     sandbox_disk_mb: Count = Field(
         256, description="MiB of files that it may write there; they go with the episode."
     )
+
+    @field_validator("tool_format", mode="before")
+    @classmethod
+    def _former_name_is_understood(cls, value: object) -> object:
+        if value != "qwen_xml":
+            return value
+        warnings.warn("agents.tool_format: 'qwen_xml' is called 'qwen-xml' now", FutureWarning, stacklevel=2)
+        return "qwen-xml"
 
     @field_validator("sandbox")
     @classmethod

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import Any, Literal
 
-from rollgym.envs.core.replies import strip_thinking
+from rollgym.clients.replies.thinking import strip_thinking
 
 Unit = Literal["words", "characters", "tokens"]
 _UNITS: tuple[Unit, ...] = ("words", "characters", "tokens")

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+from rollgym.clients.replies.marks import boxes
 from rollgym.envs.core import patterns
-from rollgym.envs.core.replies import boxes
 from rollgym.envs.verifiers.arguments import Reader, count, counts, flag, read_arguments, share, text
 from rollgym.envs.verifiers.formats import schemas
 from rollgym.envs.verifiers.formats.reply import Measure, Reply, Unit, unit

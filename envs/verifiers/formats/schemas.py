@@ -3,8 +3,8 @@
 import json
 from typing import Any, NoReturn
 
+from rollgym.clients.replies.marks import unfenced
 from rollgym.envs.core.json_schemas import SchemaValidator
-from rollgym.envs.core.replies import unfenced
 from rollgym.envs.verifiers.formats.reply import Reply
 
 _LONGEST_JSON = 200_000

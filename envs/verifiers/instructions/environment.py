@@ -5,8 +5,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from rollgym.clients.replies.thinking import strip_thinking
 from rollgym.envs.core.kwargs import OneOf, RenderMode
-from rollgym.envs.core.replies import strip_thinking
 from rollgym.envs.core.splits import SPLIT
 from rollgym.envs.verifiers.base import Verdict
 from rollgym.envs.verifiers.instructions.following import Followed, follow, read_constraints

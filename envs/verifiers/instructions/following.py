@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rollgym.envs.tools.formats.calls import CallFault
-from rollgym.envs.tools.formats.literals import ExpressionParser, literal_of
+from rollgym.clients.replies.formats.literals import ExpressionParser, literal_of
+from rollgym.clients.replies.json_values import CallFault
 from rollgym.envs.verifiers.arguments import read_arguments
 from rollgym.envs.verifiers.instructions.rlvr import FUNCTIONS
 from rollgym.envs.verifiers.instructions.table import INSTRUCTIONS, Instruction

@@ -8,7 +8,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from rollgym.envs.core.replies import ANSWER_WITHIN, strip_thinking
+from rollgym.clients.replies.marks import ANSWER_WITHIN
+from rollgym.clients.replies.thinking import strip_thinking
 
 _AROUND = " \t*_`.\"'"
 _LONGEST_SHOWN = 120

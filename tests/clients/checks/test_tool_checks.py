@@ -9,6 +9,8 @@ from rollgym.clients.checks.tool_replies import ToolReplies, described_call
 from rollgym.clients.checks.tools import check_tools
 from rollgym.clients.checks.trace import episode
 from rollgym.clients.protocol.tool_calls import ToolCall
+from rollgym.clients.replies.formats.calls import read_calls
+from rollgym.clients.replies.formats.table import FORMATS
 from tests.support import tool_envs
 from tests.support.tool_envs import Orders
 
@@ -69,6 +71,24 @@ def test_an_unknown_format_is_a_note() -> None:
     replies = ToolReplies({"tools": [{"name": "a"}], "call_format": "smoke"})
     assert list(replies.calls("a")) == []
     assert "'smoke' cannot be written; known are hermes" in replies.notes[0]
+
+
+def test_calls_that_a_format_has_no_form_for_are_left_out() -> None:
+    parameters = {"properties": {"a": {"type": ["string", "integer"]}}, "required": ["a"]}
+    replies = ToolReplies({"tools": [{"name": "odd", "parameters": parameters}], "call_format": "qwen-xml"})
+    drawn = list(replies.calls("odd"))
+    assert drawn
+    for call in drawn:
+        (read,) = read_calls(replies.write(call), FORMATS["qwen-xml"], replies.tools).calls
+        assert dict(read.arguments) == dict(call.arguments)
+    assert replies.notes == []
+
+
+def test_a_tool_that_a_format_has_no_call_for_is_a_note() -> None:
+    tools = [{"name": "not a name", "parameters": {"properties": {}}}]
+    replies = ToolReplies({"tools": tools, "call_format": "python"})
+    assert list(replies.calls("not a name")) == []
+    assert "not a name: the format python has no form for the call" in replies.notes[0]
 
 
 def test_random_play_calls_tools() -> None:

@@ -13,8 +13,8 @@ from mcp import Client, MCPError
 from mcp.client.streamable_http import streamable_http_client
 
 from rollgym.clients.protocol.errors import ProblemError
+from rollgym.clients.replies.formats.table import FORMATS
 from rollgym.env_server.protocols.mcp_forms import META, VERSIONS, listed_tools, own_tools, problem_message
-from rollgym.envs.tools.formats.table import FORMATS
 from rollgym.envs.tools.tool_use import ToolUseEnv
 from tests.support.wire import Server
 
@@ -98,10 +98,10 @@ async def test_marks_of_a_format_in_arguments_make_no_other_call(plain: Server, 
     async with agent(plain, path) as client:
         result = await client.call_tool("store_set", {"key": "lamps", "value": marks})
         kept = said(await client.call_tool("store_get", {"key": "lamps"}))
-    if call_format in ("qwen-xml", "tags"):
-        # These have no way to write it, and nothing is called.
+    if call_format == "qwen-xml":
+        # It has no way to write it, and nothing is called.
         assert result.is_error
-        assert f"marks of the format {call_format}" in said(result)
+        assert "the format qwen-xml has no form for the call" in said(result)
     else:
         assert not result.is_error
         assert kept == marks

@@ -9,8 +9,8 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 
 from rollgym.clients.protocol.tool_calls import ToolCall
-from rollgym.envs.tools.formats.hermes import HERMES
-from rollgym.envs.tools.formats.table import FORMATS
+from rollgym.clients.replies.formats.hermes import HERMES
+from rollgym.clients.replies.formats.table import FORMATS
 from rollgym.envs.tools.retail.customer import STOP, Customer, Identity
 from rollgym.envs.tools.retail.environment import RetailEnv
 from rollgym.envs.tools.retail.requests import REQUEST_KINDS, Request
@@ -42,7 +42,9 @@ def test_a_call_with_many_values_stalls_nobody(item_ids, calls):
     env = RetailEnv(max_calls_per_turn=64)
     before = env.reset(seed=1)[1]
     arguments = {"order_id": "#W1", "item_ids": item_ids[: len(item_ids) // calls], "payment_method_id": "x"}
-    reply = call("return_items", **arguments).replace(", ", ",") * calls
+    # Longer than what a writer writes.
+    said = json.dumps({"name": "return_items", "arguments": arguments}, separators=(",", ":"))
+    reply = f"<tool_call>{said}</tool_call>" * calls
     begun = time.process_time()
     observation, *_, info = env.step(reply)
     # It took a second of everybody's event loop.

@@ -10,10 +10,10 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 
 from rollgym.clients.protocol.tool_calls import ToolCall
+from rollgym.clients.replies.formats.hermes import HERMES
+from rollgym.clients.replies.formats.table import FORMATS
 from rollgym.envs.core.splits import split_of_text
 from rollgym.envs.tools.dates import DATE_TOOLS
-from rollgym.envs.tools.formats.hermes import HERMES
-from rollgym.envs.tools.formats.table import FORMATS
 from rollgym.envs.tools.search import Corpus, Document
 from rollgym.envs.tools.tasks import KINDS, answers_agree
 from rollgym.envs.tools.tool import Tool, Toolbox, tool_parameters

@@ -4,9 +4,9 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 
 from rollgym.clients.protocol.tool_calls import ToolCall
+from rollgym.clients.replies.formats.hermes import HERMES
+from rollgym.clients.replies.formats.tags import TAGS
 from rollgym.envs.code.sandboxes import operator_sandbox
-from rollgym.envs.tools.formats.hermes import HERMES
-from rollgym.envs.tools.formats.tags import TAGS
 from rollgym.envs.tools.tool import Toolbox
 from rollgym.envs.tools.tool_use_python import SandboxFailedError, ToolUsePythonEnv, python_tool
 from rollgym.sandbox.core.base import SandboxUnavailableError

@@ -6,8 +6,8 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 
 from rollgym.clients.protocol.tool_calls import ToolCall
+from rollgym.clients.replies.formats.table import FORMATS
 from rollgym.envs.core.splits import split_of_text
-from rollgym.envs.tools.formats.table import FORMATS
 from rollgym.envs.verifiers.function_calls import CATEGORIES, FunctionCallsEnv
 from tests.support.recorded_data import recorded
 

@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from rollgym.envs.core.replies import fenced_blocks
+from rollgym.clients.replies.marks import fenced_blocks
 from rollgym.envs.verifiers.base import Verdict, VerifierEnv
 
 

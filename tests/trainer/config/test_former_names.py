@@ -126,3 +126,12 @@ def test_the_option_is_understood_by_its_former_name_and_shown_by_the_present_on
     with pytest.raises(SystemExit):
         parser.parse_intermixed_args(["--panel", "lake", "--evaluation-set", "lake"])
     assert "not allowed with argument --panel" in capsys.readouterr().err
+
+
+def test_the_format_of_calls_is_understood_by_its_former_name() -> None:
+    with pytest.warns(FutureWarning, match="^agents.tool_format: 'qwen_xml' is called 'qwen-xml' now$"):
+        former = settings_from(BASE | {"agents": {"tool_format": "qwen_xml"}})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        current = settings_from(BASE | {"agents": {"tool_format": "qwen-xml"}})
+    assert former == current

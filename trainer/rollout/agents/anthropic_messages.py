@@ -283,7 +283,7 @@ class MessageEvents:
     def _begins(self) -> Iterator[dict[str, Any]]:
         if not self._begun:
             self._begun = True
-            nothing = {"content": [], "stop_reason": None, "stop_sequence": None}
+            nothing: dict[str, Any] = {"content": [], "stop_reason": None, "stop_sequence": None}
             begun = _head(self._answer, self._model) | nothing | {"usage": _usage(self._answer, 0)}
             yield {"type": "message_start", "message": begun}
 

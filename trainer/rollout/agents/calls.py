@@ -1,11 +1,11 @@
 """What an agent asks for, whichever of the two APIs it speaks: a conversation, tools, and wishes for the sampling."""
 
-import json
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from rollgym.clients.replies.json_values import CallFault, parse_json
 from rollgym.trainer.rollout.agents.errors import invalid, unsupported
 
 Message = dict[str, Any]
@@ -304,13 +304,9 @@ def parsed_arguments(value: object) -> Any:
     if not isinstance(value, str):
         return value
     try:
-        return json.loads(value, parse_constant=_no_constant)
-    except (ValueError, RecursionError):
+        return parse_json(value, strict=False)
+    except CallFault:
         return value
-
-
-def _no_constant(name: str) -> float:
-    raise ValueError(f"{name} is no JSON")
 
 
 def text_of(content: object, param: str) -> str:

@@ -7,7 +7,9 @@ no tool that begins another one. Messages are read and built here; nothing here 
 from collections.abc import Mapping
 from typing import Any
 
-from rollgym.clients.protocol.tool_calls import ToolCall, call_format_of, declared_tools, written_calls
+from rollgym.clients.protocol.tool_calls import ToolCall, call_format_of, declared_tools
+from rollgym.clients.replies.formats.calls import UnwritableCallError
+from rollgym.clients.replies.formats.table import written_calls
 from rollgym.trainer.rollout.agents.environment import EpisodeEnvironment, Observed
 from rollgym.trainer.rollout.agents.errors import ApiError
 from rollgym.version import __version__
@@ -111,7 +113,12 @@ async def _called(environment: EpisodeEnvironment, params: Mapping[str, Any]) ->
         return _shown(await environment.step(arguments["action"]))
     if name not in _own_tools(environment):
         raise McpError(_INVALID_PARAMS, f"there is no tool {name[:100]!r}")
-    action = written_calls(call_format_of(environment.begun), [ToolCall(name, arguments)])
+    schemas = {tool.name: tool.parameters for tool in declared_tools(environment.begun)}
+    call = ToolCall(name, arguments)
+    try:
+        action = written_calls(call_format_of(environment.begun), [call], schemas=schemas)
+    except UnwritableCallError as error:
+        return _said(f"{error}. Nothing was run.", failed=True)
     return _shown(await environment.step(action))
 
 

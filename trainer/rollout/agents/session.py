@@ -15,7 +15,7 @@ from rollgym.trainer.rollout.agents.calls import AgentCall, Message, Wishes, las
 from rollgym.trainer.rollout.agents.deliveries import Deliveries
 from rollgym.trainer.rollout.agents.errors import ApiError
 from rollgym.trainer.rollout.agents.policy_service import PolicyService
-from rollgym.trainer.rollout.agents.replies import Reply, has_mark, read_reply
+from rollgym.trainer.rollout.agents.replies import Reply, has_mark, read_reply, schemas_of
 from rollgym.trainer.rollout.agents.splicing import Conversation, Found, Prompt, ReplyBook, SampledReply
 from rollgym.trainer.rollout.agents.stops import first_stop, stopped
 from rollgym.trainer.rollout.agents.streaming import ReplyStream
@@ -323,7 +323,7 @@ class AgentSession:
         result, plain, marked = stopped(result, call.wishes.stop, renderer.text, renderer.marked_text)
         tool_format = self.service.tool_format if call.reads_tools else None
         text = marked if tool_format and has_mark(marked) else plain
-        reply = read_reply(text, tool_format, begun=thinks)
+        reply = read_reply(text, tool_format, begun=thinks, schemas=schemas_of(call.tools))
         if not call.parallel_tools:
             reply = Reply(reply.content, reply.reasoning, reply.calls[:1])
         # Nine letters and digits: some templates take nothing else.

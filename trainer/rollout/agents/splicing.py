@@ -21,6 +21,7 @@ from typing import Any
 
 import orjson
 
+from rollgym.clients.replies.thinking import CLOSING, OPENING, opens_thinking, split_thinking
 from rollgym.trainer.core.errors import ConfigError
 from rollgym.trainer.rollout.agents.calls import Message, parsed_arguments
 from rollgym.trainer.rollout.agents.errors import ApiError
@@ -28,7 +29,6 @@ from rollgym.trainer.rollout.agents.replies import Reply
 from rollgym.trainer.rollout.chat_template import Tool
 from rollgym.trainer.rollout.rendering import ChatRenderer
 
-_OPENING = "<think>"
 _KEPT_CHARACTERS = 1 << 22
 """Characters whose ids are kept: some hundred bytes each at the most."""
 _NUMBER = re.compile(r"(\d+)z")
@@ -55,11 +55,7 @@ class SampledReply:
     @property
     def spoken(self) -> str:
         """What it says behind its thinking, calls of tools included."""
-        return (
-            self.text.rpartition("</think>")[2].lstrip("\n")
-            if self.reply.reasoning is not None
-            else self.text
-        )
+        return split_thinking(self.text, begun=self.reply.reasoning is not None)[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,10 +289,10 @@ class SplicingRenderer:
             if found.latest is not None and stored:
                 tail = self._tail(messages, tools, text, found.latest, stored[-1])
             if tail is not None:
-                return Prompt([*stored, *self._pieces_of.ids(tail)], tail.rstrip().endswith(_OPENING))
+                return Prompt([*stored, *self._pieces_of.ids(tail)], opens_thinking(tail))
             pieces = [text]
         end = pieces[-1]
-        return Prompt(self._ids(pieces), isinstance(end, str) and end.rstrip().endswith(_OPENING))
+        return Prompt(self._ids(pieces), isinstance(end, str) and opens_thinking(end))
 
     def _tail(
         self, messages: Sequence[Message], tools: Sequence[Tool], text: str, latest: int, last_id: int
@@ -341,7 +337,7 @@ class SplicingRenderer:
     def _marked(self, index: int, sampled: SampledReply) -> Message:
         content = f"{self._mark}c{index}z"
         if sampled.reply.reasoning is not None:
-            content = f"{_OPENING}\n{self._mark}t{index}z\n</think>\n\n{content}"
+            content = f"{OPENING}\n{self._mark}t{index}z\n{CLOSING}\n\n{content}"
         return {"role": "assistant", "content": content}
 
     def _pieces(self, text: str, sampled: Mapping[int, SampledReply]) -> list[str | SampledReply]:
@@ -355,7 +351,7 @@ class SplicingRenderer:
             index, behind = int(found[1]), part[found.end() :]
             reply = sampled[index]
             if part[0] == "t":
-                if behind.strip() == "</think>":
+                if behind.strip() == CLOSING:
                     kept = index
                     before = _before_thinking(before, reply)
                 else:
@@ -372,9 +368,7 @@ class SplicingRenderer:
         if self.renderer.quote(sampled.spoken) == sampled.spoken:
             return sampled.spoken
         written = self.renderer.written(sampled.token_ids)
-        return (
-            written.rpartition("</think>")[2].lstrip("\n") if sampled.reply.reasoning is not None else written
-        )
+        return split_thinking(written, begun=sampled.reply.reasoning is not None)[1]
 
     def _ids(self, pieces: Sequence[str | SampledReply]) -> list[int]:
         ids: list[int] = []
@@ -393,7 +387,7 @@ class SplicingRenderer:
 
 def _before_thinking(text: str, sampled: SampledReply) -> str:
     """Return what stands before a reply that begins with its thinking; the prompt may have opened that."""
-    if not sampled.text.lstrip().startswith(_OPENING):
+    if not sampled.text.lstrip().startswith(OPENING):
         return text
     plain = text.rstrip()
-    return plain.removesuffix(_OPENING) if plain.endswith(_OPENING) else text
+    return plain.removesuffix(OPENING) if plain.endswith(OPENING) else text

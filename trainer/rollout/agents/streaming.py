@@ -5,11 +5,12 @@ of a text that ends the reply or of a call of a tool, blanks that a call would s
 end, so that what was handed over adds up to the reply as `read_reply` takes it apart.
 """
 
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from rollgym.trainer.rollout.agents.replies import CLOSING, MARKS, OPENING, Reply, ToolFormat
+from rollgym.clients.replies.thinking import CLOSING, OPENING
+from rollgym.trainer.rollout.agents.replies import FAMILIES, Reply, ToolFormat
 from rollgym.trainer.rollout.agents.stops import PassingStops
 
 _BROKEN = "\ufffd"
@@ -207,16 +208,12 @@ class _Waiting:
         return self.take(len(self.text))
 
 
-_BARE: Mapping[ToolFormat, str] = {"llama": "{", "mistral": "[{"}
-"""How a reply begins that is a call without its mark."""
-
-
 class _Said:
     """Keeps back what may be a call of a tool, and the blanks before it."""
 
     def __init__(self, tool_format: ToolFormat | None) -> None:
-        self._mark = MARKS[tool_format] if tool_format else ""
-        self._bare = _BARE.get(tool_format, "") if tool_format else ""
+        self._mark = FAMILIES[tool_format].mark if tool_format else ""
+        self._bare = FAMILIES[tool_format].bare if tool_format else ""
         self._waiting = _Waiting()
         self._begun = False
         self._held = False
@@ -235,10 +232,21 @@ class _Said:
 
     def _begins(self) -> bool:
         """Find out whether the reply is nothing but a call; False where it may be, or is."""
-        begin = self._waiting.text.lstrip()
-        self._held = bool(self._bare) and begin.startswith(self._bare)
-        self._begun = not self._held and not (self._bare and self._bare.startswith(begin))
+        bare = _begins_with(self._waiting.text, self._bare) if self._bare else False
+        self._held, self._begun = bare is True, bare is False
         return self._begun
+
+
+def _begins_with(text: str, bare: str) -> bool | None:
+    """Whether a text begins with these characters, with any blanks between them; None while that is open."""
+    for character in bare:
+        text = text.lstrip()
+        if not text:
+            return None
+        if text[0] != character:
+            return False
+        text = text[1:]
+    return True
 
 
 def _before_partial(text: str, mark: str) -> str:

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from rollgym.clients.protocol.tool_calls import CALL_WRITERS, ToolCall
-from rollgym.envs.tools.formats.table import format_named
+from rollgym.clients.protocol.tool_calls import CALL_FORMATS, ToolCall
+from rollgym.clients.replies.formats.table import format_named
 from rollgym.trainer.records.trajectory import Trajectory, Turn
 from rollgym.trainer.rollout.agents.environment import EpisodeEnvironment
 from rollgym.trainer.rollout.agents.mcp import mcp_answer
@@ -18,14 +18,14 @@ TOOL = {
 }
 
 
-@pytest.mark.parametrize("name", CALL_WRITERS)
+@pytest.mark.parametrize("name", CALL_FORMATS)
 @pytest.mark.parametrize("arguments", [{}, {"a": 1}, {"text": "two\nlines", "deep": {"b": [1, None]}}])
 def test_calls_are_written_as_environments_read_them(name, arguments):
     schema = {
         "type": "object",
         "properties": {"a": {"type": "integer"}, "text": {"type": "string"}, "deep": {"type": "object"}},
     }
-    reading = format_named(name).read(CALL_WRITERS[name]([ToolCall("add", arguments)]), {"add": schema})
+    reading = format_named(name).read(format_named(name).write([ToolCall("add", arguments)]), {"add": schema})
     assert [(call.name, dict(call.arguments)) for call in reading.calls] == [("add", arguments)]
     assert not reading.faults
 

@@ -1,6 +1,7 @@
 """Replies handed over while they are sampled: it adds up to the reply, and nothing has to be taken back."""
 
 import asyncio
+import json
 import time
 
 import httpx
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from rollgym.trainer.inference.base import GenerationRequest, GenerationResult, SamplingParams
 from rollgym.trainer.inference.torch_engine import TorchEngine
 from rollgym.trainer.models.tiny import TinyPolicySettings, build_tiny_model
-from rollgym.trainer.rollout.agents.replies import FORMATS, Reply, read_reply
+from rollgym.trainer.rollout.agents.replies import FAMILIES, Reply, read_reply
 from rollgym.trainer.rollout.agents.stops import stopped
 from rollgym.trainer.rollout.agents.streaming import ReplyStream, TextStream
 from rollgym.trainer.rollout.rendering import ChatRenderer
@@ -79,7 +80,7 @@ def streamed(ids, tool_format, stops, begun, cuts):
 
 @given(
     pieces=st.lists(st.sampled_from(PIECES), max_size=8),
-    tool_format=st.sampled_from([None, *FORMATS]),
+    tool_format=st.sampled_from([None, *FAMILIES]),
     stops=st.sampled_from([(), ("STOP",), ("STOP", "T"), ("\n", "hello Y")]),
     begun=st.booleans(),
     step=st.integers(1, 5),
@@ -346,3 +347,64 @@ async def test_the_embedded_engine_tells_its_tokens():
 
         for told, ids in await asyncio.gather(*(generate(number) for number in range(5))):
             assert told == ids
+
+
+QWEN_CALL = (
+    "<tool_call>\n<function=note>\n<parameter=text>\n12\n</parameter>\n<parameter=body>\none </think>\n\n"
+    "</parameter> two\n\n</parameter>\n<parameter=count>\n12\n</parameter>\n</function>\n</tool_call>"
+)
+NOTE = {
+    "type": "function",
+    "function": {
+        "name": "note",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "text": {"type": "string"},
+                "body": {"type": "string"},
+                "count": {"type": "integer"},
+            },
+        },
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("tool_format", "tool", "said", "arguments"),
+    [
+        ("hermes", TOOL, CALL, {"a": 1}),
+        (
+            "qwen-xml",
+            NOTE,
+            QWEN_CALL,
+            {"text": "12", "body": "one </think>\n\n</parameter> two\n", "count": 12},
+        ),
+    ],
+)
+async def test_ids_and_arguments_of_a_streamed_call_are_those_that_were_sampled(
+    talk, tool_format, tool, said, arguments
+):
+    script = [f"<think>\nhm\n</think>\n\nI do.\n{said}", "so"]
+    client, session, policy = await talk(script, tool_format=tool_format)
+    ids, deltas = [], []
+    async for chunk in await client.chat.completions.create(
+        model="policy", messages=HI, tools=[tool], stream=True, extra_body={"return_token_ids": True}
+    ):
+        ids += getattr(chunk.choices[0], "token_ids", None) or []
+        deltas.append(chunk.choices[0].delta)
+    assert ids == policy.log.calls[0][1].token_ids
+    parts = [call for delta in deltas for call in delta.tool_calls or ()]
+    handed = "".join(part.function.arguments or "" for part in parts)
+    assert json.loads(handed) == arguments
+    # An agent that puts the call together sends it back, and the prompt begins with the very ids.
+    function = {"name": tool["function"]["name"], "arguments": handed}
+    message = {
+        "role": "assistant",
+        "content": "I do.",
+        "tool_calls": [{"id": parts[0].id, "type": "function", "function": function}],
+    }
+    result = {"role": "tool", "content": "3", "tool_call_id": parts[0].id}
+    await client.chat.completions.create(model="policy", messages=[*HI, message, result], tools=[tool])
+    first, second = (request.prompt_ids for request, _ in policy.log.calls)
+    assert second[: len(first) + len(ids)] == [*first, *ids]
+    assert len(session.trajectory.segments) == 1

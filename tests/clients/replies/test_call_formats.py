@@ -4,11 +4,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from rollgym.clients.protocol.tool_calls import CALL_WRITERS, ToolCall
-from rollgym.envs.tools.formats.calls import (
+from rollgym.clients.protocol.tool_calls import CALL_FORMATS, ToolCall
+from rollgym.clients.replies.formats.calls import (
     read_calls,
 )
-from rollgym.envs.tools.formats.table import FORMATS, format_named
+from rollgym.clients.replies.formats.table import FORMATS, format_named
 
 TEXT = {"type": "string"}
 SCHEMAS = {
@@ -347,4 +347,4 @@ def test_an_unknown_format_is_an_error():
 
 
 def test_every_format_that_is_read_can_be_written() -> None:
-    assert list(CALL_WRITERS) == list(FORMATS)
+    assert list(CALL_FORMATS) == list(FORMATS)

@@ -2,36 +2,34 @@
 
 import ast
 import re
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 from rollgym.clients.protocol.tool_calls import ToolCall
-from rollgym.envs.tools.formats.calls import (
-    CallFault,
-    CallFormat,
-    Reading,
-    Schemas,
-    collect,
-)
-from rollgym.envs.tools.formats.literals import ExpressionParser, literal_of
+from rollgym.clients.replies.formats.calls import CallFormat, Reading, Schemas, collect_whole
+from rollgym.clients.replies.formats.literals import ExpressionParser, literal_of
+from rollgym.clients.replies.json_values import CallFault, without_marks
 
 _FENCES = ("```python", "```tool_code", "```")
 _TAG = "<|python_tag|>"
 _NAME = re.compile(r"\A\[?\s*[A-Za-z_][\w.]*\s*\(")
 
 
-def _read(text: str, schemas: Schemas) -> Reading:
+def _read(text: str, schemas: Schemas, strict: bool) -> Reading:
     plain = text.strip().removeprefix(_TAG).removesuffix("<|eot_id|>").removesuffix("<|eom_id|>").strip()
     plain = _without_fence(plain)
     if not _NAME.match(plain):
-        return Reading(content=plain)
+        return Reading(content=plain, remaining=text)
     try:
         items = _expressions(plain)
     except CallFault as fault:
         # Prose such as "f(x) grows" begins like a call; a list of calls is meant as one.
         named = plain.split("(", 1)[0].strip(" [\n\t") in schemas
-        return Reading(faults=(str(fault),)) if named or plain.startswith("[") else Reading(content=plain)
-    return collect([partial(_call, item) for item in items], "")
+        meant = named or plain.startswith("[")
+        faults = (str(fault),) if meant else ()
+        return Reading(content="" if meant else plain, faults=faults, remaining=text)
+    return collect_whole(text, "", [partial(_call, item) for item in items])
 
 
 def _without_fence(text: str) -> str:
@@ -73,6 +71,15 @@ def _dotted(node: ast.expr) -> str:
     return ".".join([node.id, *reversed(parts)])
 
 
+def _write(calls: Sequence[ToolCall], content: str, schemas: Schemas) -> str:
+    return f"[{', '.join(_written(call) for call in calls)}]"
+
+
+def _written(call: ToolCall) -> str:
+    arguments = ", ".join(f"{name}={without_marks(repr(value))}" for name, value in call.arguments.items())
+    return f"{call.name}({arguments})"
+
+
 def _explain(schemas: Schemas) -> str:
     return (
         "To call tools, reply with nothing but a list of calls in Python's syntax, with arguments by name, "
@@ -80,4 +87,4 @@ def _explain(schemas: Schemas) -> str:
     )
 
 
-PYTHON_CALLS = CallFormat("python", _read, _explain)
+PYTHON_CALLS = CallFormat("python", _read, _write, _explain, whole=True)

@@ -7,7 +7,7 @@ import re
 import warnings
 from typing import Any
 
-from rollgym.envs.tools.formats.calls import CallFault, shown
+from rollgym.clients.replies.json_values import CallFault, shown
 
 _LONGEST = 100_000
 # The parser passes over texts and comments; what stands around them takes it a microsecond or two for each character.

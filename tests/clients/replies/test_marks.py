@@ -1,4 +1,4 @@
-"""What is read in a reply: thinking, tags, boxes, fences and sections, by the old patterns as oracles."""
+"""What is read in a reply: thinking, tags, boxes and fences, by the old patterns as oracles."""
 
 import re
 import tracemalloc
@@ -7,22 +7,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollgym.envs.core.profiles import PROFILES, said_actions
-from rollgym.envs.core.replies import (
+from rollgym.clients.replies.marks import (
     ANSWER_WITHIN,
-    LONGEST,
-    Section,
     _scanned_boxes,
     boxes,
     fenced_blocks,
     fenced_lines,
-    has_thought,
     last_tagged,
-    sections,
-    strip_thinking,
     tagged,
     unfenced,
 )
+from rollgym.clients.replies.thinking import LONGEST, has_thought, strip_thinking
+from rollgym.envs.core.profiles import PROFILES, said_actions
 from rollgym.envs.games.guess_number import GuessNumberEnv
 from rollgym.envs.verifiers.arithmetic import ArithmeticEnv, read_number
 
@@ -188,11 +184,3 @@ def test_lines_with_fences_around_them():
 @given(st.text(alphabet="`~\na b", max_size=60))
 def test_fences_lose_no_line(text):
     assert all(code in text for _, code in fenced_blocks(text))
-
-
-@given(st.lists(st.sampled_from(["<c>", "</c>", "a", "\n"]), max_size=20).map("".join))
-def test_sections_are_read_as_a_pattern_would(text):
-    pattern = re.compile(r"<c>(.*?)(</c>|(?=<c>)|\Z)", re.DOTALL)
-    found, rest = sections(text, "<c>", "</c>")
-    assert found == [Section(match[1], bool(match[2])) for match in pattern.finditer(text)]
-    assert rest == pattern.sub("", text)

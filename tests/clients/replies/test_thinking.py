@@ -2,10 +2,11 @@
 
 import pytest
 
+from rollgym.clients.protocol.tool_calls import ToolCall
+from rollgym.clients.replies.formats.calls import read_calls
+from rollgym.clients.replies.formats.hermes import HERMES
+from rollgym.clients.replies.thinking import strip_thinking
 from rollgym.envs.code.extraction import extract
-from rollgym.envs.core.replies import strip_thinking
-from rollgym.envs.tools.formats.calls import ToolCall, read_calls
-from rollgym.envs.tools.formats.hermes import HERMES
 
 WHOLE = [
     "```python\nprint('</think>')\n```",
@@ -39,6 +40,12 @@ def test_a_tag_in_code_in_quotation_marks_and_in_a_call_is_text(reply):
         ("<think>one <think>two</think> three</think>Up", "Up"),
         ("I don't know</think>It's Up", "It's Up"),
         ("code\n```python\nx = 1\n``` and more</think>Up", "Up"),
+        ("maybe <function=a></function></think><function=b></function>", "<function=b></function>"),
+        (
+            "so <tool_call><function=a></function></tool_call></think><tool_call><function=b></function></tool_call>",
+            "<tool_call><function=b></function></tool_call>",
+        ),
+        ("maybe <tool_call>{...}</tool_call></think><tool_call>{}</tool_call>", "<tool_call>{}</tool_call>"),
         ("I'd call <tool_call> now</think><tool_call>{}</tool_call>", "<tool_call>{}</tool_call>"),
     ],
 )

@@ -1,0 +1,68 @@
+"""The JSON format of Llama 3: an object with a name and parameters after the python tag, or alone."""
+
+import re
+from collections.abc import Sequence
+from functools import partial
+
+from rollgym.clients.protocol.tool_calls import ToolCall
+from rollgym.clients.replies.formats.calls import (
+    MOST_CANDIDATES,
+    CallFormat,
+    Reading,
+    Schemas,
+    call_of_object,
+    collect_whole,
+)
+from rollgym.clients.replies.json_values import as_json_of_calls, json_end, parse_json
+
+_TAG = "<|python_tag|>"
+_BETWEEN = re.compile(r"\s*+;?\s*+")
+# As inference servers have it.
+_ANYTHING_BETWEEN = re.compile(r"[\s;,]*+")
+_ENDS = ("<|eom_id|>", "<|eot_id|>")
+
+
+def _read(text: str, schemas: Schemas, strict: bool) -> Reading:
+    plain = text.strip()
+    for end in _ENDS:
+        plain = plain.removesuffix(end).rstrip()
+    content, tag, said = plain.partition(_TAG)
+    if not tag:
+        if not (plain.startswith("{") and '"name"' in plain):
+            return Reading(content=plain, remaining=text)
+        content, said = "", plain
+    parts = _parts(said.strip(), _BETWEEN if strict else _ANYTHING_BETWEEN)
+    return collect_whole(text, content, [partial(_call, part, strict) for part in parts])
+
+
+def _call(part: str, strict: bool) -> ToolCall:
+    return call_of_object(parse_json(part, strict=strict), "parameters", strict=strict)
+
+
+def _parts(text: str, separator: re.Pattern[str]) -> list[str]:
+    """Cut objects that follow one another."""
+    parts: list[str] = []
+    begin = 0
+    while begin < len(text) and len(parts) < MOST_CANDIDATES:
+        end = json_end(text, begin)
+        if end is None:
+            return [*parts, text[begin:]]
+        parts.append(text[begin:end])
+        between = separator.match(text, end)
+        begin = end if between is None else between.end()
+    return parts or [text]
+
+
+def _write(calls: Sequence[ToolCall], content: str, schemas: Schemas) -> str:
+    written = [as_json_of_calls({"name": call.name, "parameters": dict(call.arguments)}) for call in calls]
+    return content + _TAG + "; ".join(written)
+
+
+def _explain(schemas: Schemas) -> str:
+    return (
+        f"To call a tool, write {_TAG} and a JSON object with its name and parameters, and nothing after it, "
+        f'for example:\n{_TAG}{{"name": "tool", "parameters": {{"parameter": "value"}}}}'
+    )
+
+
+LLAMA = CallFormat("llama", _read, _write, _explain, mark=_TAG, bare="{", whole=True)

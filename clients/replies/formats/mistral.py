@@ -1,0 +1,110 @@
+"""The formats of Mistral: a JSON list after [TOOL_CALLS], or names with [ARGS] and an object each."""
+
+import re
+from collections.abc import Sequence
+from functools import partial
+
+from rollgym.clients.protocol.tool_calls import ToolCall
+from rollgym.clients.replies.formats.calls import (
+    MOST_CANDIDATES,
+    CallFormat,
+    Reading,
+    Schemas,
+    call_of_object,
+    collect_whole,
+    parse_arguments,
+    parse_name,
+)
+from rollgym.clients.replies.json_values import (
+    CallFault,
+    as_json,
+    as_json_of_calls,
+    behind_blanks,
+    json_end,
+    parse_json,
+)
+
+_MARK = "[TOOL_CALLS]"
+_ARGUMENTS = "[ARGS]"
+_BARE = re.compile(r"\A\[\s*+\{")
+_LIST = re.compile(r"\A\s*+\[(?!ARGS\]|CALL_ID\])")
+_CALL_ID = re.compile(r"\[CALL_ID\](\w+)\s*\Z")
+
+
+def _read(text: str, schemas: Schemas, strict: bool) -> Reading:
+    content, mark, said = text.strip().removesuffix("</s>").partition(_MARK)
+    if not mark:
+        # The mark is a special token, which decoders are often told to leave out.
+        if not (_BARE.match(content) and '"name"' in content):
+            return Reading(content=content.strip(), remaining=text)
+        content, said = "", content
+    if _LIST.match(said) is None and _ARGUMENTS in said:
+        return collect_whole(text, content, [partial(_named_call, part, strict) for part in _parts(said)])
+    try:
+        value = parse_json(said, strict=strict)
+        if not isinstance(value, list) or not value:
+            raise CallFault(f"after {_MARK} a JSON list of calls is wanted")
+    except CallFault as fault:
+        return Reading((), content.strip(), (str(fault),), text)
+    readers = [partial(call_of_object, item, "arguments", strict=strict) for item in value]
+    return collect_whole(text, content, readers)
+
+
+def _parts(text: str) -> list[str]:
+    """Cut named calls apart, at the marks that stand in none of their texts."""
+    parts: list[str] = []
+    begin = 0
+    while begin <= len(text) and len(parts) < MOST_CANDIDATES:
+        stop = _part_end(text, begin)
+        parts.append(text[begin:stop])
+        begin = stop + len(_MARK)
+    return parts
+
+
+def _part_end(text: str, begin: int) -> int:
+    following = text.find(_MARK, begin)
+    stop = following if following >= 0 else len(text)
+    arguments = text.find(_ARGUMENTS, begin, stop)
+    end = json_end(text, arguments + len(_ARGUMENTS)) if arguments >= 0 else None
+    if end is None or end <= stop:
+        return stop
+    # The mark that was found stands in a text of the arguments.
+    behind = behind_blanks(text, end)
+    following = behind if text.startswith(_MARK, behind) else text.find(_MARK, end)
+    return following if following >= 0 else len(text)
+
+
+def _named_call(part: str, strict: bool) -> ToolCall:
+    head, mark, arguments = part.partition(_ARGUMENTS)
+    if not mark:
+        raise CallFault(f"the call of {parse_name(head)} has no {_ARGUMENTS}")
+    found = _CALL_ID.search(head)
+    name = head if found is None else head[: found.start()]
+    return ToolCall(
+        parse_name(name),
+        parse_arguments(parse_json(arguments, strict=strict), strict=strict),
+        "" if found is None else found[1],
+    )
+
+
+def _write(calls: Sequence[ToolCall], content: str, schemas: Schemas) -> str:
+    # Mistral's templates want ids of nine letters and digits.
+    items = [
+        {"name": call.name, "arguments": dict(call.arguments), "id": call.id or f"{number:09d}"}
+        for number, call in enumerate(calls)
+    ]
+    return content + _MARK + as_json_of_calls(items)
+
+
+def _show_result(name: str, content: str) -> str:
+    return f"[TOOL_RESULTS]{as_json({'content': content})}[/TOOL_RESULTS]"
+
+
+def _explain(schemas: Schemas) -> str:
+    return (
+        f"To call tools, write {_MARK} and a JSON list of objects with a name and arguments, and nothing after it, "
+        f'for example:\n{_MARK}[{{"name": "tool", "arguments": {{"parameter": "value"}}}}]'
+    )
+
+
+MISTRAL = CallFormat("mistral", _read, _write, _explain, _show_result, mark=_MARK, bare="[{", whole=True)

@@ -1,0 +1,187 @@
+"""The format of Qwen3-Coder: a tag for the function and one for each parameter, typed by the tool's schema."""
+
+import itertools
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+from rollgym.clients.protocol.tool_calls import ToolCall
+from rollgym.clients.replies.formats.calls import (
+    MOST_CANDIDATES,
+    CallFormat,
+    Candidate,
+    Reading,
+    Schemas,
+    collect,
+    parse_name,
+)
+from rollgym.clients.replies.formats.hermes import show_result
+from rollgym.clients.replies.formats.literals import ExpressionParser, literal_of
+from rollgym.clients.replies.formats.schema_kinds import kind_of, kinds_of
+from rollgym.clients.replies.json_values import CallFault, as_json, parse_json, shown
+
+_OPENING, _CLOSING = "<tool_call>", "</tool_call>"
+_CALL_OPENING = re.compile(r"<tool_call>\s*+<function=")
+_CALL_CLOSING = re.compile(r"</function>\s*+</tool_call>")
+_PARAMETER, _PARAMETER_END, _FUNCTION_END = "<parameter=", "</parameter>", "</function>"
+# At the beginning, behind a closing mark, or where a line begins; anywhere else the mark is text.
+_PARAMETER_OPENING = re.compile(
+    r"(?P<follows>\A\s*+|</parameter>\s*+)<parameter=|\n[ \t]*+<parameter=(?P<name>[^>\n]*+)(?=>)"
+)
+_NOTHING = object()
+
+
+def _read(text: str, schemas: Schemas, strict: bool) -> Reading:
+    parser = ExpressionParser()
+    return collect(text, list(_candidates(text, partial(_call, schemas, parser, strict))))
+
+
+def _candidates(text: str, read: Callable[[str], ToolCall]) -> Iterator[Candidate]:
+    """Find calls: each ends at its last closing mark before the next call, so that its texts may hold marks.
+
+    A call that the end of the reply cut off counts, as it does where this format comes from.
+    """
+    calls = (mark.start() for mark in _CALL_OPENING.finditer(text))
+    following = next(calls, len(text))
+    start = text.find(_OPENING)
+    for _ in range(MOST_CANDIDATES):
+        if start < 0:
+            return
+        begin = start + len(_OPENING)
+        while following <= start:
+            following = next(calls, len(text))
+        end = _call_end(text, begin, following) if _CALL_OPENING.match(text, start) else _end(text, begin)
+        yield Candidate(start, end, partial(read, text[begin:end].removesuffix(_CLOSING)))
+        start = text.find(_OPENING, end)
+
+
+def _call_end(text: str, begin: int, stop: int) -> int:
+    end = -1
+    for mark in _CALL_CLOSING.finditer(text, begin, stop):
+        end = mark.end()
+    if end < 0:
+        closing = text.find(_CLOSING, begin, stop)
+        end = closing + len(_CLOSING) if closing >= 0 else stop
+    return end
+
+
+def _end(text: str, begin: int) -> int:
+    """Return where something in tool_call tags ends that is no call."""
+    following = text.find(_OPENING, begin)
+    stop = following if following >= 0 else len(text)
+    closing = text.find(_CLOSING, begin, stop)
+    return closing + len(_CLOSING) if closing >= 0 else stop
+
+
+def _call(schemas: Schemas, parser: ExpressionParser, strict: bool, body: str) -> ToolCall:
+    head = _named(_before_last(body.partition("<function=")[2], _FUNCTION_END))
+    if head is None:
+        raise CallFault(f"the call {shown(body.strip())} has no <function=NAME>")
+    name, said = parse_name(head[0]), head[1]
+    schema = schemas.get(name, {})
+    properties = schema.get("properties")
+    if not isinstance(properties, Mapping):
+        properties = {}
+    arguments: dict[str, Any] = {}
+    for key, value in _parameters(said, properties):
+        if strict and key in arguments:
+            raise CallFault(f"{shown(key)} is there twice")
+        arguments[key] = _typed(value, kinds_of(properties.get(key), schema), parser)
+    return ToolCall(name, arguments)
+
+
+def _parameters(said: str, properties: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Cut parameters apart: each ends at its last closing mark before the next one begins.
+
+    One that is not closed ends where a line begins with another parameter of the tool.
+    """
+    openings = [
+        mark
+        for mark in itertools.islice(_PARAMETER_OPENING.finditer(said), MOST_CANDIDATES)
+        if mark["follows"] is not None or not properties or mark["name"] in properties
+    ]
+    for mark, following in itertools.zip_longest(openings, openings[1:]):
+        begin = mark.end() if mark["follows"] is not None else mark.start("name")
+        part = _named(said[begin : following.start() if following else len(said)])
+        if part is None:
+            continue
+        closed = following is not None and following["follows"] is not None
+        value = part[1] if closed else _before_last(part[1], _PARAMETER_END)
+        yield parse_name(part[0]), value.removeprefix("\n").removesuffix("\n")
+
+
+def _before_last(text: str, mark: str) -> str:
+    """Return what stands before the last closing mark; all of it where it was cut off."""
+    before, found, rest = text.rpartition(mark)
+    return before if found else rest
+
+
+def _named(body: str) -> tuple[str, str] | None:
+    """Split `NAME>what it holds`; None where there is no name."""
+    name, mark, rest = body.partition(">")
+    return (name, rest) if mark and "\n" not in name else None
+
+
+def _typed(text: str, kinds: frozenset[str], parser: ExpressionParser) -> Any:
+    """Return a value of the types that a schema allows.
+
+    Where text is allowed, all is text but JSON of another type that is allowed, too. Otherwise numbers, booleans, lists
+    and objects are JSON, or else literals of Python, as models write them. What is neither stays text: whoever calls
+    the tool says what type was wanted.
+    """
+    others = kinds - {"string"}
+    if not others:
+        return text
+    plain = text.strip()
+    if "null" in kinds and plain.lower() in ("null", "none"):
+        return None
+    if "string" in kinds:
+        value = _json_value(plain)
+        return value if value is not _NOTHING and kind_of(value) & others else text
+    if plain.lower() in ("null", "true", "false"):
+        return {"null": None, "true": True, "false": False}[plain.lower()]
+    value = _json_value(plain)
+    if value is _NOTHING:
+        with suppress(CallFault):
+            return literal_of(parser.parse(plain), text_keys=False)
+    return text if value is _NOTHING else value
+
+
+def _json_value(text: str) -> Any:
+    with suppress(CallFault):
+        return parse_json(text)
+    return _NOTHING
+
+
+def _write(calls: Sequence[ToolCall], content: str, schemas: Schemas) -> str:
+    written = ["\n".join(_lines(call)) for call in calls]
+    return "\n".join([content, *written] if content else written)
+
+
+def _lines(call: ToolCall) -> Iterator[str]:
+    yield from (_OPENING, f"<function={call.name}>")
+    for name, value in call.arguments.items():
+        yield from (f"{_PARAMETER}{name}>", _text_of(value), _PARAMETER_END)
+    yield from (_FUNCTION_END, _CLOSING)
+
+
+def _text_of(value: Any) -> str:
+    return value if isinstance(value, str) else as_json(value)
+
+
+def _written_as(calls: Sequence[ToolCall]) -> tuple[Sequence[ToolCall], Schemas]:
+    """Without schemas all is read as text, which values of other types are made of by their schema."""
+    texts = [{name: _text_of(value) for name, value in call.arguments.items()} for call in calls]
+    return [ToolCall(call.name, each) for call, each in zip(calls, texts, strict=True)], {}
+
+
+def _explain(schemas: Schemas) -> str:
+    return (
+        "To call a tool, write its name and parameters as tags inside tool_call tags, for example:\n"
+        "<tool_call>\n<function=tool>\n<parameter=parameter>\nvalue\n</parameter>\n</function>\n</tool_call>"
+    )
+
+
+QWEN_XML = CallFormat("qwen-xml", _read, _write, _explain, show_result, _written_as, mark=_OPENING)

@@ -1,0 +1,148 @@
+"""The format of Search-R1, ReTool and GEM: a tag of the tool's name around its one text, and fenced code."""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from rollgym.clients.protocol.tool_calls import ToolCall
+from rollgym.clients.replies.formats.calls import (
+    CallFormat,
+    Candidate,
+    Reading,
+    Schemas,
+    collect,
+    parse_arguments,
+)
+from rollgym.clients.replies.json_values import CallFault, as_json, parse_json
+from rollgym.clients.replies.thinking import strip_thinking
+
+_RESULT_TAGS: Mapping[str, str] = {"search": "information", "python": "interpreter"}
+
+
+def _read(text: str, schemas: Schemas, strict: bool) -> Reading:
+    if not schemas:
+        return Reading(content=text.strip(), remaining=text)
+    parameters = _only_texts(schemas)
+    candidates = [
+        Candidate(start, end, _reader(name, body, schemas.get(name, {}), parameters.get(name), strict))
+        for start, end, name, body in _marked(text, schemas, "python" in parameters)
+    ]
+    reading = collect(text, candidates)
+    opened = re.findall(rf"<({_any_of(schemas)})>", reading.content)
+    faults = tuple(f"<{name}> is not closed by </{name}>" for name in opened)
+    return Reading(reading.calls, reading.content, (*reading.faults, *faults), reading.remaining)
+
+
+def _any_of(schemas: Schemas) -> str:
+    return "|".join(re.escape(name) for name in sorted(schemas, key=len, reverse=True))
+
+
+def _marked(text: str, schemas: Schemas, programs: bool) -> list[tuple[int, int, str, str]]:
+    """Return where the tags of tools, and those of programs, begin and end, with the tool and what stands in them.
+
+    Each opening mark goes together with the next closing one of its own; where there is none, it stays in the text, and
+    no other of its name is looked for.
+    """
+    begin = re.compile(
+        rf"<(?P<name>{_any_of(schemas)})>"
+        + (r"|<(?P<code>code)>|```(?:python|py)[^\S\n]*+\n" if programs else "")
+    )
+    found, position = [], 0
+    closed: dict[str, bool] = {}
+    for mark in begin.finditer(text):
+        name = mark["name"] or (mark.groupdict().get("code") or "```")
+        if mark.start() < position or not closed.get(name, True):
+            continue
+        closing = "```" if name == "```" else f"</{name}>"
+        end = text.find(closing, mark.end())
+        closed[name] = end >= 0
+        if end < 0:
+            continue
+        position = end + len(closing)
+        found.append((mark.start(), position, mark["name"] or "python", text[mark.end() : end]))
+    return found
+
+
+def _reader(
+    name: str, body: str, schema: Mapping[str, Any], parameter: str | None, strict: bool
+) -> Callable[[], ToolCall]:
+    def read() -> ToolCall:
+        said = body.strip()
+        if parameter is None:
+            return ToolCall(name, parse_arguments(parse_json(said or "{}", strict=strict)))
+        if said.startswith("{") and (several := _several(said, schema, parameter)) is not None:
+            return ToolCall(name, several)
+        return ToolCall(name, {parameter: body.strip("\n") if name == "python" else said})
+
+    return read
+
+
+def _several(said: str, schema: Mapping[str, Any], parameter: str) -> Mapping[str, Any] | None:
+    """Return the arguments where a text is a JSON object of them: the one that is needed and optional ones."""
+    try:
+        found = parse_arguments(parse_json(said))
+    except CallFault:
+        return None
+    known = schema.get("properties", {}).keys()
+    return found if parameter in found and found.keys() <= known else None
+
+
+def _only_texts(schemas: Schemas) -> dict[str, str]:
+    """Return the one parameter of each tool that needs one text and nothing else."""
+    found = {}
+    for name, schema in schemas.items():
+        required = schema.get("required", [])
+        if len(required) == 1 and schema.get("properties", {}).get(required[0], {}).get("type") == "string":
+            found[name] = required[0]
+    return found
+
+
+def _write(calls: Sequence[ToolCall], content: str, schemas: Schemas) -> str:
+    known = schemas or _likely_schemas(calls)
+    written = [f"<{call.name}>{_body(call, known)}</{call.name}>" for call in calls]
+    return "\n".join([content, *written] if content else written)
+
+
+def _body(call: ToolCall, schemas: Schemas) -> str:
+    """Return a text as it is where it is read as it is, and else, as all that is no single text, JSON."""
+    values = list(call.arguments.values())
+    if len(values) == 1 and isinstance(values[0], str):
+        plain = f"<{call.name}>{values[0]}</{call.name}>"
+        reading = _read(plain, schemas, True)
+        alike = not reading.faults and [each.arguments for each in reading.calls] == [call.arguments]
+        if alike and strip_thinking(plain) == plain:
+            return values[0]
+    # `<` stands in texts only, and no mark of a tag is read in what is written so.
+    return as_json(dict(call.arguments)).replace("<", "\\u003c")
+
+
+def _likely_schemas(calls: Sequence[ToolCall]) -> Schemas:
+    """Return schemas by which calls can be read, where those of their tools are not known."""
+    found: dict[str, dict[str, Any]] = {}
+    for call in calls:
+        schema = found.setdefault(call.name, {"properties": {}})
+        schema["properties"].update({name: {"type": "string"} for name in call.arguments})
+        if len(call.arguments) == 1 and isinstance(next(iter(call.arguments.values())), str):
+            schema.setdefault("required", list(call.arguments))
+    return found
+
+
+def _written_as(calls: Sequence[ToolCall]) -> tuple[Sequence[ToolCall], Schemas]:
+    return calls, _likely_schemas(calls)
+
+
+def _show_result(name: str, content: str) -> str:
+    tag = _RESULT_TAGS.get(name, "result")
+    return f"<{tag}>{content}</{tag}>"
+
+
+def _explain(schemas: Schemas) -> str:
+    texts = _only_texts(schemas)
+    examples = [
+        f"<{name}>{texts[name]}</{name}>" if name in texts else f"<{name}>{{JSON object}}</{name}>"
+        for name in schemas
+    ]
+    return "To call a tool, write what it needs in a tag of its name: " + ", ".join(examples)
+
+
+TAGS = CallFormat("tags", _read, _write, _explain, _show_result, _written_as)

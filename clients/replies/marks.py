@@ -1,0 +1,193 @@
+r"""Marks in what a reply says: pairs of tags, boxes, fences of code. Every step is linear.
+
+A policy that repeats itself writes a megabyte of open tags by itself, and an environment that runs inline reads it in
+the server's event loop. So nothing here looks at a place more than a fixed number of times, whatever stands there.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+ANSWER_WITHIN = 20_000
+"""An answer, or an action, is looked for in so many characters at the end."""
+
+# Possessive throughout: a run of marks is looked at once, and not again for each way of dividing it.
+_FENCE = re.compile(r"[ ]{0,3}+(`{3,}+|~{3,}+)[ \t]*+([^\s`{]*+)[^`]*+")
+_LINE_FENCE = re.compile(r"```(\w++)[ \t]++(?=[^ \t])")
+_BOX = re.compile(r"\\(?:boxed|fbox|framebox)")
+_BRACES = re.compile(
+    r"(?P<box>\\(?:boxed|fbox|framebox)\s*+(?=\{))|(?P<bare>\\boxed\s++(?=[^\s{]))"
+    r"|\\(?:[{}]|\\(?!boxed|fbox|framebox))|[{}]"
+)
+_PLAIN = r"\boxed{"
+_BARE_CONTENT = re.compile(r"[^\s$.,]++(?:[.,]\d++)*")
+
+
+# -- tags ----------------------------------------------------------------------------------------------------------
+
+
+def tagged(text: str, name: str) -> list[str]:
+    """Return what stands in the pairs of a tag, in their order.
+
+    A pair holds no opening tag of its own: of `<a>1<a>2</a>`, it is `2`.
+
+    Args:
+        text: What was said.
+        name: Of the tag, in any case.
+    """
+    plain: list[str] = _plain_pair(name).findall(text)
+    if 2 * len(plain) == text.count("<"):
+        # No other mark is in it, as in most replies that games get.
+        return plain
+    found, begin = [], -1
+    for tag in _tag(name).finditer(text):
+        if tag[1]:
+            if begin >= 0:
+                found.append(text[begin : tag.start()])
+            begin = -1
+        else:
+            begin = tag.end()
+    return found
+
+
+def last_tagged(text: str, name: str) -> str | None:
+    """Return what stands in the last pair of a tag; None without a pair."""
+    found = tagged(text, name)
+    return found[-1] if found else None
+
+
+@lru_cache(maxsize=64)
+def _plain_pair(name: str) -> re.Pattern[str]:
+    tag = re.escape(name)
+    return re.compile(rf"<{tag}>([^<]*+)</{tag}>", re.IGNORECASE)
+
+
+@lru_cache(maxsize=64)
+def _tag(name: str) -> re.Pattern[str]:
+    return re.compile(rf"<(/?){re.escape(name)}>", re.IGNORECASE)
+
+
+# -- boxes ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    r"""A `\boxed{...}` (or `\fbox`, `\framebox`, or `\boxed 5`) with balanced braces.
+
+    Attributes:
+        start: Where its command begins.
+        end: Where it ends, its closing brace included.
+        depth: In how many other boxes it stands.
+    """
+
+    start: int
+    end: int
+    depth: int
+    _text: str
+    _inside: tuple[int, int]
+
+    @property
+    def content(self) -> str:
+        """What stands in it, without its braces."""
+        # Cut out only where it is looked at: the contents of boxes within boxes are as long as all of them together.
+        return self._text[slice(*self._inside)]
+
+
+def boxes(text: str) -> tuple[list[Box], int]:
+    """Return the boxes of a text in the order of their beginnings, and how many are opened in it.
+
+    More are opened than returned where some never close: a reply that was cut off in its answer.
+    """
+    plain = _plain_box(text)
+    return ([plain], 1) if plain is not None else _scanned_boxes(text)
+
+
+def _plain_box(text: str) -> Box | None:
+    """Return the one box of a text that has only one, with nothing in it that needs a closer look: most have."""
+    begin = text.find(_PLAIN)
+    if begin < 0 or text.count("box") > 1:
+        return None
+    end = text.find("}", begin)
+    inside = begin + len(_PLAIN), end
+    content = text[slice(*inside)]
+    return None if end < 0 or "{" in content or "\\" in content else Box(begin, end + 1, 0, text, inside)
+
+
+def _scanned_boxes(text: str) -> tuple[list[Box], int]:
+    spans: list[tuple[int, int, int]] = []
+    # Braces that are open: where each stands, and where its box begins, if it is one's.
+    braces: list[tuple[int, int | None]] = []
+    box, opened = None, 0
+    first = _BOX.search(text)
+    for mark in () if first is None else _BRACES.finditer(text, first.start()):
+        if mark["box"]:
+            box, opened = mark.start(), opened + 1
+        elif mark["bare"]:
+            opened += 1
+            content = _BARE_CONTENT.match(text, mark.end())
+            if content is not None:
+                spans.append((mark.start(), mark.end(), content.end()))
+        elif mark[0] == "{":
+            braces.append((mark.start(), box))
+            box = None
+        elif mark[0] == "}" and braces:
+            begin, of = braces.pop()
+            if of is not None:
+                spans.append((of, begin, mark.end()))
+    return list(_nested(text, sorted(spans))), opened
+
+
+def _nested(text: str, spans: list[tuple[int, int, int]]) -> Iterator[Box]:
+    """Make boxes of spans that are sorted by their beginnings; they lie within each other or side by side."""
+    around: list[int] = []
+    for start, begin, end in spans:
+        while around and around[-1] <= start:
+            around.pop()
+        inside = (begin + 1, end - 1) if text[begin] == "{" else (begin, end)
+        yield Box(start, end, len(around), text, inside)
+        around.append(end)
+
+
+# -- fences --------------------------------------------------------------------------------------------------------
+
+
+def fenced_blocks(text: str) -> list[tuple[str, str]]:
+    """Return the fenced blocks of a text, each with the name of its language in lower case.
+
+    A block that is never closed ends with the text.
+    """
+    blocks: list[tuple[str, str]] = []
+    mark, name = "", ""
+    lines: list[str] = []
+    for line in text.splitlines(keepends=True):
+        fence = _FENCE.fullmatch(line.rstrip("\r\n")) if "```" in line or "~~~" in line else None
+        if not mark:
+            if fence:
+                mark, name, lines = fence[1], fence[2].lower(), []
+        elif fence and not fence[2] and fence[1].startswith(mark):
+            blocks.append((name, "".join(lines)))
+            mark = ""
+        else:
+            lines.append(line)
+    if mark:
+        blocks.append((name, "".join(lines)))
+    return blocks
+
+
+def fenced_lines(text: str) -> list[tuple[str, str]]:
+    """Return the blocks that stand in one line each, as a person types them: three backticks, a name, text, three."""
+    found = []
+    for line in text.splitlines():
+        line = line.rstrip(" \t")
+        opened = _LINE_FENCE.match(line)
+        if opened is not None and line.endswith("```") and len(line) - 3 > opened.end():
+            found.append((opened[1], line[opened.end() : -3]))
+    return found
+
+
+def unfenced(text: str) -> str:
+    """Return a text without the fence of a code block around all of it."""
+    if not (text.startswith("```") and text.endswith("```") and "\n" in text):
+        return text
+    return text.partition("\n")[2].removesuffix("```").strip()

@@ -1,1 +1,0 @@
-"""Formats of tool calls: each a pure reader and writer."""

@@ -1,0 +1,214 @@
+"""Sixteen kinds of text that look like structure, held against the readers of environments, verifiers and agents."""
+
+import json
+
+import pytest
+
+from rollgym.clients.replies.formats.calls import read_calls
+from rollgym.clients.replies.formats.table import FORMATS
+from rollgym.clients.replies.marks import boxes, fenced_blocks, last_tagged
+from rollgym.clients.replies.thinking import LONGEST, split_thinking, strip_thinking
+from rollgym.envs.code.extraction import extract
+from rollgym.envs.verifiers.extraction import marked_answer
+from rollgym.envs.verifiers.function_calls import FunctionCallsEnv
+from rollgym.trainer.rollout.agents.replies import FAMILIES, read_reply
+
+SCHEMAS = {"put": {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}}
+TEMPLATES = {
+    "hermes": lambda text: (
+        f'<tool_call>{{"name": "put", "arguments": {{"text": {quoted(text)}}}}}</tool_call>'
+    ),
+    "qwen-xml": lambda text: (
+        f"<tool_call>\n<function=put>\n<parameter=text>\n{text}\n</parameter>\n</function>\n</tool_call>"
+    ),
+    "openai": lambda text: (
+        f'{{"tool_calls": [{{"function": {{"name": "put", "arguments": {quoted(quoted(text, "text"))}}}}}]}}'
+    ),
+    "llama": lambda text: f'<|python_tag|>{{"name": "put", "parameters": {{"text": {quoted(text)}}}}}',
+    "mistral": lambda text: f'[TOOL_CALLS][{{"name": "put", "arguments": {{"text": {quoted(text)}}}}}]',
+    "python": lambda text: f"[put(text={text!r})]",
+    "tags": lambda text: f"<put>{text}</put>",
+}
+"""Calls as models write them, with no mark in them escaped."""
+
+
+def quoted(text, name=None):
+    return json.dumps(text if name is None else {name: text}, ensure_ascii=False)
+
+
+def called(name, reply):
+    """The texts that an environment is called with; None where what was meant as a call is refused."""
+    reading = read_calls(reply, FORMATS[name], SCHEMAS)
+    return None if reading.faults else [call.arguments["text"] for call in reading.calls]
+
+
+def agent_called(name, reply, begun=False):
+    calls = read_reply(reply, name, begun=begun, schemas=SCHEMAS).calls
+    return [json.loads(call.arguments).get("text") for call in calls]
+
+
+# What is said, by environments and by agents; the answer in tags; the boxes; the program.
+TEXTS = {
+    "thinking tags in a fence of code": (
+        "```python\nprint('<think>a</think>')\n```",
+        "```python\nprint('<think>a</think>')\n```",
+        None,
+        [],
+        "print('<think>a</think>')\n",
+    ),
+    "thinking tags in a JSON string": (
+        '{"a": "<think>b</think>"}',
+        '{"a": "<think>b</think>"}',
+        None,
+        [],
+        None,
+    ),
+    "a closing tag in a string": ("print('</think>')", "print('</think>')", None, [], "print('</think>')"),
+    "thinking that never closes": ("<think>on and on <answer>4</answer>", "", None, [], None),
+    "thinking behind what is said": (
+        "a = 4 <think>five</think>",
+        "a = 4 <think>five</think>",
+        None,
+        [],
+        "a = 4 <think>five</think>",
+    ),
+    "thinking in thinking": (
+        "<think>a<think>b</think>c</think><answer>4</answer>",
+        "<answer>4</answer>",
+        "4",
+        [],
+        None,
+    ),
+    "answer tags in a fence": (
+        "```\n<answer>5</answer>\n```",
+        "```\n<answer>5</answer>\n```",
+        "5",
+        [],
+        "<answer>5</answer>\n",
+    ),
+    "two boxes": (r"\boxed{4} \boxed{5}", r"\boxed{4} \boxed{5}", None, ["4", "5"], None),
+    "a box in thinking": (r"<think>\boxed{4}</think>none", "none", None, [], None),
+}
+
+
+@pytest.mark.parametrize(("reply", "said", "answer", "boxed", "program"), TEXTS.values(), ids=TEXTS)
+def test_what_every_reader_of_text_reads(reply, said, answer, boxed, program):
+    assert strip_thinking(reply) == said
+    assert last_tagged(said, "answer") == answer
+    assert [box.content for box in boxes(said)[0]] == boxed
+    found = extract(reply, "python")
+    assert (found.code if found else None) == program
+    marked = marked_answer(strip_thinking(reply))
+    assert (marked.text if marked else None) == (", ".join(boxed) if boxed else answer)
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_what_agents_are_told_is_what_environments_read(text):
+    """But thinking in thinking: for inference servers it ends with its first closing tag, and all behind is said."""
+    reply, said, *_ = TEXTS[text]
+    if text == "thinking in thinking":
+        said = "c</think><answer>4</answer>"
+    assert split_thinking(reply, begun=False)[1] == said
+    for name in FAMILIES:
+        assert read_reply(reply, name).content == said
+        assert read_reply(reply, name).calls == ()
+
+
+ARGUMENTS = {
+    "the closing mark of a call": "close with </tool_call> please",
+    "the opening mark of a call": "open with <tool_call> please",
+    "the closing marks of parameter and function": "a</parameter>b</function>c",
+    "marks of lists": "[TOOL_CALLS] and [ARGS]{} and [CALL_ID]",
+    "thinking": "<think>x</think>y",
+    "an opening tag": "Use the <think> tag here",
+    "null": "null",
+    "a number": "123",
+    "a truth value": "true",
+    "an object": '{"a": 1}',
+    "line ends": "\n\ntwo\n\n",
+}
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize("text", ARGUMENTS.values(), ids=ARGUMENTS)
+def test_an_argument_is_read_as_it_was_said(name, text):
+    reply = TEMPLATES[name](text)
+    # Blanks around the one text of a tag are no part of it, as in Search-R1.
+    expected = text.strip() if name == "tags" else text
+    assert called(name, reply) == [expected]
+    assert called(name, f"<think>plan</think>{reply}") == [expected]
+    assert called(name, f"plan</think>{reply}") == [expected]
+    if name in FAMILIES:
+        assert agent_called(name, reply) == [text]
+        assert agent_called(name, f"<think>plan</think>{reply}") == [text]
+        assert agent_called(name, f"plan</think>{reply}", begun=True) == [text]
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_a_call_in_thinking_is_none_and_one_behind_it_is_one(name):
+    call = TEMPLATES[name]("x")
+    assert called(name, f"<think>{call}</think>none") == []
+    assert called(name, f"<think>{call}</think>{call}") == ["x"]
+    if name in FAMILIES:
+        assert agent_called(name, f"<think>{call}</think>none") == []
+        assert agent_called(name, f"{call}</think>{call}", begun=True) == ["x"]
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_a_call_in_a_fence_is_read_by_marks_and_by_nothing_else(name):
+    """As inference servers have it: a mark is one wherever it stands. Where a call is all of a reply, it is text."""
+    fenced = f"```\n{TEMPLATES[name]('x')}\n```"
+    expected = {"openai": [], "llama": None, "mistral": None}.get(name, ["x"])
+    assert called(name, fenced) == expected
+    if name in FAMILIES:
+        assert agent_called(name, fenced) == (expected or [])
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_a_right_call_pays_whatever_marks_are_in_it(name):
+    env = FunctionCallsEnv(call_format=name)
+    function = {
+        "name": "put",
+        "description": "Put a text.",
+        "parameters": {"type": "dict", "properties": {"text": {"type": "string"}}, "required": ["text"]},
+    }
+    for text in ARGUMENTS.values():
+        if name == "tags" and text != text.strip():
+            continue
+        task = {
+            "question": "?",
+            "functions": [function],
+            "accepted": [{"put": {"text": [text]}}],
+            "category": "simple",
+        }
+        assert env.score(TEMPLATES[name](text), task).score == 1.0, text
+        assert env.score(TEMPLATES[name]("other"), task).score == 0.0
+
+
+LONG = {
+    "a megabyte of <": "<" * 1_000_000,
+    "a megabyte of opening marks": "<tool_call>" * 90_000,
+    "a megabyte of calls that open a string": '<tool_call>{"a' * 70_000,
+    "a megabyte of calls in the strings of others": '<tool_call>{"a":"' * 60_000,
+    "a megabyte of functions": "<tool_call><function=put><parameter=text>" * 25_000,
+    "a megabyte of closing marks": "<tool_call><function=put>" + "</function></tool_call>" * 43_000,
+    "a megabyte of names": "[TOOL_CALLS]a[ARGS]" * 50_000,
+    "ten thousand brackets": "[" * 10_000,
+    "ten thousand brackets in a call": '<tool_call>{"name": "put", "arguments": {"text": ' + "[" * 10_000,
+    "a nest of ten thousand": '<tool_call>{"name": "put", "arguments": {"text": '
+    + "[" * 10_000
+    + "]" * 10_000
+    + "}}</tool_call>",
+    "a nest of ten thousand without a mark": '{"name": ' + "[" * 10_000 + "]" * 10_000 + "}",
+}
+
+
+@pytest.mark.parametrize("text", LONG.values(), ids=LONG)
+def test_no_length_and_no_nest_is_too_much_for_a_reader(text):
+    for name in FORMATS:
+        assert not called(name, text)
+    for name in FAMILIES:
+        assert not any(agent_called(name, text))
+    assert strip_thinking(text) == text[-LONGEST:]
+    assert fenced_blocks(text) == []
+    assert boxes(text) == ([], 0)
