@@ -29,7 +29,6 @@ import torch
 import yaml
 
 from rollgym import ConfigError, load_settings, model_folder
-from rollgym.extras import install_line
 
 HERE = Path(__file__).resolve().parent
 _COMMANDS = {"vllm": "[VLLM]", "sglang": "[SGLANG, -m, sglang.launch_server]"}
@@ -187,7 +186,7 @@ def missing(model: str | None, vllm: str, sglang: str) -> dict[str, str]:
     if find_spec("openai") is None:
         gone["openai"] = "pip install openai: the agent of examples/black_box_agent.py speaks through it"
     if find_spec("peft") is None:
-        gone["peft"] = install_line("lora")
+        gone["peft"] = "the extra 'lora' of rollgym: docs/installation.md has the line"
     if model is not None:
         try:
             model_folder(model, fetch=False)
