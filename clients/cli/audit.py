@@ -38,6 +38,7 @@ from rollgym.clients.measuring.metrics import (
     resident_of_tree,
 )
 from rollgym.clients.process.local_server import LocalServer
+from rollgym.clients.protocol.json_text import read_json
 
 # One worker, so that all sessions share a process: what leaks between them must show. The hash seeds differ, so that
 # what depends on them must show as well.
@@ -208,7 +209,7 @@ def _object(what: str, text: str | None) -> dict[str, Any]:
     if text is None:
         return {}
     try:
-        found = orjson.loads(text)
+        found = read_json(text)
     except orjson.JSONDecodeError as error:
         raise UsageError(f"{what}: {error}") from error
     if not isinstance(found, dict):

@@ -24,6 +24,7 @@ from rollgym.clients.cli.arguments import (
 from rollgym.clients.client.env import RemoteEnv
 from rollgym.clients.process.terminal import ask, is_picture, picture_text, wrapped
 from rollgym.clients.protocol.errors import ProblemError
+from rollgym.clients.protocol.json_text import read_json
 from rollgym.clients.protocol.spaces import UnicodeText
 from rollgym.clients.protocol.values import DecodeError, decode_value, encode_value
 
@@ -200,7 +201,7 @@ def read_action(space: Space[Any], line: str) -> Any:
     if isinstance(space, (UnicodeText, spaces.Text)):
         return line
     try:
-        action = decode_value(space, orjson.loads(line))
+        action = decode_value(space, read_json(line))
     except orjson.JSONDecodeError:
         raise UsageError(f"expected {describe_actions(space)}") from None
     except DecodeError as error:

@@ -26,6 +26,7 @@ from rollgym.clients.process.terminal import ask
 from rollgym.clients.protocol.arrays import DecodeError
 from rollgym.clients.protocol.episode import PortableEpisode, step_digest
 from rollgym.clients.protocol.errors import ProblemError
+from rollgym.clients.protocol.json_text import read_json
 from rollgym.clients.protocol.values import decode_value, encode_value
 
 _SHOWN_ELEMENTS = 16
@@ -93,7 +94,7 @@ def read_episode(text: str | bytes) -> PortableEpisode:
         EpisodeError: It is none, or was never reset.
     """
     try:
-        episode = PortableEpisode.model_validate(orjson.loads(text))
+        episode = PortableEpisode.model_validate(read_json(text))
     except orjson.JSONDecodeError as error:
         raise EpisodeError(f"it is not JSON: {error}") from error
     except ValidationError as error:

@@ -19,6 +19,7 @@ from rollgym.clients.cli.arguments import (
     parse_kwargs,
 )
 from rollgym.clients.client.verifier import RemoteVerifier
+from rollgym.clients.protocol.json_text import read_json
 
 
 def add_parser(commands: Any) -> None:
@@ -55,7 +56,7 @@ def run(options: argparse.Namespace) -> int:
 def _item(name: str) -> dict[str, Any]:
     try:
         text = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
-        item = orjson.loads(text)
+        item = read_json(text)
     except OSError as error:
         raise UsageError(f"{name} cannot be read: {error.strerror}") from None
     except orjson.JSONDecodeError as error:
