@@ -39,6 +39,7 @@ from rollgym.clients.measuring.metrics import (
 )
 from rollgym.clients.process.local_server import LocalServer
 from rollgym.clients.protocol.json_text import read_json
+from rollgym.user_paths import user_path
 
 # One worker, so that all sessions share a process: what leaks between them must show. The hash seeds differ, so that
 # what depends on them must show as well.
@@ -65,11 +66,11 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument(
         "--items",
-        type=Path,
+        type=user_path,
         metavar="FILE",
         help="For a verifier: task fields, one JSON object a line, in place of the tasks that it draws.",
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="Write the card as JSON, too.")
+    parser.add_argument("--json", type=user_path, metavar="FILE", help="Write the card as JSON, too.")
     parser.add_argument(
         "--fail-on",
         choices=("warning", "failed"),

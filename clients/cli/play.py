@@ -27,6 +27,7 @@ from rollgym.clients.protocol.errors import ProblemError
 from rollgym.clients.protocol.json_text import read_json
 from rollgym.clients.protocol.spaces import UnicodeText
 from rollgym.clients.protocol.values import DecodeError, decode_value, encode_value
+from rollgym.user_paths import user_path
 
 _HELP = """\
   :quit         leave (so does the end of input)
@@ -44,7 +45,10 @@ def add_parser(commands: Any) -> None:
     add_kwargs_argument(parser)
     parser.add_argument("--seed", type=read_seed, help="Seed of the first episode.")
     parser.add_argument(
-        "--save", type=Path, metavar="FILE", help="At the end, write the last episode for `roll-env replay`."
+        "--save",
+        type=user_path,
+        metavar="FILE",
+        help="At the end, write the last episode for `roll-env replay`.",
     )
     parser.set_defaults(run=run)
 
@@ -127,8 +131,8 @@ class Game:
 
     def _save(self, name: str) -> None:
         try:
-            print(save_episode(self._env, Path(name)) if name else "expected :save FILE")
-        except UsageError as error:
+            print(save_episode(self._env, user_path(name)) if name else "expected :save FILE")
+        except (UsageError, argparse.ArgumentTypeError) as error:
             print(error)
 
     def _step(self, line: str) -> None:

@@ -5,7 +5,7 @@ By YAML 1.1, which PyYAML reads, `no` is false, `010` is 8, `1:30` is 90, `2024-
 
 import re
 from collections.abc import Hashable, Mapping
-from typing import Any, cast
+from typing import Any
 
 import yaml
 
@@ -81,7 +81,8 @@ def read_word(text: str, name: str) -> Any:
 
 def write_yaml(value: Any) -> str:
     """Return plain data as a document that `read_yaml` reads back, and readers of YAML 1.1 alike."""
-    return cast("str", yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True))
+    text: str = yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+    return text
 
 
 def _core_tag(text: str) -> str | None:

@@ -4,7 +4,7 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from rollgym.trainer.core.strict import Amount, JsonObject, ServerUrl, Settings, Weight
+from rollgym.trainer.core.strict import Amount, JsonObject, ServerUrl, Settings, UserPath, Weight
 
 
 class RouteSettings(Settings):
@@ -40,7 +40,7 @@ class DifficultySettings(Settings):
 class RowsSettings(Settings):
     """Rows of a file, or of a Hugging Face data set."""
 
-    path: str | None = Field(
+    path: UserPath | None = Field(
         None,
         description="A file of JSON lines (.jsonl), a JSON list (.json), a Parquet file (.parquet), or a folder that "
         "`datasets` has saved to disk.",

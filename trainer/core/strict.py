@@ -10,6 +10,7 @@ from pydantic_core import PydanticCustomError
 
 from rollgym.clients.protocol.addresses import server_parts
 from rollgym.suggestions import near_names
+from rollgym.user_paths import expand_user
 
 WRONG_VALUE = "wrong_value"
 """Type of the errors whose context names the `key` and the `reason`."""
@@ -61,6 +62,8 @@ def _server_url(value: str) -> str:
     return value
 
 
+UserPath = Annotated[str, AfterValidator(expand_user)]
+"""A file or folder of this machine, or the name of a model: `~` is the home folder."""
 ServerUrl = Annotated[str, AfterValidator(_server_url)]
 """The address of an environment server."""
 

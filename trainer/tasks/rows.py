@@ -46,7 +46,7 @@ def read_rows(settings: RowsSettings) -> Iterator[tuple[RowPlace, Row]]:
     if settings.path is None:
         yield from _hub_rows(settings)
         return
-    path = Path(settings.path).expanduser()
+    path = Path(settings.path)
     if path.is_dir():
         yield from _saved_rows(settings, path)
         return
