@@ -36,6 +36,11 @@ class Conversation:
     tools: tuple[Mapping[str, Any], ...] = ()
     domain: str = ""
 
+    @property
+    def prompt(self) -> tuple[Message, ...]:
+        """What stands before it."""
+        return self.messages[: self.learnt_from]
+
 
 @dataclass(frozen=True, slots=True)
 class Pair:
