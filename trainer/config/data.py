@@ -74,7 +74,8 @@ class ExamplesSettings(RowsSettings):
     columns: dict[str, str] = Field(
         {},
         description="What our columns are called in the data: messages, prompt, completion, chosen, rejected, label, "
-        "margin, tools, domain. Others are passed over.",
+        "margin, tools, system, domain, and within messages messages.role and messages.content. `a.b` is `b` in the "
+        "column `a`. Others are passed over.",
     )
 
 
@@ -111,8 +112,8 @@ class DatasetSettings(RowsSettings):
     route: RouteSettings | None = Field(None, description="In place of one verifier for all rows.")
     columns: dict[str, str] = Field(
         {},
-        description="Task fields of the verifier and the columns they come from. Other columns are task fields under "
-        "their own names, but for those that the route and the difficulty read.",
+        description="Task fields of the verifier and the columns they come from; `a.b` is `b` in the column `a`. Other "
+        "columns are task fields under their own names, but for those that the route and the difficulty read.",
     )
     omit: list[str] = Field([], description="Columns that are no task fields.")
     kwargs: JsonObject = Field({}, description="What the verifiers are made with.")

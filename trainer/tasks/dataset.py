@@ -13,6 +13,7 @@ from rollgym.trainer.config.data import DatasetSettings, DifficultySettings
 from rollgym.trainer.core.errors import ConfigError
 from rollgym.trainer.core.seeding import derive_seed, generator
 from rollgym.trainer.tasks.curriculum import CurriculumTaskSource
+from rollgym.trainer.tasks.layouts import top_column, value_at, with_question_and_answer
 from rollgym.trainer.tasks.rows import Row, RowPlace, read_rows
 from rollgym.trainer.tasks.sources import InterleavedTaskSource
 from rollgym.trainer.tasks.task import RewardMixture, RewardPart, Task, TaskSource
@@ -175,14 +176,18 @@ def _is_kept(difficulty: DifficultySettings, row: Row, place: RowPlace) -> bool:
 
 
 def _fields(settings: DatasetSettings, row: Row, place: RowPlace) -> bytes:
-    missing = [column for column in settings.columns.values() if row.get(column) is None]
+    missing = [column for column in settings.columns.values() if value_at(row, column) is None]
     if missing:
         names = ", ".join(str(name) for name in row)
         raise ConfigError(f"data set {place}: the row has no {', '.join(missing)}; its columns are {names}")
-    read = {*settings.columns.values(), *settings.omit}
+    read = {*(top_column(row, column) for column in settings.columns.values()), *settings.omit}
     read |= {part.column for part in (settings.route, settings.difficulty) if part is not None}
     fields: dict[str, Any] = {name: value for name, value in row.items() if name not in read}
-    fields |= {field: row[column] for field, column in settings.columns.items()}
+    fields |= {field: value_at(row, column) for field, column in settings.columns.items()}
+    try:
+        fields = with_question_and_answer(fields)
+    except ValueError as error:
+        raise ConfigError(f"data set {place}: {error}") from error
     try:
         # Tables fill up what a row does not have.
         given = {field: value for field, value in fields.items() if value is not None}
