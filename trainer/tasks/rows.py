@@ -102,7 +102,12 @@ def _refuse_large_integers(text: bytes, place: object) -> None:
             large.append(digits)
         return 0
 
-    json.loads(text, parse_int=note)
+    try:
+        json.loads(text, parse_int=note)
+    except RecursionError as error:
+        raise ConfigError(
+            f"data set {place}: it is nested too deep, beside an integer of many digits"
+        ) from error
     if large:
         shown = large[0] if len(large[0]) <= 40 else f"{large[0][:40]}..."
         raise ConfigError(

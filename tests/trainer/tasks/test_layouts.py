@@ -1,7 +1,8 @@
 """Rows as the data sets of other libraries have them: each is read rightly, or refused with its line and what to do.
 
 What is expected of a conversation is written in one line: `u:` before a user's text, `a:`, `s:`, `t:`, `d:` likewise,
-`!look{...}` for a call, `>>` before the first message that may be learnt, `[0]` behind one that is not, `#look` for tools.
+`!look{...}` for a call, `>>` before the first message that may be learnt, `[0]` behind one that is not,
+`#look` for a tool.
 """
 
 import json
