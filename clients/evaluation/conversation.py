@@ -8,6 +8,7 @@ from typing import Any
 import orjson
 
 from rollgym.clients.evaluation.chat import Reply
+from rollgym.clients.protocol.json_text import read_json
 from rollgym.clients.protocol.tool_calls import (
     ToolCall,
     ToolDeclaration,
@@ -90,7 +91,7 @@ class Conversation:
 
 def _object(text: str) -> dict[str, Any] | None:
     try:
-        value = orjson.loads(text or "{}")
+        value = read_json(text or "{}")
     except orjson.JSONDecodeError:
         return None
     return value if isinstance(value, dict) else None

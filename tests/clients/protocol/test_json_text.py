@@ -7,6 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rollgym.clients.evaluation.chat import Reply, RequestedCall
+from rollgym.clients.evaluation.conversation import Conversation
 from rollgym.clients.protocol.json_text import read_json
 
 _LONG = st.integers(min_value=10**17, max_value=10**300) | st.integers(
@@ -43,3 +45,10 @@ def test_deep_nesting_beside_a_long_integer_is_no_crash() -> None:
         read_json("[" * 10_000 + "12345678901234567890" + "]" * 10_000)
     with pytest.raises(orjson.JSONDecodeError, match="nested too deep"):
         read_json("[" * 1_000 + "12345678901234567890" + "]" * 1_000)
+
+
+def test_arguments_of_a_models_call_reach_the_environment_exactly() -> None:
+    conversation = Conversation("How many?", {})
+    action = conversation.hear(Reply(calls=(RequestedCall("1", "count", f'{{"to": {2**70}}}'),)))
+    assert action is not None
+    assert f'"to": {2**70}' in action
