@@ -258,6 +258,8 @@ def _message(place: str, value: Any, name: str) -> Message:
             "leave the row out, or give the message a 'weight' of 0 or 1"
         )
     calls = value.get("tool_calls")
+    if calls and not isinstance(calls, list):
+        raise ConfigError(f"data set {place}: {name}.tool_calls must be a list of calls, not {_shown(calls)}")
     content = _content(place, value.get("content"), f"{name}.content", optional=bool(calls))
     # Tables fill up what a message does not have.
     message = {key: each for key, each in value.items() if each is not None and key not in _WEIGHTS}

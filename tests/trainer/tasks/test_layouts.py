@@ -10,11 +10,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from rollgym.trainer.config.data import DatasetSettings, ExamplesSettings
 from rollgym.trainer.core.errors import ConfigError
 from rollgym.trainer.tasks.dataset import load_streams
-from rollgym.trainer.tasks.examples import Conversation, read_conversations, read_judged, read_pairs
+from rollgym.trainer.tasks.examples import (
+    Conversation,
+    Judged,
+    Pair,
+    read_conversations,
+    read_judged,
+    read_pairs,
+)
 from rollgym.trainer.tasks.layouts import EXAMPLES, TASKS, examples_table, tasks_table
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -416,6 +425,11 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         "'completions' must be two",
     ),
     "a pair for sft": ("sft", {"prompt": "q", "chosen": "r", "rejected": "x"}, "the row has no 'completion'"),
+    "calls that are no list": (
+        "sft",
+        {"messages": [u("q"), a(None, tool_calls=5)]},
+        "tool_calls must be a list of calls",
+    ),
     "a number as text": ("sft", {"messages": [u(5), a("r")]}, r"messages\[0\].content must be a text"),
 }
 
@@ -534,12 +548,12 @@ def test_what_cannot_be_read_is_refused_with_its_line(path, name):
 def test_tasks_of_verifiers(path, name):
     row, columns, expected = RLVR[name]
     path.write_text(json.dumps(row) + "\n")
-    settings = DatasetSettings(path=str(path), verifier="Math-v0", columns=columns)
+    given_data = DatasetSettings(path=str(path), verifier="Math-v0", columns=columns)
     if isinstance(expected, str):
         with pytest.raises(ConfigError, match=rf"rows\.jsonl, line 1: .*{expected}"):
-            load_streams(settings)
+            load_streams(given_data)
         return
-    options = load_streams(settings)[0].item(0, 0, 0).options
+    options = load_streams(given_data)[0].item(0, 0, 0).options
     assert options is not None
     assert (options.get("question"), options.get("answer")) == expected
     if "prompt" in options:
@@ -597,3 +611,66 @@ def test_long_texts_and_histories_are_read(path):
     turns = {"instruction": "x", "output": "r", "history": [["a", "b"]] * 10_000}
     (found,) = read_conversations(data(path, turns))
     assert len(found.messages) == 20_002
+
+
+_NAMES = sorted(
+    {name for each in EXAMPLES for name in (*each.columns, *each.unless)} | {"tools", "system", "history"}
+)
+_KEYS = st.sampled_from(
+    ["role", "content", "from", "value", "tool_calls", "function_call", "weight", "text", "rank"]
+)
+_PLAIN = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.sampled_from(
+        ["", "x", "user", "assistant", "gpt", "function_call", "A", "{", "[1]", '{"name": 1}', "1" * 30]
+    )
+)
+_VALUE = st.recursive(
+    _PLAIN | st.sampled_from([TALK, ASKED, [a("x")], a("y"), [share("human", "q")], [["a", "b"]]]),
+    lambda each: st.lists(each, max_size=3) | st.dictionaries(_KEYS, each, max_size=3),
+    max_leaves=6,
+)
+
+
+_FUZZ = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+def _talks(found: Conversation | Pair | Judged) -> list[Conversation]:
+    match found:
+        case Conversation():
+            return [found]
+        case Pair():
+            return [found.chosen, found.rejected]
+        case Judged():
+            return [found.reply]
+
+
+@_FUZZ
+@given(row=st.dictionaries(st.sampled_from(_NAMES), _VALUE, max_size=6))
+def test_any_row_is_read_or_refused_with_its_line(path, row):
+    found = data(path, row)
+    for read in (read_conversations, read_pairs, read_judged):
+        try:
+            talks = [talk for each in read(found) for talk in _talks(each)]
+        except ConfigError as error:
+            assert "rows.jsonl" in str(error)  # noqa: PT017 - either is right
+            continue
+        assert all(isinstance(message["content"], str) for talk in talks for message in talk.messages)
+
+
+@_FUZZ
+@given(
+    row=st.dictionaries(st.sampled_from(["prompt", "question", "label", "messages", "reward_model"]), _VALUE)
+)
+def test_any_task_is_read_or_refused_with_its_line(path, row):
+    path.write_text(json.dumps(row) + "\n")
+    try:
+        (stream,) = load_streams(DatasetSettings(path=str(path), verifier="Math-v0"))
+    except ConfigError as error:
+        assert "rows.jsonl, line 1" in str(error)  # noqa: PT017 - either is right
+        return
+    options = stream.item(0, 0, 0).options
+    assert options is not None
+    assert not isinstance(options.get("prompt"), list)
