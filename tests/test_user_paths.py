@@ -9,6 +9,8 @@ import pytest
 from rollgym.clients.cli.main import client_parser
 from rollgym.env_server.cli import server_parser, token_parser
 from rollgym.env_server.common.settings import check_settings
+from rollgym.envs.games.sokoban.environment import SokobanEnv
+from rollgym.envs.verifiers.judging.templates import templates_of
 from rollgym.trainer.commands.arguments import COMMANDS, parser_of
 from rollgym.user_paths import expand_user, user_path
 
@@ -42,3 +44,14 @@ def test_every_path_of_every_command_is_read_so(monkeypatch: pytest.MonkeyPatch)
 def test_the_paths_of_a_servers_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/me")
     assert check_settings({"token_file": "~/tokens.yaml"}).token_file == Path("/home/me/tokens.yaml")
+
+
+def test_files_that_environments_are_made_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "levels.txt").write_text("#####\n#@$.#\n#####\n")
+    observation, _ = SokobanEnv(levels_file="~/levels.txt").reset(seed=0)
+    assert "$" in observation
+    with pytest.raises(ValueError, match=rf"there is no file or directory {tmp_path}/none"):
+        SokobanEnv(levels_file="~/none")
+    with pytest.raises(ValueError, match=f"templates_file cannot be read: .*{tmp_path}/none"):
+        templates_of("~/none")
