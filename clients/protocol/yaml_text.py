@@ -75,7 +75,7 @@ def read_word(text: str, name: str) -> Any:
     """
     bare = text.strip()
     if bare.startswith(_STRUCTURE) or _BLOCK.match(bare) or _core_tag(bare) not in (None, _MERGE):
-        return read_yaml(bare, name)
+        return read_yaml(text, name)
     return text
 
 
@@ -86,7 +86,10 @@ def write_yaml(value: Any) -> str:
 
 
 def _core_tag(text: str) -> str | None:
-    return next((tag for tag, pattern in _core_resolvers().get(text[:1], []) if pattern.match(text)), None)
+    return next(
+        (tag for tag, pattern in _Loader.yaml_implicit_resolvers.get(text[:1], []) if pattern.match(text)),
+        None,
+    )
 
 
 def _core_resolvers() -> _Resolvers:

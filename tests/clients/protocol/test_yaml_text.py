@@ -136,7 +136,7 @@ def test_lists_mappings_and_quotes_of_a_command_line_are_yaml():
     assert read_word("[a, 'b #1', 010] # three", "it") == ["a", "b #1", "010"]
     assert read_word(' {a: {b: 1e-6}, c: "5"}', "it") == {"a": {"b": 1e-6}, "c": "5"}
     assert read_word("- a: no\n- 5\n", "it") == [{"a": "no"}, 5]
-    assert read_word("a:\n  b: 1\nc: 2", "it") == {"a": {"b": 1}, "c": 2}
+    assert read_word("\n a:\n  b: 1\n c: 2", "it") == {"a": {"b": 1}, "c": 2}
     assert (read_word("'5'", "it"), read_word("", "it"), read_word(" 5 ", "it")) == ("5", None, 5)
     for word in ("[1", "'a' or 'b'", "{a: 1, a: 2}"):
         with pytest.raises(yaml.YAMLError):
