@@ -6,7 +6,6 @@ import signal
 import sys
 import threading
 from collections.abc import Sequence
-from pathlib import Path
 
 from pydantic import ValidationError
 
@@ -26,6 +25,7 @@ from rollgym.env_server.process.listening import bind, url_of
 from rollgym.env_server.process.server import run_process
 from rollgym.env_server.process.supervisor import supervise
 from rollgym.extras import missing_extra
+from rollgym.user_paths import user_path
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -66,7 +66,7 @@ def server_parser() -> argparse.ArgumentParser:
     add_version(parser)
     parser.add_argument(
         "--config",
-        type=Path,
+        type=user_path,
         metavar="FILE",
         help="YAML file with any of these settings, under the same names.",
     )
@@ -117,7 +117,9 @@ def token_parser() -> argparse.ArgumentParser:
         epilog="A server that runs reads the file again on SIGHUP.",
     )
     add_version(parser)
-    parser.add_argument("--file", type=Path, required=True, help="The token file; made if it does not exist.")
+    parser.add_argument(
+        "--file", type=user_path, required=True, help="The token file; made if it does not exist."
+    )
     parser.add_argument(
         "--name", required=True, help="Whose token it is; sessions and metrics show this name."
     )

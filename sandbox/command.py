@@ -7,7 +7,6 @@ import stat
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from rollgym.command_line import CommandParser
@@ -18,6 +17,7 @@ from rollgym.sandbox.core.program import LANGUAGES, Language, Program
 from rollgym.sandbox.core.result import Guarantees, Outcome, RunResult
 from rollgym.sandbox.local.supervised import SupervisedSandbox
 from rollgym.sandbox.selection import BACKENDS, LEVELS, known_backends, open_sandbox, survey
+from rollgym.user_paths import user_path
 
 _LANGUAGE_OF: dict[str, Language] = {
     ".py": "python",
@@ -48,7 +48,7 @@ def sandbox_parser() -> argparse.ArgumentParser:
 
 def _add_run(commands: Any) -> None:
     parser = commands.add_parser("run", help="run a program; its standard input is the command's")
-    parser.add_argument("file", type=Path, metavar="FILE", help="The program's source.")
+    parser.add_argument("file", type=user_path, metavar="FILE", help="The program's source.")
     parser.add_argument("arguments", nargs="*", metavar="ARGUMENT", help="Of the program.")
     parser.add_argument(
         "--lang", choices=LANGUAGES, help="What it is written in; by default, what the suffix of FILE says."

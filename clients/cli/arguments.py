@@ -14,6 +14,7 @@ from rollgym.clients.client.server_token import TOKEN_VARIABLE, server_token
 from rollgym.clients.net.caller import bearer_headers
 from rollgym.clients.net.transport import socket_url
 from rollgym.clients.process.local_server import LocalServer
+from rollgym.clients.protocol.json_text import read_json
 
 CONNECT_TIMEOUT_S = 3.0
 """A person who mistyped an address wants to know soon."""
@@ -125,7 +126,7 @@ def parse_kwargs(pairs: Sequence[str]) -> dict[str, Any]:
         if not equals or not key:
             raise UsageError(f"--kwarg {pair!r} is not KEY=VALUE")
         try:
-            kwargs[key] = orjson.loads(text)
+            kwargs[key] = read_json(text)
         except orjson.JSONDecodeError:
             kwargs[key] = text
     return kwargs

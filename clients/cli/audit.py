@@ -38,6 +38,8 @@ from rollgym.clients.measuring.metrics import (
     resident_of_tree,
 )
 from rollgym.clients.process.local_server import LocalServer
+from rollgym.clients.protocol.json_text import read_json
+from rollgym.user_paths import user_path
 
 # One worker, so that all sessions share a process: what leaks between them must show. The hash seeds differ, so that
 # what depends on them must show as well.
@@ -64,11 +66,11 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument(
         "--items",
-        type=Path,
+        type=user_path,
         metavar="FILE",
         help="For a verifier: task fields, one JSON object a line, in place of the tasks that it draws.",
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="Write the card as JSON, too.")
+    parser.add_argument("--json", type=user_path, metavar="FILE", help="Write the card as JSON, too.")
     parser.add_argument(
         "--fail-on",
         choices=("warning", "failed"),
@@ -208,7 +210,7 @@ def _object(what: str, text: str | None) -> dict[str, Any]:
     if text is None:
         return {}
     try:
-        found = orjson.loads(text)
+        found = read_json(text)
     except orjson.JSONDecodeError as error:
         raise UsageError(f"{what}: {error}") from error
     if not isinstance(found, dict):

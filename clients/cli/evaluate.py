@@ -42,6 +42,7 @@ from rollgym.clients.process.local_server import LocalServer
 from rollgym.clients.process.terminal import visible
 from rollgym.clients.protocol.errors import ProblemError
 from rollgym.clients.protocol.messages import MAX_SEED
+from rollgym.user_paths import user_path
 
 _KEY_VARIABLE, _URL_VARIABLE = "OPENAI_API_KEY", "OPENAI_BASE_URL"
 _OPENAI = "https://api.openai.com/v1"
@@ -89,7 +90,11 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--price-in", type=_price, help="What a million prompt tokens cost.")
     parser.add_argument("--price-out", type=_price, help="What a million completion tokens cost.")
     parser.add_argument(
-        "-o", "--output", type=Path, metavar="DIR", help="A new folder for results (default: one in runs/)."
+        "-o",
+        "--output",
+        type=user_path,
+        metavar="DIR",
+        help="A new folder for results (default: one in runs/).",
     )
     add_server_arguments(parser)
     add_kwargs_argument(parser)

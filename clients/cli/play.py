@@ -24,8 +24,10 @@ from rollgym.clients.cli.arguments import (
 from rollgym.clients.client.env import RemoteEnv
 from rollgym.clients.process.terminal import ask, is_picture, picture_text, wrapped
 from rollgym.clients.protocol.errors import ProblemError
+from rollgym.clients.protocol.json_text import read_json
 from rollgym.clients.protocol.spaces import UnicodeText
 from rollgym.clients.protocol.values import DecodeError, decode_value, encode_value
+from rollgym.user_paths import user_path
 
 _HELP = """\
   :quit         leave (so does the end of input)
@@ -43,7 +45,10 @@ def add_parser(commands: Any) -> None:
     add_kwargs_argument(parser)
     parser.add_argument("--seed", type=read_seed, help="Seed of the first episode.")
     parser.add_argument(
-        "--save", type=Path, metavar="FILE", help="At the end, write the last episode for `roll-env replay`."
+        "--save",
+        type=user_path,
+        metavar="FILE",
+        help="At the end, write the last episode for `roll-env replay`.",
     )
     parser.set_defaults(run=run)
 
@@ -126,8 +131,8 @@ class Game:
 
     def _save(self, name: str) -> None:
         try:
-            print(save_episode(self._env, Path(name)) if name else "expected :save FILE")
-        except UsageError as error:
+            print(save_episode(self._env, user_path(name)) if name else "expected :save FILE")
+        except (UsageError, argparse.ArgumentTypeError) as error:
             print(error)
 
     def _step(self, line: str) -> None:
@@ -200,7 +205,7 @@ def read_action(space: Space[Any], line: str) -> Any:
     if isinstance(space, (UnicodeText, spaces.Text)):
         return line
     try:
-        action = decode_value(space, orjson.loads(line))
+        action = decode_value(space, read_json(line))
     except orjson.JSONDecodeError:
         raise UsageError(f"expected {describe_actions(space)}") from None
     except DecodeError as error:

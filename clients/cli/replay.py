@@ -26,7 +26,9 @@ from rollgym.clients.process.terminal import ask
 from rollgym.clients.protocol.arrays import DecodeError
 from rollgym.clients.protocol.episode import PortableEpisode, step_digest
 from rollgym.clients.protocol.errors import ProblemError
+from rollgym.clients.protocol.json_text import read_json
 from rollgym.clients.protocol.values import decode_value, encode_value
+from rollgym.user_paths import user_path
 
 _SHOWN_ELEMENTS = 16
 """An array with more elements than this is told by its shape and range."""
@@ -93,7 +95,7 @@ def read_episode(text: str | bytes) -> PortableEpisode:
         EpisodeError: It is none, or was never reset.
     """
     try:
-        episode = PortableEpisode.model_validate(orjson.loads(text))
+        episode = PortableEpisode.model_validate(read_json(text))
     except orjson.JSONDecodeError as error:
         raise EpisodeError(f"it is not JSON: {error}") from error
     except ValidationError as error:
@@ -221,7 +223,9 @@ def add_parser(commands: Any) -> None:
         description="Play a portable episode again, on a server or here, and compare the digest of every step. The "
         "exit code is 1 at the first one that differs.",
     )
-    parser.add_argument("file", metavar="FILE", help="The portable episode, JSON; `-` is standard input.")
+    parser.add_argument(
+        "file", type=user_path, metavar="FILE", help="The portable episode, JSON; `-` is standard input."
+    )
     add_server_arguments(parser)
     parser.add_argument("--steps", type=int, metavar="N", help="Only the first N steps.")
     shown = parser.add_mutually_exclusive_group()
@@ -235,7 +239,7 @@ def add_parser(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Replay and print; the exit code is 0 if every digest that was compared is the same."""
-    if options.interactive and options.file == "-":
+    if options.interactive and options.file == Path("-"):
         raise UsageError("--interactive reads the keyboard from standard input, so FILE cannot be `-`")
     episode = _read(options.file)
     if options.steps is not None:
@@ -251,9 +255,9 @@ def run(options: argparse.Namespace) -> int:
     return 0 if verdict.result == "same" else 1
 
 
-def _read(name: str) -> PortableEpisode:
+def _read(name: Path) -> PortableEpisode:
     try:
-        content = sys.stdin.read() if name == "-" else Path(name).read_bytes()
+        content = sys.stdin.read() if name == Path("-") else name.read_bytes()
     except OSError as error:
         raise UsageError(f"cannot read {name}: {error.strerror}") from error
     try:

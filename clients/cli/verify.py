@@ -19,6 +19,8 @@ from rollgym.clients.cli.arguments import (
     parse_kwargs,
 )
 from rollgym.clients.client.verifier import RemoteVerifier
+from rollgym.clients.protocol.json_text import read_json
+from rollgym.user_paths import user_path
 
 
 def add_parser(commands: Any) -> None:
@@ -26,7 +28,10 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser("verify", help="score a response with a verifier")
     parser.add_argument("env_id", metavar="ENV", help="`module:Class`, or an id such as CodeTests-v0.")
     parser.add_argument(
-        "file", metavar="FILE", help='JSON: {"response": ..., ...task fields}; `-` reads standard input.'
+        "file",
+        type=user_path,
+        metavar="FILE",
+        help='JSON: {"response": ..., ...task fields}; `-` reads standard input.',
     )
     parser.add_argument("--url", help="A running server that scores; without it, the verifier runs here.")
     add_token_argument(parser)
@@ -52,10 +57,10 @@ def run(options: argparse.Namespace) -> int:
     return 1 if verdict["outcome"] in ("error", "timeout") else 0
 
 
-def _item(name: str) -> dict[str, Any]:
+def _item(name: Path) -> dict[str, Any]:
     try:
-        text = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
-        item = orjson.loads(text)
+        text = sys.stdin.buffer.read() if name == Path("-") else name.read_bytes()
+        item = read_json(text)
     except OSError as error:
         raise UsageError(f"{name} cannot be read: {error.strerror}") from None
     except orjson.JSONDecodeError as error:

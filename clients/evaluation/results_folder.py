@@ -10,10 +10,10 @@ from types import TracebackType
 from typing import IO, Any, Self
 
 import orjson
-import yaml
 
 from rollgym.clients.evaluation.episode import EvaluatedEpisode, EvaluatedTurn
 from rollgym.clients.evaluation.summary import Summary
+from rollgym.clients.protocol.yaml_text import write_yaml
 
 CONFIG_FILE = "config.yaml"
 EPISODES_FILE = "episodes.jsonl"
@@ -50,7 +50,7 @@ class ResultsFolder:
             raise FileExistsError(f"{directory} holds files already")
         # `x`: of two processes that want one folder, the second is refused here.
         with (directory / CONFIG_FILE).open("x", encoding="utf-8") as file:
-            yaml.safe_dump(dict(config), file, sort_keys=False, allow_unicode=True)
+            file.write(write_yaml(dict(config)))
         self._episodes = (directory / EPISODES_FILE).open("xb")
         self._transcripts = (directory / TRANSCRIPTS_FILE).open("xb")
 

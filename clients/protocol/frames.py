@@ -8,6 +8,7 @@ import msgpack
 import orjson
 
 from rollgym.clients.protocol.arrays import DecodeError, EncodeError
+from rollgym.clients.protocol.json_text import read_json
 
 MEDIA_TYPES = {False: "application/json", True: "application/msgpack"}
 """The HTTP content type by `binary`."""
@@ -37,13 +38,15 @@ def dumps(obj: Any, *, binary: bool) -> bytes:
 def loads(data: bytes | str, *, binary: bool) -> Any:
     """Read plain data from a frame.
 
+    Integers are exact in either encoding, also beyond what values may hold: whoever decodes the values refuses them.
+
     Raises:
         DecodeError: The frame is not valid JSON or MessagePack, or uses a MessagePack extension type.
     """
     try:
         if binary:
             return msgpack.unpackb(data, ext_hook=_refuse_extension, timestamp=0)
-        return orjson.loads(data)
+        return read_json(data)
     except DecodeError:
         raise
     except (ValueError, TypeError, MemoryError, RecursionError, msgpack.exceptions.UnpackException) as error:

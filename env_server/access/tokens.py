@@ -16,7 +16,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rollgym.clients.protocol.errors import ProblemError
-from rollgym.clients.protocol.yaml_text import read_yaml
+from rollgym.clients.protocol.yaml_text import read_yaml, write_yaml
 from rollgym.env_server.common.settings import ConfigurationError
 
 Role = Literal["play", "register", "admin"]
@@ -183,7 +183,7 @@ def _write(path: Path, entries: list[TokenEntry]) -> None:
     try:
         descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
-            stream.write(yaml.safe_dump({"tokens": content}, sort_keys=False))
+            stream.write(write_yaml({"tokens": content}))
         os.replace(temporary, path)
     except OSError as error:
         if temporary is not None:

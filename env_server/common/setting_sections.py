@@ -4,15 +4,20 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, field_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, field_validator
 
 from rollgym.sandbox.core.naming import parse_name
+from rollgym.user_paths import expand_user
 
 EnvironmentId = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,128}$")]
 Origin = Annotated[str, Field(pattern=r"^https?://[A-Za-z0-9.\-\[\]:]+$")]
 Isolation = Literal["inline", "thread", "process"]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
+UserPath = Annotated[
+    Path, BeforeValidator(lambda value: expand_user(value) if isinstance(value, str) else value)
+]
+"""A file or folder of this machine; `~` is the home folder."""
 
 
 def _is_address(text: str) -> str:
@@ -112,7 +117,7 @@ class RaySettings(Section):
         120.0,
         description="A session waits so long for a Ray actor, and a node for that, before it is given up.",
     )
-    ray_working_dir: Path | None = Field(
+    ray_working_dir: UserPath | None = Field(
         None, description="Directory that Ray sends to its nodes, where environments are imported from."
     )
 
@@ -180,7 +185,7 @@ class SessionSettings(Section):
     linger_s: float = Field(
         30.0, ge=0, description="A session made on a socket stays so long after its last socket dropped."
     )
-    state_dir: Path | None = Field(
+    state_dir: UserPath | None = Field(
         None, description="Directory for journals: sessions go on after a crash of the server."
     )
     max_episode_bytes: Count = Field(
@@ -197,7 +202,7 @@ class AccessSettings(Section):
 
     title = "Access"
 
-    token_file: Path | None = Field(None, description="YAML file of tokens (hashes) and their roles.")
+    token_file: UserPath | None = Field(None, description="YAML file of tokens (hashes) and their roles.")
     allowed_origins: tuple[Origin, ...] = Field(
         (),
         description="Origin of web pages that may use the server beside its own console, such as "
@@ -317,10 +322,10 @@ class NodeSettings(Section):
     advertise: Address | None = Field(
         None, description="URL under which the gateways reach this server; the one it listens on if unset."
     )
-    register_token_file: Path | None = Field(
+    register_token_file: UserPath | None = Field(
         None, description="File with the token for the gateways (role register)."
     )
-    node_token_file: Path | None = Field(
+    node_token_file: UserPath | None = Field(
         None, description="File with the token that the gateways use here (role play)."
     )
 

@@ -197,7 +197,7 @@ class McpAdapter:
             return _malformed("a message is a JSON-RPC 2.0 object with a method")
         is_request = not is_answer and "id" in message
         if is_request and not is_request_id(message_id):
-            return _malformed("the id of a request is text or a whole number")
+            return _malformed("the id of a request is text or a whole number of at most 64 bits")
         params = message.get("params", {})
         if is_request and not isinstance(params, dict):
             return _Answer(error_message(message_id, INVALID_PARAMS, "params must be an object"), 400)

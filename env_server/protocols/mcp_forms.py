@@ -65,8 +65,8 @@ class McpStep(BaseModel):
 
 
 def is_request_id(value: Any) -> bool:
-    """Whether MCP has such ids of requests: text and whole numbers."""
-    return isinstance(value, str | int) and not isinstance(value, bool)
+    """Whether MCP has such ids of requests, text and whole numbers, and an answer can repeat it."""
+    return isinstance(value, str) or (type(value) is int and -(1 << 63) <= value < 1 << 64)
 
 
 def result_message(message_id: Any, result: Mapping[str, Any]) -> dict[str, Any]:
@@ -77,7 +77,7 @@ def result_message(message_id: Any, result: Mapping[str, Any]) -> dict[str, Any]
 def error_message(message_id: Any, code: int, text: str, data: Any = None) -> dict[str, Any]:
     """The answer to a request that failed."""
     error = {"code": code, "message": text} if data is None else {"code": code, "message": text, "data": data}
-    return {"jsonrpc": "2.0", "id": message_id, "error": error}
+    return {"jsonrpc": "2.0", "id": message_id if is_request_id(message_id) else None, "error": error}
 
 
 def problem_message(message_id: Any, problem: ProblemError) -> dict[str, Any]:

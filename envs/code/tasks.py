@@ -20,6 +20,7 @@ from rollgym.envs.code.problems.texts import TEXTS
 from rollgym.envs.core.kwargs import OPERATOR
 from rollgym.envs.core.splits import Split, split_of_text
 from rollgym.extras import install_line
+from rollgym.user_paths import expand_user
 
 TaskData = Annotated[
     str | None,
@@ -45,7 +46,7 @@ class TaskSource:
     """
 
     def __init__(self, data: str | None, split: Split | None) -> None:
-        self._file: ItemFile | None = None if data is None else item_file(Path(data))
+        self._file: ItemFile | None = None if data is None else item_file(Path(expand_user(data)))
         self._split = split
         if self._file is not None and not self._file.rows_of(split):
             raise ValueError(f"the file {data} has no item of the split {split}")

@@ -16,6 +16,7 @@ from rollgym.envs.tools.base import CallsPerTurn, StepLimit, ToolEnv, ToolKwargs
 from rollgym.envs.tools.mcp_server import McpServer, McpServerError, chosen_tools, parse_address
 from rollgym.envs.tools.tasks import answers_agree
 from rollgym.envs.tools.tool import Toolbox, ToolResult
+from rollgym.user_paths import expand_user
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +209,7 @@ def _wanted_tasks(tasks: Sequence[McpTask], split: str | None) -> list[McpTask]:
 def _parse_tasks(tasks: Sequence[Mapping[str, Any]] | None, tasks_file: str | None) -> list[McpTask]:
     if tasks is None:
         assert tasks_file is not None
-        lines = Path(tasks_file).read_text(encoding="utf-8").splitlines()
+        lines = Path(expand_user(tasks_file)).read_text(encoding="utf-8").splitlines()
         tasks = [json.loads(line) for line in lines if line.strip()]
     return [_parse_task(task) for task in tasks]
 

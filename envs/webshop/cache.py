@@ -18,6 +18,7 @@ from rollgym.envs.webshop.sources import (
     find_files,
     fingerprint,
 )
+from rollgym.user_paths import expand_user
 
 _log = logging.getLogger(__name__)
 
@@ -36,10 +37,10 @@ def open_catalogue(
         CatalogueError: The files cannot be used, or nothing can be kept in `cache_dir`.
     """
     source: CatalogueSource = (
-        GeneratedSource() if data_dir is None else find_files(Path(data_dir), num_products)
+        GeneratedSource() if data_dir is None else find_files(Path(expand_user(data_dir)), num_products)
     )
     key = fingerprint(source, LOAD_SEED)
-    folder = Path(cache_dir) if cache_dir is not None else default_cache()
+    folder = Path(expand_user(cache_dir)) if cache_dir is not None else default_cache()
     try:
         return _opened(_kept(source, folder / f"webshop-{key}"))
     except OSError as error:

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import orjson
 
+from rollgym.clients.protocol.json_text import read_json
 from rollgym.envs.webshop.generator import Records, generate_records
 
 _PAIRS = (
@@ -179,7 +180,7 @@ def _code() -> str:
 
 def _read_object(path: Path) -> Mapping[str, Any]:
     try:
-        value = orjson.loads(path.read_bytes())
+        value = read_json(path.read_bytes())
     except orjson.JSONDecodeError as error:
         raise CatalogueError(f"{path} is not JSON: {error}") from error
     if not isinstance(value, dict):

@@ -19,6 +19,7 @@ from rollgym.trainer.commands.arguments import port
 from rollgym.trainer.config.inference import DialectName
 from rollgym.trainer.core.errors import ConfigError, TrainerError
 from rollgym.trainer.core.run_lock import output_lock
+from rollgym.user_paths import user_path
 
 if TYPE_CHECKING:
     from rollgym.trainer.inference.base import InferenceClient
@@ -116,7 +117,7 @@ def _parser() -> argparse.ArgumentParser:
     serving.add_argument("--host", default="127.0.0.1")
     serving.add_argument("--port", type=port, default=8040, help="default 8040; 0 takes a free one")
     serving.add_argument(
-        "--output", type=Path, default=Path("agent_episodes.jsonl"), help="where records are added"
+        "--output", type=user_path, default=Path("agent_episodes.jsonl"), help="where records are added"
     )
     serving.add_argument("--idle-s", type=float, default=600.0, help="a session unused for so long ends")
     serving.add_argument("--max-body-mb", type=_positive, default=32, help="largest request in MiB")

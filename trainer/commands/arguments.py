@@ -3,13 +3,13 @@
 import argparse
 import textwrap
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from rollgym.clients.process.installed import add_version
 from rollgym.command_line import CommandParser
 from rollgym.suggestions import did_you_mean
 from rollgym.trainer.core.former_names import warn_of_former_name
+from rollgym.user_paths import user_path
 
 COMMANDS = {
     "train": "train a policy in served environments (what is done without a command)",
@@ -116,7 +116,7 @@ def _settings_parser(command: str) -> Parser:
     parser.add_argument("--env-url", help="environment server; without it one is started on loopback")
     parser.add_argument(
         "--config",
-        type=Path,
+        type=user_path,
         help="YAML file with the run's settings, or the name of a configuration that comes with rollgym "
         "(roll-train config lists them)",
     )
@@ -136,10 +136,12 @@ def _settings_parser(command: str) -> Parser:
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings laid over the file's")
     if command in ("rollout", "eval", "export"):
         parser.add_argument(
-            "--checkpoint", type=Path, help="checkpoint folder or model directory; default: the run's newest"
+            "--checkpoint",
+            type=user_path,
+            help="checkpoint folder or model directory; default: the run's newest",
         )
     if command == "export":
-        parser.add_argument("--output", type=Path, required=True, help="folder to write, new or empty")
+        parser.add_argument("--output", type=user_path, required=True, help="folder to write, new or empty")
         parser.add_argument(
             "--adapter",
             action="store_true",
@@ -155,9 +157,11 @@ def _settings_parser(command: str) -> Parser:
             help="play this evaluation set's tasks instead of training tasks",
         )
         chosen.add_argument("--panel", dest="evaluation_set", action=_FormerOption, help=argparse.SUPPRESS)
-        parser.add_argument("--recorded", type=Path, help="episodes.jsonl that --policy recorded plays again")
         parser.add_argument(
-            "--output", type=Path, help="write the episodes here as JSON lines, each once it is over"
+            "--recorded", type=user_path, help="episodes.jsonl that --policy recorded plays again"
+        )
+        parser.add_argument(
+            "--output", type=user_path, help="write the episodes here as JSON lines, each once it is over"
         )
     return parser
 
@@ -193,7 +197,7 @@ def _init_parser() -> Parser:
     parser.add_argument(
         "folder",
         nargs="?",
-        type=Path,
+        type=user_path,
         metavar="FOLDER",
         help="a new folder; default: the configuration's name",
     )
@@ -215,8 +219,10 @@ def _report_parser() -> Parser:
         "episodes with their tokens. The run may still be going on.",
     )
     add_version(parser)
-    parser.add_argument("run", type=Path, metavar="RUN", help="the run's output_dir")
-    parser.add_argument("--output", type=Path, help="where the page is written; default: RUN/report.html")
+    parser.add_argument("run", type=user_path, metavar="RUN", help="the run's output_dir")
+    parser.add_argument(
+        "--output", type=user_path, help="where the page is written; default: RUN/report.html"
+    )
     parser.add_argument("--open", action="store_true", help="show it in the browser")
     parser.add_argument(
         "--serve", action="store_true", help="serve it on loopback instead, following the run"
@@ -233,7 +239,7 @@ def _replay_parser() -> Parser:
         "newest checkpoint before the step, or at the run's beginning.",
     )
     add_version(parser)
-    parser.add_argument("run", type=Path, metavar="RUN", help="the run's output_dir")
+    parser.add_argument("run", type=user_path, metavar="RUN", help="the run's output_dir")
     parser.add_argument(
         "--step",
         type=_step,
@@ -247,7 +253,7 @@ def _replay_parser() -> Parser:
         help="begin at the run's beginning, whatever checkpoints there are",
     )
     parser.add_argument(
-        "--output", type=Path, help="write the model as it is after the last of the steps to this folder"
+        "--output", type=user_path, help="write the model as it is after the last of the steps to this folder"
     )
     return parser
 

@@ -173,28 +173,29 @@ def _of_data(settings: RunSettings, policy: Policy, console: RunConsole) -> Prep
     rows = ExampleRows(policy.renderer, how, settings.model.max_length, console.say)
     match how:
         case SftSettings():
-            return _of_rows(
-                settings,
-                how,
-                Imitation,
-                rows.conversations(how.data, how.roles),
-                rows.conversations(how.held_out, how.roles),
-            )
+            learnt, held_out = (rows.conversations(data, how.roles) for data in (how.data, how.held_out))
+            rows.tell_overlap(learnt, held_out)
+            return _of_rows(settings, how, Imitation, learnt, held_out)
         case DpoSettings():
             read = rows.pairs if how.loss.paired else rows.judged
             examples, others = read(how.data), read(how.held_out)
+            rows.tell_overlap(examples, others)
             if how.reference not in (None, "none"):
                 both = (row for part in (examples, others) for pair in part.rows for row in pair)
                 check_reference(str(how.reference), policy.tokenizer, both)
             return _preference(settings, how, examples, others, console)
         case RewardModelSettings():
             pairs = partial(rows.pairs, rewarded=True)
-            return _ranking(settings, how, pairs(how.data), pairs(how.held_out))
+            examples, others = pairs(how.data), pairs(how.held_out)
+            rows.tell_overlap(examples, others)
+            return _ranking(settings, how, examples, others)
         case DistillSettings():
             check_teachers(how, policy.tokenizer)
             teach = partial(teacher_of, how)
-            learnt = rows.conversations(how.data, teacher_of=teach)
-            held_out = rows.conversations(how.held_out, teacher_of=teach)
+            learnt, held_out = (
+                rows.conversations(data, teacher_of=teach) for data in (how.data, how.held_out)
+            )
+            rows.tell_overlap(learnt, held_out)
             return _of_rows(settings, how, Distillation, learnt, held_out)
         case _:
             raise ConfigError("no pipeline is named")

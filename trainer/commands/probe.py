@@ -15,13 +15,18 @@ from rollgym.trainer.assembly.environments import open_environments, task_source
 from rollgym.trainer.assembly.inference import check_inference, look_at_servers
 from rollgym.trainer.assembly.judges import apart_from_judges
 from rollgym.trainer.assembly.policy import chat_renderer
+from rollgym.trainer.backends.base import TrainRow
+from rollgym.trainer.config.data import ExamplesSettings
 from rollgym.trainer.config.distillation import DistillSettings
 from rollgym.trainer.config.run import RunSettings
 from rollgym.trainer.config.supervised import DpoSettings, SftSettings
 from rollgym.trainer.core.console import RunConsole
 from rollgym.trainer.core.device import torch_device
 from rollgym.trainer.core.errors import ConfigError, TrainerError
-from rollgym.trainer.learn.pipelines.example_rows import ExampleRows
+from rollgym.trainer.evaluation.evaluation_sets import build_evaluation_set
+from rollgym.trainer.evaluation.overlap import overlap_warnings
+from rollgym.trainer.learn.pipelines.example_rows import ExampleRows, examples_of
+from rollgym.trainer.learn.pipelines.preferences import PreferenceRows
 from rollgym.trainer.models.load import load_config, load_tokenizer, model_folder
 from rollgym.trainer.models.tokenizer import build_tiny_tokenizer
 from rollgym.trainer.rollout.environments import EnvironmentPool
@@ -114,30 +119,35 @@ def _examples(settings: RunSettings, console: RunConsole) -> str:
     path = settings.model.path
     tokenizer = build_tiny_tokenizer() if path is None else load_tokenizer(model_folder(path))
     rows = ExampleRows(chat_renderer(settings, tokenizer), how, settings.model.max_length, console.say)
-    counts = []
-    for data in (how.data, how.held_out):
-        if isinstance(how, SftSettings | DistillSettings):
-            counts.append(len(rows.conversations(data)))
-        elif isinstance(how, DpoSettings) and not how.loss.paired:
-            counts.append(len(rows.judged(data).rows))
-        else:
-            counts.append(len(rows.pairs(data).rows))
-    return f"{counts[0]} to learn from, {counts[1]} held out"
+    read: Callable[[Sequence[ExamplesSettings]], list[TrainRow] | PreferenceRows] = rows.pairs
+    if isinstance(how, SftSettings | DistillSettings):
+        read = rows.conversations
+    elif isinstance(how, DpoSettings) and not how.loss.paired:
+        read = rows.judged
+    learnt, held_out = read(how.data), read(how.held_out)
+    rows.tell_overlap(learnt, held_out)
+    return f"{len(examples_of(learnt))} to learn from, {len(examples_of(held_out))} held out"
 
 
 async def _environments(settings: RunSettings, console: RunConsole) -> str:
     async with AsyncExitStack() as stack:
         pool = await stack.enter_async_context(open_environments(settings, console, connect_s=_CONNECT_S))
-        return await _in_time(_ask(settings, pool))
+        return await _in_time(_ask(settings, pool, console))
 
 
-async def _ask(settings: RunSettings, pool: EnvironmentPool) -> str:
+async def _ask(settings: RunSettings, pool: EnvironmentPool, console: RunConsole) -> str:
     source = await _in_background(partial(task_source, settings))
     tasks = _kinds(source, settings)
     for task in tasks:
         await _play_nothing(task, pool, settings)
     streams = [stream for each in settings.datasets for stream in load_streams(each)]
     await check_streams(streams, pool)
+    sets = settings.evaluation.sets.items()
+    of_rows = [
+        await build_evaluation_set(name, each, pool) for name, each in sets if each.dataset is not None
+    ]
+    for warning in overlap_warnings(streams, of_rows):
+        console.say(f"probe: {warning}")
     rows = sum(len(stream.rows) for stream in streams)
     data = f"{_counted(len(settings.datasets), 'data set')} with {_counted(rows, 'row')}" if streams else ""
     made = f"{', '.join(sorted({task.env_id for task in tasks}))} made and reset" if tasks else ""

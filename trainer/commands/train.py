@@ -39,6 +39,7 @@ from rollgym.trainer.core.errors import CheckpointError
 from rollgym.trainer.core.run_files import write_errors
 from rollgym.trainer.evaluation.demonstrations import collect_demonstrations
 from rollgym.trainer.evaluation.evaluator import Evaluator, as_metrics, build_evaluation_sets
+from rollgym.trainer.evaluation.overlap import overlap_warnings
 from rollgym.trainer.evaluation.play import Score
 from rollgym.trainer.evaluation.reporting.episodes import keep_tokenizer
 from rollgym.trainer.learn.boards import RunIdentity, open_boards
@@ -112,6 +113,8 @@ async def _train(
     pool = await stack.enter_async_context(open_environments(settings, console, roles.serve))
     await check_streams(streams, pool)
     evaluation_sets = await build_evaluation_sets(settings, pool)
+    for warning in overlap_warnings(streams, evaluation_sets):
+        console.say(warning)
     made = await stack.enter_async_context(
         open_models(settings, policy, directory, console, cluster, roles.groups)
     )

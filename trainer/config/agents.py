@@ -1,5 +1,6 @@
 """How agents that are programs or services reach the policy."""
 
+import os
 import re
 import shlex
 import shutil
@@ -9,7 +10,7 @@ from typing import Literal
 from pydantic import Field, field_validator
 
 from rollgym.trainer.core.errors import ConfigError
-from rollgym.trainer.core.strict import Count, Seconds, ServerUrl, Settings
+from rollgym.trainer.core.strict import Count, Seconds, ServerUrl, Settings, UserPath
 
 AgentKind = Literal["coroutine", "service", "program"]
 
@@ -55,7 +56,7 @@ class AgentsSettings(Settings):
         description="Where an agent's program runs: 'none' (as the trainer's user), 'namespaces', 'bubblewrap', "
         "'docker' or 'docker:IMAGE'. In a sandbox it reaches the endpoint at 127.0.0.1, and nothing else.",
     )
-    sandbox_read_only: list[str] = Field(
+    sandbox_read_only: list[UserPath] = Field(
         [],
         description="Files and directories that it sees there, read-only, besides the system's, its interpreter and "
         "the files of its command line: its modules and packages.",
@@ -112,7 +113,8 @@ def command_line(agent: str, *, here: bool = True) -> list[str]:
         ConfigError: If its quotes do not match, or there is no such program.
     """
     try:
-        words = shlex.split(agent)
+        # No shell reads it, which would put the home folder in place of `~`, and leave one of nobody as it is.
+        words = [os.path.expanduser(word) for word in shlex.split(agent)]
     except ValueError as error:
         raise ConfigError(f"rollout.agent: {error} in '{agent}'") from error
     if not words or (here and shutil.which(words[0]) is None):

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, PositiveFloat, field_validator, model_validator
 
-from rollgym.trainer.core.strict import Count, Seconds, Settings
+from rollgym.trainer.core.strict import Count, Seconds, Settings, UserPath
 
 _LARGEST_DEVICE = 65_535
 _MOST_SHOWN = 40
@@ -66,8 +66,8 @@ class RoleSettings(Settings):
 class JudgeSettings(RoleSettings):
     """A judge on devices of its own: a server that is started for it, and its own queue of verdicts."""
 
-    model: str = Field(min_length=1, description="Folder or name of the model that judges.")
-    command: list[Annotated[str, Field(min_length=1)]] = Field(
+    model: UserPath = Field(min_length=1, description="Folder or name of the model that judges.")
+    command: list[Annotated[UserPath, Field(min_length=1)]] = Field(
         min_length=1,
         description="Program that serves it by OpenAI's API, such as [vllm, serve, '{model}', --port, '{port}']: "
         "{model}, {host} and {port} are filled in, and /health answers once it is ready.",
@@ -139,7 +139,7 @@ class ClusterSettings(Settings):
     devices_per_node: Annotated[int, Field(ge=1, le=1024)] | None = Field(
         None, description="Devices of each; if absent, as many as the roles name on one node."
     )
-    working_dir: str | None = Field(
+    working_dir: UserPath | None = Field(
         None,
         min_length=1,
         description="With kind ray: directory that is sent to all nodes, where your own modules lie.",

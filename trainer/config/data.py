@@ -4,7 +4,7 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from rollgym.trainer.core.strict import Amount, JsonObject, ServerUrl, Settings, Weight
+from rollgym.trainer.core.strict import Amount, JsonObject, ServerUrl, Settings, UserPath, Weight
 
 
 class RouteSettings(Settings):
@@ -40,7 +40,7 @@ class DifficultySettings(Settings):
 class RowsSettings(Settings):
     """Rows of a file, or of a Hugging Face data set."""
 
-    path: str | None = Field(
+    path: UserPath | None = Field(
         None,
         description="A file of JSON lines (.jsonl), a JSON list (.json), a Parquet file (.parquet), or a folder that "
         "`datasets` has saved to disk.",
@@ -74,7 +74,8 @@ class ExamplesSettings(RowsSettings):
     columns: dict[str, str] = Field(
         {},
         description="What our columns are called in the data: messages, prompt, completion, chosen, rejected, label, "
-        "margin, tools, domain. Others are passed over.",
+        "margin, tools, system, domain, and within messages messages.role and messages.content. `a.b` is `b` in the "
+        "column `a`. Others are passed over.",
     )
 
 
@@ -111,8 +112,8 @@ class DatasetSettings(RowsSettings):
     route: RouteSettings | None = Field(None, description="In place of one verifier for all rows.")
     columns: dict[str, str] = Field(
         {},
-        description="Task fields of the verifier and the columns they come from. Other columns are task fields under "
-        "their own names, but for those that the route and the difficulty read.",
+        description="Task fields of the verifier and the columns they come from; `a.b` is `b` in the column `a`. Other "
+        "columns are task fields under their own names, but for those that the route and the difficulty read.",
     )
     omit: list[str] = Field([], description="Columns that are no task fields.")
     kwargs: JsonObject = Field({}, description="What the verifiers are made with.")

@@ -7,13 +7,13 @@ from pydantic import Field, PositiveFloat, model_validator
 from rollgym.trainer.algorithms.modes import Divergence
 from rollgym.trainer.config.inference import DialectName
 from rollgym.trainer.config.supervised import LearningFromExamples
-from rollgym.trainer.core.strict import Amount, Count, Seconds, ServerUrl, Settings
+from rollgym.trainer.core.strict import Amount, Count, Seconds, ServerUrl, Settings, UserPath
 
 
 class TeacherSettings(Settings):
     """One teacher."""
 
-    path: str | None = Field(None, min_length=1, description="A model's folder, or its name on the hub.")
+    path: UserPath | None = Field(None, min_length=1, description="A model's folder, or its name on the hub.")
     url: ServerUrl | None = Field(
         None, description="In place of a path: an inference server that gives prompts' log-probabilities."
     )

@@ -8,7 +8,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from rollgym.clients.protocol.addresses import server_parts
 from rollgym.trainer.core.errors import ConfigError
-from rollgym.trainer.core.strict import Amount, Count, Seconds, Settings
+from rollgym.trainer.core.strict import Amount, Count, Seconds, Settings, UserPath
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -56,7 +56,7 @@ class LaunchSettings(Settings):
     """Inference servers that the run starts as its own processes, and ends with itself."""
 
     count: Annotated[int, Field(ge=1, le=1024)] = Field(1, description="Servers.")
-    command: list[Annotated[str, Field(min_length=1)]] = Field(
+    command: list[Annotated[UserPath, Field(min_length=1)]] = Field(
         [],
         description="Program in place of the one installed beside the trainer, such as [/opt/vllm/bin/vllm]: a server "
         "may live in an environment of its own.",
@@ -117,7 +117,7 @@ class InferenceSettings(Settings):
         "embedded", description="The engine in this process, or the kind of the servers."
     )
     urls: list[InferenceUrl] = Field([], description="Servers that run already and hold the policy's model.")
-    urls_file: str | None = Field(
+    urls_file: UserPath | None = Field(
         None,
         min_length=1,
         description="In place of urls: a file with one address a line, read again while the run goes on, so that "
@@ -229,7 +229,7 @@ class WeightSettings(Settings):
         description="in_process (the embedded engine), disk (a folder that the servers read), broadcast (device to "
         "device), or adapter (LoRA alone, by a folder). If absent: in_process, or disk where there are servers.",
     )
-    directory: str | None = Field(
+    directory: UserPath | None = Field(
         None,
         min_length=1,
         description="Where disk and adapter write; `weights` in the run's directory if absent.",

@@ -12,7 +12,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from rollgym.clients.process.module_paths import with_current_paths
-from rollgym.clients.protocol.yaml_text import read_yaml
+from rollgym.clients.protocol.yaml_text import read_word, read_yaml, write_yaml
 from rollgym.suggestions import did_you_mean
 from rollgym.trainer.config.evaluation import FORMER_EVALUATION_KEYS
 from rollgym.trainer.config.pipelines import no_section
@@ -40,8 +40,8 @@ def load_settings(
 
     Args:
         path: A YAML file, or the name of a configuration of the package (`shipped_configs`); None for defaults.
-        overrides: Words such as `rollout.group_size=16`, whose value is read as YAML; or a mapping of settings, whose
-            sections are laid over the file's key by key.
+        overrides: Words such as `rollout.group_size=16`, whose value is read by `read_word`; or a mapping of settings,
+            whose sections are laid over the file's key by key.
         command: What they are for: that of a pipeline needs its section.
 
     Raises:
@@ -101,7 +101,7 @@ def settings_from(
 
 def dump_settings(settings: RunSettings) -> str:
     """Return the resolved settings as YAML that `load_settings` reads back to equal settings."""
-    return yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+    return write_yaml(settings.model_dump(mode="json"))
 
 
 def public_settings(settings: RunSettings) -> dict[str, Any]:
@@ -136,7 +136,7 @@ def _apply_override(values: dict[str, Any], word: str) -> None:
     if not separator or not key:
         raise ConfigError(f"'{word}' is not key=value, for example rollout.group_size=16")
     try:
-        value = read_yaml(text, key)
+        value = read_word(text, key)
     except yaml.YAMLError as error:
         raise ConfigError(f"the value of '{word}' is not YAML: {error}") from error
     _put(values, key, value)
@@ -227,6 +227,8 @@ def _readable(error: ValidationError) -> str:
             if problem["type"] in _NO_MAPPING:
                 message = "must be a mapping, key: value"
             message += f", not {_shown(problem['input'])}"
+            if problem["type"] == "string_type" and isinstance(problem["input"], int | float):
+                message += f' (in quotes it is text: "{problem["input"]}")'
         lines.append(f"{place}: {message}")
     return "\n".join(lines)
 

@@ -4,7 +4,7 @@ from typing import Literal, Self
 
 from pydantic import Field, PositiveFloat, field_validator, model_validator
 
-from rollgym.trainer.core.strict import Amount, Settings
+from rollgym.trainer.core.strict import Amount, Settings, UserPath
 
 
 class LoraSettings(Settings):
@@ -55,7 +55,7 @@ class VisionSettings(Settings):
 class ModelSettings(Settings):
     """The policy."""
 
-    path: str | None = Field(
+    path: UserPath | None = Field(
         None,
         min_length=1,
         description="Directory in Hugging Face layout, or the name of a model on the Hugging Face hub, such as "

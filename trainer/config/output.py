@@ -5,7 +5,7 @@ from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from rollgym.trainer.core.strict import Amount, Seconds, Settings
+from rollgym.trainer.core.strict import Amount, Seconds, Settings, UserPath
 
 
 def current_metric(name: str) -> str:
@@ -44,7 +44,7 @@ class MlflowSettings(Settings):
     """MLflow (the extra `mlflow`; `pip install mlflow-skinny` is enough where `uri` is a server)."""
 
     experiment: str = Field("rollgym", min_length=1)
-    uri: str | None = Field(
+    uri: UserPath | None = Field(
         None,
         description="Tracking server or folder; absent: MLFLOW_TRACKING_URI, or what MLflow does without it.",
     )
@@ -84,7 +84,7 @@ class CheckpointSettings(Settings):
         False,
         description="Go on training while a checkpoint is written, from a copy of it in the host's memory.",
     )
-    resume: str = Field(
+    resume: UserPath = Field(
         "never",
         min_length=1,
         description="'auto' (the newest in output_dir, if any), 'never' (output_dir must hold no run), or a "

@@ -30,10 +30,11 @@ _OWN_PAGES = ("algorithm",)
 
 _HEADER = """# Settings of a run
 
-Every setting, by section. A YAML file holds any of them, and `roll-train --config FILE key=value ...` lays values over
-it (`rollout.group_size=16`, `tasks.0.kwargs.size=8`). Unknown keys are refused. `--dry-run` prints the settings that a
-run resolves to. These pages are written from the code by `python -m rollgym.trainer.config.reference`; a test compares
-them with it.
+Every setting, by section. A YAML file holds any of them, and `roll-train --config FILE key=value ...` lays values
+over it (`rollout.group_size=16`, `tasks.0.kwargs.size=8`). Numbers, `true`, `null`, lists and mappings are those of
+YAML 1.2, in files and on the command line; any other word there is text as typed. `~` is the home folder where a
+setting is a path. Unknown keys are refused. `--dry-run` prints the settings that a run resolves to. These pages are
+written from the code by `python -m rollgym.trainer.config.reference`; a test compares them with it.
 """
 
 

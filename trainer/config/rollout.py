@@ -5,7 +5,16 @@ from typing import Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from rollgym.trainer.config.agents import agent_kind
-from rollgym.trainer.core.strict import Amount, Count, JsonObject, Seconds, ServerUrl, Settings, Weight
+from rollgym.trainer.core.strict import (
+    Amount,
+    Count,
+    JsonObject,
+    Seconds,
+    ServerUrl,
+    Settings,
+    UserPath,
+    Weight,
+)
 
 SUMMARY_TOKENS = 256
 """Longest summary of a policy that compacts its context, where settings do not say."""
@@ -55,7 +64,7 @@ class PromptSettings(Settings):
         description="Further variables of the chat template, such as enable_thinking: false (Qwen3), or date_string "
         "where a template writes today's date (Llama-3).",
     )
-    chat_template: str | None = Field(
+    chat_template: UserPath | None = Field(
         None,
         min_length=1,
         description="File with a Jinja template that replaces the tokenizer's, such as one that keeps the thoughts of "

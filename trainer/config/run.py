@@ -29,7 +29,7 @@ from rollgym.trainer.config.rollout import (
     TaskSettings,
 )
 from rollgym.trainer.config.supervised import DpoSettings, RewardModelSettings, SftSettings, WarmStartSettings
-from rollgym.trainer.core.strict import Amount, ServerUrl, Settings
+from rollgym.trainer.core.strict import Amount, ServerUrl, Settings, UserPath
 
 SECTIONS = ("sft", "dpo", "distill", "reward")
 """The sections of pipelines; each is read by the command of its name."""
@@ -45,7 +45,7 @@ class RunSettings(Settings):
     deterministic: bool = Field(
         False, description="Ids, rewards and weights equal between two runs, step by step."
     )
-    output_dir: str = Field("runs/default", min_length=1)
+    output_dir: UserPath = Field("runs/default", min_length=1)
     steps: Amount = Field(100, description="Training steps.")
     threads: int = Field(1, ge=1, le=1024, description="Threads of torch's operators.")
     env_url: ServerUrl | None = Field(

@@ -6,7 +6,7 @@ from pydantic import Field, NonNegativeFloat, field_validator, model_validator
 
 from rollgym.trainer.algorithms.loss_settings import PreferenceLossSettings
 from rollgym.trainer.config.data import ExamplesSettings
-from rollgym.trainer.core.strict import Amount, Count, LearningRate, Settings
+from rollgym.trainer.core.strict import Amount, Count, LearningRate, Settings, UserPath
 
 PLAIN_REPLY = "{action}"
 """A reply that is the action and nothing else."""
@@ -86,7 +86,7 @@ class DpoSettings(LearningFromExamples):
     """`roll-train dpo`: of two replies, the better one becomes likelier."""
 
     loss: PreferenceLossSettings = PreferenceLossSettings()
-    reference: str | None = Field(
+    reference: UserPath | None = Field(
         None,
         min_length=1,
         description="What the policy is compared with: a model's folder or name on the hub, `none` (no reference), or "

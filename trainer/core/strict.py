@@ -1,5 +1,6 @@
 """The base of every settings class: what cannot be meant is refused, and values never change after loading."""
 
+import re
 import typing
 from collections.abc import Iterator
 from typing import Annotated, Any
@@ -9,6 +10,7 @@ from pydantic_core import PydanticCustomError
 
 from rollgym.clients.protocol.addresses import server_parts
 from rollgym.suggestions import near_names
+from rollgym.user_paths import expand_user
 
 WRONG_VALUE = "wrong_value"
 """Type of the errors whose context names the `key` and the `reason`."""
@@ -16,6 +18,8 @@ WRONG_VALUE = "wrong_value"
 _LARGEST = 2**53
 """The largest whole number that every reader of JSON and YAML reads as it was written."""
 
+_LIKE_A_NUMBER = re.compile(r"[-+]?[0-9][0-9_:.]*|[-+]?0[xXoObB][0-9a-fA-F_]+")
+_NUMBER = re.compile(r"[-+]?(0|[1-9][0-9]*)(\.[0-9]*)?")
 _LONGEST_SHOWN = 60
 _LONGEST_LIST = 120
 """Characters of a list of keys that a message of one line has room for."""
@@ -58,6 +62,8 @@ def _server_url(value: str) -> str:
     return value
 
 
+UserPath = Annotated[str, AfterValidator(expand_user)]
+"""A file or folder of this machine, or the name of a model: `~` is the home folder."""
 ServerUrl = Annotated[str, AfterValidator(_server_url)]
 """The address of an environment server."""
 
@@ -153,9 +159,24 @@ def _refuse_what_only_looks_like_it(key: str, value: Any, annotation: Any) -> No
             shown = str(part).lower()
             reason = f"{shown} is a truth value; give what is meant, in quotes if it is the word '{shown}'"
             raise PydanticCustomError(WRONG_VALUE, "{key}: {reason}", {"key": key, "reason": reason})
+        if isinstance(part, str) and _is_odd_number(part) and _is_of_numbers(annotation):
+            reason = (
+                f"{part[:_LONGEST_SHOWN]!r} could be read as one number or another: write it in plain digits, such as "
+                "10, 0.5 or 1e-6, without zeros before them, '_' or ':'"
+            )
+            raise PydanticCustomError(WRONG_VALUE, "{key}: {reason}", {"key": key, "reason": reason})
         if type(part) is int and abs(part) > _LARGEST:
             reason = f"a number of {len(str(abs(part)))} digits is larger than any that can be meant"
             raise PydanticCustomError(WRONG_VALUE, "{key}: {reason}", {"key": key, "reason": reason})
+
+
+def _is_odd_number(text: str) -> bool:
+    """Whether a text is made of what numbers are made of, and is not written as numbers are."""
+    return _LIKE_A_NUMBER.fullmatch(text) is not None and _NUMBER.fullmatch(text) is None
+
+
+def _is_of_numbers(annotation: Any) -> bool:
+    return (_takes(annotation, int) or _takes(annotation, float)) and not _takes(annotation, str)
 
 
 def _takes(annotation: Any, kind: Any) -> bool:

@@ -2,6 +2,7 @@
 
 import hashlib
 import math
+import re
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,15 +10,19 @@ from typing import Any
 
 import orjson
 
+from rollgym.clients.protocol.arrays import INTEGER_LIMIT
 from rollgym.trainer.config.data import DatasetSettings, DifficultySettings
 from rollgym.trainer.core.errors import ConfigError
 from rollgym.trainer.core.seeding import derive_seed, generator
 from rollgym.trainer.tasks.curriculum import CurriculumTaskSource
+from rollgym.trainer.tasks.layouts import top_column, value_at, with_question_and_answer
 from rollgym.trainer.tasks.rows import Row, RowPlace, read_rows
 from rollgym.trainer.tasks.sources import InterleavedTaskSource
 from rollgym.trainer.tasks.task import RewardMixture, RewardPart, Task, TaskSource
 
 _MOST_NAMED = 8
+_LONG_NUMBER = re.compile(rb"\d{16}")
+"""Fewer digits stay below the wire's limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,32 +180,42 @@ def _is_kept(difficulty: DifficultySettings, row: Row, place: RowPlace) -> bool:
 
 
 def _fields(settings: DatasetSettings, row: Row, place: RowPlace) -> bytes:
-    missing = [column for column in settings.columns.values() if row.get(column) is None]
+    missing = [column for column in settings.columns.values() if value_at(row, column) is None]
     if missing:
         names = ", ".join(str(name) for name in row)
         raise ConfigError(f"data set {place}: the row has no {', '.join(missing)}; its columns are {names}")
-    read = {*settings.columns.values(), *settings.omit}
+    read = {*(top_column(row, column) for column in settings.columns.values()), *settings.omit}
     read |= {part.column for part in (settings.route, settings.difficulty) if part is not None}
     fields: dict[str, Any] = {name: value for name, value in row.items() if name not in read}
-    fields |= {field: row[column] for field, column in settings.columns.items()}
+    fields |= {field: value_at(row, column) for field, column in settings.columns.items()}
+    try:
+        fields = with_question_and_answer(fields)
+    except ValueError as error:
+        raise ConfigError(f"data set {place}: {error}") from error
     try:
         # Tables fill up what a row does not have.
         given = {field: value for field, value in fields.items() if value is not None}
         row_json = orjson.dumps(given, option=orjson.OPT_SORT_KEYS)
     except TypeError as error:
         raise ConfigError(f"data set {place}: {error}; leave that column out with 'omit'") from error
-    if b"null" in row_json:  # so is written what JSON has no number for, and a verifier would miss the field
+    # `null` is written for what JSON has no number for, and a verifier would miss the field.
+    if b"null" in row_json or _LONG_NUMBER.search(row_json):
         for field, value in given.items():
-            _check_finite(value, field, place)
+            _check_numbers(value, field, place)
     return row_json
 
 
-def _check_finite(value: Any, field: str, place: RowPlace) -> None:
-    """Refuse numbers that tables hold and JSON does not.
+def _check_numbers(value: Any, field: str, place: RowPlace) -> None:
+    """Refuse numbers that tables hold and JSON or the wire does not.
 
     Raises:
-        ConfigError: If one is not finite.
+        ConfigError: If one is not finite, or an integer that is too large.
     """
+    if type(value) is int and abs(value) >= INTEGER_LIMIT:
+        raise ConfigError(
+            f"data set {place}: '{field}' holds the integer {value}, and integers on the wire stay below 2**53: "
+            "write it as text, or leave that column out with 'omit'"
+        )
     if isinstance(value, float) and not math.isfinite(value):
         raise ConfigError(
             f"data set {place}: '{field}' is {value}, which JSON has no number for; mend the row, or leave that column "
@@ -208,7 +223,7 @@ def _check_finite(value: Any, field: str, place: RowPlace) -> None:
         )
     if isinstance(value, dict | list):
         for part in value.values() if isinstance(value, dict) else value:
-            _check_finite(part, field, place)
+            _check_numbers(part, field, place)
 
 
 _ROUNDS = 4

@@ -9,13 +9,30 @@ from typing import Any
 
 from rollgym.trainer.config.data import ExamplesSettings
 from rollgym.trainer.core.errors import ConfigError
+from rollgym.trainer.tasks.layouts import message_of, text_of, top_column, value_at, with_our_columns
 from rollgym.trainer.tasks.rows import Row, read_rows
 
 Message = Mapping[str, Any]
 _ROLES = ("system", "user", "assistant", "tool", "developer")
+_ROLE, _CONTENT = "messages.role", "messages.content"
+"""Keys of `columns` that say what role and content of a message are called."""
 # By what names others say that a message is read and not learnt.
-_WEIGHTS = ("weight", "loss", "loss_mask", "train", "trainable")
-_COLUMNS = ("messages", "prompt", "completion", "chosen", "rejected", "label", "margin", "tools", "domain")
+_WEIGHTS = ("weight", "loss", "loss_mask", "train", "trainable", "training")
+# What says that only a part of a message is learnt, and what is seen beside the text.
+_NOT_LEARNT_SO = ("train_detail", "training_detail")
+_MEDIA = ("images", "videos", "audios")
+_COLUMNS = (
+    "messages",
+    "prompt",
+    "completion",
+    "chosen",
+    "rejected",
+    "label",
+    "margin",
+    "tools",
+    "system",
+    "domain",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +52,11 @@ class Conversation:
     learnt_from: int = 0
     tools: tuple[Mapping[str, Any], ...] = ()
     domain: str = ""
+
+    @property
+    def prompt(self) -> tuple[Message, ...]:
+        """What stands before it."""
+        return self.messages[: self.learnt_from]
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,20 +131,20 @@ def read_judged(data: Sequence[ExamplesSettings]) -> Iterator[Judged]:
 
 def _rows(data: Sequence[ExamplesSettings]) -> Iterator[tuple[str, Row]]:
     for settings in data:
-        if odd := sorted(set(settings.columns) - set(_COLUMNS)):
+        known = (*_COLUMNS, _ROLE, _CONTENT)
+        if odd := sorted(set(settings.columns) - set(known)):
             raise ConfigError(
-                f"data set {settings.name}: columns names {odd[0]!r}, which is none of {', '.join(_COLUMNS)}"
+                f"data set {settings.name}: columns names {odd[0]!r}, which is none of {', '.join(known)}"
             )
-        found, unseen = 0, dict(settings.columns)
+        found = 0
+        unseen = {ours: theirs for ours, theirs in settings.columns.items() if ours in _COLUMNS}
         for place, row in islice(read_rows(settings), settings.limit):
             found += 1
             if unseen:
-                unseen = {ours: theirs for ours, theirs in unseen.items() if theirs not in row}
-            yield (
-                str(place),
-                {name: row.get(settings.columns.get(name, name)) for name in _COLUMNS}
-                | {"": ", ".join(map(str, row))},
-            )
+                unseen = {
+                    ours: theirs for ours, theirs in unseen.items() if top_column(row, theirs) not in row
+                }
+            yield str(place), _our_row(str(place), row, settings)
         if not found:
             raise ConfigError(f"data set {settings.name} has no rows")
         if unseen and found != settings.limit:
@@ -131,6 +153,24 @@ def _rows(data: Sequence[ExamplesSettings]) -> Iterator[tuple[str, Row]]:
                 f"data set {settings.name}: columns says that '{ours}' is called '{theirs}' there, and no row has such "
                 "a column"
             )
+
+
+def _our_row(place: str, row: Row, settings: ExamplesSettings) -> Row:
+    """Return a row by our columns, whatever its layout; under an empty name, what its columns are called."""
+    if seen := next((name for name in _MEDIA if row.get(name)), None):
+        raise ConfigError(
+            f"data set {place}: '{seen}' holds what is seen beside the text, and examples are learnt as text alone: "
+            "leave the row out"
+        )
+    named = {ours: value_at(row, theirs) for ours, theirs in settings.columns.items() if ours in _COLUMNS}
+    try:
+        given = with_our_columns({**row, **named})
+        if settings.columns.keys() & {_ROLE, _CONTENT} and isinstance(given.get("messages"), list):
+            keys = settings.columns.get(_ROLE, "role"), settings.columns.get(_CONTENT, "content")
+            given["messages"] = [message_of(each, *keys) for each in given["messages"]]
+    except ValueError as error:
+        raise ConfigError(f"data set {place}: {error}") from error
+    return {name: given.get(name) for name in _COLUMNS} | {"": ", ".join(map(str, row))}
 
 
 def _need(place: str, row: Row, *names: str, instead: str = "") -> None:
@@ -163,14 +203,28 @@ def _reply(place: str, row: Row, name: str) -> Conversation:
 
 
 def _conversation(place: str, row: Row, messages: tuple[Message, ...], learnt_from: int) -> Conversation:
+    if (system := row.get("system")) and messages[0]["role"] not in ("system", "developer"):
+        content = _content(place, system, "system", optional=False)
+        messages, learnt_from = (
+            ({"role": "system", "content": content}, *messages),
+            learnt_from + bool(learnt_from),
+        )
     tools = row.get("tools") or ()
     if isinstance(tools, str):
         tools = _json(place, tools, "tools")
     if not isinstance(tools, list | tuple) or not all(isinstance(each, dict) for each in tools):
         raise ConfigError(f"data set {place}: 'tools' must be a list of declarations, not {_shown(tools)}")
     return Conversation(
-        place, messages, learnt_from, tuple(map(_without_nulls, tools)), str(row.get("domain") or "")
+        place, messages, learnt_from, tuple(map(_declaration, tools)), str(row.get("domain") or "")
     )
+
+
+def _declaration(tool: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the declaration of a tool as chat templates know it, also where it is that of its function alone."""
+    tool = _without_nulls(tool)
+    if "function" in tool or "name" not in tool:
+        return tool
+    return {"type": "function", "function": {key: each for key, each in tool.items() if key != "type"}}
 
 
 def _messages(place: str, value: Any, name: str, role: str) -> tuple[Message, ...]:
@@ -189,11 +243,23 @@ def _message(place: str, value: Any, name: str) -> Message:
         raise ConfigError(
             f"data set {place}: {name} must be a message with 'role' and 'content', not {_shown(value)}"
         )
+    try:
+        value = message_of(value)
+    except ValueError as error:
+        raise ConfigError(f"data set {place}: {name}: {error}") from error
     if value.get("role") not in _ROLES:
         raise ConfigError(
-            f"data set {place}: {name}.role must be one of {', '.join(_ROLES)}, not {_shown(value.get('role'))}"
+            f"data set {place}: {name}.role must be one of {', '.join(_ROLES)}, not {_shown(value.get('role'))}; "
+            f"'columns' says what role and content are called there ({_ROLE}, {_CONTENT})"
+        )
+    if odd := next((key for key in _NOT_LEARNT_SO if value.get(key)), None):
+        raise ConfigError(
+            f"data set {place}: {name}.{odd} has parts of a message learnt, and here a message is learnt or it is not: "
+            "leave the row out, or give the message a 'weight' of 0 or 1"
         )
     calls = value.get("tool_calls")
+    if calls and not isinstance(calls, list):
+        raise ConfigError(f"data set {place}: {name}.tool_calls must be a list of calls, not {_shown(calls)}")
     content = _content(place, value.get("content"), f"{name}.content", optional=bool(calls))
     # Tables fill up what a message does not have.
     message = {key: each for key, each in value.items() if each is not None and key not in _WEIGHTS}
@@ -208,14 +274,9 @@ def _content(place: str, content: Any, name: str, *, optional: bool) -> str:
     """Return a message's content as one text; parts of text are joined."""
     if content is None and optional:
         return ""
-    if isinstance(content, list):
-        parts = [part.get("text") if isinstance(part, dict) else part for part in content]
-        texts = [part for part in parts if isinstance(part, str)]
-        if len(texts) == len(parts):
-            return "".join(texts)
-    if not isinstance(content, str):
+    if (text := text_of(content)) is None:
         raise ConfigError(f"data set {place}: {name} must be a text or parts of text, not {_shown(content)}")
-    return content
+    return text
 
 
 def _call(place: str, call: Any, name: str) -> Mapping[str, Any]:

@@ -46,7 +46,7 @@ def read_rows(settings: RowsSettings) -> Iterator[tuple[RowPlace, Row]]:
     if settings.path is None:
         yield from _hub_rows(settings)
         return
-    path = Path(settings.path).expanduser()
+    path = Path(settings.path)
     if path.is_dir():
         yield from _saved_rows(settings, path)
         return
@@ -102,7 +102,12 @@ def _refuse_large_integers(text: bytes, place: object) -> None:
             large.append(digits)
         return 0
 
-    json.loads(text, parse_int=note)
+    try:
+        json.loads(text, parse_int=note)
+    except RecursionError as error:
+        raise ConfigError(
+            f"data set {place}: it is nested too deep, beside an integer of many digits"
+        ) from error
     if large:
         shown = large[0] if len(large[0]) <= 40 else f"{large[0][:40]}..."
         raise ConfigError(

@@ -1,5 +1,6 @@
 """Reading what registered servers say: their specs and their replies, whatever protocol they speak."""
 
+import json
 import math
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -7,6 +8,7 @@ from typing import Any, Literal
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from rollgym.clients.protocol import json_text as exact_json
 from rollgym.clients.protocol.arrays import INTEGER_LIMIT, DecodeError
 from rollgym.clients.protocol.spaces import UnicodeText, describe_space, parse_space
 from rollgym.clients.protocol.values import decode_value
@@ -79,18 +81,23 @@ def read_json(content: bytes) -> Any:
         UpstreamError: It is nested too deeply.
         orjson.JSONDecodeError: It is no JSON.
     """
-    value = orjson.loads(content)
     if content.count(b"[") + content.count(b"{") > _MAX_DEPTH:
         try:
-            orjson.dumps(value)
+            orjson.dumps(orjson.loads(content))
         except orjson.JSONEncodeError as error:
             raise UpstreamError("a reply is nested too deeply") from error
-    return value
+    return exact_json.read_json(content)
 
 
 def as_text(value: Any) -> str:
     """An observation as text: what is no text is its JSON."""
-    return value if isinstance(value, str) else orjson.dumps(value).decode()
+    if isinstance(value, str):
+        return value
+    try:
+        return orjson.dumps(value).decode()
+    except orjson.JSONEncodeError:
+        # It writes no integers beyond 64 bits.
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
 class _SpecReply(BaseModel):

@@ -15,6 +15,7 @@ from rollgym.envs.games.sokoban.bank import LevelBank, load_bank
 from rollgym.envs.games.sokoban.board import ACTIONS, Level, parse_level
 from rollgym.envs.games.sokoban.generator import Difficulty, GeneratedLevel, example_level, generate
 from rollgym.envs.games.sokoban.solver import SearchLimitError, push_distances, solve
+from rollgym.user_paths import expand_user
 
 VOCABULARIES: Mapping[str, Mapping[str, str]] = {
     "xsb": {symbol: symbol for symbol in "#@+$*. "},
@@ -136,7 +137,7 @@ class SokobanEnv(GridGame):
         symbols = vocabulary or self.profile.legend
         self._fixed = None if level is None else parse_level(level)
         path = levels_file or data_dir
-        self._bank = None if path is None else load_bank(str(path))
+        self._bank = None if path is None else load_bank(expand_user(str(path)))
         self._source: dict[str, Any] | None = None
         self._difficulty = Difficulty(int(size[0]), int(size[1]), boxes, min_moves, max_moves)
         self._split = checked_split(split)

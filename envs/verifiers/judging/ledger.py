@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 from rollgym.envs.verifiers.judging.endpoint import JudgeError, JudgeTimeoutError
+from rollgym.user_paths import expand_user
 
 _WAIT_S = 30.0
 _LOOK_AGAIN_S = 0.02
@@ -104,7 +105,7 @@ class SharedLedger:
     """
 
     def __init__(self, directory: str, budget: Budget, places: int | None) -> None:
-        self._directory = Path(directory)
+        self._directory = Path(expand_user(directory))
         self._budget = budget
         self._places = places
         try:

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from rollgym.clients.protocol.yaml_text import read_yaml
 from rollgym.envs.verifiers.judging.verdicts import Reading
+from rollgym.user_paths import expand_user
 
 _PLACE = re.compile(r"\{\{(\w+)\}\}")
 _CANDIDATE = frozenset({"candidate", "first", "second"})
@@ -100,7 +101,7 @@ def templates_of(file: str | None) -> Mapping[str, Template]:
     if file is None:
         return shipped_templates()
     try:
-        text = Path(file).read_text(encoding="utf-8")
+        text = Path(expand_user(file)).read_text(encoding="utf-8")
     except (OSError, UnicodeError) as error:
         raise ValueError(f"templates_file cannot be read: {error}") from error
     return {**shipped_templates(), **read_templates(text, "templates_file")}

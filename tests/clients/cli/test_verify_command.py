@@ -75,3 +75,19 @@ def test_a_file_that_is_not_there() -> None:
     done = roll_env("verify", "Arithmetic-v0", "nothing.json")
     assert done.returncode == 2
     assert "nothing.json cannot be read" in done.stderr
+
+
+def test_integers_of_any_size_are_exact(tmp_path: Path) -> None:
+    file = tmp_path / "item.json"
+    file.write_text('{"response": "1180591620717411303424", "answer": 1180591620717411303424}')
+    done = in_a_process("verify", "Math-v0", str(file))
+    assert (done.returncode, verdict(done)["score"]) == (0, 1.0), done.stderr
+
+
+def test_a_server_takes_no_integer_beyond_the_wires_limit(server: ServerProcess, tmp_path: Path) -> None:
+    file = tmp_path / "item.json"
+    file.write_text('{"question": "2 + 2", "response": "4", "id": 1180591620717411303424}')
+    done = in_a_process("verify", "Arithmetic-v0", str(file), "--url", server.url)
+    assert done.returncode == 1
+    assert "the integer 1180591620717411303424 is not below 2**53" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -151,3 +151,71 @@ async def test_any_text_is_an_action(server: Server, action: str) -> None:
             made = await socket.make()
             outcome = await socket.call("step", session_id=made, action=action)
             assert outcome["observation"] == f"1 {action}"
+
+
+LARGE = [2**53, -(2**53), 2**63, 2**64 - 1, 2**70, -(2**70)]
+
+
+def _with_large(number: int, session_id: str) -> list[tuple[str, str, dict[str, Any]]]:
+    """Requests that hold an integer in each place where one may stand: operation, route and fields."""
+    route = f"/v1/sessions/{session_id}"
+    return [
+        ("reset", f"{route}/reset", {"options": {"rows": [{"answer": number}]}}),
+        ("reset", f"{route}/reset", {"seed": number}),
+        ("step", f"{route}/step", {"action": {"push": [0, 0], "key": number}}),
+        ("step", f"{route}/step", {"action": {"push": [0, number], "key": 3}}),
+        ("make", "/v1/sessions", {"env_id": "Arrays", "kwargs": {"size": number}}),
+        ("make", "/v1/sessions", {"env_id": "Arrays", "count": number}),
+        ("verify", "/v1/verify/Equal", {"items": [{"response": "4", "answer": number}]}),
+    ]
+
+
+@pytest.mark.parametrize("number", LARGE)
+async def test_integers_beyond_the_limit_are_refused_over_http(server: Server, number: int) -> None:
+    async with server.http() as client:
+        made = (await client.post("/v1/sessions", json={"env_id": "Arrays", "reset": {"seed": 1}})).json()
+        for _, route, fields in _with_large(number, made["session_id"]):
+            bodies = [(json.dumps(fields), {"Content-Type": "application/json"})]
+            if -(2**63) <= number < 2**64:
+                bodies.append((msgpack.packb(fields), MSGPACK))
+            for content, headers in bodies:
+                answer = await client.post(route, content=content, headers=headers)
+                assert answer.status_code == 422, (route, answer.text)
+                assert answer.headers["content-type"] == "application/problem+json"
+                assert answer.json()["code"] in ("invalid_request", "invalid_action", "invalid_kwargs")
+
+
+@pytest.mark.parametrize("binary", [False, True])
+@pytest.mark.parametrize("number", LARGE)
+async def test_integers_beyond_the_limit_are_refused_on_the_socket(
+    server: Server, number: int, binary: bool
+) -> None:
+    if binary and not -(2**63) <= number < 2**64:
+        with pytest.raises(OverflowError):
+            msgpack.packb(number)
+        return
+    async with server.socket(binary=binary) as socket:
+        made = await socket.call("make", env_id="Arrays", reset={"seed": 1})
+        for op, _, fields in _with_large(number, made["session_id"]):
+            if op == "verify":
+                fields["env_id"] = "Equal"
+            elif op != "make":
+                fields["session_id"] = made["session_id"]
+            answer = await socket.ask(op, **fields)
+            assert answer["error"]["code"] in ("invalid_request", "invalid_action", "invalid_kwargs"), (
+                op,
+                answer,
+            )
+        await socket.connection.send(socket._encode({"id": number, "op": "ping"}))
+        answer = await socket.receive()
+        assert (answer["id"], answer["error"]["code"]) == (None, "invalid_request")
+        assert await socket.call("ping") == {}
+
+
+async def test_long_digits_in_texts_and_fractions_are_no_integers(server: Server) -> None:
+    async with server.socket() as socket:
+        made = await socket.make()
+        options = {"text": "9" * 40, "fraction": 0.1234567890123456789}
+        await socket.call("reset", session_id=made, options=options)
+        episode = await socket.call("episode", session_id=made)
+        assert episode["options"] == options

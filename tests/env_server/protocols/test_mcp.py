@@ -261,6 +261,8 @@ async def test_messages_that_are_none_of_mcps(plain: Server) -> None:
             (b'{"jsonrpc": "2.0", "id": true, "method": "ping"}', 400, -32600),
             (b'{"jsonrpc": "2.0", "id": 1.5, "method": "ping"}', 400, -32600),
             (b'{"jsonrpc": "2.0", "id": [1], "method": "ping"}', 400, -32600),
+            (b'{"jsonrpc": "2.0", "id": 1180591620717411303424, "method": "ping"}', 400, -32600),
+            (b'[{"jsonrpc": "2.0", "id": 1180591620717411303424, "method": "initialize"}]', 200, -32600),
             (b"[" * 10_000, 400, -32700),
             (b"[" * 10_000 + b"]" * 10_000, 400, -32700),
             (b'{"jsonrpc": "2.0", "id": 1, "method": "ping", "params": []}', 400, -32602),
@@ -269,10 +271,13 @@ async def test_messages_that_are_none_of_mcps(plain: Server) -> None:
         ):
             headers = {**HEADERS, "Content-Type": "application/json"}
             answer = await client.post("/mcp/Count", content=content, headers=headers)
-            assert (answer.status_code, answer.json()["error"]["code"]) == (status, code), content
+            said = answer.json()
+            (said,) = said if isinstance(said, list) else [said]
+            assert (answer.status_code, said["error"]["code"]) == (status, code), content
         for content in (
             b'{"jsonrpc": "2.0", "method": "notifications/initialized"}',
             b'{"jsonrpc": "2.0", "id": 9, "result": {}}',
+            b'{"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 1180591620717411303424}}',
         ):
             answer = await client.post(
                 "/mcp/Count", content=content, headers={**HEADERS, "Content-Type": "application/json"}

@@ -331,3 +331,41 @@ def test_every_key_of_a_run_stands_on_one_page():
     ):
         assert listed.count(key) >= 1, key
     assert "rollout.group_size" in listed
+
+
+@pytest.mark.parametrize("number", ["010", "1:30", "1_000", "0b11", "+05", "1.2.3"])
+def test_numbers_that_readers_disagree_about_are_refused(number, tmp_path):
+    with pytest.raises(ConfigError, match=r"^steps: .*write it in plain digits, such as 10, 0.5 or 1e-6"):
+        load_settings(None, [*MINIMAL, f"steps={number}"])
+    file = tmp_path / "run.yaml"
+    file.write_text(f"tasks: [{{env_id: FrozenLake-v0}}]\noptimizer: {{learning_rate: {number}}}\n")
+    with pytest.raises(ConfigError, match=r"^optimizer.learning_rate: .*write it in plain digits"):
+        load_settings(file)
+
+
+def test_numbers_are_numbers_wherever_they_stand(tmp_path):
+    words = ["optimizer.learning_rate=1e-6", "steps=0x10", "tasks.0.kwargs.slip=1e-3"]
+    settings = load_settings(None, [*MINIMAL, *words])
+    assert (settings.optimizer.learning_rate, settings.steps) == (1e-6, 16)
+    assert settings.tasks[0].kwargs == {"slip": 1e-3}
+
+
+@pytest.mark.parametrize(
+    "text", ["runs/a #1", "no", "on", "2024-01-02", "1:30", "010", "Answer: yes", "runs/1_000"]
+)
+def test_words_that_are_text_stay_text(text, tmp_path):
+    settings = load_settings(None, [*MINIMAL, f"output_dir={text}"])
+    assert settings.output_dir == text
+    file = tmp_path / "run.yaml"
+    file.write_text(dump_settings(settings))
+    assert load_settings(file) == settings
+
+
+def test_a_number_where_a_text_belongs_is_told_how_to_become_one():
+    with pytest.raises(ConfigError, match=r'env_id: .*not 7 \(in quotes it is text: "7"\)'):
+        load_settings(None, ["tasks=[{env_id: 7}]"])
+
+
+def test_switches_take_the_words_for_them():
+    for word, value in {"yes": True, "off": False, "true": True}.items():
+        assert load_settings(None, [*MINIMAL, f"deterministic={word}"]).deterministic is value

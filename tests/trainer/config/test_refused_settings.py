@@ -215,7 +215,7 @@ def test_a_value_of_another_type_is_refused(path, annotation, kind):
         ),
         (
             ["checkpoint.resume=no"],
-            "checkpoint.resume: false is a truth value; give what is meant, in quotes",
+            "checkpoint.resume: 'no' is neither auto, nor never, nor a checkpoint's folder",
         ),
         (["prompt.turns=2"], "turns is read by context 'last_turns' only"),
         (["prompt.compact_above=100"], "compact_above is read by context 'compaction' only"),
@@ -289,7 +289,7 @@ def test_a_value_of_another_type_is_refused(path, annotation, kind):
             ["evaluation={sampled: false, greedy: false, sets: {a: {env_id: FrozenLake-v0}}}"],
             "sampled and greedy are both false",
         ),
-        (["tasks.0.kwargs={day: 2024-01-01}"], "tasks.0.kwargs.day"),
+        (["tasks.0.kwargs={day: !!timestamp 2024-01-01}"], "tasks.0.kwargs.day"),
         (["tasks.0.options={seed: 99999999999999999999}"], "tasks.0.options: seed has 67 bits"),
         (
             ["evaluation.sets.a={dataset: {path: x.jsonl, verifier: QA-v0}, kwargs: {a: 1}}"],

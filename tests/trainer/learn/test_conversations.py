@@ -11,6 +11,7 @@ from rollgym.trainer.core.errors import ConfigError
 from rollgym.trainer.learn.conversations import conversation_rows, reply_row
 from rollgym.trainer.learn.example_batches import ExampleBatches
 from rollgym.trainer.learn.pipelines.example_rows import ExampleRows
+from rollgym.trainer.learn.pipelines.preferences import PreferenceRows
 from rollgym.trainer.rollout.rendering import ChatRenderer
 from rollgym.trainer.tasks.examples import Conversation, read_conversations, read_judged, read_pairs
 from tests.support.chat_templates import FAMILIES, tokenizer_of
@@ -233,6 +234,48 @@ def example_rows(said):
 
 
 PAIR = {"prompt": "q", "chosen": "a", "rejected": "b"}
+
+
+def test_pairs_of_two_prompts_are_told(tmp_path):
+    def talk(*texts):
+        roles = ("user", "assistant", "user", "assistant")
+        return [{"role": role, "content": text} for role, text in zip(roles, texts, strict=False)]
+
+    rows = [
+        {"chosen": talk("q", "a"), "rejected": talk("q", "b")},
+        {"chosen": talk("q", "a"), "rejected": talk("other", "b")},
+        {"chosen": talk("q", "a", "more", "c"), "rejected": talk("q", "b", "more", "d")},
+    ]
+    said = []
+    assert len(example_rows(said).pairs(written(tmp_path, rows)).rows) == 3
+    assert said == [
+        "2 of 3 examples have another prompt before 'chosen' than before 'rejected', so that replies to two questions "
+        f"are compared; the first: {tmp_path}/rows.jsonl, line 2"
+    ]
+
+
+def test_held_out_examples_that_are_learnt_from_are_told(tmp_path):
+    other = PAIR | {"prompt": "another"}
+    for name in ("pairs", "judged"):
+        said = []
+        rows = example_rows(said)
+        read = getattr(rows, name)
+        learnt = read(written(tmp_path, [PAIR, other]))
+        for held_out in ([], [PAIR | {"prompt": "new", "chosen": "x", "rejected": "y"}]):
+            rows.tell_overlap(learnt, read(written(tmp_path, held_out)) if held_out else PreferenceRows([]))
+        assert said == []
+        rows.tell_overlap(learnt, read(written(tmp_path, [PAIR | {"prompt": "new"}, other])))
+        count = "1 of 2" if name == "pairs" else "2 of 4"
+        assert [line.partition(":  ")[0].partition(", too")[0] for line in said] == [
+            f"warning: {count} held-out examples are learnt from"
+        ]
+    talks = [{"prompt": text, "completion": "x"} for text in "ab"]
+    said = []
+    rows = example_rows(said)
+    rows.tell_overlap(
+        rows.conversations(written(tmp_path, talks)), rows.conversations(written(tmp_path, talks[1:]))
+    )
+    assert said[0].startswith("warning: 1 of 1 held-out examples are learnt from, too: their loss")
 
 
 def test_replies_that_hardly_anybody_means_are_told_and_kept(tmp_path):

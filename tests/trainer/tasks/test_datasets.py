@@ -322,6 +322,26 @@ def test_a_run_over_a_file_is_trained_and_measured(tmp_path, config):
     assert set(json.loads((tmp_path / "run" / "data.json").read_text())) == {"0 sum", "1 truth"}
 
 
+@pytest.mark.parametrize("number", [2**53, -(2**53), 2**63, 2**64 - 1])
+def test_integers_that_the_wire_does_not_take_are_refused_with_their_line(tmp_path, number):
+    for answer in (number, [{"deep": number}]):
+        rows = [{"question": "q", "answer": 2**53 - 1}, {"question": "1" * 20, "answer": answer}]
+        path = written(tmp_path / "rows.jsonl", rows)
+        with pytest.raises(
+            ConfigError, match=rf"line 2: 'answer' holds the integer {number}, .* below 2\*\*53: write"
+        ):
+            streams(path, verifier="QA-v0")
+        (found,) = streams(path, verifier="QA-v0", omit=["answer"])
+        assert len(found.rows) == 2
+
+
+def test_deep_nesting_beside_a_long_integer_is_refused_with_its_line(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text(f'{{"a": {"[" * 1000}{"1" * 19}{"]" * 1000}}}\n')
+    with pytest.raises(ConfigError, match="line 1: it is nested too deep"):
+        streams(path, verifier="QA-v0")
+
+
 def test_a_disk_that_does_not_take_the_record_of_the_data_is_named(tmp_path, file):
     (tmp_path / ".data.json.partial").mkdir()
     with pytest.raises(WriteError, match=r"cannot write .*data\.json"):

@@ -9,11 +9,11 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-import yaml
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
 from rollgym.clients.measuring.statistics import Interval, rate_difference
+from rollgym.clients.protocol.yaml_text import write_yaml
 from rollgym.trainer.evaluation.reporting.charts import Line, Point, line_chart, short, stacked_chart
 from rollgym.trainer.evaluation.reporting.episodes import episode_views, token_text
 from rollgym.trainer.evaluation.reporting.run_folder import Row, RunFolder, number
@@ -133,9 +133,7 @@ def render_page(run: RunFolder, *, live: bool = False, now: float | None = None)
                 for phase in Phase
                 if any(phase.value == name for view in views for name, *_ in view.phases)
             ],
-            settings=yaml.safe_dump(run.settings, sort_keys=False, allow_unicode=True)[:_LONGEST_SETTINGS]
-            if run.settings
-            else "",
+            settings=write_yaml(run.settings)[:_LONGEST_SETTINGS] if run.settings else "",
         )
     )
 

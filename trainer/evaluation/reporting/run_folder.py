@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from rollgym.clients.evaluation.results_folder import SUMMARY_FILE
+from rollgym.clients.protocol.yaml_text import read_yaml
 from rollgym.trainer.config.load import without_secrets
 from rollgym.trainer.core.errors import TrainerError
 from rollgym.trainer.core.run_files import CONFIG_FILE
@@ -147,10 +148,10 @@ def _state(directory: Path) -> str:
 
 def _settings(path: Path, notes: list[str]) -> Row:
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8", errors="replace"))
+        values = read_yaml(path.read_text(encoding="utf-8", errors="replace"), path.name)
     except FileNotFoundError:
         return {}
-    except (OSError, yaml.YAMLError, RecursionError) as error:
+    except (OSError, yaml.YAMLError) as error:
         notes.append(f"{path.name} cannot be read: {_brief(error)}")
         return {}
     if not isinstance(values, dict):

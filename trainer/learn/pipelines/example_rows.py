@@ -88,7 +88,7 @@ class ExampleRows:
         Raises:
             ConfigError: If a row of the data is no pair, or no two replies of a pair differ.
         """
-        empty, same = _Oddity(_EMPTY), _Oddity(_SAME)
+        empty, same, unlike = _Oddity(_EMPTY), _Oddity(_SAME), _Oddity(_UNLIKE)
 
         def rendered(conversation: Conversation) -> TrainRow:
             row = reply_row(self._renderer, conversation)
@@ -98,6 +98,7 @@ class ExampleRows:
             replies = (pair.chosen, pair.rejected)
             empty.note(pair.chosen.place, found=any(_has_empty_reply(each, ASSISTANT) for each in replies))
             same.note(pair.chosen.place, found=pair.chosen.messages == pair.rejected.messages)
+            unlike.note(pair.chosen.place, found=pair.chosen.prompt != pair.rejected.prompt)
             return pair
 
         made = (
@@ -110,7 +111,7 @@ class ExampleRows:
                 f"data set {same.first}: here and in all other rows 'chosen' and 'rejected' are the same: nothing can "
                 "be learnt of them; does 'columns' name one column twice?"
             )
-        self._tell(empty, same)
+        self._tell(empty, same, unlike)
         return PreferenceRows(
             [(chosen, rejected) for chosen, rejected, _ in kept], margins=[margin for *_, margin in kept]
         )
@@ -144,6 +145,19 @@ class ExampleRows:
         kept = list(self._fitting(made, lambda part: part[:2]))
         self._tell(empty)
         return PreferenceRows([(own, other) for own, other, _ in kept], good=[good for *_, good in kept])
+
+    def tell_overlap(
+        self, learnt: Sequence[TrainRow] | PreferenceRows, held_out: Sequence[TrainRow] | PreferenceRows
+    ) -> None:
+        """Say how many of the held-out examples are learnt from, too: their loss shows nothing of others."""
+        held = [rows_digest(each) for each in examples_of(held_out)]
+        known = {rows_digest(each) for each in examples_of(learnt)} if held else set()
+        count = sum(digest in known for digest in held)
+        if count:
+            self._say(
+                f"warning: {count} of {len(held)} held-out examples are learnt from, too: their loss will "
+                "not show what carries over to others; leave them out of 'data'"
+            )
 
     def _tell(self, *oddities: "_Oddity") -> None:
         """Say how many examples are odd, and which is the first."""
@@ -207,6 +221,7 @@ class _Oddity:
 
 
 _EMPTY = "have an empty reply, of which only the end of the turn is learnt"
+_UNLIKE = "have another prompt before 'chosen' than before 'rejected', so that replies to two questions are compared"
 _SAME = "have the same reply as 'chosen' and as 'rejected', of whose order nothing is learnt"
 
 
@@ -216,6 +231,14 @@ def _has_empty_reply(conversation: Conversation, roles: Collection[str]) -> bool
         message["role"] in roles and not message["content"].strip() and not message.get("tool_calls")
         for message in conversation.messages[conversation.learnt_from :]
     )
+
+
+def examples_of(rows: Sequence[TrainRow] | PreferenceRows) -> Sequence[Sequence[TrainRow]]:
+    """Return the rows of each example: one, or the two replies of a pair."""
+    if not isinstance(rows, PreferenceRows):
+        return [(row,) for row in rows]
+    # The second row of a judged reply is another example's.
+    return [pair[:1] for pair in rows.rows] if rows.good else rows.rows
 
 
 def _answered_by(question: Judged, other: Judged) -> Conversation:

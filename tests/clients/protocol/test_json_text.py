@@ -1,0 +1,54 @@
+"""Reading JSON with integers of any size."""
+
+import json
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rollgym.clients.evaluation.chat import Reply, RequestedCall
+from rollgym.clients.evaluation.conversation import Conversation
+from rollgym.clients.protocol.json_text import read_json
+
+_LONG = st.integers(min_value=10**17, max_value=10**300) | st.integers(
+    min_value=-(10**300), max_value=-(10**17)
+)
+
+
+@given(
+    st.text(max_size=9),
+    st.lists(_LONG | st.text() | st.floats(allow_nan=False, allow_infinity=False), max_size=5),
+)
+def test_integers_are_exact_wherever_they_stand(before: str, values: list[object]) -> None:
+    text = json.dumps({before: values})
+    assert read_json(text) == read_json(text.encode()) == {before: values}
+
+
+@pytest.mark.parametrize("offset", range(7))
+def test_the_smallest_long_integers_at_each_offset(offset: int) -> None:
+    for number in (-(2**63) - 1, -(2**63), 2**63, 2**64 - 1, 2**64):
+        found = read_json(b" " * offset + str(number).encode())
+        assert (type(found), found) == (int, number)
+
+
+@pytest.mark.parametrize(
+    "text", ["[NaN, 12345678901234567890]", '["\\ud800", 12345678901234567890]', "9" * 400, "1" * 1_000_000]
+)
+def test_what_is_no_json_is_refused_beside_long_integers(text: str) -> None:
+    with pytest.raises(orjson.JSONDecodeError):
+        read_json(text)
+
+
+def test_deep_nesting_beside_a_long_integer_is_no_crash() -> None:
+    with pytest.raises(orjson.JSONDecodeError):
+        read_json("[" * 10_000 + "12345678901234567890" + "]" * 10_000)
+    with pytest.raises(orjson.JSONDecodeError, match="nested too deep"):
+        read_json("[" * 1_000 + "12345678901234567890" + "]" * 1_000)
+
+
+def test_arguments_of_a_models_call_reach_the_environment_exactly() -> None:
+    conversation = Conversation("How many?", {})
+    action = conversation.hear(Reply(calls=(RequestedCall("1", "count", f'{{"to": {2**70}}}'),)))
+    assert action is not None
+    assert f'"to": {2**70}' in action

@@ -1,0 +1,676 @@
+"""Rows as the data sets of other libraries have them: each is read rightly, or refused with its line and what to do.
+
+What is expected of a conversation is written in one line: `u:` before a user's text, `a:`, `s:`, `t:`, `d:` likewise,
+`!look{...}` for a call, `>>` before the first message that may be learnt, `[0]` behind one that is not,
+`#look` for a tool.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from rollgym.trainer.config.data import DatasetSettings, ExamplesSettings
+from rollgym.trainer.core.errors import ConfigError
+from rollgym.trainer.tasks.dataset import load_streams
+from rollgym.trainer.tasks.examples import (
+    Conversation,
+    Judged,
+    Pair,
+    read_conversations,
+    read_judged,
+    read_pairs,
+)
+from rollgym.trainer.tasks.layouts import EXAMPLES, TASKS, examples_table, tasks_table
+
+DOCS = Path(__file__).parents[3] / "docs"
+
+
+def u(text: Any) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+def a(text: Any, **more: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": text, **more}
+
+
+def s(text: str) -> dict[str, Any]:
+    return {"role": "system", "content": text}
+
+
+def share(speaker: str, text: Any, **more: Any) -> dict[str, Any]:
+    return {"from": speaker, "value": text, **more}
+
+
+LOOK = {"name": "look", "description": "Look it up.", "parameters": {"type": "object", "properties": {}}}
+TOOL = {"type": "function", "function": LOOK}
+CALL = {"id": "1", "type": "function", "function": {"name": "look", "arguments": '{"q": 1}'}}
+ASKED, TALK = [u("q")], [u("q"), a("r")]
+LONG = [s("Be brief."), u("q"), a("r"), u("more"), a("end")]
+PARTS = [{"type": "text", "text": "q"}]
+
+SFT: dict[str, tuple[dict[str, Any], str]] = {
+    # TRL
+    "TRL conversational": ({"messages": TALK}, ">>u:q|a:r"),
+    "TRL several turns": ({"messages": LONG}, ">>s:Be brief.|u:q|a:r|u:more|a:end"),
+    "TRL prompt-completion": ({"prompt": "q", "completion": "r"}, "u:q|>>a:r"),
+    "TRL conversational prompt-completion": ({"prompt": ASKED, "completion": [a("r")]}, "u:q|>>a:r"),
+    "TRL prompt with a system message": (
+        {"prompt": [s("Be brief."), u("q")], "completion": [a("r")]},
+        "s:Be brief.|u:q|>>a:r",
+    ),
+    "TRL tools": ({"messages": TALK, "tools": [TOOL]}, ">>u:q|a:r #look"),
+    "TRL tools as JSON text": ({"messages": TALK, "tools": json.dumps([TOOL])}, ">>u:q|a:r #look"),
+    "TRL calls": (
+        {
+            "messages": [
+                u("q"),
+                a(None, tool_calls=[CALL]),
+                {"role": "tool", "content": "3", "name": "look"},
+                a("r"),
+            ]
+        },
+        '>>u:q|a:!look{"q": 1}|t:3|a:r',
+    ),
+    "TRL content parts": ({"messages": [u(PARTS), a([{"type": "text", "text": "r"}])]}, ">>u:q|a:r"),
+    "TRL other columns": ({"messages": TALK, "chat_template_kwargs": {}, "source": "x"}, ">>u:q|a:r"),
+    # OpenAI
+    "OpenAI chat": ({"messages": LONG}, ">>s:Be brief.|u:q|a:r|u:more|a:end"),
+    "OpenAI weights": (
+        {"messages": [u("q"), a("r", weight=0), u("more"), a("end", weight=1)]},
+        ">>u:q|a:r[0]|u:more|a:end",
+    ),
+    "OpenAI tools": (
+        {"messages": [u("q"), a(None, tool_calls=[CALL])], "tools": [TOOL], "parallel_tool_calls": False},
+        '>>u:q|a:!look{"q": 1} #look',
+    ),
+    "OpenAI developer": ({"messages": [{"role": "developer", "content": "x"}, *TALK]}, ">>d:x|u:q|a:r"),
+    "OpenAI functions": (
+        {
+            "messages": [
+                u("q"),
+                {"role": "assistant", "content": None, "function_call": {"name": "look", "arguments": "{}"}},
+                {"role": "function", "name": "look", "content": "3"},
+                a("r"),
+            ],
+            "functions": [LOOK],
+        },
+        ">>u:q|a:!look{}|t:3|a:r #look",
+    ),
+    "OpenAI tools of responses": (
+        {"messages": TALK, "tools": [{"type": "function", **LOOK}]},
+        ">>u:q|a:r #look",
+    ),
+    # axolotl
+    "axolotl chat_template": ({"messages": TALK}, ">>u:q|a:r"),
+    "axolotl train of a message": (
+        {"messages": [u("q"), a("r", train=False), a("x", train=True)]},
+        ">>u:q|a:r[0]|a:x",
+    ),
+    "axolotl training of a message": (
+        {"messages": [u("q"), a("r", training=False), a("x")]},
+        ">>u:q|a:r[0]|a:x",
+    ),
+    "axolotl alpaca": ({"instruction": "q", "input": "", "output": "r"}, ">>u:q|a:r"),
+    "axolotl alpaca with input": ({"instruction": "q", "input": "i", "output": "r"}, ">>u:q\ni|a:r"),
+    "axolotl alpaca with text": (
+        {"instruction": "q", "input": "i", "output": "r", "text": "all"},
+        ">>u:q\ni|a:r",
+    ),
+    "axolotl sharegpt": ({"conversations": [share("human", "q"), share("gpt", "r")]}, ">>u:q|a:r"),
+    "axolotl sharegpt system": (
+        {"conversations": [share("system", "x"), share("human", "q"), share("gpt", "r")]},
+        ">>s:x|u:q|a:r",
+    ),
+    "axolotl sharegpt weights": (
+        {"conversations": [share("human", "q"), share("gpt", "r", weight=0), share("gpt", "x", weight=1)]},
+        ">>u:q|a:r[0]|a:x",
+    ),
+    "axolotl conversations with roles": ({"conversations": TALK}, ">>u:q|a:r"),
+    "axolotl messages with from": ({"messages": [share("human", "q"), share("gpt", "r")]}, ">>u:q|a:r"),
+    # LLaMA-Factory
+    "LLaMA-Factory alpaca": (
+        {"instruction": "q", "input": "i", "output": "r", "system": "x", "history": [["a", "b"], ["c", "d"]]},
+        ">>s:x|u:a|a:b|u:c|a:d|u:q\ni|a:r",
+    ),
+    "LLaMA-Factory alpaca with nulls": (
+        {"instruction": "q", "input": None, "output": "r", "system": None, "history": None},
+        ">>u:q|a:r",
+    ),
+    "LLaMA-Factory sharegpt": (
+        {
+            "conversations": [
+                share("human", "q"),
+                share("function_call", '{"name": "look", "arguments": {"q": 1}}'),
+                share("observation", "3"),
+                share("gpt", "r"),
+            ],
+            "system": "x",
+            "tools": json.dumps([LOOK]),
+        },
+        '>>s:x|u:q|a:!look{"q": 1}|t:3|a:r #look',
+    ),
+    "LLaMA-Factory several calls": (
+        {
+            "conversations": [
+                share("human", "q"),
+                share("function_call", json.dumps([{"name": "look", "arguments": {"q": n}} for n in (1, 2)])),
+            ]
+        },
+        '>>u:q|a:!look{"q": 1}!look{"q": 2}',
+    ),
+    "LLaMA-Factory openai": ({"messages": TALK, "system": ""}, ">>u:q|a:r"),
+    "LLaMA-Factory empty pictures": ({"messages": TALK, "images": [], "videos": None}, ">>u:q|a:r"),
+    # others
+    "Dolly": ({"instruction": "q", "context": "c", "response": "r", "category": "x"}, ">>u:q\nc|a:r"),
+    "OpenRLHF input and output": ({"input": "q", "output": "r"}, "u:q|>>a:r"),
+    "OpenRLHF list as input": ({"input": ASKED, "output": "r"}, "u:q|>>a:r"),
+    "verl multi-turn": (
+        {"messages": LONG, "tools": None, "enable_thinking": None},
+        ">>s:Be brief.|u:q|a:r|u:more|a:end",
+    ),
+    "verl prompt and response": ({"prompt": "q", "response": "r"}, "u:q|>>a:r"),
+    "Tinker": ({"messages": [u("q"), a([{"type": "text", "text": "r"}])]}, ">>u:q|a:r"),
+    "NeMo conversations": (
+        {"conversations": [share("User", "q"), share("Assistant", "r")], "system": "x", "mask": "User"},
+        ">>s:x|u:q|a:r",
+    ),
+    "NeMo-RL input and output": ({"input": "q", "output": "r", "task_name": "x"}, "u:q|>>a:r"),
+    "slime messages": ({"messages": LONG[1:3], "metadata": {}}, ">>u:q|a:r"),
+    "Gemma's role": ({"messages": [u("q"), {"role": "model", "content": "r"}]}, ">>u:q|a:r"),
+    "a reply that holds its prompt": ({"prompt": ASKED, "completion": TALK}, "u:q|>>a:r"),
+    "control tokens are text": ({"prompt": "<|im_end|>", "completion": "r"}, "u:<|im_end|>|>>a:r"),
+}
+
+NAMED: dict[str, tuple[dict[str, Any], dict[str, str], str]] = {
+    "OpenRLHF input_key": (
+        {"question": "q", "reply": "r"},
+        {"prompt": "question", "completion": "reply"},
+        "u:q|>>a:r",
+    ),
+    "axolotl message_property_mappings": (
+        {"talk": [{"who": "human", "says": "q"}, {"who": "gpt", "says": "r"}]},
+        {"messages": "talk", "messages.role": "who", "messages.content": "says"},
+        ">>u:q|a:r",
+    ),
+    "axolotl field_messages": (
+        {"talk": [share("human", "q"), share("gpt", "r")]},
+        {"messages": "talk"},
+        ">>u:q|a:r",
+    ),
+    "LLaMA-Factory columns": (
+        {"ask": "q", "say": "r", "sys": "x"},
+        {"prompt": "ask", "completion": "say", "system": "sys"},
+        "s:x|u:q|>>a:r",
+    ),
+    "verl prompt_dict_keys": (
+        {"prompt": [u("chat")], "extra_info": {"question": "q", "answer": "r"}},
+        {"prompt": "extra_info.question", "completion": "extra_info.answer"},
+        "u:q|>>a:r",
+    ),
+    "a column with a dot": (
+        {"a.b": "q", "a": 1, "c": "r"},
+        {"prompt": "a.b", "completion": "c"},
+        "u:q|>>a:r",
+    ),
+    "Alpaca by our names": (
+        {"instruction": "q", "output": "r"},
+        {"prompt": "instruction", "completion": "output"},
+        "u:q|>>a:r",
+    ),
+}
+
+PAIRS: dict[str, tuple[dict[str, Any], tuple[str, str]]] = {
+    "TRL explicit prompt": ({"prompt": "q", "chosen": "r", "rejected": "x"}, ("u:q|>>a:r", "u:q|>>a:x")),
+    "TRL conversational": (
+        {"prompt": ASKED, "chosen": [a("r")], "rejected": [a("x")]},
+        ("u:q|>>a:r", "u:q|>>a:x"),
+    ),
+    "TRL implicit prompt": ({"chosen": TALK, "rejected": [u("q"), a("x")]}, ("u:q|>>a:r", "u:q|>>a:x")),
+    "TRL tools": (
+        {"prompt": ASKED, "chosen": [a("r")], "rejected": [a("x")], "tools": [TOOL]},
+        ("u:q|>>a:r #look", "u:q|>>a:x #look"),
+    ),
+    "TRL margin": ({"prompt": "q", "chosen": "r", "rejected": "x", "margin": 2}, ("u:q|>>a:r", "u:q|>>a:x")),
+    "UltraFeedback": (
+        {"prompt": "q", "chosen": TALK, "rejected": [u("q"), a("x")], "messages": TALK, "score_chosen": 8.0},
+        ("u:q|>>a:r", "u:q|>>a:x"),
+    ),
+    "OpenRLHF": ({"chosen": TALK, "rejected": [u("q"), a("x")], "prompt": None}, ("u:q|>>a:r", "u:q|>>a:x")),
+    "axolotl chat_template.default": (
+        {"messages": [s("y"), u("q")], "chosen": a("r"), "rejected": a("x")},
+        ("s:y|u:q|>>a:r", "s:y|u:q|>>a:x"),
+    ),
+    "axolotl chatml.intel": (
+        {"system": "y", "question": "q", "chosen": "r", "rejected": "x"},
+        ("s:y|u:q|>>a:r", "s:y|u:q|>>a:x"),
+    ),
+    "axolotl chatml.argilla": (
+        {"system": "y", "instruction": "q", "chosen_response": "r", "rejected_response": "x"},
+        ("s:y|u:q|>>a:r", "s:y|u:q|>>a:x"),
+    ),
+    "axolotl prompt_pairs": (
+        {"system": "y", "prompt": "q", "chosen": "r", "rejected": "x"},
+        ("s:y|u:q|>>a:r", "s:y|u:q|>>a:x"),
+    ),
+    "LLaMA-Factory alpaca ranking": (
+        {"instruction": "q", "input": "i", "chosen": "r", "rejected": "x"},
+        ("u:q\ni|>>a:r", "u:q\ni|>>a:x"),
+    ),
+    "LLaMA-Factory sharegpt ranking": (
+        {"conversations": [share("human", "q")], "chosen": share("gpt", "r"), "rejected": share("gpt", "x")},
+        ("u:q|>>a:r", "u:q|>>a:x"),
+    ),
+    "OpenAI preferences": (
+        {
+            "input": {"messages": ASKED, "tools": [TOOL], "parallel_tool_calls": True},
+            "preferred_output": [a("r")],
+            "non_preferred_output": [a("x")],
+        },
+        ("u:q|>>a:r #look", "u:q|>>a:x #look"),
+    ),
+    "Tinker A": (
+        {
+            "comparison": {"prompt_conversation": ASKED, "completion_A": [a("r")], "completion_B": [a("x")]},
+            "label": "A",
+        },
+        ("u:q|>>a:r", "u:q|>>a:x"),
+    ),
+    "Tinker B": (
+        {
+            "comparison": {"prompt_conversation": ASKED, "completion_A": [a("r")], "completion_B": [a("x")]},
+            "label": "B",
+        },
+        ("u:q|>>a:x", "u:q|>>a:r"),
+    ),
+    "NeMo-RL": (
+        {
+            "context": ASKED,
+            "completions": [{"rank": 1, "completion": [a("x")]}, {"rank": 0, "completion": [a("r")]}],
+        },
+        ("u:q|>>a:r", "u:q|>>a:x"),
+    ),
+}
+
+JUDGED: dict[str, tuple[dict[str, Any], list[tuple[str, bool]]]] = {
+    "TRL unpaired": ({"prompt": "q", "completion": "r", "label": True}, [("u:q|>>a:r", True)]),
+    "TRL conversational unpaired": (
+        {"prompt": ASKED, "completion": [a("r")], "label": False},
+        [("u:q|>>a:r", False)],
+    ),
+    "a pair": ({"prompt": "q", "chosen": "r", "rejected": "x"}, [("u:q|>>a:r", True), ("u:q|>>a:x", False)]),
+    "axolotl KTO": (
+        {"system": "y", "instruction": "q", "completion": "r", "label": True},
+        [("s:y|u:q|>>a:r", True)],
+    ),
+    "LLaMA-Factory alpaca KTO": (
+        {"instruction": "q", "input": "i", "output": "r", "kto_tag": False},
+        [("u:q\ni|>>a:r", False)],
+    ),
+    "LLaMA-Factory sharegpt KTO": (
+        {"conversations": [share("human", "q"), share("gpt", "r")], "kto_tag": True},
+        [("u:q|>>a:r", True)],
+    ),
+    "LLaMA-Factory openai KTO": ({"messages": TALK, "label": None, "kto_tag": False}, [("u:q|>>a:r", False)]),
+}
+
+REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
+    "TRL language modelling": (
+        "sft",
+        {"text": "x"},
+        "the row has no 'prompt' .or 'messages'.; its columns are text",
+    ),
+    "TRL prompt-only": ("sft", {"prompt": "q"}, "the row has no 'completion'"),
+    "TRL implicit prompt as text": (
+        "pairs",
+        {"chosen": "q r", "rejected": "q x"},
+        "'chosen' is a reply alone",
+    ),
+    "TRL stepwise": (
+        "judged",
+        {"prompt": "q", "completions": ["r"], "labels": [True]},
+        "has no 'completion'",
+    ),
+    "TRL pictures": (
+        "sft",
+        {"messages": TALK, "images": ["x.png"]},
+        "'images' holds what is seen beside the text",
+    ),
+    "TRL picture parts": (
+        "sft",
+        {"messages": [u([{"type": "image"}]), a("r")]},
+        r"messages\[0\].content must be a text",
+    ),
+    "TRL label": (
+        "judged",
+        {"prompt": "q", "completion": "r", "label": "yes"},
+        "'label' must be true or false",
+    ),
+    "OpenAI batch": (
+        "sft",
+        {"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", "body": {"messages": ASKED}},
+        "the row has no 'prompt' .*its columns are custom_id, method, url, body",
+    ),
+    "OpenAI weight": (
+        "sft",
+        {"messages": [u("q"), a("r", weight=0.5)]},
+        r"messages\[1\].weight must be 0 or 1",
+    ),
+    "OpenAI preferences without messages": (
+        "pairs",
+        {"input": "q", "preferred_output": [a("r")], "non_preferred_output": [a("x")]},
+        "'input' must be an object with 'messages'",
+    ),
+    "axolotl input_output": ("sft", {"segments": [{"label": True, "text": "x"}]}, "its columns are segments"),
+    "axolotl completion": ("sft", {"text": "x"}, "the row has no 'prompt'"),
+    "axolotl train_detail": (
+        "sft",
+        {"messages": [u("q"), a("r", train_detail=[{"begin_offset": 0, "end_offset": 1, "train": True}])]},
+        r"messages\[1\].train_detail has parts of a message learnt",
+    ),
+    "axolotl unknown role": (
+        "sft",
+        {"messages": [{"role": "critic", "content": "x"}]},
+        "role must be one of .*messages.role",
+    ),
+    "LLaMA-Factory pictures": (
+        "sft",
+        {"conversations": [share("human", "<image>")], "images": ["x.png"]},
+        "leave the row out",
+    ),
+    "LLaMA-Factory broken call": (
+        "sft",
+        {"conversations": [share("human", "q"), share("function_call", "look(q)")]},
+        "a message of function_call is not JSON",
+    ),
+    "LLaMA-Factory history": (
+        "sft",
+        {"instruction": "q", "output": "r", "history": ["a"]},
+        "'history' must be a list of pairs",
+    ),
+    "LLaMA-Factory number": (
+        "sft",
+        {"instruction": 5, "output": "r"},
+        "'instruction' and 'input' must be texts",
+    ),
+    "LLaMA-Factory conversations as text": (
+        "sft",
+        {"conversations": "q"},
+        "'conversations' must be a list of messages, not str",
+    ),
+    "LLaMA-Factory tag": (
+        "judged",
+        {"messages": TALK, "kto_tag": "good"},
+        "'label' must be true or false, not 'good'",
+    ),
+    "Tinker tie": (
+        "pairs",
+        {
+            "comparison": {"prompt_conversation": ASKED, "completion_A": [a("r")], "completion_B": [a("x")]},
+            "label": "Tie",
+        },
+        "'label' must be A or B, not 'Tie': of a tie nothing is learnt",
+    ),
+    "NeMo-RL equal ranks": (
+        "pairs",
+        {"context": ASKED, "completions": [{"rank": 0, "completion": [a(t)]} for t in "rx"]},
+        r"must have two different ranks, not \[0, 0\]",
+    ),
+    "NeMo-RL one completion": (
+        "pairs",
+        {"context": ASKED, "completions": [{"rank": 0}]},
+        "'completions' must be two",
+    ),
+    "a pair for sft": ("sft", {"prompt": "q", "chosen": "r", "rejected": "x"}, "the row has no 'completion'"),
+    "calls that are no list": (
+        "sft",
+        {"messages": [u("q"), a(None, tool_calls=5)]},
+        "tool_calls must be a list of calls",
+    ),
+    "a number as text": ("sft", {"messages": [u(5), a("r")]}, r"messages\[0\].content must be a text"),
+}
+
+VERL = {
+    "data_source": "gsm8k",
+    "prompt": [u("q")],
+    "ability": "math",
+    "reward_model": {"style": "rule", "ground_truth": "72"},
+    "extra_info": {"split": "train", "index": 0},
+}
+RLVR: dict[str, tuple[dict[str, Any], dict[str, str], Any]] = {
+    "verl": (VERL, {}, ("q", "72")),
+    "verl with a system message": (
+        {**VERL, "prompt": [s("Be brief."), u("q")]},
+        {},
+        ("Be brief.\n\nq", "72"),
+    ),
+    "verl by paths": (VERL, {"question": "prompt", "answer": "reward_model.ground_truth"}, ("q", "72")),
+    "verl answer by a path": (VERL, {"answer": "reward_model.ground_truth"}, ("q", "72")),
+    "verl several turns": (
+        {**VERL, "prompt": LONG},
+        {},
+        "the question is a list of messages, and only one of the user",
+    ),
+    "verl without ground truth": (
+        {**VERL, "reward_model": {"style": "rule"}},
+        {"answer": "reward_model.ground_truth"},
+        "has no reward_model.ground_truth; its columns are data_source",
+    ),
+    "TRL prompt and answer": ({"prompt": ASKED, "answer": "72"}, {}, ("q", "72")),
+    "TRL open-r1": ({"prompt": ASKED, "solution": "$72$"}, {}, ("q", "$72$")),
+    "open-r1 named": (
+        {"problem": "q", "solution": "72"},
+        {"question": "problem", "answer": "solution"},
+        ("q", "72"),
+    ),
+    "verifiers": ({"prompt": [u("q")], "answer": "72", "info": {"a": 1}}, {}, ("q", "72")),
+    "verifiers question": ({"question": "q", "answer": "72"}, {}, ("q", "72")),
+    "OpenRLHF": ({"input": "q", "label": "72"}, {}, ("q", "72")),
+    "slime text": ({"prompt": "q", "label": "72"}, {}, ("q", "72")),
+    "slime list": ({"prompt": ASKED, "label": "72", "metadata": {"rm_type": "math"}}, {}, ("q", "72")),
+    "NeMo-RL": ({"problem": "q", "expected_answer": "72"}, {}, ("q", "72")),
+    "OpenAI RFT": ({"messages": ASKED, "reference_answer": "72"}, {}, ("q", "72")),
+    "OpenAI RFT with answer": ({"messages": [u(PARTS)], "answer": 72}, {}, ("q", 72)),
+    "GSM8K": ({"question": "q", "answer": "so\n#### 72"}, {}, ("q", "so\n#### 72")),
+    "Instructions": ({"prompt": ASKED, "ground_truth": "x"}, {}, (None, None)),
+    "pictures": (
+        {"prompt": [u([{"type": "image"}])], "answer": "72"},
+        {},
+        "the question is a list of messages",
+    ),
+}
+
+
+def shown(talk: Conversation) -> str:
+    parts = []
+    for number, message in enumerate(talk.messages):
+        calls = "".join(
+            f"!{call['function']['name']}{json.dumps(call['function']['arguments'])}"
+            for call in message.get("tool_calls", [])
+        )
+        learnt = ">>" if number == talk.learnt_from else ""
+        weight = "[0]" if message.get("weight") == 0 else ""
+        parts.append(f"{learnt}{message['role'][0]}:{message['content']}{calls}{weight}")
+    tools = "".join(f" #{tool['function']['name']}" for tool in talk.tools)
+    return "|".join(parts) + tools
+
+
+def data(path: Path, row: dict[str, Any], **columns: str) -> list[ExamplesSettings]:
+    path.write_text(json.dumps(row) + "\n")
+    return [ExamplesSettings(path=str(path), columns=columns)]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "rows.jsonl"
+
+
+@pytest.mark.parametrize("name", SFT)
+def test_conversations(path, name):
+    row, expected = SFT[name]
+    (found,) = read_conversations(data(path, row))
+    assert shown(found) == expected
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_conversations_of_columns_with_other_names(path, name):
+    row, columns, expected = NAMED[name]
+    (found,) = read_conversations(data(path, row, **columns))
+    assert shown(found) == expected
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_pairs(path, name):
+    row, expected = PAIRS[name]
+    (found,) = read_pairs(data(path, row))
+    assert (shown(found.chosen), shown(found.rejected)) == expected
+    assert found.chosen.prompt == found.rejected.prompt
+
+
+@pytest.mark.parametrize("name", JUDGED)
+def test_judged_replies(path, name):
+    row, expected = JUDGED[name]
+    assert [(shown(each.reply), each.good) for each in read_judged(data(path, row))] == expected
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_read_is_refused_with_its_line(path, name):
+    kind, row, message = REFUSED[name]
+    read = {"sft": read_conversations, "pairs": read_pairs, "judged": read_judged}[kind]
+    with pytest.raises(ConfigError, match=rf"rows\.jsonl, line 1: .*{message}"):
+        list(read(data(path, row)))
+
+
+@pytest.mark.parametrize("name", RLVR)
+def test_tasks_of_verifiers(path, name):
+    row, columns, expected = RLVR[name]
+    path.write_text(json.dumps(row) + "\n")
+    given_data = DatasetSettings(path=str(path), verifier="Math-v0", columns=columns)
+    if isinstance(expected, str):
+        with pytest.raises(ConfigError, match=rf"rows\.jsonl, line 1: .*{expected}"):
+            load_streams(given_data)
+        return
+    options = load_streams(given_data)[0].item(0, 0, 0).options
+    assert options is not None
+    assert (options.get("question"), options.get("answer")) == expected
+    if "prompt" in options:
+        assert isinstance(options["prompt"], str), "verifiers that read a prompt want a text"
+
+
+def test_rows_of_parquet_whose_other_columns_are_filled_up(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    rows = [
+        {"conversations": [share("human", "q"), share("gpt", "r", weight=None)], "messages": None},
+        {"messages": TALK},
+    ]
+    path = tmp_path / "rows.parquet"
+    parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    assert [shown(each) for each in read_conversations([ExamplesSettings(path=str(path))])] == [
+        ">>u:q|a:r"
+    ] * 2
+    parquet.write_table(pyarrow.Table.from_pylist([VERL]), path)
+    (stream,) = load_streams(DatasetSettings(path=str(path), verifier="Math-v0"))
+    assert stream.item(0, 0, 0).options["answer"] == "72"
+
+
+def test_each_layout_has_a_row_here():
+    rows = [row for row, *_ in (*SFT.values(), *NAMED.values(), *PAIRS.values(), *JUDGED.values())]
+    taken = {next((index for index, each in enumerate(EXAMPLES) if each.matches(row)), None) for row in rows}
+    assert set(range(len(EXAMPLES))) <= taken
+    assert len(rows) + len(REFUSED) + len(RLVR) > 100
+
+
+def test_the_docs_list_the_layouts():
+    assert "\n".join(examples_table()) in (DOCS / "layouts.md").read_text()
+    assert "\n".join(tasks_table()) in (DOCS / "datasets.md").read_text()
+    assert len(TASKS) == len({(each.question, each.answer) for each in TASKS})
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"conversations": [share("function_call", "[" * 100_000)]},
+        {"messages": TALK, "tools": "[" * 100_000},
+        {"messages": [u("q"), a("r")], "history": [], "images": ["x" * 1_000_000]},
+        {"comparison": {}, "label": "x" * 1_000_000},
+    ],
+)
+def test_large_and_deep_rows_are_refused_in_a_few_words(path, row):
+    with pytest.raises(ConfigError) as caught:
+        list(read_pairs(data(path, row)) if "comparison" in row else read_conversations(data(path, row)))
+    assert len(str(caught.value).replace(str(path), "")) < 400
+
+
+def test_long_texts_and_histories_are_read(path):
+    (found,) = read_conversations(data(path, {"input": "x" * 1_000_000, "output": "<" * 1_000_000}))
+    assert [len(each["content"]) for each in found.messages] == [1_000_000] * 2
+    turns = {"instruction": "x", "output": "r", "history": [["a", "b"]] * 10_000}
+    (found,) = read_conversations(data(path, turns))
+    assert len(found.messages) == 20_002
+
+
+_NAMES = sorted(
+    {name for each in EXAMPLES for name in (*each.columns, *each.unless)} | {"tools", "system", "history"}
+)
+_KEYS = st.sampled_from(
+    ["role", "content", "from", "value", "tool_calls", "function_call", "weight", "text", "rank"]
+)
+_PLAIN = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.sampled_from(
+        ["", "x", "user", "assistant", "gpt", "function_call", "A", "{", "[1]", '{"name": 1}', "1" * 30]
+    )
+)
+_VALUE = st.recursive(
+    _PLAIN | st.sampled_from([TALK, ASKED, [a("x")], a("y"), [share("human", "q")], [["a", "b"]]]),
+    lambda each: st.lists(each, max_size=3) | st.dictionaries(_KEYS, each, max_size=3),
+    max_leaves=6,
+)
+
+
+_FUZZ = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+def _talks(found: Conversation | Pair | Judged) -> list[Conversation]:
+    match found:
+        case Conversation():
+            return [found]
+        case Pair():
+            return [found.chosen, found.rejected]
+        case Judged():
+            return [found.reply]
+
+
+@_FUZZ
+@given(row=st.dictionaries(st.sampled_from(_NAMES), _VALUE, max_size=6))
+def test_any_row_is_read_or_refused_with_its_line(path, row):
+    found = data(path, row)
+    for read in (read_conversations, read_pairs, read_judged):
+        try:
+            talks = [talk for each in read(found) for talk in _talks(each)]
+        except ConfigError as error:
+            assert "rows.jsonl" in str(error)  # noqa: PT017 - either is right
+            continue
+        assert all(isinstance(message["content"], str) for talk in talks for message in talk.messages)
+
+
+@_FUZZ
+@given(
+    row=st.dictionaries(st.sampled_from(["prompt", "question", "label", "messages", "reward_model"]), _VALUE)
+)
+def test_any_task_is_read_or_refused_with_its_line(path, row):
+    path.write_text(json.dumps(row) + "\n")
+    try:
+        (stream,) = load_streams(DatasetSettings(path=str(path), verifier="Math-v0"))
+    except ConfigError as error:
+        assert "rows.jsonl, line 1" in str(error)  # noqa: PT017 - either is right
+        return
+    options = stream.item(0, 0, 0).options
+    assert options is not None
+    assert not isinstance(options.get("prompt"), list)
