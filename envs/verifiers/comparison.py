@@ -31,6 +31,8 @@ _SCALE_ASKED = re.compile(r"\b(?:hundred|thousand|million|billion|trillion)s?\b"
 _LONGEST = 2000
 _CONSTANTS = frozenset({"e", "i", "inf", "infinity", "infty"})
 _DEEPEST = 40
+# Of a number that is rounded to so many places, at least these say something.
+_FEWEST_DIGITS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +182,9 @@ def _rounds_to(gold: Answer, answer: Answer, rounding: int) -> bool:
         number = rational(decimal.value or {})
         exact = rational(other.value or {})
         if number is None or (exact is not None and _ends(exact)):
+            continue
+        # A number of zeros is near to whatever is small, and says nothing of it.
+        if abs(number) * 10**decimal.places < 10 ** (min(rounding, _FEWEST_DIGITS) - 1):
             continue
         if exact is not None:
             near = abs(exact - number) <= Fraction(1, 2 * 10 ** min(decimal.places, 15))

@@ -17,7 +17,7 @@ from rollgym.envs.core.splits import SPLIT, checked_split, split_of_text
 from rollgym.envs.verifiers.arguments import is_reference
 from rollgym.envs.verifiers.base import Verdict, VerifierEnv
 from rollgym.envs.verifiers.comparison import Asked, asked_of
-from rollgym.envs.verifiers.exact import NotExact, approximate, rational
+from rollgym.envs.verifiers.exact import NotExact, Value, approximate, rational
 from rollgym.envs.verifiers.extraction import marked_answer, numbers_in, strip_thinking
 from rollgym.envs.verifiers.latex import plain, unwrapped
 from rollgym.envs.verifiers.numerals import read_value
@@ -167,7 +167,7 @@ def read_number(text: str, *, scaled: bool = True) -> Fraction | float | None:
     """
     form = plain(text)
     try:
-        value = read_value(form.text)
+        value = _value(form.text)
     except NotExact:
         numbers = numbers_in(text)
         if len(numbers) != 1 or numbers[0] == text:
@@ -175,6 +175,12 @@ def read_number(text: str, *, scaled: bool = True) -> Fraction | float | None:
         return read_number(numbers[0], scaled=scaled)
     exact = rational(value)
     return (form.scale if scaled else 1) * (approximate(value) if exact is None else exact)
+
+
+def _value(text: str) -> Value:
+    if text.endswith("!"):
+        raise NotExact("in a sentence, it is no factorial")
+    return read_value(text)
 
 
 def _compare(reference: str, said: str, rule: _Rule, asked: Asked) -> tuple[float, Metric]:
@@ -241,7 +247,7 @@ def _kind_of(reference: str) -> Metric:
     if read_date(reference) is not None:
         return "date"
     try:
-        read_value(plain(reference).text)
+        _value(plain(reference).text)
     except NotExact:
         return "exact"
     return "number"

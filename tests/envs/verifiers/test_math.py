@@ -66,6 +66,37 @@ EQUAL = [
     *((r"(1,2)", r"\left\langle 1, 2\right\rangle"), ("-2", r"\sqrt[3]{-8}"), (r"\sqrt[3]{-27}", "-3")),
     *(("5000000", "5 million"), (r"\$1.5 \text{ million}", "1500000"), ("3 thousand dollars", "3,000")),
     *(("5 m/s", "5"), ("5", "5 km/h"), (r"9.8 m/s^2", "9.8")),
+    *(("2^{-100}", r"\frac{1}{2^{100}}"), ("(1/2)^{100}", "2**-100"), ("1/2^{64}", "1/18446744073709551616")),
+    *(("20!", "2432902008176640000"), (r"\frac{8!}{2!3!}", "3360"), (r"\binom{10}{3}", "120")),
+    *((r"\frac{1}{21!}", r"\frac{1}{21 \cdot 20!}"), ("4^{1003}", "2^{2006}"), ("10^-34", r"10^{-34}")),
+    *(
+        (r"(2^{2005}+1)/(3*2^{2006})", r"\frac16+\frac{1}{3\cdot 2^{2006}}"),
+        ("3^{-100}", r"3^{-\sqrt{10000}}"),
+    ),
+    *(
+        (r"\sqrt[3]{10^{-60}}", "10^{-20}"),
+        (r"(1+\sqrt{2})^{2}", r"3+2\sqrt{2}"),
+        ("2023^{2023}", "2023**2023"),
+    ),
+]
+# Numbers that are small, or large, or near to each other, and not equal.
+FINE_DIFFERENCES = [
+    *(("2^{-100}", "2^{-99}"), ("(1/2)^{100}", "(1/2)^{99}"), ("0.5^{100}", "0.5^{90}"), ("1/20!", "1/21!")),
+    *(("1/2^{64}", "1/2^{65}"), (r"\frac{2^{2005}+1}{3\cdot 2^{2006}}", r"\frac{1}{3\cdot 2^{2006}}")),
+    *((r"\frac{1}{20!}", r"\frac{1}{21\cdot 20!}"), ("1-2^{-100}", "1"), ("2^{2006}", "2^{2006}+1")),
+    *((r"\{2^{-100}\}", r"\{2^{-99}\}"), ("[0, 2^{-100}]", "[0, 2^{-99}]"), ("10^{-30}", "0")),
+    *(
+        (r"\frac{1}{3000000}", "0.000000"),
+        (r"\frac{1}{3000000}", "0.0000003"),
+        ("20!", "2432902008176640001"),
+    ),
+    *((r"\frac{1}{\binom{100}{50}}", r"\frac{1}{\binom{100}{49}}"), ("2023^{2023}", "2023^{2022}")),
+]
+FINE_FORMULAS = [
+    *(("e^{-100}", "e^{-99}"), ("e^{-1000}", "e^{-999}"), (r"\sin(10^{-20})", r"\sin(10^{-21})")),
+    *(("x+10^{-20}", "x+10^{-21}"), ("[0, e^{-100}]", "[0, e^{-99}]"), (r"\{e^{-100}\}", r"\{e^{-99}\}")),
+    *(("(e^{-100}, 1)", "(e^{-99}, 1)"), ("x > e^{-100}", "x > e^{-99}"), ("e^{-20}", "0.000000001")),
+    *(("e^{-20}", "0.0"), (r"\sqrt[3]{2}\cdot 10^{-30}", r"\sqrt[3]{3}\cdot 10^{-30}")),
 ]
 DIFFERENT = [
     *(("5", "55"), ("5", "5x"), ("2", "2xy"), ("2", r"\sqrt{2}"), ("1", "x^2+1"), ("7", "2x+3=7")),
@@ -118,7 +149,7 @@ def test_equal_answers_are_equal_wherever_they_stand(gold, answer):
         assert verdict.outcome == "correct", (said, verdict)
 
 
-@pytest.mark.parametrize(("gold", "answer"), DIFFERENT)
+@pytest.mark.parametrize(("gold", "answer"), DIFFERENT + FINE_DIFFERENCES)
 def test_different_answers_are_never_correct(gold, answer):
     for said in (
         answer,
@@ -128,6 +159,32 @@ def test_different_answers_are_never_correct(gold, answer):
     ):
         verdict = ALONE.score(said, {"answer": gold})
         assert (verdict.score, verdict.outcome != "correct") == (0.0, True), (said, verdict)
+
+
+def test_small_numbers_are_compared_by_their_own_size(hasty):
+    for gold, answer in FINE_DIFFERENCES + FINE_FORMULAS:
+        for one, other in ((gold, answer), (answer, gold)):
+            verdict = hasty.score(rf"\boxed{{{other}}}", {"answer": one})
+            assert verdict.outcome == "wrong", (one, other, verdict)
+    for gold, answer in (
+        ("e^{-100}", r"\frac{1}{e^{100}}"),
+        (r"\begin{pmatrix}e^{-100}\\1\end{pmatrix}", r"\begin{pmatrix}\frac{1}{e^{100}}\\1\end{pmatrix}"),
+        (r"\sqrt[3]{2}\cdot 10^{-30}", r"10^{-30}\cdot 2^{1/3}"),
+        (r"\sqrt{5+2\sqrt6}-\sqrt2", r"\sqrt3"),
+        ("e^{-2}", "0.135335"),
+        (r"0.3e^{x}", r"\frac{3e^x}{10}"),
+    ):
+        assert hasty.score(rf"\boxed{{{answer}}}", {"answer": gold}).outcome == "correct", (gold, answer)
+
+
+def test_a_reference_that_is_too_large_costs_nothing(hasty):
+    task = {"answer": "10^{10^{10}}"}
+    assert hasty.score(r"\boxed{10^{10^{10}}}", task).outcome == "correct"
+    for said in ("10^{10^{9}}", "5", "x"):
+        verdict = hasty.score(rf"\boxed{{{said}}}", task)
+        assert (verdict.outcome, verdict.detail.split(":")[0]) == ("error", "unreadable_reference")
+        assert "too large" in verdict.detail
+    assert hasty.score(r"\boxed{10^{10^{10}}}", {"answer": "5"}).outcome == "unparsable"
 
 
 def test_no_unit_is_a_number():
