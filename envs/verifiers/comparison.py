@@ -1,7 +1,7 @@
 """Whether two answers are equal, as far as exact arithmetic and their form tell: no search, no guessing."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import isfinite
 from typing import Literal
@@ -9,19 +9,21 @@ from typing import Literal
 from rollgym.envs.verifiers.affordable import depth
 from rollgym.envs.verifiers.answers import Answer, read_answer, read_reference
 from rollgym.envs.verifiers.composed_numbers import same_composed
-from rollgym.envs.verifiers.exact import approximate, rational, scale
+from rollgym.envs.verifiers.exact import approximate, divide, multiply, rational, scale
 from rollgym.envs.verifiers.latex import canonical
 
 Reason = Literal[
     "equal_numbers",
     "equal_percent",
     "equal_rounded",
+    "equal_quantities",
     "equal_parts",
     "equal_composed",
     "equal_text",
     "different_numbers",
     "different_parts",
     "different_composed",
+    "different_units",
     "different_words",
     "different_kinds",
     "undecided",
@@ -104,6 +106,8 @@ def is_exact(reference: str) -> bool:
 
 
 def _compare(gold: Answer, answer: Answer, rounding: int, asked: Asked) -> Comparison:
+    if (measured := _compare_quantities(gold, answer, rounding)) is not None:
+        return measured
     if gold.value is not None and answer.value is not None:
         return _compare_numbers(gold, answer, rounding, asked)
     if gold.composed is not None and answer.composed is not None:
@@ -114,7 +118,7 @@ def _compare(gold: Answer, answer: Answer, rounding: int, asked: Asked) -> Compa
             return Comparison(True, "equal_text")
         # Short ones may be products of variables.
         long = min(len(gold.said), len(answer.said)) > 3
-        return Comparison(False, "different_words") if long else UNDECIDED
+        return Comparison(False, "different_words") if long or gold.is_name else UNDECIDED
     if gold.text and gold.percent == answer.percent and canonical(gold.text) == canonical(answer.text):
         return Comparison(True, "equal_text")
     if gold.rows and answer.rows:
@@ -145,6 +149,26 @@ def _kinds_differ(one: Answer, other: Answer) -> bool:
     return (
         one.value is not None and len(other.parts) > 1 and any(part.value is not None for part in other.parts)
     )
+
+
+def _compare_quantities(gold: Answer, answer: Answer, rounding: int) -> Comparison | None:
+    """Compare what both are of units that are known; None where the units say nothing."""
+    one, other = gold.quantity, answer.quantity
+    if one is None or other is None:
+        return None
+    if one.letter and other.letter and one.letter != other.letter:
+        # Variables of other names; "l" is "L" as a unit alone.
+        return None if one.unit == other.unit else Comparison(False, "different_units")
+    if one.unit.dimension != other.unit.dimension:
+        return Comparison(False, "different_units")
+    if one.unit == other.unit and gold.value is not None and answer.value is not None:
+        return None
+    wanted = multiply(one.value, divide(one.unit.factor, other.unit.factor))
+    if wanted == other.value:
+        return Comparison(True, "equal_quantities")
+    if answer.value is not None and _rounds_to(replace(gold, value=wanted, places=None), answer, rounding):
+        return Comparison(True, "equal_rounded")
+    return Comparison(False, "different_numbers")
 
 
 def _compare_numbers(gold: Answer, answer: Answer, rounding: int, asked: Asked) -> Comparison:

@@ -1,6 +1,7 @@
 """Math-v0: what it reads, what it decides by itself, and Math-Verify behind it."""
 
 import json
+import re
 import time
 from contextlib import closing
 from fractions import Fraction
@@ -78,6 +79,25 @@ EQUAL = [
         (r"(1+\sqrt{2})^{2}", r"3+2\sqrt{2}"),
         ("2023^{2023}", "2023**2023"),
     ),
+    # Units: one that is said on one side alone means nothing.
+    *(("5", "5 cm"), ("5 cm", "5"), ("500 cm", "5 m"), (r"5\text{ m}", r"500\text{ cm}"), ("5 kg", "5000 g")),
+    *((r"15\text{ cm}^2", "15 square centimeters"), (r"15\text{ cm}^2", r"0.0015\text{ m}^2")),
+    *(("36 km/h", "10 meters per second"), ("60 mph", "60 miles per hour"), (r"\$5", "500 cents")),
+    *(
+        ("90^\\circ", r"\frac{\pi}{2} \text{ radians}"),
+        (r"30^\circ\text{C}", "30 °C"),
+        ("1 gallon", "4 quarts"),
+    ),
+    *(
+        (r"2 \text{ hours } 30 \text{ minutes}", "150 minutes"),
+        ("150 min", "2 h 30 min"),
+        ("5 ft 3 in", "63 inches"),
+    ),
+    *((r"100 \text{ cm}^3", "100 mL"), ("1/3 m", "33.333333 cm"), ("5 dollars per hour", r"\$5/hour")),
+    *(("5 apples", "5 pieces of fruit"), ("2 years", "24 months"), ("5 million dollars", r"\$5,000,000")),
+    # Ordinals, and signs and letters that can be written in several ways.
+    *(("12", r"12^{\text{th}}"), (r"12^{\text{th}}", "12"), ("3", "3^{rd}"), ("21^{st}", "21"), ("3", "3rd")),
+    *(("12", "１２"), ("-12", "－１２"), ("(1,2)", "（１，２）"), ("-5", "‑5"), ("caf\u00e9", "cafe\u0301")),
 ]
 # Numbers that are small, or large, or near to each other, and not equal.
 FINE_DIFFERENCES = [
@@ -138,8 +158,24 @@ DIFFERENT = [
     *((r"5 \text{ ft } 3 \text{ in}", "5 ft 9 in"), ("5", r"5 \text{ hours } 6 \text{ minutes}")),
     *(("2 hours 30 minutes", "2"), ("2 hours 30 minutes", "30 hours 2 minutes")),
     *(("5000000", "5 thousand"), (r"(1,2)", r"\langle 2,1\rangle"), ("2", r"\sqrt[3]{-8}")),
+    *(("5 m", "5 cm"), (r"5\text{ m}", r"5\text{ cm}"), ("5 m", "5 s"), (r"15\text{ cm}^2", r"15\text{ cm}")),
+    *((r"50\,\frac{\text{km}}{\text{h}}", "50 m/s"), (r"\$5", "5 cents"), (r"\$5", "€5"), ("5 am", "5 pm")),
+    *(("90^\\circ", r"90 \text{ radians}"), (r"30^\circ\text{C}", "30 °F"), ("5 seconds", "5 minutes")),
+    *((r"2 \text{ hours } 30 \text{ minutes}", "150 hours"), ("5 m^2", "5 m"), ("1 mile", "1.6 km")),
+    *(
+        ("Tom", "omT"),
+        (r"\text{Tom}", r"\text{Mot}"),
+        ("odd", "ddo"),
+        ("12", r"13^{\text{th}}"),
+        ("3", "4^{rd}"),
+    ),
+    *(("42", r"\text{The answer is } 43"), ("42", r"\text{more than } 42"), ("42", "anything but 42")),
+    *(("42", r"\text{The answer is not } 42"), ("42", "at least 42")),
     *(("14", "2024-10-14"), ("0", r"\emptyset"), ("e", "2.718281828"), ("3", r"\frac{3}{"), ("5", "")),
 ]
+
+
+_IN_WORDS = re.compile(r"more than|anything but|at least|\\text")
 
 
 @pytest.mark.parametrize(("gold", "answer"), EQUAL)
@@ -151,12 +187,10 @@ def test_equal_answers_are_equal_wherever_they_stand(gold, answer):
 
 @pytest.mark.parametrize(("gold", "answer"), DIFFERENT + FINE_DIFFERENCES)
 def test_different_answers_are_never_correct(gold, answer):
-    for said in (
-        answer,
-        rf"\boxed{{{answer}}}",
-        f"<answer>{answer}</answer>",
-        f"We find that it is {answer}.",
-    ):
+    marked = [rf"\boxed{{{answer}}}", f"<answer>{answer}</answer>"]
+    # In free prose the last number is the answer, whatever is said of it.
+    prose = [] if _IN_WORDS.search(answer) else [answer, f"We find that it is {answer}."]
+    for said in marked + prose:
         verdict = ALONE.score(said, {"answer": gold})
         assert (verdict.score, verdict.outcome != "correct") == (0.0, True), (said, verdict)
 
@@ -185,6 +219,17 @@ def test_a_reference_that_is_too_large_costs_nothing(hasty):
         assert (verdict.outcome, verdict.detail.split(":")[0]) == ("error", "unreadable_reference")
         assert "too large" in verdict.detail
     assert hasty.score(r"\boxed{10^{10^{10}}}", {"answer": "5"}).outcome == "unparsable"
+
+
+def test_a_sentence_in_a_box_is_read_as_one():
+    for gold, said in (
+        ("42", r"\text{The answer is } 42"),
+        (r"\frac{1}{2}", r"\text{The answer is } \frac{1}{2}"),
+        ("42", r"\text{There are } 42 \text{ apples}"),
+        ("42", r"\text{It is not 41 but } 42"),
+    ):
+        assert ALONE.score(rf"\boxed{{{said}}}", {"answer": gold}).outcome == "correct"
+        assert ALONE.score(rf"\boxed{{{said}}}", {"answer": "7"}).outcome == "wrong"
 
 
 def test_no_unit_is_a_number():
