@@ -41,6 +41,7 @@ _EITHER_SIGN = re.compile(r"\\pm(?![a-zA-Z])|±")
 _BARE_UNIT = re.compile(
     r"(?P<number>.{1,40}?)(?:\s|~|\\,)*+(?P<unit>[mgshtlLNJWK](?:\s?(?:\^\s?\{?[23]\}?|[²³]))?)"
 )
+_AROUND_LIST = re.compile(r"^(?:[\s$({\[]|\\[({\[]|\\left(?![a-z])|\\text\s*\{)+")
 _OPENING = {"(": "(", "[": "[", "\\{": "{", "{": "{"}
 _CLOSING = (")", "]", "\\}", "}")
 
@@ -147,6 +148,8 @@ def read_answer(answer: str, *, is_denied: bool = False) -> Answer:
         return Answer(answer, False, value=read_value(answer), places=decimals(answer))
     except NotExact:
         pass
+    # What is emphasised is what it is.
+    answer = answer.strip().strip("*_").strip()
     read = _read_form(answer, is_denied)
     composed = None if read.value is not None else read_composed(answer)
     return read if composed is None else replace(read, composed=composed)
@@ -199,7 +202,8 @@ def _read_form(answer: str, is_denied: bool) -> Answer:
 def _named_parts(answer: str, parts: list[str]) -> tuple[Answer, ...]:
     """Read the parts of a list, each with the name that it is given, as in `x = 1, y = 2`."""
     # The first name stands before the whole list, too, and is taken away with what means nothing.
-    named = [_NAMED.match(answer if number == 0 else part) for number, part in enumerate(parts)]
+    begin = _AROUND_LIST.sub("", answer)
+    named = [_NAMED.match(begin if number == 0 else part.lstrip("$ ")) for number, part in enumerate(parts)]
     return tuple(
         replace(read_answer(part), name=None if name is None else name[1])
         for part, name in zip(parts, named, strict=True)

@@ -1,6 +1,7 @@
 """Whether two answers are equal, as far as exact arithmetic and their form tell: no search, no guessing."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import isfinite
@@ -240,7 +241,9 @@ def _compare_parts(gold: Answer, answer: Answer, rounding: int) -> Comparison:
     ):
         # One point, or one interval, and a list that has such among others.
         return Comparison(False, "different_kinds")
-    if gold.brackets != answer.brackets:
+    if (ordered := _in_order(gold, answer)) is not None:
+        return _compare_ordered(*ordered, rounding)
+    if gold.brackets != answer.brackets and {gold.brackets, answer.brackets} != {"", "{}"}:
         # A list may be said with brackets or without; what brackets mean beyond that is not for arithmetic to say.
         return UNDECIDED
     exact = all(part.value is not None for part in (*gold.parts, *answer.parts))
@@ -260,14 +263,29 @@ def _compare_parts(gold: Answer, answer: Answer, rounding: int) -> Comparison:
                 return UNDECIDED
             left.remove(match)
         return Comparison(True, "equal_parts")
-    found = [
-        _compare(one, other, rounding, _UNKNOWN) for one, other in zip(gold.parts, answer.parts, strict=True)
-    ]
+    return _compare_ordered(gold.parts, answer.parts, rounding)
+
+
+def _compare_ordered(wanted: Sequence[Answer], given: Sequence[Answer], rounding: int) -> Comparison:
+    found = [_compare(one, other, rounding, _UNKNOWN) for one, other in zip(wanted, given, strict=True)]
     if all(each.equal for each in found):
         return Comparison(True, "equal_parts")
+    exact = all(part.value is not None for part in (*wanted, *given))
     if exact and any(each.equal is False for each in found):
         return Comparison(False, "different_parts")
     return UNDECIDED
+
+
+def _in_order(gold: Answer, answer: Answer) -> tuple[Sequence[Answer], Sequence[Answer]] | None:
+    """Return the parts of two lists of which one has names and the other has none: there, they stand in their order."""
+    if len(gold.parts) != len(answer.parts) or not {gold.brackets, answer.brackets} <= {"", "()"}:
+        return None
+    if gold.names is not None and not any(part.name for part in answer.parts):
+        return gold.parts, answer.parts
+    if answer.names is not None and gold.brackets == "()" and not any(part.name for part in gold.parts):
+        if answer.names == sorted(answer.names):
+            return gold.parts, answer.parts
+    return None
 
 
 def _together(found: list[bool | None]) -> Comparison:

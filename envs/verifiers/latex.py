@@ -99,6 +99,8 @@ _SHORT_WORDS = frozenset({"no", "yes", "odd", "all", "any", "one", "two", "six",
 _LETTERS = re.compile(r"[^\W\d_]+(?:[\s'’.,-]+[^\W\d_]+)*[.!]?")
 
 
+# One letter or digit needs no braces.
+_BRACED = re.compile(r"([_^])\s*\{\s*(\w)\s*\}")
 _LEAD_IN = re.compile(
     r"\s*(?:thus|so|hence|therefore|then|finally|consequently|accordingly|clearly|now)"
     r"(?:\s*,\s*|:?\s+(?=[$\\\d(-]))",
@@ -278,5 +280,5 @@ def canonical(text: str) -> str:
         .replace("\\neq", "\\ne")
         .replace("\\lbrace", "\\{")
     )
-    text = typeset(text).replace("\\varnothing", "\\emptyset")
+    text = _BRACED.sub(r"\1\2", typeset(text).replace("\\varnothing", "\\emptyset"))
     return re.sub(r"\s+", "", re.sub(r"(?<=\d)\s+(?=\d)", "|", text)).strip("$.")
