@@ -282,9 +282,10 @@ def _in_order(gold: Answer, answer: Answer) -> tuple[Sequence[Answer], Sequence[
         return None
     if gold.names is not None and not any(part.name for part in answer.parts):
         return gold.parts, answer.parts
-    if answer.names is not None and gold.brackets == "()" and not any(part.name for part in gold.parts):
-        if answer.names == sorted(answer.names):
-            return gold.parts, answer.parts
+    # A point's coordinates are named in their order.
+    is_sorted = answer.names is not None and answer.names == sorted(answer.names)
+    if is_sorted and gold.brackets == "()" and not any(part.name for part in gold.parts):
+        return gold.parts, answer.parts
     return None
 
 

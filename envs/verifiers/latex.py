@@ -132,7 +132,7 @@ class Plain:
 def plain(answer: str) -> Plain:
     """Return the plain form of an answer."""
     # One blank means what many mean, and searches for what ends in blanks would look at each of them again.
-    text = _trimmed(_BLANKS.sub(" ", _angles(_IMAGINARY_UNIT.sub("i", _signs(answer)))))
+    text = _trimmed(_BLANKS.sub(" ", _angles(_IMAGINARY_UNIT.sub("i", in_one_form(answer)))))
     percent = False
     scale = _SCALE.search(text) if "llion" in text or "nd" in text else None
     removed: list[str] = []
@@ -158,11 +158,11 @@ def typeset(text: str) -> str:
     text = _angles(text)
     if text.isascii():
         return text
-    text = _POWER.sub(lambda match: f"^{{{match[0].translate(_POWERS)}}}", _signs(text))
+    text = _POWER.sub(lambda match: f"^{{{match[0].translate(_POWERS)}}}", in_one_form(text))
     return _ROOT.sub(r"\\sqrt{\1}", text).translate(_SIGNS)
 
 
-def _signs(text: str) -> str:
+def in_one_form(text: str) -> str:
     """Return a text with letters and signs that can be written in several ways written in one."""
     return text if text.isascii() else normalize("NFC", text).translate(_MINUS)
 

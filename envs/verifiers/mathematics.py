@@ -271,7 +271,12 @@ def _judge(text: str, gold: str | None, options: _Options, asked: Asked) -> tupl
         if not found.text:
             return None, UNDECIDED
         comparison = against(found.text)
-        return found, _against_sentence(found, against) if comparison.equal is None else comparison
+        if found.place == "box" and not comparison.equal and "\\text" in found.text:
+            phrase = last_phrase(unwrapped(found.text), short=False)
+            if phrase is not None and phrase.text:
+                found = replace(found, text=phrase.text)
+                comparison = against(phrase.text)
+        return found, _against_sentence(found.text, against) if comparison.equal is None else comparison
     whole = text.strip()
     if len(whole) <= _LONGEST_WHOLE and "\n" not in whole and whole:
         # The response may be nothing but the answer, with a word that leads to it.
@@ -300,14 +305,9 @@ def _unit_behind(text: str, found: Found) -> str:
     return match["unit"] if match is not None and unit_of(match["unit"]) is not None else ""
 
 
-def _against_sentence(found: Found, against: Callable[[str], Comparison]) -> Comparison:
-    """Compare a sentence such as "42 apples in all", or "The answer is 42" in a box; nothing of what is none."""
-    said = unwrapped(found.text)
-    phrase = last_phrase(said, short=False) if found.place == "box" else None
-    if phrase is not None and phrase.text:
-        said = phrase.text
-        if (comparison := against(said)).equal is not None:
-            return comparison
+def _against_sentence(text: str, against: Callable[[str], Comparison]) -> Comparison:
+    """Compare the number in a sentence such as "42 apples in all"; nothing of what is none."""
+    said = unwrapped(text)
     numbers = numbers_in(said)
     if len(numbers) != 1 or _WORD.search(said) is None or _FUNCTION.search(said) is not None:
         return UNDECIDED

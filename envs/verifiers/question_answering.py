@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Annotated, Any, Literal, get_args
+from unicodedata import normalize
 
 from pydantic import Field
 
@@ -138,8 +139,13 @@ def _short(text: str) -> str:
 
 
 def normal(text: str) -> str:
-    """Return a text in SQuAD's normal form: small letters, no punctuation, no articles, single spaces."""
-    return " ".join(_ARTICLES.sub(" ", unwrapped(text).lower().translate(_PUNCTUATION)).split())
+    """Return a text in SQuAD's normal form: small letters, no punctuation, no articles, single spaces.
+
+    Letters and signs that can be written in several ways are compared in one (NFKC).
+    """
+    return " ".join(
+        _ARTICLES.sub(" ", normalize("NFKC", unwrapped(text)).lower().translate(_PUNCTUATION)).split()
+    )
 
 
 def overlap(reference: str, said: str) -> float:
@@ -319,7 +325,7 @@ _MONTHS_IN_A_YEAR = 12
 
 def read_date(text: str) -> datetime.date | None:
     """Return the day that a text names; None where it names none, or could name two ("03/04/2024")."""
-    plain = " ".join(text.split()).strip(" .")
+    plain = " ".join(text.split()).strip(" .*_")
     for form in _FORMS:
         match = form.fullmatch(plain)
         if match is not None:
