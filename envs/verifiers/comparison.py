@@ -11,7 +11,7 @@ from rollgym.envs.verifiers.affordable import depth
 from rollgym.envs.verifiers.answers import Answer, read_answer, read_reference
 from rollgym.envs.verifiers.composed_numbers import same_composed
 from rollgym.envs.verifiers.exact import approximate, divide, multiply, rational, scale
-from rollgym.envs.verifiers.latex import canonical
+from rollgym.envs.verifiers.latex import canonical, unwrapped
 
 Reason = Literal[
     "equal_numbers",
@@ -32,6 +32,7 @@ Reason = Literal[
 _PERCENT_ASKED = re.compile(r"per\s?cent|%", re.IGNORECASE)
 _SCALE_ASKED = re.compile(r"\b(?:hundred|thousand|million|billion|trillion)s?\b", re.IGNORECASE)
 _LONGEST = 2000
+_LONGEST_PRODUCT = 3
 _CONSTANTS = frozenset({"e", "i", "inf", "infinity", "infty"})
 _DEEPEST = 40
 # Of a number that is rounded to so many places, at least these say something.
@@ -115,10 +116,12 @@ def _compare(gold: Answer, answer: Answer, rounding: int, asked: Asked) -> Compa
         equal = same_composed(gold.composed, answer.composed)
         return Comparison(equal, "equal_composed" if equal else "different_composed")
     if gold.said is not None and answer.said is not None:
-        if gold.said == answer.said:
+        if gold.said == answer.said and (gold.is_name or _is_cased_alike(gold.text, answer.text)):
             return Comparison(True, "equal_text")
+        if gold.said == answer.said:
+            return Comparison(False, "different_words")
         # Short ones may be products of variables.
-        long = min(len(gold.said), len(answer.said)) > 3
+        long = min(len(gold.said), len(answer.said)) > _LONGEST_PRODUCT
         return Comparison(False, "different_words") if long or gold.is_name else UNDECIDED
     if gold.text and gold.percent == answer.percent and canonical(gold.text) == canonical(answer.text):
         return Comparison(True, "equal_text")
@@ -133,6 +136,16 @@ def _compare(gold: Answer, answer: Answer, rounding: int, asked: Asked) -> Compa
     if _kinds_differ(gold, answer) or _kinds_differ(answer, gold):
         return Comparison(False, "different_kinds")
     return UNDECIDED
+
+
+def _is_cased_alike(gold: str, answer: str) -> bool:
+    """Whether words differ in their size only as words do at the beginning of a sentence; `aB` is no `ab`."""
+    one, other = (unwrapped(each).strip(" .!()") for each in (gold, answer))
+    if len(one) == 1 or len(one) > _LONGEST_PRODUCT:
+        return True
+    return one == other or (
+        len(one) == _LONGEST_PRODUCT and other in (one.lower(), one.upper(), one.capitalize())
+    )
 
 
 def _kinds_differ(one: Answer, other: Answer) -> bool:

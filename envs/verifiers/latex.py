@@ -95,7 +95,12 @@ _SIGNS = str.maketrans(
 _LETTER_LIST = re.compile(r"-?\s?[a-zA-Z](?:\s?,\s?-?\s?[a-zA-Z])+")
 _SHORTEST_NAME = 2
 _NAME = re.compile(r"(?=.*[aeiouy])[A-Z][a-z]+")
-_SHORT_WORDS = frozenset({"no", "yes", "odd", "all", "any", "one", "two", "six", "ten", "red", "day", "row"})
+_SHORT_WORDS = frozenset(
+    {
+        *("no", "up", "in", "on", "at", "go", "yes", "odd", "all", "any"),
+        *("one", "two", "six", "ten", "red", "day", "row"),
+    }
+)
 _LETTERS = re.compile(r"[^\W\d_]+(?:[\s'’.,-]+[^\W\d_]+)*[.!]?")
 
 
@@ -249,7 +254,9 @@ def is_name(text: str) -> bool:
     if len(bare) < _SHORTEST_NAME:
         return False
     return (
-        bare != text.strip().strip("$.").strip() or _NAME.fullmatch(bare) is not None or bare in _SHORT_WORDS
+        bare != text.strip().strip("$.").strip()
+        or _NAME.fullmatch(bare) is not None
+        or bare.lower() in _SHORT_WORDS
     )
 
 
