@@ -18,6 +18,7 @@ _MOST_TERMS = 16
 _LARGEST_RADICAND = 10**6
 # Numbers of 7,000 digits: people raise the year to the power of the year.
 _MOST_BITS = 24_000
+_MOST_BITS_UNDER_ROOT = 4_000
 _LARGEST_POWER_OF_SUMS = 2_100
 _LARGEST_POWER_OF_CONSTANTS = 10**6
 _LARGEST_FACTORIAL = 2_100
@@ -197,8 +198,8 @@ def _squarefree(number: int) -> tuple[int, int]:
 
 
 def _whole_root(number: int, degree: int) -> int:
-    if degree > LARGEST_DEGREE:
-        raise NotExact("a root of a high degree")
+    if degree > LARGEST_DEGREE or number.bit_length() > _MOST_BITS_UNDER_ROOT:
+        raise NotExact("a root of a high degree, or of a large number")
     if number == 0:
         return 0
     # Newton's iteration from above, in whole numbers.

@@ -12,7 +12,7 @@ from rollgym.envs.core.splits import SPLIT, checked_split, split_of_text
 from rollgym.envs.verifiers.base import Verdict, VerifierEnv
 from rollgym.envs.verifiers.comparison import Asked, compare
 from rollgym.envs.verifiers.extraction import marked_answer, strip_thinking
-from rollgym.envs.verifiers.latex import in_one_form, unwrapped
+from rollgym.envs.verifiers.latex import canonical, in_one_form, unwrapped
 
 LETTERS = "ABCDEFGHIJ"
 _TRIES = 10_000
@@ -34,7 +34,8 @@ _CONCLUSION = re.compile(
     r"(?:(?:so|thus|therefore|hence|finally)\b[\s,:]*+)?"
     r"(?:i\s++(?:choose|pick|select|say|go\s++with)|i(?:'d|\s++would)\s++(?:choose|pick|say|go\s++with)|it(?:'s|\s++is)"
     r"|(?:正确)?答案(?:是|为)?|故?选择?"
-    r"|(?:the\s++)?(?:correct\s++|right\s++|best\s++)?(?:option|choice|answer|letter)(?:\s++is)?)?"
+    r"|(?:the\s++)?(?:correct\s++|right\s++|best\s++)?(?:option|choice|answer|letter)"
+    r"(?:\s++(?:is|(?:must|should|would|will)\s++be|(?:seems|appears)\s++to\s++be)(?:\s++(?:clearly|definitely|probably|likely))?+)?)?"
     r"[\s:,–—-]*+[(\[*]*+(?P<letter>(?-i:[A-J]))[)\]*]*+[.!]?",
     re.IGNORECASE,
 )
@@ -50,6 +51,8 @@ _LONE_LETTER = re.compile(r"[\s_*`$.,:;!?\"'()\[\]{}]*+([A-J])[\s_*`$.,:;!?\"'()
 # Signs that change what is said, as in formulas and names of languages, are no punctuation.
 _PUNCTUATION = re.compile(r"[^\w\s.%/+<>=≤≥≠^&|#@~§°−-]|[.](?=\s|$)")
 _PROSE = re.compile(r"[^\W\d_]{2,}")
+_LONGEST_NUMBER = 64
+"""Characters of a number that is compared with options by its value, where no powers are in it."""
 _NEITHER = Asked(percent=False, scale=False)
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 
@@ -252,7 +255,10 @@ def _same_as_it_stands(option: str, said: str) -> bool:
 def _same_in_form(option: str, said: str) -> bool:
     if _PROSE.search(unwrapped(option)) is None:
         # In numbers and formulas each sign counts, and equal ones are the same.
-        return compare(option, said, asked=_NEITHER).equal is True
+        if canonical(option) == canonical(said):
+            return True
+        is_plain = len(said) <= _LONGEST_NUMBER and "^" not in said and "!" not in said and "**" not in said
+        return is_plain and compare(option, said, asked=_NEITHER).equal is True
     return bool(_normal(said)) and _normal(option) == _normal(said)
 
 

