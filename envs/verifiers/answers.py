@@ -39,7 +39,7 @@ _NAMED = re.compile(r"\s*(\\?[a-zA-Z]{1,12}(?:_(?:\w|\{\w{1,5}\}))?)\s*=(?!=)")
 _TUPLE_OF_NAMES = re.compile(r"\((?P<names>[^()=]+)\)\s*=\s*\((?P<values>.+)\)", re.DOTALL)
 _EITHER_SIGN = re.compile(r"\\pm(?![a-zA-Z])|±")
 _BARE_UNIT = re.compile(
-    r"(?P<number>.{1,40}?)(?:\s|~|\\,)*+(?P<unit>[mgshtlLNJWK](?:\s?(?:\^\s?\{?[23]\}?|[²³]))?)"
+    r"(?P<number>.{1,40}?)(?:\s|~|\\,){0,8}(?P<unit>[mgshtlLNJWK](?:\s?(?:\^\s?\{?[23]\}?|[²³]))?)"
 )
 _AROUND_LIST = re.compile(r"^(?:[\s$({\[]|\\[({\[]|\\left(?![a-z])|\\text\s*\{)+")
 _OPENING = {"(": "(", "[": "[", "\\{": "{", "{": "{"}

@@ -35,7 +35,7 @@ _CONCLUSION = re.compile(
     r"(?:i\s++(?:choose|pick|select|say|go\s++with)|i(?:'d|\s++would)\s++(?:choose|pick|say|go\s++with)|it(?:'s|\s++is)"
     r"|(?:正确)?答案(?:是|为)?|故?选择?"
     r"|(?:the\s++)?(?:correct\s++|right\s++|best\s++)?(?:option|choice|answer|letter)"
-    r"(?:\s++(?:is|(?:must|should|would|will)\s++be|(?:seems|appears)\s++to\s++be)(?:\s++(?:clearly|definitely|probably|likely))?+)?)?"
+    r"(?:\s++(?:is|(?:must|should|would|will)\s++be|(?:seems|appears)\s++to\s++be)(?:\s++(?:clearly|definitely|probably|likely))?)?)?"
     r"[\s:,–—-]*+[(\[*]*+(?P<letter>(?-i:[A-J]))[)\]*]*+[.!]?",
     re.IGNORECASE,
 )
@@ -240,7 +240,7 @@ def _by_text(text: str, options: Mapping[str, str]) -> frozenset[str]:
 
 def _with_text(text: str, options: Mapping[str, str]) -> frozenset[str]:
     """Return the letters of the options whose text this is: as it stands, or else in a form that is like it."""
-    said = text.strip()
+    said = text.strip().strip("*_`").strip()
     for is_same in (_same_as_it_stands, _same_in_form):
         found = frozenset(letter for letter, option in options.items() if option and is_same(option, said))
         if found:
