@@ -195,8 +195,12 @@ def _read_form(answer: str, is_denied: bool) -> Answer:
     brackets, inner = _unbracketed(text)
     parts = [text] if not brackets and _DECIMAL_COMMA.fullmatch(text) else _split(inner)
     if len(parts) > 1 or (brackets == "{}" and inner):
-        return Answer(text, form.percent, parts=_named_parts(answer, parts), brackets=brackets)
-    return Answer(text, form.percent, relation=_RELATION.search(text) is not None)
+        if not brackets and form.unit and unit_of(form.unit) is not None:
+            # It stood behind the last part, and was taken from the whole.
+            parts[-1] = f"{parts[-1]} {form.unit}"
+        named = _named_parts(answer, parts)
+        return Answer(text, form.percent, parts=named, brackets=brackets, unit=form.unit)
+    return Answer(text, form.percent, relation=_RELATION.search(text) is not None, unit=form.unit)
 
 
 def _named_parts(answer: str, parts: list[str]) -> tuple[Answer, ...]:

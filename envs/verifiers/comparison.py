@@ -12,6 +12,7 @@ from rollgym.envs.verifiers.answers import Answer, read_answer, read_reference
 from rollgym.envs.verifiers.composed_numbers import same_composed
 from rollgym.envs.verifiers.exact import approximate, divide, multiply, rational, scale
 from rollgym.envs.verifiers.latex import canonical, unwrapped
+from rollgym.envs.verifiers.units import unit_of
 
 Reason = Literal[
     "equal_numbers",
@@ -124,7 +125,9 @@ def _compare(gold: Answer, answer: Answer, rounding: int, asked: Asked) -> Compa
         long = min(len(gold.said), len(answer.said)) > _LONGEST_PRODUCT
         return Comparison(False, "different_words") if long or gold.is_name else UNDECIDED
     if gold.text and gold.percent == answer.percent and canonical(gold.text) == canonical(answer.text):
-        return Comparison(True, "equal_text")
+        units = unit_of(gold.unit), unit_of(answer.unit)
+        contradict = None not in units and units[0] != units[1]
+        return Comparison(False, "different_units") if contradict else Comparison(True, "equal_text")
     if gold.rows and answer.rows:
         return _compare_matrices(gold, answer, rounding)
     if gold.denied is not None and answer.denied is not None:

@@ -15,7 +15,7 @@ _PERCENT = re.compile(
     re.IGNORECASE,
 )
 _CURRENCY = re.compile(
-    r"^([-+−]?)\s*(?:\\?\$|\\text\s*\{\s*\\?\$\s*\}|€|£|¥|\\pounds|USD|EUR)\s*|\s*(?:\\?\$|€|£|¥|USD|EUR)$"
+    r"^([-+−]?)\s*(?:\\?\$|\\text\s*\{\s*\\?\$\s*\}|€|£|¥|\\pounds|USD|EUR)\s*|\s*(?:\\?\$|€|£|¥|¢|USD|EUR)$"
 )
 _DEGREES = re.compile(
     r"\s*(?:\^\{?\s*\\circ\s*\}?|\\degree|°|\\?\bdegrees?\b)\s*(?:(?:[CF]|Celsius|Fahrenheit)\s*)?$"
@@ -37,6 +37,7 @@ _WORDS_AFTER = re.compile(
     r"[a-zA-Z ./]*(?:[²³]|\^\{?[23]\}?)?\s*$"
     r"|(?<=[\d})])\s(?:km|m|cm|mm|ft|mi|g|kg|mg|L)/(?:s|h|hr|min|sec|m|cm|L|kg)(?:[²³]|\^\{?[23]\}?)?\s*$"
     r"|(?<=[\d})])\s*[a-zA-Z]{1,2}[²³]\s*$"
+    r"|(?<=\d)\s(?:AM|PM)\s*$|(?<=\d)\s?[ap]\.\s?m\s*$"
     r"|(?<=[\d})])\s?/\s?(?:min(?:ute)?|hour|hr|day|week|month|year|person)\s*$"
 )
 # "12^{\\text{th}}", "3^{rd}" and "21st".

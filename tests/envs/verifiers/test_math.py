@@ -95,6 +95,8 @@ EQUAL = [
     ),
     *((r"100 \text{ cm}^3", "100 mL"), ("1/3 m", "33.333333 cm"), ("5 dollars per hour", r"\$5/hour")),
     *(("5 apples", "5 pieces of fruit"), ("2 years", "24 months"), ("5 million dollars", r"\$5,000,000")),
+    *((r"11:30 \text{ a.m.}", "11:30 AM"), (r"3 \text{ PM}", "3 p.m."), (r"0.5 \text{ dollars}", "50¢")),
+    *((r"300 \text{ cm}, 4 \text{ m}", r"3 \text{ m}, 400 \text{ cm}"), (r"\$5, \$6", "6, 5")),
     # Ordinals, and signs and letters that can be written in several ways.
     *(("12", r"12^{\text{th}}"), (r"12^{\text{th}}", "12"), ("3", "3^{rd}"), ("21^{st}", "21"), ("3", "3rd")),
     *(("12", "１２"), ("-12", "－１２"), ("(1,2)", "（１，２）"), ("-5", "‑5"), ("caf\u00e9", "cafe\u0301")),
