@@ -15,10 +15,11 @@ from pydantic import Field
 
 from rollgym.envs.core.kwargs import OneOf, RenderMode, SomeOf
 from rollgym.envs.core.splits import SPLIT, checked_split, split_of_text
+from rollgym.envs.verifiers.answers import read_answer, read_reference
 from rollgym.envs.verifiers.arguments import is_reference
 from rollgym.envs.verifiers.base import Verdict, VerifierEnv
 from rollgym.envs.verifiers.comparison import Asked, asked_of
-from rollgym.envs.verifiers.exact import NotExact, Value, approximate, rational
+from rollgym.envs.verifiers.exact import NotExact, Value, approximate, divide, multiply, rational
 from rollgym.envs.verifiers.extraction import marked_answer, numbers_in, strip_thinking
 from rollgym.envs.verifiers.latex import plain, unwrapped
 from rollgym.envs.verifiers.numerals import read_value
@@ -197,6 +198,8 @@ def _compare(reference: str, said: str, rule: _Rule, asked: Asked) -> tuple[floa
         wanted_day, day = read_date(reference), read_date(said)
         return (_exact(reference, said) if day is None else float(wanted_day == day)), metric
     if metric == "number":
+        if (measured := _same_quantity(reference, said, rule)) is not None:
+            return float(measured), metric
         # Where millions are asked for, or nobody knows, "5" answers as "5 million" does.
         ways = (True,) if asked.scale is False else (True, False)
         pairs = [(read_number(reference, scaled=way), read_number(said, scaled=way)) for way in ways]
@@ -215,6 +218,20 @@ def _compare(reference: str, said: str, rule: _Rule, asked: Asked) -> tuple[floa
         found = f" {wanted_words} " in f" {normal(said)} "
         return float(found) if wanted_words else _exact(reference, said), metric
     return _exact(reference, said), metric
+
+
+def _same_quantity(reference: str, said: str, rule: _Rule) -> bool | None:
+    """Whether two amounts of units that are known are equal; None where the units do not differ, or one has none."""
+    wanted, given = read_reference(reference).quantity, read_answer(said).quantity
+    if wanted is None or given is None or wanted.unit == given.unit:
+        return None
+    if wanted.unit.dimension != given.unit.dimension:
+        return False
+    converted = multiply(wanted.value, divide(wanted.unit.factor, given.unit.factor))
+    one, other = rational(converted), rational(given.value)
+    if one is None or other is None:
+        return converted == given.value
+    return _is_near(one, other, rule)
 
 
 def _is_near(wanted: Fraction | float | None, number: Fraction | float | None, rule: _Rule) -> bool:

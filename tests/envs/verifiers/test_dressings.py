@@ -10,7 +10,7 @@ and a dressing:
 | Math-v0, in formulas and words | 1,304 |
 | Math-v0, behind Math-Verify | 88 |
 | Arithmetic-v0 | 952 |
-| QA-v0 | 2,052 |
+| QA-v0 | 2,520 |
 | MultipleChoice-v0 | 1,960 |
 | CodeTests-v0: programs that are found, and judged | 84, 16 |
 | FunctionCalls-v0, seven formats | 4,554 |
@@ -254,6 +254,8 @@ SHORT_ANSWERS: Sequence[tuple[str, str, Sequence[str], Sequence[str]]] = [
     ),
     ("auto", "1492", ["1492", "1,492", "1492.0"], ["1493", "-1492", "149", "14920", "1942"]),
     ("auto", "3.5", ["3.5", "7/2", "3.50"], ["3.6", "35", "-3.5", "3"]),
+    ("auto", "5 km", ["5 km", "5", "5000 m", "5 kilometers"], ["5 m", "6 km", "5 kg", "500 m"]),
+    ("auto", "7:30 pm", ["7:30 pm", "7:30 PM"], ["7:30 am", "8:30 pm", "7:40 pm"]),
     ("auto", "5 million", ["5 million", "5,000,000"], ["5 billion", "6 million", "5 thousand"]),
     (
         "auto",
