@@ -405,6 +405,16 @@ def test_roots_are_exact(outside, inside, other):
     assert rational(read_value(rf"(\sqrt{{{inside}}})^2 + {outside}")) == Fraction(inside + outside)
 
 
+@settings(max_examples=100)
+@given(base=st.integers(2, 40), power=st.integers(-3000, 3000), below=st.integers(1, 9))
+def test_large_powers_are_exact(base, power, below):
+    said = rf"\frac{{{base}^{{{power}}}}}{{{below}}}"
+    assert rational(read_value(said)) == Fraction(base) ** power / below
+    assert compare(said, rf"\frac{{{base}^{{{power + 1}}}}}{{{base * below}}}").equal
+    assert compare(said, rf"\frac{{{base}^{{{power + 1}}}}}{{{below}}}").equal is False
+    assert compare(said, rf"\frac{{{base}^{{{power}}}}}{{{below}}} + 2^{{-3000}}").equal is False
+
+
 @pytest.mark.parametrize("text", ["", "1/0", "2^99999", "9" * 3000, "(" * 50 + "1" + ")" * 50, "1..2", "0^0"])
 def test_what_is_no_exact_number(text):
     with pytest.raises(NotExact):
