@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Annotated, Any
 
 from numpy.random import Generator
@@ -50,9 +51,10 @@ _CONCLUDING = re.compile(
 _LONE_LETTER = re.compile(r"[\s_*`$.,:;!?\"'()\[\]{}]*+([A-J])[\s_*`$.,:;!?\"'()\[\]{}]*+")
 # Signs that change what is said, as in formulas and names of languages, are no punctuation.
 _PUNCTUATION = re.compile(r"[^\w\s.%/+<>=≤≥≠^&|#@~§°−-]|[.](?=\s|$)")
-_PROSE = re.compile(r"[^\W\d_]{2,}")
-_LONGEST_NUMBER = 64
-"""Characters of a number that is compared with options by its value, where no powers are in it."""
+_PROSE = re.compile(r"(?<![^\W\d_])(?<!\\)[^\W\d_]{2,}")
+_DIGIT = re.compile(r"\d")
+_LONGEST_FORMULA = 64
+"""Characters of a formula that is compared with options, and by its value, where no powers are in it."""
 _NEITHER = Asked(percent=False, scale=False)
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 
@@ -253,18 +255,30 @@ def _same_as_it_stands(option: str, said: str) -> bool:
 
 
 def _same_in_form(option: str, said: str) -> bool:
-    if _PROSE.search(unwrapped(option)) is None:
-        # In numbers and formulas each sign counts, and equal ones are the same.
-        if canonical(option) == canonical(said):
-            return True
-        is_plain = len(said) <= _LONGEST_NUMBER and "^" not in said and "!" not in said and "**" not in said
-        return is_plain and compare(option, said, asked=_NEITHER).equal is True
-    return bool(_normal(said)) and _normal(option) == _normal(said)
+    if _is_prose(option):
+        return bool(_normal(said)) and _known_normal(option) == _normal(said)
+    # In numbers and formulas each sign counts, and equal ones are the same.
+    if len(said) > _LONGEST_FORMULA or _is_prose(said):
+        return False
+    if _known_canonical(option) == canonical(said):
+        return True
+    is_plain = "^" not in said and "!" not in said and "**" not in said
+    return (
+        is_plain and _DIGIT.search(option) is not None and compare(option, said, asked=_NEITHER).equal is True
+    )
+
+
+def _is_prose(text: str) -> bool:
+    return _PROSE.search(unwrapped(text)) is not None
 
 
 def _normal(text: str) -> str:
     bare = _PUNCTUATION.sub(" ", in_one_form(unwrapped(text)).casefold())
     return " ".join((_ARTICLES.sub(" ", bare) if len(bare) > 2 else bare).split())
+
+
+# Options are compared with each line that may be one of them, and with the replies of a whole group.
+_known_normal, _known_canonical = lru_cache(maxsize=1024)(_normal), lru_cache(maxsize=1024)(canonical)
 
 
 def _options(task: Mapping[str, Any]) -> dict[str, str] | str:
