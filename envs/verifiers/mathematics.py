@@ -47,8 +47,9 @@ _WORD = re.compile(r"[a-zA-Z]{3,}")
 _PROSE = re.compile(r"(?<![\\a-zA-Z{])[a-zA-Z]{2,}[\s:]")
 # What is said of a number that is not the answer itself.
 _RELATED = re.compile(
-    r"(?:\b(?:(?:more|less|fewer|greater|larger|smaller|higher|lower|other|rather)\s+than|at\s+(?:least|most)|up\s+to|not|never|no"
-    r"|neither|nor|cannot|except|unless|between|above|below|over|under|anything)|n't)\b",
+    r"(?:\b(?:(?:more|less|fewer|greater|larger|smaller|higher|lower|other|rather)\s+than|at\s+(?:least|most)|up\s+to|not"
+    r"|never|neither|nor|cannot|except|unless|between|anything\s+but)|n't)(?:\s+\w+){0,2}\s*\W?$"
+    r"|\b(?:above|below|over|under)\s*\W?$",
     re.IGNORECASE,
 )
 _UNIT_AT_END = re.compile(r"[ \u00a0]{0,3}(?P<unit>[^\d\W][\w/^²³]{0,30}|[°€£¥¢][CF]?)[.!\s]{0,8}\Z")
@@ -295,7 +296,9 @@ def _judge(text: str, gold: str | None, options: _Options, asked: Asked) -> tupl
     if found is None or (found.place == "number" and "expr" not in options.match_types):
         return None, UNDECIDED
     if found.place == "number" and (unit := _unit_behind(text, found)):
-        found = replace(found, text=f"{found.text} {unit}")
+        measured = replace(found, text=f"{found.text} {unit}")
+        if (comparison := against(measured.text)).equal is not None:
+            return measured, comparison
     return found, against(found.text)
 
 

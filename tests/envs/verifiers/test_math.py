@@ -234,6 +234,14 @@ def test_a_sentence_in_a_box_is_read_as_one():
         assert ALONE.score(rf"\boxed{{{said}}}", {"answer": "7"}).outcome == "wrong"
 
 
+@pytest.mark.parametrize(
+    ("gold", "outcome"),
+    [("7", "correct"), ("7 m", "correct"), ("700 cm", "correct"), ("7 cm", "wrong"), ("8", "wrong")],
+)
+def test_the_unit_behind_the_last_number_counts_beside_another(gold, outcome):
+    assert ALONE.score("She needs 2 posts, and so the fence has 7 m.", {"answer": gold}).outcome == outcome
+
+
 def test_no_unit_is_a_number():
     assert ALONE.score(r"\boxed{5 \text{6}}", {"answer": "5"}).outcome != "correct"
 
