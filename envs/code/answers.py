@@ -118,6 +118,8 @@ def result_of(answer: Answer) -> Result:
         told = values.build(reply)
     except values.ValueRefusedError as error:
         return Result(failure=f"the answer is no value: {error}")
+    if isinstance(told, dict) and "coroutine" in told:
+        return Result(failure="it returned a coroutine, which is not awaited")
     if not isinstance(told, dict) or "value" not in told:
         return Result(failure="the answer is of no known form")
     return Result(value=told["value"], has_nan=values.holds_nan(reply))

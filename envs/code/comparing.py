@@ -35,15 +35,15 @@ def holds(relation: Relation, expected: Any, answer: Any, *, loose: bool = False
 
 
 def same(expected: Any, answer: Any, *, loose: bool = False) -> bool:
-    """Tell whether two plain values are equal as Python says, but a truth value is no number.
+    """Tell whether two plain values are equal as Python says.
 
     Args:
         expected: What is expected.
         answer: What was answered.
         loose: Take a tuple for a list, the text of a number for the number as a key, and a number a rounding error away
-            from a float that is expected as equal: what JSON cannot tell apart.
+            from a float that is expected as equal: what JSON cannot tell apart. It tells truth from numbers.
     """
-    if isinstance(expected, bool) or isinstance(answer, bool):
+    if loose and (isinstance(expected, bool) or isinstance(answer, bool)):
         return expected is answer
     if isinstance(expected, _NUMBERS):
         return isinstance(answer, _NUMBERS) and _same_number(expected, answer, loose)
@@ -61,7 +61,7 @@ def same(expected: Any, answer: Any, *, loose: bool = False) -> bool:
         return (
             isinstance(answer, set | frozenset)
             and expected == answer
-            and _truths(expected) == _truths(answer)
+            and (not loose or _truths(expected) == _truths(answer))
         )
     return type(expected) is type(answer) and bool(expected == answer)
 
@@ -69,7 +69,7 @@ def same(expected: Any, answer: Any, *, loose: bool = False) -> bool:
 def near(center: Any, answer: Any, distance: Any, *, ends: bool = True) -> bool:
     """Tell whether a number lies within a distance of another; `ends` says whether it may be as far as that."""
     real = int | float | Decimal | Fraction
-    if not all(isinstance(each, real) and not isinstance(each, bool) for each in (center, answer, distance)):
+    if not all(isinstance(each, real) for each in (center, answer, distance)):
         return False
     try:
         apart = abs(answer - center)
@@ -81,10 +81,9 @@ def near(center: Any, answer: Any, distance: Any, *, ends: bool = True) -> bool:
 def same_approximately(expected: Any, answer: Any, tolerance: float) -> bool:
     """Tell whether two values are equal, where a float that is expected may be as far off as the tolerance."""
     if isinstance(expected, float):
-        return near(expected, answer, tolerance) or (
-            isinstance(answer, int | float)
-            and not isinstance(answer, bool)
-            and _is_close(expected, answer, tolerance, 0.0)
+        return not isinstance(answer, bool) and (
+            near(expected, answer, tolerance)
+            or (isinstance(answer, int | float) and _is_close(expected, answer, tolerance, 0.0))
         )
     if isinstance(expected, list | tuple) and type(expected) is type(answer) and len(expected) == len(answer):
         return all(same_approximately(one, two, tolerance) for one, two in zip(expected, answer, strict=True))
@@ -165,7 +164,7 @@ def _same_mapping(expected: Mapping[Any, Any], answer: Mapping[Any, Any], loose:
     for key, value in expected.items():
         if key not in answer or not same(value, answer[key], loose=loose):
             return False
-    return _truths(expected) == _truths(answer)
+    return not loose or _truths(expected) == _truths(answer)
 
 
 def _as_key(key: Any) -> Any:

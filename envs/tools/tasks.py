@@ -1,5 +1,6 @@
 """Tasks for tools, with answers that can be checked and a plan that finds them."""
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import date, timedelta
@@ -42,6 +43,9 @@ class Task:
     wanted: Mapping[str, str] = field(default_factory=dict)
 
 
+_THOUSANDS = re.compile(r"[-+]?\d{1,3}(?:,\d{3})+(?:\.\d*)?")
+
+
 def answers_agree(said: str, wanted: str) -> bool:
     """Return whether an answer is the wanted one: numbers by value, texts without regard to case and blanks."""
     number, given = _number(wanted), _number(said)
@@ -51,7 +55,9 @@ def answers_agree(said: str, wanted: str) -> bool:
 
 
 def _number(text: str) -> Fraction | None:
-    plain = text.strip().strip("$").removesuffix(".").replace(",", "").replace("−", "-")
+    plain = text.strip().strip("$").removesuffix(".").replace("−", "-")
+    # "1,234" is one number, and "1,2" are two.
+    plain = plain.replace(",", "") if _THOUSANDS.fullmatch(plain) else plain
     if len(plain) > 400 or not plain.isascii() or "_" in plain or "e" in plain.lower():
         return None
     try:

@@ -2,12 +2,14 @@
 
 import re
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from functools import lru_cache
 
 from rollgym.envs.verifiers.composed_numbers import ComposedNumber, read_composed
-from rollgym.envs.verifiers.exact import NotExact, Value
-from rollgym.envs.verifiers.latex import plain, words
+from rollgym.envs.verifiers.exact import NotExact, Value, add, divide, multiply, scale, value_of
+from rollgym.envs.verifiers.latex import is_name, plain, words
 from rollgym.envs.verifiers.numerals import decimals, read_value
+from rollgym.envs.verifiers.units import Unit, unit_of
 
 _KEPT = 1024
 # "1,22" is one number where commas are decimal signs, and two elsewhere.
@@ -36,6 +38,10 @@ _CASES = re.compile(
 _NAMED = re.compile(r"\s*(\\?[a-zA-Z]{1,12}(?:_(?:\w|\{\w{1,5}\}))?)\s*=(?!=)")
 _TUPLE_OF_NAMES = re.compile(r"\((?P<names>[^()=]+)\)\s*=\s*\((?P<values>.+)\)", re.DOTALL)
 _EITHER_SIGN = re.compile(r"\\pm(?![a-zA-Z])|±")
+_BARE_UNIT = re.compile(
+    r"(?P<number>.{1,40}?)(?:\s|~|\\,){0,8}(?P<unit>[mgshtlLNJWK](?:\s?(?:\^\s?\{?[23]\}?|[²³]))?)"
+)
+_AROUND_LIST = re.compile(r"^(?:[\s$({\[]|\\[({\[]|\\left(?![a-z])|\\text\s*\{)+")
 _OPENING = {"(": "(", "[": "[", "\\{": "{", "{": "{"}
 _CLOSING = (")", "]", "\\}", "}")
 
@@ -57,6 +63,8 @@ class Answer:
     name: str | None = None
     composed: ComposedNumber | None = None
     scale: int = 1
+    unit: str = ""
+    is_name: bool = False
 
     @property
     def is_exact(self) -> bool:
@@ -69,6 +77,23 @@ class Answer:
         return self.value is not None or (self.said is not None and len(self.said) > 3)
 
     @property
+    def quantity(self) -> "Quantity | None":
+        """How much it is of a unit that is known; None where it names none."""
+        if self.value is not None:
+            unit = unit_of(self.unit) if self.unit and not self.percent else None
+            return None if unit is None else Quantity(scale(self.value, Fraction(self.scale)), unit)
+        if self.composed is not None and self.composed.kind == "quantity":
+            return _total(self.composed)
+        match = _BARE_UNIT.fullmatch(self.text)
+        unit = None if match is None else unit_of(match["unit"])
+        if match is None or unit is None:
+            return None
+        try:
+            return Quantity(read_value(match["number"]), unit, match["unit"])
+        except NotExact:
+            return None
+
+    @property
     def names(self) -> list[str] | None:
         """The names of the parts of a list if each has one of its own: they say what is equal to what."""
         names = [part.name for part in self.parts if part.name is not None]
@@ -79,6 +104,35 @@ class Answer:
         if self.parts or _DECIMAL_COMMA.fullmatch(self.text) is None:
             return self
         return replace(self, parts=tuple(map(read_answer, self.text.split(","))))
+
+
+@dataclass(frozen=True, slots=True)
+class Quantity:
+    """So much of a unit.
+
+    Attributes:
+        value: How much.
+        unit: Of what.
+        letter: The unit as it is written where it could be a variable as well.
+    """
+
+    value: Value
+    unit: Unit
+    letter: str = ""
+
+
+def _total(composed: ComposedNumber) -> Quantity | None:
+    """Return the sum of a quantity in several units, in the first of them."""
+    units = [unit_of(name) for name in composed.names]
+    first = units[0]
+    if first is None:
+        return None
+    total: Value = {}
+    for number, unit in zip(composed.numbers, units, strict=True):
+        if unit is None or unit.dimension != first.dimension:
+            return None
+        total = add(total, multiply(value_of(number), divide(unit.factor, first.factor)))
+    return Quantity(total, first)
 
 
 def read_answer(answer: str, *, is_denied: bool = False) -> Answer:
@@ -94,6 +148,8 @@ def read_answer(answer: str, *, is_denied: bool = False) -> Answer:
         return Answer(answer, False, value=read_value(answer), places=decimals(answer))
     except NotExact:
         pass
+    # What is emphasised is what it is.
+    answer = answer.strip().strip("*_").strip()
     read = _read_form(answer, is_denied)
     composed = None if read.value is not None else read_composed(answer)
     return read if composed is None else replace(read, composed=composed)
@@ -114,7 +170,14 @@ def _read_form(answer: str, is_denied: bool) -> Answer:
     form = plain(answer)
     text = form.text
     try:
-        return Answer(text, form.percent, value=read_value(text), places=decimals(text), scale=form.scale)
+        return Answer(
+            text,
+            form.percent,
+            value=read_value(text),
+            places=decimals(text),
+            scale=form.scale,
+            unit=form.unit,
+        )
     except NotExact:
         pass
     if (values := both_signs(text)) != text:
@@ -128,18 +191,23 @@ def _read_form(answer: str, is_denied: bool) -> Answer:
         return read_answer(side)
     said = words(text)
     if said is not None:
-        return Answer(text, form.percent, said=said)
+        return Answer(text, form.percent, said=said, is_name=is_name(answer))
     brackets, inner = _unbracketed(text)
     parts = [text] if not brackets and _DECIMAL_COMMA.fullmatch(text) else _split(inner)
     if len(parts) > 1 or (brackets == "{}" and inner):
-        return Answer(text, form.percent, parts=_named_parts(answer, parts), brackets=brackets)
-    return Answer(text, form.percent, relation=_RELATION.search(text) is not None)
+        if not brackets and form.unit and unit_of(form.unit) is not None:
+            # It stood behind the last part, and was taken from the whole.
+            parts[-1] = f"{parts[-1]} {form.unit}"
+        named = _named_parts(answer, parts)
+        return Answer(text, form.percent, parts=named, brackets=brackets, unit=form.unit)
+    return Answer(text, form.percent, relation=_RELATION.search(text) is not None, unit=form.unit)
 
 
 def _named_parts(answer: str, parts: list[str]) -> tuple[Answer, ...]:
     """Read the parts of a list, each with the name that it is given, as in `x = 1, y = 2`."""
     # The first name stands before the whole list, too, and is taken away with what means nothing.
-    named = [_NAMED.match(answer if number == 0 else part) for number, part in enumerate(parts)]
+    begin = _AROUND_LIST.sub("", answer)
+    named = [_NAMED.match(begin if number == 0 else part.lstrip("$ ")) for number, part in enumerate(parts)]
     return tuple(
         replace(read_answer(part), name=None if name is None else name[1])
         for part, name in zip(parts, named, strict=True)

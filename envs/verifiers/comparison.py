@@ -1,7 +1,8 @@
 """Whether two answers are equal, as far as exact arithmetic and their form tell: no search, no guessing."""
 
 import re
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import isfinite
 from typing import Literal
@@ -9,19 +10,22 @@ from typing import Literal
 from rollgym.envs.verifiers.affordable import depth
 from rollgym.envs.verifiers.answers import Answer, read_answer, read_reference
 from rollgym.envs.verifiers.composed_numbers import same_composed
-from rollgym.envs.verifiers.exact import approximate, rational, scale
-from rollgym.envs.verifiers.latex import canonical
+from rollgym.envs.verifiers.exact import approximate, divide, multiply, rational, scale
+from rollgym.envs.verifiers.latex import canonical, unwrapped
+from rollgym.envs.verifiers.units import unit_of
 
 Reason = Literal[
     "equal_numbers",
     "equal_percent",
     "equal_rounded",
+    "equal_quantities",
     "equal_parts",
     "equal_composed",
     "equal_text",
     "different_numbers",
     "different_parts",
     "different_composed",
+    "different_units",
     "different_words",
     "different_kinds",
     "undecided",
@@ -29,8 +33,11 @@ Reason = Literal[
 _PERCENT_ASKED = re.compile(r"per\s?cent|%", re.IGNORECASE)
 _SCALE_ASKED = re.compile(r"\b(?:hundred|thousand|million|billion|trillion)s?\b", re.IGNORECASE)
 _LONGEST = 2000
+_LONGEST_PRODUCT = 3
 _CONSTANTS = frozenset({"e", "i", "inf", "infinity", "infty"})
 _DEEPEST = 40
+# Of a number that is rounded to so many places, at least these say something.
+_FEWEST_DIGITS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,19 +109,25 @@ def is_exact(reference: str) -> bool:
 
 
 def _compare(gold: Answer, answer: Answer, rounding: int, asked: Asked) -> Comparison:
+    if (measured := _compare_quantities(gold, answer, rounding)) is not None:
+        return measured
     if gold.value is not None and answer.value is not None:
         return _compare_numbers(gold, answer, rounding, asked)
     if gold.composed is not None and answer.composed is not None:
         equal = same_composed(gold.composed, answer.composed)
         return Comparison(equal, "equal_composed" if equal else "different_composed")
     if gold.said is not None and answer.said is not None:
-        if gold.said == answer.said:
+        if gold.said == answer.said and (gold.is_name or _is_cased_alike(gold.text, answer.text)):
             return Comparison(True, "equal_text")
+        if gold.said == answer.said:
+            return Comparison(False, "different_words")
         # Short ones may be products of variables.
-        long = min(len(gold.said), len(answer.said)) > 3
-        return Comparison(False, "different_words") if long else UNDECIDED
+        long = min(len(gold.said), len(answer.said)) > _LONGEST_PRODUCT
+        return Comparison(False, "different_words") if long or gold.is_name else UNDECIDED
     if gold.text and gold.percent == answer.percent and canonical(gold.text) == canonical(answer.text):
-        return Comparison(True, "equal_text")
+        units = unit_of(gold.unit), unit_of(answer.unit)
+        contradict = None not in units and units[0] != units[1]
+        return Comparison(False, "different_units") if contradict else Comparison(True, "equal_text")
     if gold.rows and answer.rows:
         return _compare_matrices(gold, answer, rounding)
     if gold.denied is not None and answer.denied is not None:
@@ -126,6 +139,16 @@ def _compare(gold: Answer, answer: Answer, rounding: int, asked: Asked) -> Compa
     if _kinds_differ(gold, answer) or _kinds_differ(answer, gold):
         return Comparison(False, "different_kinds")
     return UNDECIDED
+
+
+def _is_cased_alike(gold: str, answer: str) -> bool:
+    """Whether words differ in their size only as words do at the beginning of a sentence; `aB` is no `ab`."""
+    one, other = (unwrapped(each).strip(" .!()") for each in (gold, answer))
+    if len(one) == 1 or len(one) > _LONGEST_PRODUCT:
+        return True
+    return one == other or (
+        len(one) == _LONGEST_PRODUCT and other in (one.lower(), one.upper(), one.capitalize())
+    )
 
 
 def _kinds_differ(one: Answer, other: Answer) -> bool:
@@ -143,6 +166,26 @@ def _kinds_differ(one: Answer, other: Answer) -> bool:
     return (
         one.value is not None and len(other.parts) > 1 and any(part.value is not None for part in other.parts)
     )
+
+
+def _compare_quantities(gold: Answer, answer: Answer, rounding: int) -> Comparison | None:
+    """Compare what both are of units that are known; None where the units say nothing."""
+    one, other = gold.quantity, answer.quantity
+    if one is None or other is None:
+        return None
+    if one.letter and other.letter and one.letter != other.letter:
+        # Variables of other names; "l" is "L" as a unit alone.
+        return None if one.unit == other.unit else Comparison(False, "different_units")
+    if one.unit.dimension != other.unit.dimension:
+        return Comparison(False, "different_units")
+    if one.unit == other.unit and gold.value is not None and answer.value is not None:
+        return None
+    wanted = multiply(one.value, divide(one.unit.factor, other.unit.factor))
+    if wanted == other.value:
+        return Comparison(True, "equal_quantities")
+    if answer.value is not None and _rounds_to(replace(gold, value=wanted, places=None), answer, rounding):
+        return Comparison(True, "equal_rounded")
+    return Comparison(False, "different_numbers")
 
 
 def _compare_numbers(gold: Answer, answer: Answer, rounding: int, asked: Asked) -> Comparison:
@@ -181,6 +224,9 @@ def _rounds_to(gold: Answer, answer: Answer, rounding: int) -> bool:
         exact = rational(other.value or {})
         if number is None or (exact is not None and _ends(exact)):
             continue
+        # A number of zeros is near to whatever is small, and says nothing of it.
+        if abs(number) * 10**decimal.places < 10 ** (min(rounding, _FEWEST_DIGITS) - 1):
+            continue
         if exact is not None:
             near = abs(exact - number) <= Fraction(1, 2 * 10 ** min(decimal.places, 15))
         else:
@@ -211,7 +257,9 @@ def _compare_parts(gold: Answer, answer: Answer, rounding: int) -> Comparison:
     ):
         # One point, or one interval, and a list that has such among others.
         return Comparison(False, "different_kinds")
-    if gold.brackets != answer.brackets:
+    if (ordered := _in_order(gold, answer)) is not None:
+        return _compare_ordered(*ordered, rounding)
+    if gold.brackets != answer.brackets and {gold.brackets, answer.brackets} != {"", "{}"}:
         # A list may be said with brackets or without; what brackets mean beyond that is not for arithmetic to say.
         return UNDECIDED
     exact = all(part.value is not None for part in (*gold.parts, *answer.parts))
@@ -231,14 +279,30 @@ def _compare_parts(gold: Answer, answer: Answer, rounding: int) -> Comparison:
                 return UNDECIDED
             left.remove(match)
         return Comparison(True, "equal_parts")
-    found = [
-        _compare(one, other, rounding, _UNKNOWN) for one, other in zip(gold.parts, answer.parts, strict=True)
-    ]
+    return _compare_ordered(gold.parts, answer.parts, rounding)
+
+
+def _compare_ordered(wanted: Sequence[Answer], given: Sequence[Answer], rounding: int) -> Comparison:
+    found = [_compare(one, other, rounding, _UNKNOWN) for one, other in zip(wanted, given, strict=True)]
     if all(each.equal for each in found):
         return Comparison(True, "equal_parts")
+    exact = all(part.value is not None for part in (*wanted, *given))
     if exact and any(each.equal is False for each in found):
         return Comparison(False, "different_parts")
     return UNDECIDED
+
+
+def _in_order(gold: Answer, answer: Answer) -> tuple[Sequence[Answer], Sequence[Answer]] | None:
+    """Return the parts of two lists of which one has names and the other has none: there, they stand in their order."""
+    if len(gold.parts) != len(answer.parts) or not {gold.brackets, answer.brackets} <= {"", "()"}:
+        return None
+    if gold.names is not None and not any(part.name for part in answer.parts):
+        return gold.parts, answer.parts
+    # A point's coordinates are named in their order.
+    is_sorted = answer.names is not None and answer.names == sorted(answer.names)
+    if is_sorted and gold.brackets == "()" and not any(part.name for part in gold.parts):
+        return gold.parts, answer.parts
+    return None
 
 
 def _together(found: list[bool | None]) -> Comparison:

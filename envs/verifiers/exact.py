@@ -11,12 +11,18 @@ from functools import lru_cache
 Value = dict[tuple[int, int], Fraction]
 """Terms by (radicand, power of pi); no coefficient is zero."""
 
-LARGEST_EXPONENT = 64
-"""Neither powers nor the degrees of roots are larger."""
+LARGEST_DEGREE = 64
+"""No root has a higher degree."""
 
 _MOST_TERMS = 16
 _LARGEST_RADICAND = 10**6
-_LARGEST_RESULT = 10**400
+# Numbers of 7,000 digits: people raise the year to the power of the year.
+_MOST_BITS = 24_000
+_MOST_BITS_UNDER_ROOT = 4_000
+_LARGEST_POWER_OF_SUMS = 2_100
+_LARGEST_POWER_OF_CONSTANTS = 10**6
+_LARGEST_FACTORIAL = 2_100
+_LARGEST_CHOICE = 5_000
 _RATIONAL = {(1, 0)}
 
 
@@ -48,7 +54,7 @@ def add(one: Value, other: Value) -> Value:
     """Return a sum.
 
     Raises:
-        NotExact: It has too many terms.
+        NotExact: It is too large, or has too many terms.
     """
     terms = dict(one)
     for key, coefficient in other.items():
@@ -59,7 +65,7 @@ def add(one: Value, other: Value) -> Value:
             terms.pop(key, None)
     if len(terms) > _MOST_TERMS:
         raise NotExact("it has too many terms")
-    return terms
+    return bounded(terms)
 
 
 def scale(value: Value, factor: Fraction) -> Value:
@@ -118,16 +124,53 @@ def to_power(base: Value, exponent: Fraction) -> Value:
 
 
 def _whole_power(base: Value, exponent: int) -> Value:
-    if abs(exponent) > LARGEST_EXPONENT:
-        raise NotExact("the exponent is too large")
     if exponent < 0:
         return divide(value_of(Fraction(1)), _whole_power(base, -exponent))
     if not base and exponent == 0:
         raise NotExact("zero to the power of zero")
+    number = rational(base)
+    if number is None:
+        return _power_of_roots(base, exponent)
+    # A power has about as many bits as the base times the exponent; it is not worked out to be thrown away.
+    bits = max(number.numerator.bit_length(), number.denominator.bit_length())
+    if (bits - 1) * exponent > _MOST_BITS:
+        raise NotExact("the power is too large")
+    return bounded(value_of(number**exponent))
+
+
+def _power_of_roots(base: Value, exponent: int) -> Value:
+    if exponent > (_LARGEST_POWER_OF_SUMS if len(base) > 1 else _LARGEST_POWER_OF_CONSTANTS):
+        raise NotExact("the exponent is too large")
     value = value_of(Fraction(1))
-    for _ in range(exponent):
-        value = multiply(value, base)
+    for bit in f"{exponent:b}":
+        value = multiply(value, value)
+        if bit == "1":
+            value = multiply(value, base)
     return value
+
+
+def factorial(number: Fraction | None) -> Value:
+    """Return the factorial of a whole number.
+
+    Raises:
+        NotExact: It is none, or too large.
+    """
+    if number is None or number.denominator != 1 or not 0 <= number <= _LARGEST_FACTORIAL:
+        raise NotExact("a factorial of what is no small whole number")
+    return value_of(Fraction(math.factorial(number.numerator)))
+
+
+def choice(above: Fraction | None, below: Fraction | None) -> Value:
+    """Return how many choices of so many there are among so many.
+
+    Raises:
+        NotExact: They are no whole numbers, or too large.
+    """
+    if above is None or below is None or above.denominator != 1 or below.denominator != 1:
+        raise NotExact("a choice of what is no whole number")
+    if not 0 <= below <= _LARGEST_CHOICE or not 0 <= above <= _LARGEST_CHOICE:
+        raise NotExact("a choice of what is no small whole number")
+    return value_of(Fraction(math.comb(above.numerator, below.numerator)))
 
 
 def _square_root(number: Fraction) -> Value:
@@ -155,7 +198,14 @@ def _squarefree(number: int) -> tuple[int, int]:
 
 
 def _whole_root(number: int, degree: int) -> int:
-    root = round(number ** (1 / degree)) if number < 10**15 else 0
+    if degree > LARGEST_DEGREE or number.bit_length() > _MOST_BITS_UNDER_ROOT:
+        raise NotExact("a root of a high degree, or of a large number")
+    if number == 0:
+        return 0
+    # Newton's iteration from above, in whole numbers.
+    root = 1 << -(-number.bit_length() // degree)
+    while (lower := ((degree - 1) * root + number // root ** (degree - 1)) // degree) < root:
+        root = lower
     if root**degree != number:
         raise NotExact("a root that is no whole number")
     return root
@@ -168,6 +218,6 @@ def bounded(value: Value) -> Value:
         NotExact: It is.
     """
     for coefficient in value.values():
-        if abs(coefficient.numerator) > _LARGEST_RESULT or coefficient.denominator > _LARGEST_RESULT:
+        if max(coefficient.numerator.bit_length(), coefficient.denominator.bit_length()) > _MOST_BITS:
             raise NotExact("it is too large")
     return value

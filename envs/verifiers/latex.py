@@ -15,9 +15,11 @@ _PERCENT = re.compile(
     re.IGNORECASE,
 )
 _CURRENCY = re.compile(
-    r"^([-+−]?)\s*(?:\\?\$|\\text\s*\{\s*\\?\$\s*\}|€|£|¥|\\pounds|USD|EUR)\s*|\s*(?:\\?\$|€|£|¥|USD|EUR)$"
+    r"^([-+−]?)\s*(?:\\?\$|\\text\s*\{\s*\\?\$\s*\}|€|£|¥|\\pounds|USD|EUR)\s*|\s*(?:\\?\$|€|£|¥|¢|USD|EUR)$"
 )
-_DEGREES = re.compile(r"\s*(?:\^\{?\s*\\circ\s*\}?|\\degree|°|\\?\bdegrees?\b)\s*$")
+_DEGREES = re.compile(
+    r"\s*(?:\^\{?\s*\\circ\s*\}?|\\degree|°|\\?\bdegrees?\b)\s*(?:(?:[CF]|Celsius|Fahrenheit)\s*)?$"
+)
 # No unit begins with a number or a formula: "5 \text{6}" is no 5.
 _UNIT_TEXT = re.compile(
     r"\\(?:text|textbf|textit|textrm|textnormal|mbox|mathrm|mathbf|operatorname)\s*\{(?!\s*(?:[-+]?\d|\\[a-z]))[^{}]*\}"
@@ -35,6 +37,12 @@ _WORDS_AFTER = re.compile(
     r"[a-zA-Z ./]*(?:[²³]|\^\{?[23]\}?)?\s*$"
     r"|(?<=[\d})])\s(?:km|m|cm|mm|ft|mi|g|kg|mg|L)/(?:s|h|hr|min|sec|m|cm|L|kg)(?:[²³]|\^\{?[23]\}?)?\s*$"
     r"|(?<=[\d})])\s*[a-zA-Z]{1,2}[²³]\s*$"
+    r"|(?<=\d)\s(?:AM|PM)\s*$|(?<=\d)\s?[ap]\.\s?m\s*$"
+    r"|(?<=[\d})])\s?/\s?(?:min(?:ute)?|hour|hr|day|week|month|year|person)\s*$"
+)
+# "12^{\\text{th}}", "3^{rd}" and "21st".
+_ORDINAL = re.compile(
+    r"(?<=\d)(?:\s*\^\s*)?(?:\{\s*)?(?:\\(?:text|mathrm|textrm|mbox|textsuperscript)\s*\{\s*)?(?:st|nd|rd|th)[\s}]*$"
 )
 _NOUNITS = re.compile(
     r"\b(?:pi|sqrt|sin|cos|tan|cot|sec|csc|log|ln|exp|mod|or|and|to|inf|infty|infinity|if|for|choose)\b",
@@ -53,11 +61,10 @@ _NAMED = re.compile(
 _FRACTIONS = {sign: normalize("NFKC", sign).split("⁄") for sign in "½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞"}
 _MINUS = str.maketrans(
     {
-        "−": "-",
-        "–": "-",
-        "—": "-",
-        "﹣": "-",
-        "－": "-",
+        **dict.fromkeys("−‐‑‒–—﹣", "-"),
+        # Of full width, as Chinese and Japanese texts have them.
+        **{chr(0xFF01 + index): chr(0x21 + index) for index in range(94)},
+        "\u3000": " ",
         "\u00a0": " ",
         "\u202f": " ",
         "×": "*",
@@ -87,9 +94,19 @@ _SIGNS = str.maketrans(
 )
 # Variables and choices, which are no words.
 _LETTER_LIST = re.compile(r"-?\s?[a-zA-Z](?:\s?,\s?-?\s?[a-zA-Z])+")
+_SHORTEST_NAME = 2
+_NAME = re.compile(r"(?=.*[aeiouy])[A-Z][a-z]+")
+_SHORT_WORDS = frozenset(
+    {
+        *("no", "up", "in", "on", "at", "go", "yes", "odd", "all", "any"),
+        *("one", "two", "six", "ten", "red", "day", "row"),
+    }
+)
 _LETTERS = re.compile(r"[^\W\d_]+(?:[\s'’.,-]+[^\W\d_]+)*[.!]?")
 
 
+# One letter or digit needs no braces.
+_BRACED = re.compile(r"([_^])\s*\{\s*(\w)\s*\}")
 _LEAD_IN = re.compile(
     r"\s*(?:thus|so|hence|therefore|then|finally|consequently|accordingly|clearly|now)"
     r"(?:\s*,\s*|:?\s+(?=[$\\\d(-]))",
@@ -109,31 +126,36 @@ class Plain:
         text: Without units, currency, degrees, a name before an equals sign, and marks of spacing.
         percent: Whether it was said in per cent.
         scale: What the number is counted in: a million for `5 million`.
+        unit: The units, currency and degrees that were taken away, as they were written.
     """
 
     text: str
     percent: bool = False
     scale: int = 1
+    unit: str = ""
 
 
 def plain(answer: str) -> Plain:
     """Return the plain form of an answer."""
     # One blank means what many mean, and searches for what ends in blanks would look at each of them again.
-    text = _trimmed(_BLANKS.sub(" ", _angles(_IMAGINARY_UNIT.sub("i", answer)).translate(_MINUS)))
+    text = _trimmed(_BLANKS.sub(" ", _angles(_IMAGINARY_UNIT.sub("i", in_one_form(answer)))))
     percent = False
     scale = _SCALE.search(text) if "llion" in text or "nd" in text else None
+    removed: list[str] = []
     # Units and signs stand around each other: "$5.00 dollars", "28\\% \\text{ of them}".
     for _ in range(3):
         before = text
         match = _PERCENT.search(text) if "%" in text or "p" in text.lower() else None
         if match is not None and match.start() > 0:
             percent, text = True, text[: match.start()].rstrip()
-        text = _without_units(text)
+        text = _without_units(text, removed)
         text = _trimmed(text)
         if text == before:
             break
     text = _spaced(text)
-    return Plain(text, percent, 1 if scale is None else _SCALES[scale[1].lower()])
+    # Units are taken away from the end on.
+    unit = " ".join(reversed(removed))
+    return Plain(text, percent, 1 if scale is None else _SCALES[scale[1].lower()], unit)
 
 
 def typeset(text: str) -> str:
@@ -142,8 +164,13 @@ def typeset(text: str) -> str:
     text = _angles(text)
     if text.isascii():
         return text
-    text = _POWER.sub(lambda match: f"^{{{match[0].translate(_POWERS)}}}", text.translate(_MINUS))
+    text = _POWER.sub(lambda match: f"^{{{match[0].translate(_POWERS)}}}", in_one_form(text))
     return _ROOT.sub(r"\\sqrt{\1}", text).translate(_SIGNS)
+
+
+def in_one_form(text: str) -> str:
+    """Return a text with letters and signs that can be written in several ways written in one."""
+    return text if text.isascii() else normalize("NFC", text).translate(_MINUS)
 
 
 def _angles(text: str) -> str:
@@ -182,15 +209,21 @@ def _goes_on(text: str, end: int) -> bool:
     return False
 
 
-def _without_units(text: str) -> str:
+def _without_units(text: str, removed: list[str]) -> str:
+    """Return a text without its units, which are appended to those that are removed."""
     if text.isdigit():
         return text
     # Each search costs more than a look at whether there can be anything to find.
     if "=" in text or "\\" in text:
         text = _NAMED.sub("", text, count=1)
     if not text[:1].isdigit() or not text[-1:].isdigit():
+        for sign in _CURRENCY.finditer(text):
+            removed.append(sign[0].strip().lstrip("+-−"))
         text = _CURRENCY.sub(r"\1", text)
-        text = _DEGREES.sub("", text)
+        if (degrees := _DEGREES.search(text)) is not None:
+            removed.append(degrees[0].strip())
+            text = text[: degrees.start()]
+        text = _ORDINAL.sub("", text)
     if "\\" in text:
         match = _UNIT_TEXT.search(text)
         if (
@@ -198,9 +231,11 @@ def _without_units(text: str) -> str:
             and match.start() > 0
             and any(character.isdigit() for character in text[: match.start()])
         ):
+            removed.append(match[0].strip())
             text = _SPACE_AT_END.sub("", text[: match.start()])
     match = _WORDS_AFTER.search(text) if any(map(str.isalpha, text)) else None
     if match is not None and _NOUNITS.search(match[0]) is None and "\\" not in match[0]:
+        removed.append(match[0].strip())
         text = text[: match.start()].rstrip()
     return text
 
@@ -212,6 +247,18 @@ def _spaced(text: str) -> str:
     if " " in text:
         text = _SPACED_THOUSANDS.sub(lambda match: re.sub(r"\s", "", match[0]), text)
     return text
+
+
+def is_name(text: str) -> bool:
+    """Whether letters are a name or a word, and no product of variables: `Tom`, `\\text{ab}`, `odd`."""
+    bare = _WRAPPED_TEXT.sub(r"\1", text).strip().strip("$.").strip()
+    if len(bare) < _SHORTEST_NAME:
+        return False
+    return (
+        bare != text.strip().strip("$.").strip()
+        or _NAME.fullmatch(bare) is not None
+        or bare.lower() in _SHORT_WORDS
+    )
 
 
 def words(text: str) -> str | None:
@@ -241,5 +288,5 @@ def canonical(text: str) -> str:
         .replace("\\neq", "\\ne")
         .replace("\\lbrace", "\\{")
     )
-    text = typeset(text).replace("\\varnothing", "\\emptyset")
+    text = _BRACED.sub(r"\1\2", typeset(text).replace("\\varnothing", "\\emptyset"))
     return re.sub(r"\s+", "", re.sub(r"(?<=\d)\s+(?=\d)", "|", text)).strip("$.")

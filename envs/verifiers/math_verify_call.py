@@ -1,19 +1,27 @@
 """Math-Verify's comparison of one answer with its reference; runs in a process of a `ProcessPool` only.
 
 Its own time-outs are signals, which work in main threads alone: they are off, and the pool ends what takes too long.
+Its comparison of numbers is absolute: whatever is smaller than its precision is nothing, and two such numbers are
+equal. In this process it is asked only where numbers are near to each other by their own size.
 """
 
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
-from sympy import Equality, Expr, FiniteSet, I, MatrixBase, Tuple
+from math_verify import ExprExtractionConfig, LatexExtractionConfig, grader, parse, verify
+from sympy import Equality, Expr, FiniteSet, Float, I, MatrixBase, Rational, Tuple
 from sympy.concrete.expr_with_limits import ExprWithLimits
 from sympy.core.relational import Relational
 
 # It says at every start that its time-outs are off.
 logging.getLogger("math_verify").setLevel(logging.ERROR)
+
+# A decimal number, rounded, has at least three digits that say something.
+_ROUNDED = Rational(1, 200)
+# Floats are read with fifteen digits, of which sums lose some.
+_FLOATS = Rational(1, 10**12)
+_absolutely_equal = grader.sympy_numeric_eq
 
 
 def compare(request: Mapping[str, Any]) -> dict[str, Any]:
@@ -46,6 +54,34 @@ def compare(request: Mapping[str, Any]) -> dict[str, Any]:
         timeout_seconds=None,
     )
     return {"equal": bool(equal), "gold": _form(gold), "answer": _form(answer)}
+
+
+def _relatively_equal(one: Any, other: Any, float_rounding: int, numeric_precision: int) -> bool:
+    """Compare as Math-Verify does, but let no two numbers be equal because both are small."""
+    if not _absolutely_equal(one, other, float_rounding, numeric_precision):
+        return False
+    if not (isinstance(one, Expr) and isinstance(other, Expr)) or one == other:
+        return True
+    if any(grader.is_atomic_or_pct_atomic(each, Float) for each in (one, other)):
+        return _is_near(one, other, _ROUNDED)
+    return _is_near(one, other, _FLOATS if one.has(Float) or other.has(Float) else Rational(0))
+
+
+def _is_near(one: Expr, other: Expr, share: Expr) -> bool:
+    """Whether two expressions differ by no more than a share of the larger one, whatever their letters stand for."""
+    symbols = sorted(one.free_symbols | other.free_symbols, key=str)
+    values = {symbol: Rational(97 + 12 * index, 89) for index, symbol in enumerate(symbols)}
+    # An unknown that is in none of both any more is no reason to find them equal.
+    first, second = one.doit().subs(values), other.doit().subs(values)
+    difference = abs((first - second).evalf())
+    # What cancels to the last digit that is worked out is nothing; what cannot be worked out is left as it is.
+    if not difference.is_Number or difference == 0 or getattr(difference, "_prec", 0) == 1:
+        return True
+    size = max(abs(first.evalf()), abs(second.evalf()))
+    return bool(difference <= share * size)
+
+
+grader.sympy_numeric_eq = _relatively_equal
 
 
 def _is_box(text: str) -> bool:

@@ -2,8 +2,8 @@
 
 import re
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from importlib.util import find_spec
 from typing import Annotated, Any, Literal, cast
@@ -22,14 +22,16 @@ from rollgym.envs.verifiers.extraction import (
     inside_dollars,
     last_box,
     last_formula_or_number,
+    last_phrase,
     marked_answer,
     numbers_in,
     strip_thinking,
     without_formulas,
 )
-from rollgym.envs.verifiers.latex import typeset, without_lead_in
+from rollgym.envs.verifiers.latex import typeset, unwrapped, without_lead_in
 from rollgym.envs.verifiers.mathematics_tasks import KINDS, draw
 from rollgym.envs.verifiers.symbolic import Judgement, SymbolicComparison
+from rollgym.envs.verifiers.units import unit_of
 from rollgym.extras import install_line
 
 _TRIES = 10_000
@@ -43,6 +45,15 @@ _MOST_TIMEOUTS = 2
 _REFERENCE_MARK = re.compile(r"####\s*(.+)\s*\Z", re.DOTALL)
 _WORD = re.compile(r"[a-zA-Z]{3,}")
 _PROSE = re.compile(r"(?<![\\a-zA-Z{])[a-zA-Z]{2,}[\s:]")
+# What is said of a number that is not the answer itself.
+_RELATED = re.compile(
+    r"(?:\b(?:(?:more|less|fewer|greater|larger|smaller|higher|lower|other|rather)\s+than|at\s+(?:least|most)|up\s+to|not"
+    r"|never|neither|nor|cannot|except|unless|between|anything\s+but)|n't)(?:\s+\w+){0,2}\s*\W?$"
+    r"|\b(?:above|below|over|under)\s*\W?$",
+    re.IGNORECASE,
+)
+_UNIT_AT_END = re.compile(r"[ \u00a0]{0,3}(?P<unit>[^\d\W][\w/^²³]{0,30}|[°€£¥¢][CF]?)[.!\s]{0,8}\Z")
+_CLAUSE = re.compile(r"[,;:]|(?<!anything )\bbut\b", re.IGNORECASE)
 _FUNCTION = re.compile(r"\\[a-zA-Z]|\b(?:sin|cos|tan|log|ln|exp|sqrt|mod)\b")
 
 # Which of several verdicts counts where any of several references will do: the best of what was decided; a fault of
@@ -261,12 +272,12 @@ def _judge(text: str, gold: str | None, options: _Options, asked: Asked) -> tupl
         if not found.text:
             return None, UNDECIDED
         comparison = against(found.text)
-        if comparison.equal is None and _is_sentence(found):
-            # A number in a sentence of its own, such as "42 apples in all".
-            numbers = numbers_in(found.text)
-            if len(numbers) == 1:
-                return found, against(numbers[0])
-        return found, comparison
+        if found.place == "box" and not comparison.equal and "\\text" in found.text:
+            phrase = last_phrase(unwrapped(found.text), short=False)
+            if phrase is not None and phrase.text:
+                found = replace(found, text=phrase.text)
+                comparison = against(phrase.text)
+        return found, _against_sentence(found.text, against) if comparison.equal is None else comparison
     whole = text.strip()
     if len(whole) <= _LONGEST_WHOLE and "\n" not in whole and whole:
         # The response may be nothing but the answer, with a word that leads to it.
@@ -284,16 +295,30 @@ def _judge(text: str, gold: str | None, options: _Options, asked: Asked) -> tupl
         return (Found("whole", whole, whole), against(whole)) if whole else (None, UNDECIDED)
     if found is None or (found.place == "number" and "expr" not in options.match_types):
         return None, UNDECIDED
+    if found.place == "number" and (unit := _unit_behind(text, found)):
+        measured = replace(found, text=f"{found.text} {unit}")
+        if (comparison := against(measured.text)).equal is not None:
+            return measured, comparison
     return found, against(found.text)
 
 
-def _is_sentence(found: Found) -> bool:
-    """Whether it is a sentence about an answer and no formula."""
-    return (
-        found.place in ("tag", "phrase")
-        and _WORD.search(found.text) is not None
-        and _FUNCTION.search(found.text) is None
-    )
+def _unit_behind(text: str, found: Found) -> str:
+    """Return the unit of the number that ends a response: 5 cents are no 5 dollars."""
+    match = _UNIT_AT_END.match(text, text.rfind(found.raw) + len(found.raw))
+    return match["unit"] if match is not None and unit_of(match["unit"]) is not None else ""
+
+
+def _against_sentence(text: str, against: Callable[[str], Comparison]) -> Comparison:
+    """Compare the number in a sentence such as "42 apples in all"; nothing of what is none."""
+    said = unwrapped(text)
+    numbers = numbers_in(said)
+    if len(numbers) != 1 or _WORD.search(said) is None or _FUNCTION.search(said) is not None:
+        return UNDECIDED
+    before = _CLAUSE.split(said[: said.find(numbers[0])])[-1]
+    if _RELATED.search(before) is not None:
+        # More than 42 is not 42.
+        return against(f"\\neq {numbers[0]}")
+    return against(numbers[0])
 
 
 # A reference is compared with the responses of a whole group, and again in later passes.

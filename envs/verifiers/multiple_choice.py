@@ -1,7 +1,8 @@
 """MultipleChoice-v0: which option a response chooses."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Annotated, Any
 
 from numpy.random import Generator
@@ -10,8 +11,9 @@ from pydantic import Field
 from rollgym.envs.core.kwargs import RenderMode
 from rollgym.envs.core.splits import SPLIT, checked_split, split_of_text
 from rollgym.envs.verifiers.base import Verdict, VerifierEnv
+from rollgym.envs.verifiers.comparison import Asked, compare
 from rollgym.envs.verifiers.extraction import marked_answer, strip_thinking
-from rollgym.envs.verifiers.latex import unwrapped
+from rollgym.envs.verifiers.latex import canonical, in_one_form, unwrapped
 
 LETTERS = "ABCDEFGHIJ"
 _TRIES = 10_000
@@ -30,16 +32,30 @@ _STANDALONE = re.compile(
 )
 # A sentence that ends a reply, or is all of it: "Option B", "I choose B.", "So B.", "The correct option is B".
 _CONCLUSION = re.compile(
-    r"(?:(?:so|thus|therefore|hence)\b[\s,:]*+)?"
+    r"(?:(?:so|thus|therefore|hence|finally)\b[\s,:]*+)?"
     r"(?:i\s++(?:choose|pick|select|say|go\s++with)|i(?:'d|\s++would)\s++(?:choose|pick|say|go\s++with)|it(?:'s|\s++is)"
-    r"|(?:the\s++)?(?:correct\s++|right\s++|best\s++)?(?:option|choice|answer)(?:\s++is)?)?"
-    r"[\s:,]*+[(\[*]*+(?P<letter>(?-i:[A-J]))[)\]*]*+[.!]?",
+    r"|(?:正确)?答案(?:是|为)?|故?选择?"
+    r"|(?:the\s++)?(?:correct\s++|right\s++|best\s++)?(?:option|choice|answer|letter)"
+    r"(?:\s++(?:is|(?:must|should|would|will)\s++be|(?:seems|appears)\s++to\s++be)(?:\s++(?:clearly|definitely|probably|likely))?)?)?"
+    r"[\s:,–—-]*+[(\[*]*+(?P<letter>(?-i:[A-J]))[)\]*]*+[.!]?",
     re.IGNORECASE,
 )
 _MOST_LINES = 64
 """Lines at the end of a reply in which options are looked for as the question lists them."""
-_ALTERNATIVE = re.compile(r"\s*+(?:,|/|or|and|&)\s*+(?:(?:maybe|perhaps|possibly|also)\s*+)?", re.IGNORECASE)
-_PUNCTUATION = re.compile(r"[^\w\s.%/+-]|[.](?=\s|$)")
+_ALTERNATIVE = re.compile(
+    r"\s*+(?:(?:,|/|or|and|&)\s*+(?:(?:maybe|perhaps|possibly|also)\s*+)?)?", re.IGNORECASE
+)
+_CONCLUDING = re.compile(
+    r"[,;.]\s*+(?=(?:so|thus|therefore|hence)\b)|,\s*+(?=option\s++[A-J]\W*+$)", re.IGNORECASE
+)
+_LONE_LETTER = re.compile(r"[\s_*`$.,:;!?\"'()\[\]{}]*+([A-J])[\s_*`$.,:;!?\"'()\[\]{}]*+")
+# Signs that change what is said, as in formulas and names of languages, are no punctuation.
+_PUNCTUATION = re.compile(r"[^\w\s.%/+<>=≤≥≠^&|#@~§°−-]|[.](?=\s|$)")
+_PROSE = re.compile(r"(?<![^\W\d_])(?<!\\)[^\W\d_]{2,}")
+_DIGIT = re.compile(r"\d")
+_LONGEST_FORMULA = 64
+"""Characters of a formula that is compared with options, and by its value, where no powers are in it."""
+_NEITHER = Asked(percent=False, scale=False)
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 
 
@@ -133,7 +149,7 @@ def read_choice(response: str, options: Mapping[str, str]) -> tuple[frozenset[st
         response: What was said.
         options: Texts by letter; a text may be empty where it is not known.
     """
-    text = strip_thinking(response)
+    text = in_one_form(strip_thinking(response))
     found = marked_answer(text, short=False)
     if found is not None:
         return _said(found.text, options), found.place
@@ -145,7 +161,7 @@ def read_choice(response: str, options: Mapping[str, str]) -> tuple[frozenset[st
         return letters, "letter"
     lines = whole.splitlines()[-_MOST_LINES:]
     if lines and (letter := _concluded(lines[-1].strip(), options)):
-        return frozenset({letter}), "letter"
+        return frozenset({letter, *_lone_letters(lines)}), "letter"
     own = {letter for line in lines if (letter := _own_line(line, options))}
     if lines and len(own) == 1 and _own_line(lines[-1], options):
         return frozenset(own), "letter"  # A reply that lists several options has repeated the question.
@@ -159,18 +175,29 @@ def read_choice(response: str, options: Mapping[str, str]) -> tuple[frozenset[st
     return letters, "letter"
 
 
+def _lone_letters(lines: Sequence[str]) -> Iterator[str]:
+    """Yield the letters that stand alone in lines at the end: several of them, one below the other, are a list."""
+    for line in reversed(lines):
+        match = _LONE_LETTER.fullmatch(line)
+        if match is not None:
+            yield match[1]
+        elif line.strip():
+            return
+
+
 def _own_line(line: str, options: Mapping[str, str]) -> str:
     """Return the letter of an option whose very line is said: "B) London"; empty for all else."""
     match = _LEADING.fullmatch(unwrapped(line).strip().strip("*_`").strip())
     if match is None or not match["mark"] or not match["rest"].strip():
         return ""
     letter = match["letter"].upper()
-    return letter if _by_text(match["rest"].strip(), options) == {letter} else ""
+    return letter if _with_text(match["rest"], options) == {letter} else ""
 
 
 def _concluded(line: str, options: Mapping[str, str]) -> str:
     """Return the letter that a concluding sentence names; empty for all else."""
-    match = _CONCLUSION.fullmatch(line.strip("*_` "))
+    said = _CONCLUDING.split(line.strip("*_` "))[-1]
+    match = _CONCLUSION.fullmatch(said.replace("\\(", "").replace("\\)", "").strip("*_`$ "))
     return match["letter"] if match is not None and match["letter"] in options else ""
 
 
@@ -186,7 +213,7 @@ def _said(text: str, options: Mapping[str, str]) -> frozenset[str]:
     letter, rest = match["letter"].upper(), match["rest"].strip()
     if not rest:
         return frozenset({letter})
-    same = _by_text(rest, options)
+    same = _with_text(rest, options) if match["mark"] else _by_text(rest, options)
     if same:
         # "B) Paris" where Paris is C names both.
         return same | {letter}
@@ -205,16 +232,53 @@ def _said(text: str, options: Mapping[str, str]) -> frozenset[str]:
 
 
 def _by_text(text: str, options: Mapping[str, str]) -> frozenset[str]:
-    """Return the letters of the options whose text this is."""
-    said = _normal(text)
-    return frozenset(
-        letter for letter, option in options.items() if option and said and _normal(option) == said
+    """Return the letters of the options whose text this is; nothing of a letter.
+
+    A letter is asked for, and it is one, whatever other option may have it for its text.
+    """
+    lone = _LONE_LETTER.fullmatch(text)
+    return frozenset() if lone is not None and lone[1] in options else _with_text(text, options)
+
+
+def _with_text(text: str, options: Mapping[str, str]) -> frozenset[str]:
+    """Return the letters of the options whose text this is: as it stands, or else in a form that is like it."""
+    said = text.strip().strip("*_`").strip()
+    for is_same in (_same_as_it_stands, _same_in_form):
+        found = frozenset(letter for letter, option in options.items() if option and is_same(option, said))
+        if found:
+            return found
+    return frozenset()
+
+
+def _same_as_it_stands(option: str, said: str) -> bool:
+    return " ".join(unwrapped(option).split()) == " ".join(unwrapped(said).split())
+
+
+def _same_in_form(option: str, said: str) -> bool:
+    if _is_prose(option):
+        return bool(_normal(said)) and _known_normal(option) == _normal(said)
+    # In numbers and formulas each sign counts, and equal ones are the same.
+    if len(said) > _LONGEST_FORMULA or _is_prose(said):
+        return False
+    if _known_canonical(option) == canonical(said):
+        return True
+    is_plain = "^" not in said and "!" not in said and "**" not in said
+    return (
+        is_plain and _DIGIT.search(option) is not None and compare(option, said, asked=_NEITHER).equal is True
     )
 
 
+def _is_prose(text: str) -> bool:
+    return _PROSE.search(unwrapped(text)) is not None
+
+
 def _normal(text: str) -> str:
-    bare = _PUNCTUATION.sub(" ", unwrapped(text).casefold())
+    bare = _PUNCTUATION.sub(" ", in_one_form(unwrapped(text)).casefold())
     return " ".join((_ARTICLES.sub(" ", bare) if len(bare) > 2 else bare).split())
+
+
+# Options are compared with each line that may be one of them, and with the replies of a whole group.
+_known_normal, _known_canonical = lru_cache(maxsize=1024)(_normal), lru_cache(maxsize=1024)(canonical)
 
 
 def _options(task: Mapping[str, Any]) -> dict[str, str] | str:

@@ -4,12 +4,14 @@ import re
 from fractions import Fraction
 
 from rollgym.envs.verifiers.exact import (
-    LARGEST_EXPONENT,
+    LARGEST_DEGREE,
     NotExact,
     Value,
     add,
     bounded,
+    choice,
     divide,
+    factorial,
     multiply,
     rational,
     scale,
@@ -33,10 +35,11 @@ _REPEATING = re.compile(
 _REPEATED = re.compile(r"(\d*?)(?:(\d)\2{2,}|(\d{2,10}?)\3+)")
 _TOKEN = re.compile(
     r"\s*(?:(?P<number>[1-9]\d{0,2}(?:,\d{3})+(?!\d)(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)"
-    r"|(?P<name>\\[a-zA-Z]+|pi\b|sqrt\b|π|√)|(?P<sign>[-+*/^(){}\[\]]))"
+    r"|(?P<name>\\[a-zA-Z]+|pi\b|sqrt\b|π|√)|(?P<sign>\*\*|!(?![!=])|[-+*/^(){}\[\]]))"
 )
 _PRODUCT_SIGNS = {"\\cdot": "*", "\\times": "*", "\\ast": "*", "\\div": "/"}
 _FRACTIONS = frozenset({"\\frac", "\\dfrac", "\\tfrac", "\\cfrac"})
+_CHOICES = frozenset({"\\binom", "\\dbinom", "\\tbinom"})
 
 
 def decimals(text: str) -> int | None:
@@ -178,6 +181,8 @@ class _Parser:
             elif token and (token in ("(", "{", "pi", "π", "sqrt", "√") or token.startswith("\\")):
                 # "2(3)" and "2\sqrt{3}" are products; "2 3" is none, but "2 1/2" is a mixed number.
                 value = self._beside(value)
+            elif token[:1].isdigit() and self._tokens[self._index - 1] == "!":
+                value = multiply(value, self._power())
             elif token[:1].isdigit() and self._is_mixed():
                 whole = value
                 part = divide(self._power(), self._after_slash())
@@ -225,10 +230,14 @@ class _Parser:
 
     def _power(self) -> Value:
         base = self._atom()
-        if self._peek() != "^":
+        while self._peek() == "!":
+            self._next()
+            base = factorial(rational(base))
+        if self._peek() not in ("^", "**"):
             return base
-        self._next()
-        exponent = rational(self._argument())
+        # As programs write it, an exponent is a whole number, and so it is behind a sign: "10^-34".
+        whole = self._next() == "**" or self._peek() in ("+", "-")
+        exponent = rational(self._signed_power() if whole else self._argument())
         if exponent is None:
             raise NotExact("the exponent is no fraction")
         return to_power(base, exponent)
@@ -253,6 +262,9 @@ class _Parser:
             return self._root()
         if token in _FRACTIONS:
             return self._fraction()
+        if token in _CHOICES:
+            above = self._argument()
+            return choice(rational(above), rational(self._argument()))
         raise NotExact(f"{token!r} is no number" if token else "it ends too early")
 
     def _root(self) -> Value:
@@ -260,7 +272,7 @@ class _Parser:
             self._next()
             degree = rational(self._sum())
             self._expect("]")
-            if degree is None or degree.denominator != 1 or not 2 <= degree <= LARGEST_EXPONENT:
+            if degree is None or degree.denominator != 1 or not 2 <= degree <= LARGEST_DEGREE:
                 raise NotExact("the root's degree is no small whole number")
             value = self._argument()
             number = rational(value)

@@ -9,15 +9,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Annotated, Any, Literal, get_args
+from unicodedata import normalize
 
 from pydantic import Field
 
 from rollgym.envs.core.kwargs import OneOf, RenderMode, SomeOf
 from rollgym.envs.core.splits import SPLIT, checked_split, split_of_text
+from rollgym.envs.verifiers.answers import read_answer, read_reference
 from rollgym.envs.verifiers.arguments import is_reference
 from rollgym.envs.verifiers.base import Verdict, VerifierEnv
 from rollgym.envs.verifiers.comparison import Asked, asked_of
-from rollgym.envs.verifiers.exact import NotExact, approximate, rational
+from rollgym.envs.verifiers.exact import NotExact, Value, approximate, divide, multiply, rational
 from rollgym.envs.verifiers.extraction import marked_answer, numbers_in, strip_thinking
 from rollgym.envs.verifiers.latex import plain, unwrapped
 from rollgym.envs.verifiers.numerals import read_value
@@ -138,8 +140,13 @@ def _short(text: str) -> str:
 
 
 def normal(text: str) -> str:
-    """Return a text in SQuAD's normal form: small letters, no punctuation, no articles, single spaces."""
-    return " ".join(_ARTICLES.sub(" ", unwrapped(text).lower().translate(_PUNCTUATION)).split())
+    """Return a text in SQuAD's normal form: small letters, no punctuation, no articles, single spaces.
+
+    Letters and signs that can be written in several ways are compared in one (NFKC).
+    """
+    return " ".join(
+        _ARTICLES.sub(" ", normalize("NFKC", unwrapped(text)).lower().translate(_PUNCTUATION)).split()
+    )
 
 
 def overlap(reference: str, said: str) -> float:
@@ -167,7 +174,7 @@ def read_number(text: str, *, scaled: bool = True) -> Fraction | float | None:
     """
     form = plain(text)
     try:
-        value = read_value(form.text)
+        value = _value(form.text)
     except NotExact:
         numbers = numbers_in(text)
         if len(numbers) != 1 or numbers[0] == text:
@@ -175,6 +182,12 @@ def read_number(text: str, *, scaled: bool = True) -> Fraction | float | None:
         return read_number(numbers[0], scaled=scaled)
     exact = rational(value)
     return (form.scale if scaled else 1) * (approximate(value) if exact is None else exact)
+
+
+def _value(text: str) -> Value:
+    if text.endswith("!"):
+        raise NotExact("in a sentence, it is no factorial")
+    return read_value(text)
 
 
 def _compare(reference: str, said: str, rule: _Rule, asked: Asked) -> tuple[float, Metric]:
@@ -185,6 +198,8 @@ def _compare(reference: str, said: str, rule: _Rule, asked: Asked) -> tuple[floa
         wanted_day, day = read_date(reference), read_date(said)
         return (_exact(reference, said) if day is None else float(wanted_day == day)), metric
     if metric == "number":
+        if (measured := _same_quantity(reference, said, rule)) is not None:
+            return float(measured), metric
         # Where millions are asked for, or nobody knows, "5" answers as "5 million" does.
         ways = (True,) if asked.scale is False else (True, False)
         pairs = [(read_number(reference, scaled=way), read_number(said, scaled=way)) for way in ways]
@@ -203,6 +218,20 @@ def _compare(reference: str, said: str, rule: _Rule, asked: Asked) -> tuple[floa
         found = f" {wanted_words} " in f" {normal(said)} "
         return float(found) if wanted_words else _exact(reference, said), metric
     return _exact(reference, said), metric
+
+
+def _same_quantity(reference: str, said: str, rule: _Rule) -> bool | None:
+    """Whether two amounts of units that are known are equal; None where the units do not differ, or one has none."""
+    wanted, given = read_reference(reference).quantity, read_answer(said).quantity
+    if wanted is None or given is None or wanted.unit == given.unit:
+        return None
+    if wanted.unit.dimension != given.unit.dimension:
+        return False
+    converted = multiply(wanted.value, divide(wanted.unit.factor, given.unit.factor))
+    one, other = rational(converted), rational(given.value)
+    if one is None or other is None:
+        return converted == given.value
+    return _is_near(one, other, rule)
 
 
 def _is_near(wanted: Fraction | float | None, number: Fraction | float | None, rule: _Rule) -> bool:
@@ -241,7 +270,7 @@ def _kind_of(reference: str) -> Metric:
     if read_date(reference) is not None:
         return "date"
     try:
-        read_value(plain(reference).text)
+        _value(plain(reference).text)
     except NotExact:
         return "exact"
     return "number"
@@ -313,7 +342,7 @@ _MONTHS_IN_A_YEAR = 12
 
 def read_date(text: str) -> datetime.date | None:
     """Return the day that a text names; None where it names none, or could name two ("03/04/2024")."""
-    plain = " ".join(text.split()).strip(" .")
+    plain = " ".join(text.split()).strip(" .*_")
     for form in _FORMS:
         match = form.fullmatch(plain)
         if match is not None:

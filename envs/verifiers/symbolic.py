@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
-from rollgym.envs.verifiers.affordable import too_much
+from rollgym.envs.verifiers.affordable import never_worked_out, too_much
 from rollgym.envs.verifiers.pool import CallFailed, CallTimeout, NoProcess, PoolShare
 
 _CALL = "rollgym.envs.verifiers.math_verify_call:compare"
@@ -68,6 +68,8 @@ class SymbolicComparison:
         self._share.close()
 
     def _compared(self, gold: str, answers: Mapping[str, str], options: Mapping[str, Any]) -> Symbolic:
+        if (large := never_worked_out(gold)) is not None:
+            return Symbolic("unreadable_reference", large)
         refused = ""
         for text, sent in answers.items():
             reason = too_much(text, gold)

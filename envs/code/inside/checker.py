@@ -15,6 +15,8 @@ from typing import Any
 from rollgym.envs.code.inside import proxies, pytest_stand_in, stops, values
 from rollgym.envs.code.inside.tested_program import Program
 
+_MOST_DIGITS = 100_000
+
 
 class Line:
     """The way to the program: one request, one answer.
@@ -95,6 +97,8 @@ class Case:
 
 def main() -> None:
     """Run the tests that the first line of the input holds."""
+    # As for the program, but its answers must not cost the tests their time.
+    sys.set_int_max_str_digits(_MOST_DIGITS)
     source, channel = os.dup(0), os.dup(1)
     nothing = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):

@@ -78,14 +78,16 @@ class World:
             return values.dump(execution.execute(request["execute"], self._module.__dict__))
         args = self._built(request["args"])
         kwargs = self._built(request.get("kwargs", {"dict": []}))
+        name = "value"
         if "call" in request:
             result = self._function(request["call"])(*args, **kwargs)
             if isinstance(result, types.CoroutineType):
-                result = _awaited(result)
+                # Tests that await it are given its value, and those that do not, no value.
+                name, result = "coroutine", _awaited(result)
         else:
             result = _OPERATIONS[request["operate"]](*args, **kwargs)
         keep = self._keep if request.get("keep") else None
-        answer: dict[str, Any] = {"value": result}
+        answer: dict[str, Any] = {name: result}
         if request.get("changes"):
             changed = {
                 number: value

@@ -1,7 +1,8 @@
 """Names and objects of a program that runs elsewhere, for tests to use as if it ran here."""
 
+import collections.abc
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any, Protocol
 
 from rollgym.envs.code.inside import stops, values
@@ -52,6 +53,31 @@ class Class(Function):
         if name.startswith("__"):
             raise AttributeError(name)
         raise UnsupportedError(f"a test reads {self.__name__}.{name} of a class")
+
+
+class Coroutine(collections.abc.Coroutine[Any, Any, Any]):
+    """What an `async def` of the program has returned: a value for who awaits it, and for nobody else."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def send(self, value: Any) -> Any:
+        """Give the value, as a coroutine does that has nothing to wait for."""
+        raise StopIteration(self._value)
+
+    def throw(self, *error: Any) -> Any:
+        """Raise what is thrown into it."""
+        return super().throw(*error)
+
+    def close(self) -> None:
+        """End it; there is nothing to end."""
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        yield from ()
+        return self._value
+
+    def __bool__(self) -> bool:
+        raise TypeError("the program returned a coroutine, which is not awaited")
 
 
 class Handle(values.Remote):

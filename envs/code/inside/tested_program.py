@@ -5,7 +5,15 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from rollgym.envs.code.inside import objects, stops, values
-from rollgym.envs.code.inside.proxies import KEEPS_MADE, Class, Function, Handle, Made, UnsupportedError
+from rollgym.envs.code.inside.proxies import (
+    KEEPS_MADE,
+    Class,
+    Coroutine,
+    Function,
+    Handle,
+    Made,
+    UnsupportedError,
+)
 
 UNLOADABLE = "it cannot be loaded"
 """How the failure of a program begins that could not even be loaded."""
@@ -214,6 +222,8 @@ class Program:
                 told = values.build(self._checked(self._called_back(told, child)), find)
         except values.ValueRefusedError as error:
             raise self._failed(str(error)) from None
+        if isinstance(told, dict) and "coroutine" in told:
+            told["value"] = Coroutine(told["coroutine"])
         if not isinstance(told, dict) or "value" not in told:
             raise self._failed("it answered in an unknown form")
         changed = told.get("changed")

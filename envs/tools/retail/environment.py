@@ -24,6 +24,8 @@ _QUESTIONS: Mapping[str, str] = {
     "order": "Which order do you mean? Please tell me the order number.",
     "reason": "What is the reason for that?",
 }
+# So many different numbers may be said in a conversation: of orders, prices and dates.
+_MOST_NUMBERS = 100
 
 
 class RetailEnv(ToolEnv):
@@ -203,7 +205,10 @@ class RetailEnv(ToolEnv):
     def _solved(self) -> bool:
         if self._shop.digest != self._goal or (self._strict and self._violations):
             return False
-        said = re.findall(r"\d+", self._said.replace(",", ""))
+        said = set(re.findall(r"\d+", self._said.replace(",", "")))
+        if len(said) > _MOST_NUMBERS:
+            # Whoever says every number has told none.
+            said = set()
         looked_at = {call.arguments["order_id"].strip() for call in self._made if call.name == "get_order"}
         wanted = {request.reads[0].arguments["order_id"] for request in self._requests}
         return wanted <= looked_at and all(

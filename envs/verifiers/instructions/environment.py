@@ -113,8 +113,12 @@ class InstructionFollowingEnv(RuledVerifier):
         )
 
     def said(self, response: str) -> str:
-        """Return a response without what was only thought."""
-        return strip_thinking(response)
+        """Return a response without what was only thought.
+
+        The blank lines behind thoughts are the template's: with them, no first paragraph would be the first.
+        """
+        said = strip_thinking(response)
+        return said if said == response else said.lstrip()
 
     def rate(self, response: str, task: Mapping[str, Any]) -> Verdict:
         """Check every instruction of a task; the metrics are IFEval's four accuracies."""

@@ -41,6 +41,7 @@ def adder(number): return lambda other: number + other
 async def later(number): return number + 1
 """
 LIBRARY_TEST = """
+import asyncio
 import pytest
 from solution import BadInput, LIMIT, Stack, Vector, adder, apply, later, put_in_order, total
 
@@ -93,7 +94,12 @@ def test_operators():
 
 def test_what_is_returned_can_be_called():
     assert adder(2)(3) == 5
-    assert later(1) == 2
+    assert asyncio.run(later(1)) == 2
+
+def test_what_is_awaited():
+    async def both():
+        return await later(1), await asyncio.gather(later(2), later(3))
+    assert asyncio.run(both()) == (2, [3, 4])
 
 class TestMore:
     def test_method(self):
@@ -120,7 +126,7 @@ def library(code):
 
 def test_a_test_file_with_classes_errors_and_callbacks():
     verdict = library(LIBRARY)
-    assert (verdict.score, verdict.detail) == (1.0, "9 of 9 tests passed")
+    assert (verdict.score, verdict.detail) == (1.0, "10 of 10 tests passed")
 
 
 def test_each_test_of_a_file_fails_by_itself(grader):
@@ -129,7 +135,39 @@ def test_each_test_of_a_file_fails_by_itself(grader):
     )
     item = read_item({"question": "x", "test": LIBRARY_TEST, "solution": LIBRARY})
     passed = [checked.passed for checked in grader.grade(item, broken)]
-    assert passed == [True, True, False, True, False, False, True, True, False]
+    assert passed == [True, True, False, True, False, False, True, True, True, False]
+
+
+CALLED = "def check(candidate):\n    assert candidate(7) == 14\n"
+LOOPED = "def check(candidate):\n    for n in (7, 8):\n        assert candidate(n) == 2 * n\n"
+TRUE = "def check(candidate):\n    for n in (7, 8):\n        assert candidate(n)\n"
+
+
+@pytest.mark.parametrize("test", [CALLED, LOOPED, TRUE])
+def test_a_coroutine_that_nobody_awaits_is_no_answer(test):
+    item = {"prompt": "def twice(n):\n", "entry_point": "twice", "test": test}
+    plain = "def twice(n):\n    return 2 * n\n"
+    assert ENVIRONMENT.score(fenced(plain), item).outcome == "correct"
+    verdict = ENVIRONMENT.score(fenced(f"async {plain}"), item)
+    assert (verdict.score, verdict.outcome) == (0.0, "wrong")
+
+
+@pytest.mark.parametrize("begin", ["assert f([]) == 0", "for n in ([], [0]):\n    assert f(n) == 0"])
+def test_a_truth_value_is_equal_to_what_python_says(begin):
+    verdict = score("def f(numbers):\n    return sum(numbers) or False", test_list=[begin])
+    assert verdict.outcome == "correct", verdict
+    assert score("def f(numbers):\n    return True", test_list=[begin]).outcome == "wrong"
+
+
+def test_numbers_may_have_as_many_digits_as_they_have():
+    code = "def f(n):\n    return str(2 ** n)"
+    tests = ["assert len(f(20000)) == 6021", "for n in (20000, 20001):\n    assert int(f(n)) == 2 ** n"]
+    assert score(code, test_list=tests).detail == "2 of 2 tests passed"
+    streams = {"inputs": ["20000"], "outputs": ["6021"]}
+    printed = ENVIRONMENT.score(
+        fenced("print(len(str(2 ** int(input()))))"), {"question": "x", "input_output": json.dumps(streams)}
+    )
+    assert printed.outcome == "correct", printed
 
 
 def test_an_object_that_is_equal_to_everything_is_equal_to_nothing(grader):

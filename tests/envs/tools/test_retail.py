@@ -1,6 +1,7 @@
 """Retail-v0: the shop's rules, the customer's script, and what is a solved task."""
 
 import json
+import re
 import subprocess
 import sys
 import time
@@ -174,6 +175,18 @@ def test_what_the_customer_asked_for_must_be_told():
         reward = play(env, 2, lambda action: "dollars" in action, f"{told}. Is there anything else?")[1]
         assert reward == expected
     assert play(env, 2)[1] == 1.0
+
+
+def test_whoever_says_every_number_has_told_none():
+    env = RetailEnv(kinds=["total"])
+    seen, reward, *_ = play(env, 2)
+    told = next(action for action in seen if "dollars. Is there" in action)
+    amount = int(re.search(r"(\d+) dollars", told)[1])
+    few, many = (" ".join(map(str, range(amount - count, amount + count))) for count in (20, 100))
+    for numbers, expected in ((few, 1.0), (many, 0.0)):
+        said = f"It is one of {numbers}. Is there anything else?"
+        assert play(env, 2, lambda action: "dollars" in action, said)[1] == expected
+    assert reward == 1.0
 
 
 def test_to_refuse_without_looking_is_a_failure():

@@ -311,6 +311,9 @@ def test_arguments_that_make_no_sense(kwargs, said):
             ("", "42", False),
         ),
         *(("  salt. ", "salt", True), ("Ada  Belton", "Ada Belton", True), ("salt mine", "salt", False)),
+        ("1,2", "12", False),
+        ("12,34", "1234", False),
+        ("1,2,3", "123", False),
     ],
 )
 def test_answers_agree_by_value_or_by_words(said, wanted, agree):

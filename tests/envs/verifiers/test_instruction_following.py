@@ -320,3 +320,15 @@ def test_no_text_is_too_odd_for_any_instruction(response, keyword, number, how):
         )
         verdict = ENVIRONMENT.score(response, fields)
         assert verdict.outcome in ("correct", "wrong", "unparsable", "error", "timeout"), verdict
+
+
+@pytest.mark.parametrize(
+    "thoughts", ["<think>Alpha?</think>\n\n", "Beta first.\n</think>\n\n\n", "<think></think>", ""]
+)
+def test_paragraphs_are_counted_behind_thoughts(thoughts):
+    kwargs = [{"num_paragraphs": 2, "nth_paragraph": 1, "first_word": "alpha"}]
+    task = {"instruction_id_list": ["length_constraints:nth_paragraph_first_word"], "kwargs": kwargs}
+    assert ENVIRONMENT.score(f"{thoughts}Alpha is first.\n\nBeta is second.", task).outcome == "correct"
+    assert ENVIRONMENT.score(f"{thoughts}Beta is first.\n\nAlpha is second.", task).outcome == "wrong"
+    # Without thoughts, blank lines at the beginning are a paragraph, as in IFEval.
+    assert ENVIRONMENT.score("\n\nAlpha is first.\n\nBeta is second.", task).outcome == "wrong"

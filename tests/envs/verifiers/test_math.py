@@ -1,6 +1,7 @@
 """Math-v0: what it reads, what it decides by itself, and Math-Verify behind it."""
 
 import json
+import re
 import time
 from contextlib import closing
 from fractions import Fraction
@@ -66,6 +67,58 @@ EQUAL = [
     *((r"(1,2)", r"\left\langle 1, 2\right\rangle"), ("-2", r"\sqrt[3]{-8}"), (r"\sqrt[3]{-27}", "-3")),
     *(("5000000", "5 million"), (r"\$1.5 \text{ million}", "1500000"), ("3 thousand dollars", "3,000")),
     *(("5 m/s", "5"), ("5", "5 km/h"), (r"9.8 m/s^2", "9.8")),
+    *(("2^{-100}", r"\frac{1}{2^{100}}"), ("(1/2)^{100}", "2**-100"), ("1/2^{64}", "1/18446744073709551616")),
+    *(("20!", "2432902008176640000"), (r"\frac{8!}{2!3!}", "3360"), (r"\binom{10}{3}", "120")),
+    *((r"\frac{1}{21!}", r"\frac{1}{21 \cdot 20!}"), ("4^{1003}", "2^{2006}"), ("10^-34", r"10^{-34}")),
+    *(
+        (r"(2^{2005}+1)/(3*2^{2006})", r"\frac16+\frac{1}{3\cdot 2^{2006}}"),
+        ("3^{-100}", r"3^{-\sqrt{10000}}"),
+    ),
+    *(
+        (r"\sqrt[3]{10^{-60}}", "10^{-20}"),
+        (r"(1+\sqrt{2})^{2}", r"3+2\sqrt{2}"),
+        ("2023^{2023}", "2023**2023"),
+    ),
+    # Units: one that is said on one side alone means nothing.
+    *(("5", "5 cm"), ("5 cm", "5"), ("500 cm", "5 m"), (r"5\text{ m}", r"500\text{ cm}"), ("5 kg", "5000 g")),
+    *((r"15\text{ cm}^2", "15 square centimeters"), (r"15\text{ cm}^2", r"0.0015\text{ m}^2")),
+    *(("36 km/h", "10 meters per second"), ("60 mph", "60 miles per hour"), (r"\$5", "500 cents")),
+    *(
+        ("90^\\circ", r"\frac{\pi}{2} \text{ radians}"),
+        (r"30^\circ\text{C}", "30 °C"),
+        ("1 gallon", "4 quarts"),
+    ),
+    *(
+        (r"2 \text{ hours } 30 \text{ minutes}", "150 minutes"),
+        ("150 min", "2 h 30 min"),
+        ("5 ft 3 in", "63 inches"),
+    ),
+    *((r"100 \text{ cm}^3", "100 mL"), ("1/3 m", "33.333333 cm"), ("5 dollars per hour", r"\$5/hour")),
+    *(("5 apples", "5 pieces of fruit"), ("2 years", "24 months"), ("5 million dollars", r"\$5,000,000")),
+    *((r"11:30 \text{ a.m.}", "11:30 AM"), (r"3 \text{ PM}", "3 p.m."), (r"0.5 \text{ dollars}", "50¢")),
+    *((r"300 \text{ cm}, 4 \text{ m}", r"3 \text{ m}, 400 \text{ cm}"), (r"\$5, \$6", "6, 5")),
+    # Ordinals, and signs and letters that can be written in several ways.
+    *(("12", r"12^{\text{th}}"), (r"12^{\text{th}}", "12"), ("3", "3^{rd}"), ("21^{st}", "21"), ("3", "3rd")),
+    *(("12", "１２"), ("-12", "－１２"), ("(1,2)", "（１，２）"), ("-5", "‑5"), ("caf\u00e9", "cafe\u0301")),
+]
+# Numbers that are small, or large, or near to each other, and not equal.
+FINE_DIFFERENCES = [
+    *(("2^{-100}", "2^{-99}"), ("(1/2)^{100}", "(1/2)^{99}"), ("0.5^{100}", "0.5^{90}"), ("1/20!", "1/21!")),
+    *(("1/2^{64}", "1/2^{65}"), (r"\frac{2^{2005}+1}{3\cdot 2^{2006}}", r"\frac{1}{3\cdot 2^{2006}}")),
+    *((r"\frac{1}{20!}", r"\frac{1}{21\cdot 20!}"), ("1-2^{-100}", "1"), ("2^{2006}", "2^{2006}+1")),
+    *((r"\{2^{-100}\}", r"\{2^{-99}\}"), ("[0, 2^{-100}]", "[0, 2^{-99}]"), ("10^{-30}", "0")),
+    *(
+        (r"\frac{1}{3000000}", "0.000000"),
+        (r"\frac{1}{3000000}", "0.0000003"),
+        ("20!", "2432902008176640001"),
+    ),
+    *((r"\frac{1}{\binom{100}{50}}", r"\frac{1}{\binom{100}{49}}"), ("2023^{2023}", "2023^{2022}")),
+]
+FINE_FORMULAS = [
+    *(("e^{-100}", "e^{-99}"), ("e^{-1000}", "e^{-999}"), (r"\sin(10^{-20})", r"\sin(10^{-21})")),
+    *(("x+10^{-20}", "x+10^{-21}"), ("[0, e^{-100}]", "[0, e^{-99}]"), (r"\{e^{-100}\}", r"\{e^{-99}\}")),
+    *(("(e^{-100}, 1)", "(e^{-99}, 1)"), ("x > e^{-100}", "x > e^{-99}"), ("e^{-20}", "0.000000001")),
+    *(("e^{-20}", "0.0"), (r"\sqrt[3]{2}\cdot 10^{-30}", r"\sqrt[3]{3}\cdot 10^{-30}")),
 ]
 DIFFERENT = [
     *(("5", "55"), ("5", "5x"), ("2", "2xy"), ("2", r"\sqrt{2}"), ("1", "x^2+1"), ("7", "2x+3=7")),
@@ -107,8 +160,24 @@ DIFFERENT = [
     *((r"5 \text{ ft } 3 \text{ in}", "5 ft 9 in"), ("5", r"5 \text{ hours } 6 \text{ minutes}")),
     *(("2 hours 30 minutes", "2"), ("2 hours 30 minutes", "30 hours 2 minutes")),
     *(("5000000", "5 thousand"), (r"(1,2)", r"\langle 2,1\rangle"), ("2", r"\sqrt[3]{-8}")),
+    *(("5 m", "5 cm"), (r"5\text{ m}", r"5\text{ cm}"), ("5 m", "5 s"), (r"15\text{ cm}^2", r"15\text{ cm}")),
+    *((r"50\,\frac{\text{km}}{\text{h}}", "50 m/s"), (r"\$5", "5 cents"), (r"\$5", "€5"), ("5 am", "5 pm")),
+    *(("90^\\circ", r"90 \text{ radians}"), (r"30^\circ\text{C}", "30 °F"), ("5 seconds", "5 minutes")),
+    *((r"2 \text{ hours } 30 \text{ minutes}", "150 hours"), ("5 m^2", "5 m"), ("1 mile", "1.6 km")),
+    *(
+        ("Tom", "omT"),
+        (r"\text{Tom}", r"\text{Mot}"),
+        ("odd", "ddo"),
+        ("12", r"13^{\text{th}}"),
+        ("3", "4^{rd}"),
+    ),
+    *(("42", r"\text{The answer is } 43"), ("42", r"\text{more than } 42"), ("42", "anything but 42")),
+    *(("42", r"\text{The answer is not } 42"), ("42", "at least 42")),
     *(("14", "2024-10-14"), ("0", r"\emptyset"), ("e", "2.718281828"), ("3", r"\frac{3}{"), ("5", "")),
 ]
+
+
+_IN_WORDS = re.compile(r"more than|anything but|at least|\\text")
 
 
 @pytest.mark.parametrize(("gold", "answer"), EQUAL)
@@ -118,16 +187,59 @@ def test_equal_answers_are_equal_wherever_they_stand(gold, answer):
         assert verdict.outcome == "correct", (said, verdict)
 
 
-@pytest.mark.parametrize(("gold", "answer"), DIFFERENT)
+@pytest.mark.parametrize(("gold", "answer"), DIFFERENT + FINE_DIFFERENCES)
 def test_different_answers_are_never_correct(gold, answer):
-    for said in (
-        answer,
-        rf"\boxed{{{answer}}}",
-        f"<answer>{answer}</answer>",
-        f"We find that it is {answer}.",
-    ):
+    marked = [rf"\boxed{{{answer}}}", f"<answer>{answer}</answer>"]
+    # In free prose the last number is the answer, whatever is said of it.
+    prose = [] if _IN_WORDS.search(answer) else [answer, f"We find that it is {answer}."]
+    for said in marked + prose:
         verdict = ALONE.score(said, {"answer": gold})
         assert (verdict.score, verdict.outcome != "correct") == (0.0, True), (said, verdict)
+
+
+def test_small_numbers_are_compared_by_their_own_size(hasty):
+    for gold, answer in FINE_DIFFERENCES + FINE_FORMULAS:
+        for one, other in ((gold, answer), (answer, gold)):
+            verdict = hasty.score(rf"\boxed{{{other}}}", {"answer": one})
+            assert verdict.outcome == "wrong", (one, other, verdict)
+    for gold, answer in (
+        ("e^{-100}", r"\frac{1}{e^{100}}"),
+        (r"\begin{pmatrix}e^{-100}\\1\end{pmatrix}", r"\begin{pmatrix}\frac{1}{e^{100}}\\1\end{pmatrix}"),
+        (r"\sqrt[3]{2}\cdot 10^{-30}", r"10^{-30}\cdot 2^{1/3}"),
+        (r"\sqrt{5+2\sqrt6}-\sqrt2", r"\sqrt3"),
+        ("e^{-2}", "0.135335"),
+        (r"0.3e^{x}", r"\frac{3e^x}{10}"),
+    ):
+        assert hasty.score(rf"\boxed{{{answer}}}", {"answer": gold}).outcome == "correct", (gold, answer)
+
+
+def test_a_reference_that_is_too_large_costs_nothing(hasty):
+    task = {"answer": "10^{10^{10}}"}
+    assert hasty.score(r"\boxed{10^{10^{10}}}", task).outcome == "correct"
+    for said in ("10^{10^{9}}", "5", "x"):
+        verdict = hasty.score(rf"\boxed{{{said}}}", task)
+        assert (verdict.outcome, verdict.detail.split(":")[0]) == ("error", "unreadable_reference")
+        assert "too large" in verdict.detail
+    assert hasty.score(r"\boxed{10^{10^{10}}}", {"answer": "5"}).outcome == "unparsable"
+
+
+def test_a_sentence_in_a_box_is_read_as_one():
+    for gold, said in (
+        ("42", r"\text{The answer is } 42"),
+        (r"\frac{1}{2}", r"\text{The answer is } \frac{1}{2}"),
+        ("42", r"\text{There are } 42 \text{ apples}"),
+        ("42", r"\text{It is not 41 but } 42"),
+    ):
+        assert ALONE.score(rf"\boxed{{{said}}}", {"answer": gold}).outcome == "correct"
+        assert ALONE.score(rf"\boxed{{{said}}}", {"answer": "7"}).outcome == "wrong"
+
+
+@pytest.mark.parametrize(
+    ("gold", "outcome"),
+    [("7", "correct"), ("7 m", "correct"), ("700 cm", "correct"), ("7 cm", "wrong"), ("8", "wrong")],
+)
+def test_the_unit_behind_the_last_number_counts_beside_another(gold, outcome):
+    assert ALONE.score("She needs 2 posts, and so the fence has 7 m.", {"answer": gold}).outcome == outcome
 
 
 def test_no_unit_is_a_number():
@@ -299,6 +411,16 @@ def test_roots_are_exact(outside, inside, other):
         == value
     )
     assert rational(read_value(rf"(\sqrt{{{inside}}})^2 + {outside}")) == Fraction(inside + outside)
+
+
+@settings(max_examples=100)
+@given(base=st.integers(2, 40), power=st.integers(-3000, 3000), below=st.integers(1, 9))
+def test_large_powers_are_exact(base, power, below):
+    said = rf"\frac{{{base}^{{{power}}}}}{{{below}}}"
+    assert rational(read_value(said)) == Fraction(base) ** power / below
+    assert compare(said, rf"\frac{{{base}^{{{power + 1}}}}}{{{base * below}}}").equal
+    assert compare(said, rf"\frac{{{base}^{{{power + 1}}}}}{{{below}}}").equal is False
+    assert compare(said, rf"\frac{{{base}^{{{power}}}}}{{{below}}} + 2^{{-3000}}").equal is False
 
 
 @pytest.mark.parametrize("text", ["", "1/0", "2^99999", "9" * 3000, "(" * 50 + "1" + ")" * 50, "1..2", "0^0"])

@@ -68,6 +68,94 @@ def test_the_right_option_is_read(response):
 
 
 @pytest.mark.parametrize(
+    "response",
+    [
+        *(
+            "（Ｂ）",
+            "Ｂ",
+            "b) paris",
+            "B - Paris",
+            "B: Paris.",
+            "Paris (B)",
+            "Paris, option B",
+            "Answer - B",
+            "Letter B",
+        ),
+        *(
+            "Paris is the capital of France, so B.",
+            "答案：B",
+            "答案是 B",
+            "故选 B",
+            r"\(B\)",
+            "[B] Paris",
+            "B)",
+        ),
+    ],
+)
+def test_further_ways_to_choose(response):
+    verdict = ENVIRONMENT.score(response, CITIES)
+    assert verdict.outcome == "correct", verdict
+
+
+@pytest.mark.parametrize(
+    "response",
+    [
+        *(
+            "A\nB",
+            "(A)\n(B)",
+            "A\nB\nC\nD",
+            "**A** **B**",
+            "(A) (B)",
+            "A or B",
+            "B or A",
+            "B (Paris) or C (Rome)",
+        ),
+        *(
+            r"\boxed{A}\boxed{B}",
+            r"\boxed{B \text{ or } C}",
+            "Paris or Rome",
+            "neither B nor C",
+            "anything but B",
+        ),
+        *("not option B", "It cannot be so, so not B", "I would not choose B.", "A, so B or C", "B) Rome"),
+    ],
+)
+def test_several_answers_or_none_are_no_answer(response):
+    assert ENVIRONMENT.score(response, CITIES).score == 0.0
+    assert ENVIRONMENT.score(response, {**CITIES, "answer": "A"}).score == 0.0
+
+
+@pytest.mark.parametrize(
+    ("options", "answer", "response", "outcome"),
+    [
+        # A letter is asked for, even where another option has it for its text.
+        (["B", "A"], "A", "A", "correct"),
+        (["B", "A"], "B", "A", "wrong"),
+        (["B", "A"], "A", "A) B", "correct"),
+        (["C", "D", "A", "B"], "A", "(A)", "correct"),
+        # Signs count where texts differ in them.
+        (["C", "C++", "C#"], "B", "C++", "correct"),
+        (["C", "C++", "C#"], "A", "C++", "wrong"),
+        (["x > 1", "x < 1"], "A", "x > 1", "correct"),
+        (["x > 1", "y"], "A", "x < 1", "unparsable"),
+        (["(0,1)", "2"], "A", "[0,1]", "unparsable"),
+        (["!p", "q"], "A", "p", "unparsable"),
+        (["p && q", "p || q"], "A", "p || q", "wrong"),
+        (["2^3", "2*3"], "B", "2*3", "correct"),
+        (["C# is old", "C is old"], "A", "C is old", "wrong"),
+        # What is equal is the same, and what is said in other units is not.
+        (["1/2", "12"], "A", "0.5", "correct"),
+        (["1,000", "1000.5"], "A", "1000", "correct"),
+        (["5 m", "5 cm"], "A", "5 cm", "wrong"),
+        (["50%", "50"], "A", "50", "wrong"),
+    ],
+)
+def test_texts_of_options(options, answer, response, outcome):
+    task = {"question": "Which?", "options": options, "answer": answer}
+    assert ENVIRONMENT.score(response, task).outcome == outcome
+
+
+@pytest.mark.parametrize(
     ("response", "outcome", "reason"),
     [
         ("A", "wrong", "letter"),
