@@ -27,6 +27,9 @@ _REGISTRATION_S = 5.0
 _LOOK_S = 0.1
 _RENEWALS = 3
 
+NEVER_RESTORED = frozenset({"too_large", "invalid_request", "invalid_kwargs", "session_gone"})
+"""What a node answers to an episode that it would not restore later either."""
+
 _Move = Literal["moved", "again", "nowhere"]
 _log = logging.getLogger(__name__)
 
@@ -271,6 +274,11 @@ class SharedRelocation:
         if problem.code == "session_gone" and problem.extra.get("reason") == "replay_diverged":
             self._metrics.rebuilds[session.entry.label, "diverged"] += 1
             await self._end_everywhere(session, "replay_diverged", claim.generation)
+        if problem.code in NEVER_RESTORED:
+            _log.error(
+                "session %s is lost: %s cannot restore it: %s", session.session_id, home.target.url, problem
+            )
+            await self._end_everywhere(session, "lost", claim.generation)
         await self._give_back(session.session_id, claim)
         if problem.code in RETRY_LATER:
             self._registry.failed(home)

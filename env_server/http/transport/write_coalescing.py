@@ -13,6 +13,9 @@ from websockets.protocol import State
 MORE = "rollgym.more"
 """In a message to send, says that another one follows at once."""
 
+TRUSTED = "rollgym.trusted"
+"""In the message to send with which it is known who asks: how many bytes a message of theirs may have."""
+
 _MOST_COALESCED_BYTES = 65536
 
 
@@ -21,6 +24,7 @@ class CoalescingProtocol(WebSocketsSansIOProtocol):
 
     _coalesced = 0
     _fragments: bytearray | None = None
+    _is_trusted = False
 
     async def send(self, message: Any) -> None:
         """Send a message, at the end of this turn at the latest; all but plain messages is done as uvicorn does it.
@@ -28,6 +32,9 @@ class CoalescingProtocol(WebSocketsSansIOProtocol):
         Raises:
             OSError: The client has gone, or the socket was closed to it, so that nobody hears it.
         """
+        if not self._is_trusted and TRUSTED in message:
+            self._is_trusted = True
+            self.conn.max_message_size = max(self.conn.max_message_size or 0, message[TRUSTED])
         if self.close_sent and message["type"] in ("websocket.send", "websocket.close"):
             # To uvicorn that is an error of the application, which may not know yet that it has closed the socket.
             raise ClientDisconnected

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgpack
+import orjson
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -414,3 +416,33 @@ def test_digests_and_actions_have_to_fit() -> None:
     journal.resume(1, None, "0" * 16, ["a", "b"], bytes(16), [(1, 2)])
     journal.recall("c", b"\1" * 8, (False, True))
     assert (journal.steps, journal.digests[2], journal.ended) == (3, "01" * 8, (False, True))
+
+
+@given(
+    kwargs=st.dictionaries(TEXT, PLAIN, max_size=2),
+    options=OPTIONS,
+    actions=st.lists(PLAIN | st.text(max_size=40) | st.lists(st.sampled_from([0.5, 1.0, -2.0])), max_size=20),
+    reseeds=st.integers(0, 3),
+)
+def test_an_episode_is_no_longer_than_its_journal_says(
+    kwargs: dict[str, Any], options: dict[str, Any] | None, actions: list[Any], reseeds: int
+) -> None:
+    journal = Journal("env", "1", kwargs)
+    journal.begin(2**53 - 1, options, "seen")
+    empty = Journal("env", "1", {})
+    empty.begin(2**53 - 1, None, "seen")
+    for number, action in enumerate(actions):
+        journal.record(action, "seen", 0.0, False, False)
+        if number % 7 == 3:
+            # Measuring in between changes nothing.
+            assert journal.size <= journal.most
+    for _ in range(reseeds):
+        journal.reseed(2**53 - 1)
+    most = journal.most
+    assert journal.size <= most
+    again = Journal.from_portable(journal.portable(0))
+    assert (again.size, again.size_with("a")) == (journal.size, journal.size_with("a"))
+    for dumps in (orjson.dumps, msgpack.packb):
+        whole, envelope = (len(dumps(each.portable(0).model_dump())) for each in (journal, empty))
+        # The heads of long lists are not counted in MessagePack.
+        assert whole - envelope <= journal.size + 16
