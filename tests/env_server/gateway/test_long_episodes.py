@@ -224,8 +224,7 @@ async def test_who_did_not_say_who_it_is_sends_no_more_than_before(tmp_path: Pat
     with Server(*ENVS, *INLINE, "--token-file", str(tokens)) as server:
         async with server.socket() as socket:
             with pytest.raises(websockets.ConnectionClosed):
-                await socket.connection.send(large)
-                await socket.receive()
+                await socket.ask("ping", text=large)
             assert socket.connection.close_code == 1009
         async with server.socket() as socket, server.http() as http:
             assert (await http.post("/v1/sessions/restore", content=b"{}")).status_code == 401
