@@ -17,7 +17,7 @@ from rollgym.env_server.access.open_sockets import ConnectionSlot
 from rollgym.env_server.common.event_loop import SLICE_S, Pending
 from rollgym.env_server.common.io_process import ProcessRank, going_away
 from rollgym.env_server.http.batch import Results, Unfinished, encode_results, read_batch, run_batch
-from rollgym.env_server.http.transport.write_coalescing import MORE, TRUSTED
+from rollgym.env_server.http.transport.write_coalescing import AWAITS_TOKEN, MORE, TRUSTED
 from rollgym.env_server.messages.envelope import FrameId, as_problem, bad_frame, frame_id, sendable
 from rollgym.env_server.messages.negotiation import (
     PROBLEM_MEDIA_TYPE,
@@ -68,7 +68,7 @@ async def _serve_accepted(
     offered = scope["subprotocols"]
     binary = next((offer == SUBPROTOCOLS[True] for offer in offered if offer in SUBPROTOCOLS.values()), False)
     chosen = SUBPROTOCOLS[binary] if SUBPROTOCOLS[binary] in offered else None
-    trusted = {} if slot.caller is None else {TRUSTED: services.settings.max_restore_bytes}
+    trusted = {AWAITS_TOKEN: True} if slot.caller is None else {TRUSTED: services.settings.max_restore_bytes}
     await send({"type": "websocket.accept", "subprotocol": chosen, **trusted})
     services.metrics.sockets += 1
     services.metrics.sockets_opened += 1
