@@ -40,6 +40,10 @@ class JournalAway(Exception):  # noqa: N818 - the name says what happened
         return not_known(_AWAY)
 
 
+class Unreadable(Exception):  # noqa: N818 - the name says what happened
+    """What the journal has of a session is not what was written there."""
+
+
 class Head(NamedTuple):
     """How an episode began.
 

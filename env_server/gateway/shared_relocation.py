@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from rollgym.clients.protocol.episode import PortableEpisode
 from rollgym.clients.protocol.errors import RETRY_LATER, ProblemError
 from rollgym.env_server.common.setting_sections import TimeoutSettings
-from rollgym.env_server.gateway.journal_entries import LEASE_S, Claim, JournalAway, SharedSession
+from rollgym.env_server.gateway.journal_entries import LEASE_S, Claim, JournalAway, SharedSession, Unreadable
 from rollgym.env_server.gateway.registry import Registration, Registry
 from rollgym.env_server.gateway.relayed_session import RelayedSession
 from rollgym.env_server.gateway.upstream.node import Nodes
@@ -211,6 +211,11 @@ class SharedRelocation:
         except JournalAway as error:
             self._release(home)
             raise error.problem() from error
+        except Unreadable as error:
+            self._release(home)
+            _log.error("%s", error)
+            await self._end_everywhere(session, "lost", found.generation + 1)
+            raise
         if isinstance(claim, str):
             self._release(home)
             return "again"

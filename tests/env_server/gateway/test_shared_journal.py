@@ -291,6 +291,38 @@ async def test_what_the_journal_has_lost_is_lost_and_the_client_restores_it(flee
         assert session.session_id != before
 
 
+@pytest.mark.parametrize("what", ["head", "about", "steps"])
+async def test_what_cannot_be_read_is_lost(fleet: Fleet, players: list[Player], what: str) -> None:
+    both = await begin(fleet, players, 2)
+    for player in both:
+        await player.step("0")
+        key = f"rollgym:session:{player.session_id}"
+        if what == "steps":
+            assert fleet.journal.ask("LSET", f"{key}:steps", "0", "no step") == b"+OK"
+        else:
+            assert fleet.journal.ask("HSET", key, what, "nothing of the kind") == b":0"
+    for node in fleet.nodes:
+        node.kill()
+    for node in fleet.nodes:
+        node.start()
+    await whole_at(fleet.gateways, 2)
+    reasons = [await lost(fleet, player) for player in both]
+    # One of the nodes keeps journals: there, steps have not to be taken anew.
+    assert sorted(reasons) == (["", "lost"] if what == "steps" else ["lost", "lost"])
+
+
+async def lost(fleet: Fleet, player: Player) -> str:
+    """Why all gateways say that a session is gone; nothing where it goes on."""
+    reasons = set()
+    for gateway in fleet.gateways:
+        try:
+            await player.step("1", url=gateway.url)
+        except ProblemError as problem:
+            reasons.add(problem.extra.get("reason", problem.code))
+    assert len(reasons) < 2
+    return reasons.pop() if reasons else ""
+
+
 async def test_a_gateway_dies_and_another_one_goes_on(fleet: Fleet, players: list[Player]) -> None:
     both = await begin(fleet, players, 4)
     for player in both:
