@@ -237,6 +237,16 @@ def whole(
     return "episode", generation, episode, flags(over), head.pack(), len(packed), *packed
 
 
+def place_after(arguments: Arguments) -> tuple[int, int]:
+    """The episode and the step that a session has come to with what was written; (-1, 0) where that tells nothing."""
+    kind, _, *rest = arguments
+    if kind == "step":
+        return rest[0], rest[1] + 1
+    if kind == "last":
+        return rest[0] + 1, 0
+    return (rest[0], 0) if kind == "begin" else (-1, 0)
+
+
 def flags(over: tuple[bool, bool]) -> int:
     """How an episode was ended by its last step, as a number."""
     return over[0] + 2 * over[1]

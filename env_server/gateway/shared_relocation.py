@@ -93,7 +93,11 @@ class SharedRelocation:
         """
         trouble = "its node does not have it any more"
         while True:
+            answered = session.answered
             found = await self._at_rest(session, deadline)
+            if found.generation != session.generation and (found.episode, found.steps) < answered:
+                # Another gateway, which did not know better, has begun it anew at a point that it had left.
+                await self._went_back(session, found.generation)
             if (found.generation, found.upstream_id) != (session.generation, session.upstream_id):
                 gone = False
             node = self._nodes.find(found.node)
@@ -192,6 +196,15 @@ class SharedRelocation:
         self._end(session, reason)
         raise session_gone(session_id, reason)
 
+    async def _went_back(self, session: RelayedSession, generation: int) -> None:
+        """End a session whose journal has gone back: its server has failed over to a copy that lagged, say.
+
+        Raises:
+            ProblemError: `session_gone`, or `draining`.
+        """
+        _log.error("the shared journal went back behind what session %s was answered", session.session_id)
+        await self._end_everywhere(session, "lost", generation)
+
     # -- moving it -----------------------------------------------------------------------------------------------
 
     async def _move(
@@ -219,6 +232,9 @@ class SharedRelocation:
         if isinstance(claim, str):
             self._release(home)
             return "again"
+        if (claim.episode, len(claim.steps)) < session.answered:
+            self._release(home)
+            await self._went_back(session, claim.generation)
         if home is None:
             # Whoever was about to move it did not live to do so: it stays where it is.
             await self._give_back(session.session_id, claim)

@@ -18,6 +18,7 @@ from websockets.server import ServerProtocol
 from rollgym.clients.protocol.errors import ProblemError
 from rollgym.clients.protocol.frames import dumps
 from rollgym.env_server.common.setting_sections import MessageSettings
+from rollgym.env_server.http.transport.descriptors import DescriptorWatch
 from rollgym.env_server.http.transport.read_slices import SLICE_BYTES, ReadSlices
 from rollgym.env_server.messages.negotiation import PROBLEM_MEDIA_TYPE
 
@@ -62,11 +63,13 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     Args:
         settings: The bounds.
+        descriptors: Says when hardly any are left.
         **uvicorn: What uvicorn gives its protocols.
     """
 
-    def __init__(self, settings: MessageSettings, **uvicorn: Any) -> None:
+    def __init__(self, settings: MessageSettings, descriptors: DescriptorWatch, **uvicorn: Any) -> None:
         super().__init__(**uvicorn)
+        self._descriptors = descriptors
         self._max_connections = settings.max_connections
         self._max_head = settings.max_header_bytes
         self._patience_s = settings.request_timeout_s
@@ -86,6 +89,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if len(self.connections) > self._max_connections:
             self.transport.close()
             return
+        if (connection := transport.get_extra_info("socket")) is not None:
+            self._descriptors.look(connection.fileno())
         self._wait()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -273,4 +278,4 @@ def _wrong_with_upgrade(method: bytes, url: bytes, headers: Sequence[tuple[bytes
 
 def http_protocol(settings: MessageSettings) -> type[asyncio.Protocol]:
     """The protocol as uvicorn takes it."""
-    return cast(type[asyncio.Protocol], partial(BoundedHttpProtocol, settings))
+    return cast(type[asyncio.Protocol], partial(BoundedHttpProtocol, settings, DescriptorWatch()))

@@ -2,9 +2,10 @@
 
 import asyncio
 import json
+import resource
 import socket
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, suppress
 from pathlib import Path
 
 import httpx
@@ -521,3 +522,22 @@ async def drip(writer: asyncio.StreamWriter) -> None:
         writer.write(b"a")
         await writer.drain()
         await asyncio.sleep(0.05)
+
+
+def test_who_has_no_descriptors_left_says_so() -> None:
+    with Server(*ENVS, *INLINE) as server:
+        pid = server.process.pid
+        used = len(list(Path(f"/proc/{pid}/fd").iterdir()))
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (used + 12, used + 12))
+        with ExitStack() as stack:
+            for _ in range(20):
+                stack.enter_context(socket.create_connection(("127.0.0.1", server.port)))
+            said = server.wait_for("file descriptors")
+            assert f"of {used + 12} file descriptors hardly any are left" in said
+        with httpx.Client(transport=httpx.HTTPTransport(retries=10), base_url=server.url) as again:
+            # Once it has noticed that they are gone, it has room again.
+            while True:
+                with suppress(httpx.TransportError):
+                    assert again.get("/health").status_code == 200
+                    break
+        assert "file descriptors" not in server.log(), "it is said once"
