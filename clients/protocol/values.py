@@ -313,7 +313,7 @@ def _decode_sequence(space: spaces.Sequence, wire: Any) -> Any:
         raise DecodeError(f"expected a list, got {type(wire).__name__}")
     feature = space.feature_space
     if wire and _has_rows(feature) and set(map(type, wire)) == {list}:
-        rows = decode_array(wire, np.dtype(feature.dtype), (len(wire), *feature.shape))
+        rows = decode_array(wire, np.dtype(feature.dtype), (len(wire), *(feature.shape or ())))
         return rows if space.stack else tuple(rows)
     items = tuple(decode_value(feature, item) for item in wire)
     if not space.stack:

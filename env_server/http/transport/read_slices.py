@@ -77,24 +77,25 @@ class ReadSlices:
             return
         if self._is_over():
             self.drop()
-        elif not self._has_to_wait():
-            self._take_slices()
-            if not self.are_left and not self._is_over() and self._reads_on():
-                self._transport.resume_reading()
+        elif not self._has_to_wait() and self._take_slices() and self._reads_on():
+            self._transport.resume_reading()
 
-    def _take_slices(self) -> None:
+    def _take_slices(self) -> bool:
+        """Take in slices, as long as it may take; whether all is taken in, and more may come."""
         end = perf_counter() + SLICE_S
         while self.are_left:
             piece = self._data[self._at : self._at + SLICE_BYTES]
             self._at += len(piece)
             self._feed(piece)
             if self._is_over():
-                break
+                self.drop()
+                return False
             if self._has_to_wait():
                 if self.are_left:
                     self._transport.pause_reading()
-                return
+                return not self.are_left
             if perf_counter() >= end:
                 self.go_on()
-                return
+                return not self.are_left
         self.drop()
+        return True
