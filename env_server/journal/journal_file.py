@@ -17,11 +17,12 @@ from rollgym.env_server.journal.journal import EndedStep, EndReason, Journal
 from rollgym.env_server.journal.journal_records import (
     HEAD_BYTES,
     MAGIC,
+    RECORD_BYTES,
     file_head,
     framed,
-    framed_size,
     new_mark,
     read_records,
+    seed_of,
     write_record,
 )
 
@@ -118,6 +119,7 @@ class JournalFile:
         self._pack: Callable[[Any], bytes] = msgpack.Packer(use_bin_type=True).pack
         self.damage = 0
         self._mark = b""
+        self._seed = 0
         self._records = 0
         self._next_number = 0
         self._used = 0
@@ -288,13 +290,13 @@ class JournalFile:
 
     def _append(self, record: bytes) -> int:
         """Add a record; gives the bytes that it takes."""
-        size = framed_size(record)
+        size = RECORD_BYTES + len(record)
         view = self._view
         if view is None or self._used + size > len(view):
             view = self._grow(self._used + size)
             if view is None:
                 return 0
-        self._used = write_record(view, self._used, self._mark, self._records, record)
+        self._used = write_record(view, self._used, self._mark, self._seed, self._records, record)
         self._records += 1
         return size
 
@@ -361,7 +363,7 @@ class JournalFile:
             self._view.close()
         self._view = view
         self._replaced += self._used
-        self._mark = mark
+        self._mark, self._seed = mark, seed_of(mark)
         self._records = len(records)
         self._used = len(content)
         self._dead = 0

@@ -8,10 +8,10 @@ process was killed.
 
 import secrets
 import struct
-import zlib
 from collections.abc import Iterator
 from mmap import mmap
 from typing import NamedTuple
+from zlib import crc32
 
 MAGIC = b"RGJRNL04"
 """What a file begins with."""
@@ -21,9 +21,13 @@ _USED = struct.Struct("<QQ")
 _USED_AT = 12
 _RECORD = struct.Struct("<4sIII")
 _ALL_BITS = 2**64 - 1
+# Each step writes one.
+_pack_record, _pack_used = _RECORD.pack_into, _USED.pack_into
 
 HEAD_BYTES = _HEAD.size
 """Bytes before the first record."""
+RECORD_BYTES = _RECORD.size
+"""Bytes of a record before its content."""
 
 
 class _Whole(NamedTuple):
@@ -51,22 +55,23 @@ def file_head(mark: bytes, used: int) -> bytes:
 
 def framed(mark: bytes, number: int, content: bytes) -> bytes:
     """A record as it stands in the file."""
-    return _RECORD.pack(mark, len(content), number, _checksum(mark, number, content)) + content
+    checksum = crc32(content, number ^ seed_of(mark))
+    return _RECORD.pack(mark, len(content), number, checksum) + content
 
 
-def write_record(view: mmap, used: int, mark: bytes, number: int, content: bytes) -> int:
-    """Add a record to a file; gives up to where its records are whole now."""
-    start = used + _RECORD.size
+def write_record(view: mmap, used: int, mark: bytes, seed: int, number: int, content: bytes) -> int:
+    """Add a record to a file that has room for it; gives up to where its records are whole now."""
+    start = used + RECORD_BYTES
     end = start + len(content)
     view[start:end] = content
-    _RECORD.pack_into(view, used, mark, len(content), number, _checksum(mark, number, content))
-    _USED.pack_into(view, _USED_AT, end, end ^ _ALL_BITS)
+    _pack_record(view, used, mark, len(content), number, crc32(content, number ^ seed))
+    _pack_used(view, _USED_AT, end, end ^ _ALL_BITS)
     return end
 
 
-def framed_size(content: bytes) -> int:
-    """How many bytes a record takes in the file."""
-    return _RECORD.size + len(content)
+def seed_of(mark: bytes) -> int:
+    """What the checksums of a file's records begin with, beside their numbers."""
+    return int.from_bytes(mark, "little")
 
 
 def read_records(content: bytes) -> Iterator[bytes | None]:
@@ -100,10 +105,6 @@ def read_records(content: bytes) -> Iterator[bytes | None]:
         yield None
 
 
-def _checksum(mark: bytes, number: int, content: bytes) -> int:
-    return zlib.crc32(content, number ^ int.from_bytes(mark, "little"))
-
-
 def _record_at(content: bytes, at: int, mark: bytes) -> _Whole | None:
     start = at + _RECORD.size
     if start > len(content):
@@ -113,7 +114,7 @@ def _record_at(content: bytes, at: int, mark: bytes) -> _Whole | None:
     if marked != mark or not length or end > len(content):
         return None
     record = content[start:end]
-    return _Whole(number, record, end) if _checksum(mark, number, record) == checksum else None
+    return _Whole(number, record, end) if crc32(record, number ^ seed_of(mark)) == checksum else None
 
 
 def _record_after(content: bytes, at: int, mark: bytes) -> _Whole | None:
