@@ -364,7 +364,15 @@ class EnvSession:
         return place < (self.episode, self.step_index) or is_past
 
     async def _restore(self, deadline: float) -> tuple[str, int]:
-        session_id, process, theirs = await self._opener.rebuild(self._record.portable(), deadline)
+        try:
+            session_id, process, theirs = await self._opener.rebuild(self._record.portable(), deadline)
+        except ProblemError as problem:
+            if problem.code != "too_large":
+                raise
+            detail = (
+                f"the session is gone, and its episode is longer than the server restores: {problem.detail}"
+            )
+            raise ProblemError("session_gone", detail, reason="lost") from problem
         self.episode = self._record.episode = theirs.episode
         return session_id, process
 

@@ -114,7 +114,7 @@ class Caller:
                 connection = pool.ready(process)
                 if connection is None:
                     connection = await self._connect(process, deadline)
-                reply = await connection.request(fields, deadline, pool.max_request_bytes)
+                reply = await connection.request(fields, deadline, pool.request_limit(fields["op"]))
                 if attempt:
                     self._complained = False
                 return reply

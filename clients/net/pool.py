@@ -111,6 +111,7 @@ class ConnectionPool:
         self.on_outage: Callable[[Exception | None], None] | None = None
         self.explain: Callable[[ProblemError], ProblemError] = lambda problem: problem
         self.max_request_bytes = _DEFAULT_MAX_REQUEST_BYTES
+        self._max_restore_bytes = _DEFAULT_MAX_REQUEST_BYTES
         self.max_batch = _DEFAULT_MAX_BATCH
         self._socket_url = socket_url(url)
         self._headers = headers
@@ -124,6 +125,10 @@ class ConnectionPool:
         self._reached = False
         self._turn = 0
         self._closed = False
+
+    def request_limit(self, op: str) -> int:
+        """Return the bytes that the server takes in a request of an operation."""
+        return self._max_restore_bytes if op == "restore" else self.max_request_bytes
 
     def ready(self, process: int | None) -> Connection | None:
         """Return an open connection to this process (any, if None) without waiting, if there is one."""
@@ -298,6 +303,7 @@ class ConnectionPool:
         self.info = info
         limits = info.get("limits")
         self.max_request_bytes = _whole(limits, "max_request_bytes", _DEFAULT_MAX_REQUEST_BYTES)
+        self._max_restore_bytes = _whole(limits, "max_restore_bytes", self.max_request_bytes)
         self.max_batch = max(1, _whole(limits, "max_batch", _DEFAULT_MAX_BATCH))
         connection.process = _whole(info, "process", 0)
         present = self._connections.get(connection.process)

@@ -50,8 +50,10 @@ def float_name(value: float) -> str:
     return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
 
 
-def encode_array(array: Array, *, binary: bool, raw: bool = False) -> Any:
+def encode_array(array: Array, *, binary: bool, raw: bool = False, as_lists: bool = False) -> Any:
     """Encode an array whose dtype the reader knows, or any array when `raw` asks for `__nd__`.
+
+    With `as_lists`, lists are given of an array of any size; None where its numbers need another form.
 
     Raises:
         EncodeError: The dtype is not boolean, integer or float of at most 64 bits.
@@ -59,7 +61,9 @@ def encode_array(array: Array, *, binary: bool, raw: bool = False) -> Any:
     name = _NAMES.get(array.dtype) or array.dtype.name
     if name not in _DTYPES:
         raise EncodeError(f"arrays of dtype {array.dtype} have no form on the wire")
-    if binary or raw or array.size > LIST_LIMIT or _has_big_integers(array):
+    if as_lists and _has_big_integers(array):
+        return None
+    if not as_lists and (binary or raw or array.size > LIST_LIMIT or _has_big_integers(array)):
         content = np.ascontiguousarray(array, dtype=_DTYPES[name]).tobytes()
         payload = content if binary else base64.b64encode(content).decode("ascii")
         return {"__nd__": [name, list(array.shape), payload]}

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, Strict, WithJsonSchema, model_validator
 
-from rollgym.clients.protocol.whole_numbers import WHOLE
+from rollgym.clients.protocol.whole_numbers import NO_BOOLEAN, WHOLE
 
 EPISODE_FORMAT = 1
 """The version of the portable episode's format that this package writes."""
@@ -40,7 +40,7 @@ class PortableEpisode(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
-    format: Annotated[Literal[1], WHOLE] = 1
+    format: Annotated[Literal[1], WHOLE, NO_BOOLEAN] = 1
     env_id: str
     env_version: str
     kwargs: dict[str, Any] = Field(default_factory=dict)

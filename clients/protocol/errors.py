@@ -22,6 +22,7 @@ CODES: Mapping[str, int] = MappingProxyType(
         "not_reset": 409,
         "episode_over": 409,
         "step_mismatch": 409,
+        "request_mismatch": 409,
         "busy": 409,
         "env_exists": 409,
         "spec_mismatch": 409,

@@ -18,6 +18,7 @@ from gymnasium.vector.utils import concatenate, create_empty_array, iterate
 
 from rollgym.clients.protocol.arrays import (
     INTEGER_LIMIT,
+    LIST_LIMIT,
     DecodeError,
     EncodeError,
     MediaBytes,
@@ -300,17 +301,45 @@ def _encode_sequence(space: spaces.Sequence, value: Any, binary: bool) -> list[A
     items = iterate(space.stacked_feature_space, value) if space.stack else value
     if not space.stack and not isinstance(value, (tuple, list)):
         raise EncodeError(f"expected a tuple, got {type(value).__name__}")
+    if not binary and not space.stack and (rows := stacked_rows(space.feature_space, value)) is not None:
+        plain = encode_array(rows, binary=False, as_lists=True)
+        if plain is not None:
+            return plain  # type: ignore[no-any-return]
     return [encode_value(space.feature_space, item, binary=binary) for item in items]
 
 
 def _decode_sequence(space: spaces.Sequence, wire: Any) -> Any:
     if type(wire) is not list:
         raise DecodeError(f"expected a list, got {type(wire).__name__}")
-    items = tuple(decode_value(space.feature_space, item) for item in wire)
+    feature = space.feature_space
+    if wire and _has_rows(feature) and set(map(type, wire)) == {list}:
+        rows = decode_array(wire, np.dtype(feature.dtype), (len(wire), *(feature.shape or ())))
+        return rows if space.stack else tuple(rows)
+    items = tuple(decode_value(feature, item) for item in wire)
     if not space.stack:
         return items
     empty: Any = create_empty_array(space.feature_space, len(items))
     return concatenate(space.feature_space, items, empty) if items else empty
+
+
+def _has_rows(feature: Space[Any]) -> bool:
+    """Whether values of a space are arrays that many of can be looked at as one."""
+    return (
+        type(feature) in (spaces.Box, spaces.MultiDiscrete)
+        and feature.dtype is not None
+        and feature.dtype.kind in "iuf"
+        and 0 < math.prod(feature.shape or ()) <= LIST_LIMIT
+        and bool(feature.shape)
+    )
+
+
+def stacked_rows(feature: Space[Any], items: Any) -> np.ndarray[Any, Any] | None:
+    """Return the items of a sequence as one array; None where they cannot be looked at together."""
+    if not items or not _has_rows(feature) or set(map(type, items)) != {np.ndarray}:
+        return None
+    if {item.dtype for item in items} != {feature.dtype} or {item.shape for item in items} != {feature.shape}:
+        return None
+    return np.stack(items)
 
 
 def _encode_features(space: Any, value: Any, binary: bool) -> Any:

@@ -13,3 +13,13 @@ def _as_integer(value: Any) -> Any:
 
 WHOLE = BeforeValidator(_as_integer)
 """Makes an integer of a float without a fraction, before a strict field looks at it; booleans stay what they are."""
+
+
+def _no_boolean(value: Any) -> Any:
+    if type(value) is bool:
+        raise ValueError("a boolean is not a number")
+    return value
+
+
+NO_BOOLEAN = BeforeValidator(_no_boolean)
+"""Refuses booleans where a field is one of several numbers: to Python, true is 1."""

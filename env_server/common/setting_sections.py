@@ -189,7 +189,9 @@ class SessionSettings(Section):
         None, description="Directory for journals: sessions go on after a crash of the server."
     )
     max_episode_bytes: Count = Field(
-        16 * 1024 * 1024, description="Largest sum of the actions of one episode, which its journal keeps."
+        16 * 1024 * 1024,
+        description="Largest episode: its actions in JSON, 20 bytes for each, and the kwargs and options of its "
+        "session. A step that would pass it is refused; requests that restore one may be so much larger than others.",
     )
     max_remembered_requests: Count = Field(
         4096,
@@ -236,8 +238,13 @@ class MessageSettings(Section):
         description="A request has to be here, body and all, in so long. One that was answered before its body came "
         "is read on for 5 s and 4 MiB.",
     )
-    max_request_bytes: Count = Field(1024 * 1024, description="Largest request body or frame.")
-    max_reply_bytes: Count = Field(8 * 1024 * 1024, description="Largest reply.")
+    max_request_bytes: Count = Field(
+        1024 * 1024, description="Largest request body or frame, but for `restore`."
+    )
+    max_reply_bytes: Count = Field(
+        8 * 1024 * 1024,
+        description="Largest reply; a portable episode may be larger where `max_episode_bytes` is.",
+    )
     max_batch: Count = Field(
         1024, description="Operations in one batch, items of one verify, sessions of one make."
     )

@@ -48,6 +48,20 @@ class Settings(
 ):
     """Settings of one server. A YAML file (`--config`) and the flags use the same names, without sections."""
 
+    @property
+    def max_restore_bytes(self) -> int:
+        """The largest request that restores a session: an episode may be so long, and the rest is as any request."""
+        return self.max_episode_bytes + self.max_request_bytes
+
+    @property
+    def max_portable_bytes(self) -> int:
+        """The largest reply that holds a portable episode: each can be had, and what can be had can be restored."""
+        return max(self.max_reply_bytes, self.max_restore_bytes)
+
+    def request_limit(self, op: str) -> int:
+        """The bytes that a request of an operation may have."""
+        return self.max_restore_bytes if op == "restore" else self.max_request_bytes
+
     @model_validator(mode="after")
     def _ray_where_asked_for(self) -> "Settings":
         if self.workers != "ray":

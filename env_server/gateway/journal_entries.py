@@ -40,6 +40,10 @@ class JournalAway(Exception):  # noqa: N818 - the name says what happened
         return not_known(_AWAY)
 
 
+class Unreadable(Exception):  # noqa: N818 - the name says what happened
+    """What the journal has of a session is not what was written there."""
+
+
 class Head(NamedTuple):
     """How an episode began.
 
@@ -231,6 +235,16 @@ def whole(
     """All of an episode, as its node has it."""
     packed = [step.pack() for step in steps]
     return "episode", generation, episode, flags(over), head.pack(), len(packed), *packed
+
+
+def place_after(arguments: Arguments) -> tuple[int, int]:
+    """The episode and the step that a session has come to with what was written; (-1, 0) where that tells nothing."""
+    kind, _, *rest = arguments
+    if kind == "step":
+        return rest[0], rest[1] + 1
+    if kind == "last":
+        return rest[0] + 1, 0
+    return (rest[0], 0) if kind == "begin" else (-1, 0)
 
 
 def flags(over: tuple[bool, bool]) -> int:

@@ -172,7 +172,8 @@ class Placement:
         began = time.perf_counter()
         try:
             connection = await caller.pool.connection(process)
-            asked = connection.request(dict(fields), deadline, caller.pool.max_request_bytes)
+            limit = caller.pool.request_limit(fields["op"])
+            asked = connection.request(dict(fields), deadline, limit)
             try:
                 reply = await asked
             except (ConnectionError, TimeoutError):

@@ -206,6 +206,7 @@ class RelayedMaking:
             raise away.problem() from away
         for session in opened:
             session.generation = 1
+            session.answered = session.episode, session.step
 
     # -- here ----------------------------------------------------------------------------------------------------
 

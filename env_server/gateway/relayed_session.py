@@ -61,6 +61,7 @@ class RelayedSession(BaseSession):
         generation: How often it was moved, as the journal knows that gateways share; 0 without one.
         is_placed: Whether it is known to be where the session is said to be here.
         end_is_known: Whether the journal that gateways share has its end already.
+        answered: The episode and step that this journal has acknowledged to this gateway, and clients were told of.
     """
 
     __slots__ = (
@@ -69,6 +70,7 @@ class RelayedSession(BaseSession):
         "_observation_space",
         "_quiet",
         "_session_release",
+        "answered",
         "end_is_known",
         "generation",
         "home",
@@ -106,6 +108,7 @@ class RelayedSession(BaseSession):
         self.is_placed = True
         self.is_proven = True
         self.end_is_known = False
+        self.answered = (-1, 0)
         self.lock: asyncio.Lock | None = None
         self.in_flight = 0
         self._quiet: asyncio.Future[None] | None = None
@@ -288,6 +291,7 @@ class RelayedSession(BaseSession):
         self._described = found.about.spaces
         self._action_space = self._observation_space = None
         self._move_to(found.generation, found.episode, found.steps, found.over)
+        self.answered = max(self.answered, (found.episode, found.steps))
         self.seed = None if found.head is None else found.head.seed
 
     def portable(self) -> dict[str, Any]:

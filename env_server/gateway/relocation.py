@@ -16,7 +16,12 @@ from rollgym.env_server.gateway.registry import Registration, Registry
 from rollgym.env_server.gateway.relayed_session import UNREADABLE, RelayedSession
 from rollgym.env_server.gateway.session_names import SessionName, parse_session_name
 from rollgym.env_server.gateway.session_release import SessionRelease
-from rollgym.env_server.gateway.shared_relocation import RECONNECT_S, SharedRelocation, begin_anew
+from rollgym.env_server.gateway.shared_relocation import (
+    NEVER_RESTORED,
+    RECONNECT_S,
+    SharedRelocation,
+    begin_anew,
+)
 from rollgym.env_server.gateway.upstream.node import Node, Nodes
 from rollgym.env_server.journal.journal import Journal
 from rollgym.env_server.sessions.sessions import Sessions, session_gone, unknown_session
@@ -174,6 +179,11 @@ class Relocation:
             self._metrics.rebuilds[session.entry.label, "diverged"] += 1
             self._sessions.end(session, "replay_diverged")
             raise session_gone(session.session_id, "replay_diverged") from problem
+        if problem.code in NEVER_RESTORED:
+            _log.error(
+                "session %s is lost: %s cannot restore it: %s", session.session_id, home.target.url, problem
+            )
+            self._lose(session)
         raise ProblemError("upstream_error", f"{home.target.url} cannot restore it: {problem}") from problem
 
     # -- sessions that this gateway has not seen -----------------------------------------------------------------

@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from importlib.resources import files
 from typing import Any, cast
 
+import msgpack
 from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
@@ -33,6 +34,7 @@ from rollgym.env_server.gateway.journal_entries import (
     Opened,
     SharedSession,
     Step,
+    Unreadable,
     Write,
     flags,
 )
@@ -50,6 +52,15 @@ _MOST_WRITES = 1024
 _MOST_BYTES = 4 * 1024 * 1024
 # uvloop has a RuntimeError for a transport that was closed under whoever writes to it.
 _BROKEN = (RedisError, OSError, TimeoutError, RuntimeError)
+# What reading may raise where something else was written than what is written here.
+_UNREADABLE = (
+    KeyError,
+    TypeError,
+    ValueError,
+    AttributeError,
+    StopIteration,
+    msgpack.exceptions.UnpackException,
+)
 _FIRST_PAUSE_S = 0.05
 _MAX_PAUSE_S = 1.0
 # How long it is remembered that a session has ended, and how much longer than a session lives it is kept.
@@ -206,7 +217,7 @@ class SharedJournal:
         await self._run("open", [each.session_id for each in sessions], arguments)
 
     async def load(self, session_id: str) -> SharedSession | None:
-        """A session; None where there is none.
+        """A session; None where there is none, or none that can be read.
 
         Raises:
             JournalAway: It is not known.
@@ -217,21 +228,29 @@ class SharedJournal:
             return None
         try:
             return _session(found, moving_ms)
-        except (KeyError, TypeError, ValueError) as error:
-            raise JournalAway(f"what it has of {session_id} cannot be read: {error!r}") from error
+        except _UNREADABLE as error:
+            # It will not be readable later either.
+            _log.error("what the shared journal has of session %s cannot be read: %r", session_id, error)
+            return None
 
     async def claim(self, session_id: str, generation: int) -> Claim | str:
         """Take the right to move a session of this generation; or why it cannot be had.
 
         Raises:
             JournalAway: It is not known.
+            Unreadable: The right is had, and what the journal has of the session cannot be read.
         """
         arguments = [generation, self._holder, _milliseconds(LEASE_S)]
         status, *rest = await self._run("claim", [session_id], arguments)
         if status != b"ok":
             return cast(str, status.decode())
         episode, head, steps = rest
-        return Claim(generation + 1, episode, Head.read(head), [Step.read(step) for step in steps])
+        try:
+            return Claim(generation + 1, episode, Head.read(head), [Step.read(step) for step in steps])
+        except _UNREADABLE as error:
+            raise Unreadable(
+                f"what the shared journal has of {session_id} cannot be read: {error!r}"
+            ) from error
 
     async def renew(self, session_id: str, generation: int) -> str:
         """Keep the right to move a session; `ok`, or why it is lost."""

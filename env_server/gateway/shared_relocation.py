@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from rollgym.clients.protocol.episode import PortableEpisode
 from rollgym.clients.protocol.errors import RETRY_LATER, ProblemError
 from rollgym.env_server.common.setting_sections import TimeoutSettings
-from rollgym.env_server.gateway.journal_entries import LEASE_S, Claim, JournalAway, SharedSession
+from rollgym.env_server.gateway.journal_entries import LEASE_S, Claim, JournalAway, SharedSession, Unreadable
 from rollgym.env_server.gateway.registry import Registration, Registry
 from rollgym.env_server.gateway.relayed_session import RelayedSession
 from rollgym.env_server.gateway.upstream.node import Nodes
@@ -26,6 +26,9 @@ _REGISTRATION_S = 5.0
 # How often it is looked whether another gateway has moved a session; Redis tells of nothing by itself.
 _LOOK_S = 0.1
 _RENEWALS = 3
+
+NEVER_RESTORED = frozenset({"too_large", "invalid_request", "invalid_kwargs", "session_gone"})
+"""What a node answers to an episode that it would not restore later either."""
 
 _Move = Literal["moved", "again", "nowhere"]
 _log = logging.getLogger(__name__)
@@ -90,7 +93,11 @@ class SharedRelocation:
         """
         trouble = "its node does not have it any more"
         while True:
+            answered = session.answered
             found = await self._at_rest(session, deadline)
+            if found.generation != session.generation and (found.episode, found.steps) < answered:
+                # Another gateway, which did not know better, has begun it anew at a point that it had left.
+                await self._went_back(session, found.generation)
             if (found.generation, found.upstream_id) != (session.generation, session.upstream_id):
                 gone = False
             node = self._nodes.find(found.node)
@@ -189,6 +196,15 @@ class SharedRelocation:
         self._end(session, reason)
         raise session_gone(session_id, reason)
 
+    async def _went_back(self, session: RelayedSession, generation: int) -> None:
+        """End a session whose journal has gone back: its server has failed over to a copy that lagged, say.
+
+        Raises:
+            ProblemError: `session_gone`, or `draining`.
+        """
+        _log.error("the shared journal went back behind what session %s was answered", session.session_id)
+        await self._end_everywhere(session, "lost", generation)
+
     # -- moving it -----------------------------------------------------------------------------------------------
 
     async def _move(
@@ -208,9 +224,17 @@ class SharedRelocation:
         except JournalAway as error:
             self._release(home)
             raise error.problem() from error
+        except Unreadable as error:
+            self._release(home)
+            _log.error("%s", error)
+            await self._end_everywhere(session, "lost", found.generation + 1)
+            raise
         if isinstance(claim, str):
             self._release(home)
             return "again"
+        if (claim.episode, len(claim.steps)) < session.answered:
+            self._release(home)
+            await self._went_back(session, claim.generation)
         if home is None:
             # Whoever was about to move it did not live to do so: it stays where it is.
             await self._give_back(session.session_id, claim)
@@ -271,6 +295,11 @@ class SharedRelocation:
         if problem.code == "session_gone" and problem.extra.get("reason") == "replay_diverged":
             self._metrics.rebuilds[session.entry.label, "diverged"] += 1
             await self._end_everywhere(session, "replay_diverged", claim.generation)
+        if problem.code in NEVER_RESTORED:
+            _log.error(
+                "session %s is lost: %s cannot restore it: %s", session.session_id, home.target.url, problem
+            )
+            await self._end_everywhere(session, "lost", claim.generation)
         await self._give_back(session.session_id, claim)
         if problem.code in RETRY_LATER:
             self._registry.failed(home)

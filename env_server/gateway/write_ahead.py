@@ -5,7 +5,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rollgym.clients.protocol.errors import ProblemError
-from rollgym.env_server.gateway.journal_entries import Arguments, JournalAway, SharedSession, Write, check
+from rollgym.env_server.gateway.journal_entries import (
+    Arguments,
+    JournalAway,
+    SharedSession,
+    Write,
+    check,
+    place_after,
+)
 from rollgym.env_server.gateway.relayed_session import UNREADABLE
 from rollgym.env_server.journal.journal import END_REASONS, EndReason
 from rollgym.env_server.sessions.replies import Reply
@@ -82,6 +89,8 @@ class WriteAhead:
         self, operation: "InFlight", answer: "Reply | ProblemError", arguments: Arguments, status: str
     ) -> None:
         if status == "ok":
+            session = operation.session
+            session.answered = max(session.answered, place_after(arguments))
             self._answering.finish(operation, answer)
         elif status == "gap":
             self._answering.spawn(operation, self._fill(operation, answer, arguments))

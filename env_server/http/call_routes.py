@@ -96,6 +96,7 @@ class Call(Request):
             reply,
             binary=self.context.binary,
             limit=self.services.settings.max_reply_bytes,
+            portable_limit=self.services.settings.max_portable_bytes,
             status=status,
             take_back=partial(self.services.operations.take_back, self.context)
             if isinstance(reply, dict)
@@ -158,7 +159,7 @@ class Needs:
             raise ProblemError("unauthorized", "this server needs a token")
         if self._role is not None:
             caller.require(self._role)
-        fields = await read_fields(call, headers, services.settings.max_request_bytes)
+        fields = await read_fields(call, headers, services.settings.request_limit(route.name))
         if fields and not route.takes_body:
             raise invalid(next(iter(fields)), "this call takes no body")
         for name in fields.keys() & ENVELOPE:

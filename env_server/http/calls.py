@@ -105,7 +105,7 @@ async def cancel(call: Call, session_id: PathId) -> Response:
     f"{_SESSION}/fork",
     status_code=201,
     response_model=ForkReply,
-    responses=problems(*RUNS, "at_capacity", "fork_unsupported"),
+    responses=problems(*RUNS, "at_capacity", "fork_unsupported", "request_mismatch"),
 )
 async def fork(call: Call, session_id: PathId, request: ForkRequest) -> Response:
     """Copy a session at its point."""

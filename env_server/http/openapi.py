@@ -16,7 +16,10 @@ from rollgym.version import __version__
 
 ON_SESSION = ("unknown_session", "session_gone", "draining")
 RUNS = (*ON_SESSION, "busy", "not_reset", "env_error", "step_timeout", "upstream_error")
-MAKES = ("at_capacity", "draining", "env_error", "step_timeout", "upstream_error", "invalid_kwargs")
+MAKES = (
+    *("at_capacity", "draining", "env_error", "step_timeout", "upstream_error", "invalid_kwargs"),
+    "request_mismatch",
+)
 
 _SCHEMAS = "#/components/schemas/"
 _OPENENV_VERSION = "1.0.0"

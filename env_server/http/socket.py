@@ -17,9 +17,14 @@ from rollgym.env_server.access.open_sockets import ConnectionSlot
 from rollgym.env_server.common.event_loop import SLICE_S, Pending
 from rollgym.env_server.common.io_process import ProcessRank, going_away
 from rollgym.env_server.http.batch import Results, Unfinished, encode_results, read_batch, run_batch
-from rollgym.env_server.http.transport.write_coalescing import MORE
+from rollgym.env_server.http.transport.write_coalescing import AWAITS_TOKEN, MORE, TRUSTED
 from rollgym.env_server.messages.envelope import FrameId, as_problem, bad_frame, frame_id, sendable
-from rollgym.env_server.messages.negotiation import PROBLEM_MEDIA_TYPE, too_large_reply, too_large_request
+from rollgym.env_server.messages.negotiation import (
+    PROBLEM_MEDIA_TYPE,
+    is_portable,
+    too_large_reply,
+    too_large_request,
+)
 from rollgym.env_server.messages.validation import invalid
 from rollgym.env_server.operations.operations import SOCKET_OPS, unknown_op
 from rollgym.env_server.operations.services import Services
@@ -63,7 +68,8 @@ async def _serve_accepted(
     offered = scope["subprotocols"]
     binary = next((offer == SUBPROTOCOLS[True] for offer in offered if offer in SUBPROTOCOLS.values()), False)
     chosen = SUBPROTOCOLS[binary] if SUBPROTOCOLS[binary] in offered else None
-    await send({"type": "websocket.accept", "subprotocol": chosen})
+    trusted = {AWAITS_TOKEN: True} if slot.caller is None else {TRUSTED: services.settings.max_restore_bytes}
+    await send({"type": "websocket.accept", "subprotocol": chosen, **trusted})
     services.metrics.sockets += 1
     services.metrics.sockets_opened += 1
     try:
@@ -131,7 +137,8 @@ async def _identify(
         await send(_message(content, binary))
         await send({"type": "websocket.close", "code": POLICY_VIOLATION, "reason": problem.code})
         return
-    await send(_message(dumps({"id": frame_id(frame), "ok": {}}, binary=binary), binary))
+    trusted = {TRUSTED: services.settings.max_restore_bytes}
+    await send(_message(dumps({"id": frame_id(frame), "ok": {}}, binary=binary), binary) | trusted)
 
 
 def _message(content: bytes, binary: bool) -> dict[str, Any]:
@@ -163,7 +170,9 @@ class Socket:
         self._send = send
         self._binary = binary
         self._request_limit = services.settings.max_request_bytes
+        self._request_limit_of = services.settings.request_limit
         self._reply_limit = services.settings.max_reply_bytes
+        self._portable_limit = services.settings.max_portable_bytes
         self._max_batch = services.settings.max_batch
         self._max_in_flight = services.settings.max_in_flight
         name = name_socket(services.rank)
@@ -229,7 +238,7 @@ class Socket:
             frame = loads(data, binary=self._binary)
             number = frame_id(frame)
             if 4 * len(data) > self._request_limit:
-                self._check_size(data)
+                self._check_size(data, frame)
             if number is None:
                 raise bad_frame(frame)
             if number in self._in_flight:
@@ -285,10 +294,13 @@ class Socket:
             raise ProblemError("forbidden", "this socket is another token's; open one of your own")
         return {}
 
-    def _check_size(self, data: str | bytes) -> None:
+    def _check_size(self, data: str | bytes, frame: Any) -> None:
         size = len(data.encode()) if isinstance(data, str) else len(data)
         if size > self._request_limit:
-            raise too_large_request(size, self._request_limit)
+            op = frame.get("op") if type(frame) is dict else None
+            limit = self._request_limit_of(op) if type(op) is str else self._request_limit
+            if size > limit:
+                raise too_large_request(size, limit)
 
     async def _finish(self, number: FrameId, reply: Awaitable[Reply | Results]) -> None:
         """Answer a frame when its operation is done."""
@@ -365,7 +377,8 @@ class Socket:
         except EncodeError:
             self._take_back(reply)
             raise
-        if len(content) > self._reply_limit:
+        size = len(content)
+        if size > self._reply_limit and not is_portable(reply, size, self._portable_limit):
             raise too_large_reply(len(content), self._reply_limit, self._take_back(reply))
         return content
 

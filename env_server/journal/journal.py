@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
+import msgpack
 import orjson
 
 from rollgym.clients.protocol.episode import PortableEpisode, step_digest
@@ -20,11 +21,27 @@ _MAX_PENDING_TEXT = 512
 _MAX_PENDING_TEXTS = 2048
 
 
-def _size(action: Any) -> int:
-    """About how many bytes an action has."""
-    if type(action) is int:
-        return 8
-    return len(action) if type(action) is str else len(orjson.dumps(action))
+# What a step takes in a portable episode beside its action: a digest in quotation marks, and two commas.
+_STEP_BYTES = 2 * DIGEST_BYTES + 4
+_RESEED_BYTES = 40
+_INT_BYTES = 24
+# JSON writes a control character with six signs, MessagePack a number of three signs with nine bytes.
+_LONGEST_SIGN = 6
+_LONGEST_NUMBER = 3
+
+
+def _size(value: Any) -> int:
+    """How many bytes a value takes in a portable episode, in the encoding that takes more."""
+    size = len(orjson.dumps(value))
+    # No text and no integer takes more in MessagePack.
+    return size if type(value) in (str, int) else max(size, len(msgpack.packb(value)))
+
+
+def _most(value: Any) -> int:
+    """What its size is at most; that costs hardly anything to tell."""
+    if type(value) is str:
+        return _LONGEST_SIGN * len(value) + 2
+    return _INT_BYTES if type(value) is int else _LONGEST_NUMBER * len(orjson.dumps(value))
 
 
 class EndedStep(NamedTuple):
@@ -58,11 +75,13 @@ class Journal:
         ended: Whether the last step terminated, and whether it truncated the episode.
         before: The step that began this episode, if one did; it is the last one answered until another is taken.
         request_id: The id of the request that began this episode, if it had one.
-        size: About how many bytes the actions have.
+        most: What `size` is at most, which is known without measuring.
     """
 
     __slots__ = (
         "_digests",
+        "_measured",
+        "_measured_size",
         "_pending",
         "_pending_text",
         "_reset",
@@ -72,11 +91,11 @@ class Journal:
         "env_id",
         "env_version",
         "kwargs",
+        "most",
         "options",
         "request_id",
         "reseeds",
         "seed",
-        "size",
     )
 
     def __init__(self, env_id: str, env_version: str, kwargs: dict[str, Any]) -> None:
@@ -90,7 +109,9 @@ class Journal:
         self.ended = (False, False)
         self.before: EndedStep | None = None
         self.request_id: str | None = None
-        self.size = 0
+        self._measured = 0
+        self._measured_size = 0
+        self.most = 0
         self._reset: str | None = None
         self._digests = bytearray()
         self._pending: list[tuple[Any, float, bool, bool]] = []
@@ -145,7 +166,8 @@ class Journal:
     def record(self, action: Any, observation: Any, reward: float, terminated: bool, truncated: bool) -> None:
         """Take down a step."""
         self.actions.append(action)
-        self.size += len(action) if type(action) is str else _size(action)
+        most = _LONGEST_SIGN * len(action) + 2 if type(action) is str else _most(action)
+        self.most += most + _STEP_BYTES
         self.ended = (terminated, truncated)
         pending = self._pending
         pending.append((observation, reward, terminated, truncated))
@@ -166,13 +188,28 @@ class Journal:
         """Take down a step of which only the digest is known."""
         self._settle()
         self.actions.append(action)
-        self.size += _size(action)
+        self.most += _most(action) + _STEP_BYTES
         self._digests += digest
         self.ended = ended
 
     def reseed(self, seed: int) -> None:
         """Take down that the generator was seeded anew."""
         self.reseeds.append((self.steps, seed))
+        self._measured_size += _RESEED_BYTES
+        self.most += _RESEED_BYTES
+
+    @property
+    def size(self) -> int:
+        """How many bytes the portable episode has, its envelope apart; each action is measured once."""
+        new = self.actions[self._measured :]
+        self._measured = len(self.actions)
+        self._measured_size += sum(map(_size, new)) + _STEP_BYTES * len(new)
+        self.most = self._measured_size
+        return self._measured_size
+
+    def size_with(self, action: Any) -> int:
+        """The size that the episode would have with one more action."""
+        return self.size + _size(action) + _STEP_BYTES
 
     def portable(self, episode: int) -> PortableEpisode:
         """The journal as others can use it.
@@ -242,7 +279,10 @@ class Journal:
         self.seed = seed
         self.options = options
         self.actions = actions
-        self.size = sum(map(_size, actions))
+        self._measured = 0
+        self._measured_size = sum(_size(each) for each in (self.kwargs, options) if each)
+        self._measured_size += _RESEED_BYTES * len(reseeds)
+        self.most = self._measured_size + sum(map(_most, actions)) + _STEP_BYTES * len(actions)
         self.reseeds = reseeds
         self.ended = (False, False)
         self.before = None

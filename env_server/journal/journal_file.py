@@ -2,13 +2,11 @@
 
 import contextlib
 import fcntl
-import itertools
 import logging
 import mmap
 import os
-import struct
-import zlib
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,12 +14,25 @@ from typing import Any, NamedTuple
 import msgpack
 
 from rollgym.env_server.journal.journal import EndedStep, EndReason, Journal
+from rollgym.env_server.journal.journal_records import (
+    HEAD_BYTES,
+    MAGIC,
+    RECORD_BYTES,
+    file_head,
+    framed,
+    new_mark,
+    read_records,
+    seed_of,
+    write_record,
+)
 
-_MAGIC = b"RGJRNL03"
-_HEAD = struct.Struct("<II")
 _GROWTH = 1024 * 1024
 # Compaction is worth it only where it frees more than it copies, and more than this.
 _SLACK = 1024 * 1024
+# To write all sessions anew takes the event loop's time, and a disk that was full a moment ago is likely full still.
+_RETRY_S = 10.0
+# What a record may raise that has the right checksum and makes no sense all the same.
+_UNREADABLE = (TypeError, ValueError, LookupError, msgpack.exceptions.UnpackException)
 
 _OPENED, _BEGAN, _RETURNED, _STEPPED, _CLOSED = range(5)
 
@@ -83,16 +94,19 @@ class JournalFile:
     """An append-only file of what happened to sessions.
 
     Records are copied into a mapping of the file: that costs no system call, and the kernel keeps what was copied when
-    the process is killed. A record is a length, a checksum and MessagePack; reading stops at the first record that is
-    not whole, which is the one that was being copied then. Space is reserved before it is mapped, so that a full disk
-    is an error here and not a signal. When most of the file is of sessions and episodes that are over, what is left is
-    written to a new file, which takes the place of the old one.
+    the process is killed. A machine that loses its power may lose any part of it: a session of which something may be
+    missing is lost, and never goes on from a point that it had left. Space is reserved before it is mapped, so that a
+    full disk is an error here and not a signal. When most of the file is of sessions and episodes that are over, what
+    is left is written to a new file, which takes the place of the old one. A file that cannot grow gets another name
+    (`.stale`), and all is written anew once there is room: who finds only that one knows which sessions are lost.
 
     Args:
         path: The file; another one beside it (`.lock`) keeps two processes from using it at once.
 
     Attributes:
-        ended: Id, owner and reason of the sessions that have ended since the file was last made smaller.
+        ended: Id, owner and reason of the sessions that have ended since the file was last made smaller, and of those
+            that are lost with what the file lacks.
+        damage: At how many places the file lacked something.
 
     Raises:
         JournalError: It is in use, cannot be read or written, or is not a journal.
@@ -103,8 +117,13 @@ class JournalFile:
         self._sessions: dict[str, JournaledSession] = {}
         self.ended: list[tuple[str, str, EndReason]] = []
         self._pack: Callable[[Any], bytes] = msgpack.Packer(use_bin_type=True).pack
+        self.damage = 0
+        self._mark = b""
+        self._seed = 0
+        self._records = 0
         self._next_number = 0
         self._used = 0
+        self._retry_at = 0.0
         self._replaced = 0
         self._dead = 0
         self._view: mmap.mmap | None = None
@@ -115,12 +134,20 @@ class JournalFile:
         try:
             if path.exists():
                 self._read(path.read_bytes())
+            elif self._stale.exists():
+                self._read(self._stale.read_bytes(), is_stale=True)
             self._compact()
+            self._stale.unlink(missing_ok=True)
         except (OSError, JournalError) as error:
             os.close(self._lock)
             if isinstance(error, JournalError):
                 raise
             raise JournalError(f"cannot use the journal {path}: {error}") from error
+
+    @property
+    def _stale(self) -> Path:
+        """What there is of a file that could not grow."""
+        return self._path.with_suffix(".stale")
 
     @property
     def sessions(self) -> list[JournaledSession]:
@@ -139,8 +166,21 @@ class JournalFile:
 
     @property
     def is_kept(self) -> bool:
-        """Whether what happens is still written down; not so once the file could not grow."""
+        """Whether what happens is written down; not so while the file cannot grow."""
         return self._view is not None
+
+    def resume(self) -> None:
+        """Write all sessions anew, if the file could not grow and there may be room again."""
+        if self._view is not None or time.monotonic() < self._retry_at:
+            return
+        self._retry_at = time.monotonic() + _RETRY_S
+        try:
+            self._compact()
+            self._stale.unlink(missing_ok=True)
+        except OSError:
+            self._discard_new()
+        else:
+            _log.warning("journals are kept again, in %s", self._path)
 
     # -- what happens --------------------------------------------------------------------------------------------
 
@@ -161,6 +201,9 @@ class JournalFile:
             session_id, owner, idle_timeout_s, lingers, opened_by, journal, episode, number
         )
         self._sessions[session_id] = session
+        if self._view is None:
+            self.resume()
+            return
         session.opening = self._append(self._opening(session, number))
         if episode >= 0:
             session.playing = self._append(self._beginning(session, number))
@@ -174,6 +217,9 @@ class JournalFile:
         if session is None:
             return
         session.episode = episode
+        if self._view is None:
+            self.resume()
+            return
         self._dead += session.playing
         session.playing = self._append(self._beginning(session, session.number))
         self._tidy()
@@ -183,26 +229,36 @@ class JournalFile:
         session = self._sessions.get(session_id)
         if session is None:
             return
+        if self._view is None:
+            self.resume()
+            return
         journal = session.journal
         outcome = journal.pending_outcome
+        place = session.number, session.episode, journal.steps - 1
         record: tuple[Any, ...]
         if outcome is None:
-            record = (_STEPPED, session.number, journal.actions[-1], journal.last_digest(), journal.ended)
+            record = (_STEPPED, *place, journal.actions[-1], journal.last_digest(), journal.ended)
         else:
             # Making the digest costs more than writing down what it is made of.
-            record = (_RETURNED, session.number, journal.actions[-1], *outcome)
+            record = (_RETURNED, *place, journal.actions[-1], *outcome)
         session.playing += self._append(self._pack(record))
 
     def closed(self, session_id: str, reason: EndReason) -> None:
         """Write down that a session is no more, and why."""
         session = self._sessions.pop(session_id, None)
-        if session is not None:
-            self._dead += session.opening + session.playing
-            self._dead += self._append(self._pack((_CLOSED, session.number, reason)))
-            self._tidy()
+        if session is None:
+            return
+        if self._view is None:
+            self.resume()
+            return
+        self._dead += session.opening + session.playing
+        self._dead += self._append(self._pack((_CLOSED, session.number, reason)))
+        self._tidy()
 
     def close(self) -> None:
         """Let go of the file; the sessions in it stay there."""
+        self._retry_at = 0.0
+        self.resume()
         if self._view is not None:
             self._view.close()
             self._view = None
@@ -234,17 +290,15 @@ class JournalFile:
 
     def _append(self, record: bytes) -> int:
         """Add a record; gives the bytes that it takes."""
-        start = self._used + _HEAD.size
-        end = start + len(record)
+        size = RECORD_BYTES + len(record)
         view = self._view
-        if view is None or end > len(view):
-            view = self._grow(end)
+        if view is None or self._used + size > len(view):
+            view = self._grow(self._used + size)
             if view is None:
                 return 0
-        view[start:end] = record
-        _HEAD.pack_into(view, self._used, len(record), zlib.crc32(record))
-        self._used = end
-        return end - start + _HEAD.size
+        self._used = write_record(view, self._used, self._mark, self._seed, self._records, record)
+        self._records += 1
+        return size
 
     def _grow(self, needed: int) -> mmap.mmap | None:
         if self._view is None:
@@ -253,14 +307,20 @@ class JournalFile:
         try:
             self._view = _map(self._path, needed + _GROWTH)
         except OSError as error:
-            # What is in the file grows old from here on, and must not be taken for the truth later.
             self._view = None
-            _log.error("no journals from here on: cannot write to %s: %s", self._path, error)
-            try:
-                self._path.unlink(missing_ok=True)
-            except OSError as left:
-                _log.error("remove %s before the next start: it is out of date: %s", self._path, left)
+            self._give_up(error)
         return self._view
+
+    def _give_up(self, error: OSError) -> None:
+        """Keep no journals until there is room: what is in the file must not be taken for the truth later."""
+        _log.error("no journals from here on, until there is room: cannot write to %s: %s", self._path, error)
+        self._retry_at = time.monotonic() + _RETRY_S
+        try:
+            self._path.replace(self._stale)
+        except FileNotFoundError:
+            return
+        except OSError as left:
+            _log.error("remove %s before the next start: it is out of date: %s", self._path, left)
 
     # -- compaction ----------------------------------------------------------------------------------------------
 
@@ -271,17 +331,29 @@ class JournalFile:
             except OSError as error:
                 # The file is as good as before. The next try is when as much again is over.
                 self._dead = 0
-                with contextlib.suppress(OSError):
-                    self._path.with_suffix(".new").unlink()
+                self._discard_new()
                 _log.error("the journal %s cannot be made smaller: %s", self._path, error)
+
+    def _discard_new(self) -> None:
+        """Give back the room of a new file that could not be written."""
+        with contextlib.suppress(OSError):
+            self._path.with_suffix(".new").unlink()
 
     def _compact(self) -> None:
         """Write what is not over to a new file, in the place of the old one."""
-        openings, beginnings = [], []
+        mark = new_mark()
+        records: list[bytes] = []
+        sizes = []
         for number, session in enumerate(self._sessions.values()):
-            openings.append(_record(self._opening(session, number)))
-            beginnings.append(b"" if session.episode < 0 else _record(self._beginning(session, number)))
-        content = b"".join((_MAGIC, *itertools.chain(*zip(openings, beginnings, strict=True))))
+            opening = framed(mark, len(records), self._opening(session, number))
+            records.append(opening)
+            beginning = b""
+            if session.episode >= 0:
+                beginning = framed(mark, len(records), self._beginning(session, number))
+                records.append(beginning)
+            sizes.append((len(opening), len(beginning)))
+        used = HEAD_BYTES + sum(map(len, records))
+        content = b"".join((file_head(mark, used), *records))
         fresh = self._path.with_suffix(".new")
         fresh.touch(mode=0o600)
         fresh.write_bytes(content)
@@ -291,29 +363,105 @@ class JournalFile:
             self._view.close()
         self._view = view
         self._replaced += self._used
+        self._mark, self._seed = mark, seed_of(mark)
+        self._records = len(records)
         self._used = len(content)
         self._dead = 0
-        self._next_number = len(openings)
+        self._next_number = len(sizes)
         for number, session in enumerate(self._sessions.values()):
             session.number = number
-            session.opening, session.playing = len(openings[number]), len(beginnings[number])
+            session.opening, session.playing = sizes[number]
 
     # -- reading -------------------------------------------------------------------------------------------------
 
-    def _read(self, content: bytes) -> None:
-        """Take in the sessions of a file, as far as it is whole."""
-        if content and content[: len(_MAGIC)] != _MAGIC:
+    def _read(self, content: bytes, *, is_stale: bool = False) -> None:
+        """Take in the sessions of a file; of a stale one, which have ended."""
+        if content and content[: len(MAGIC)] != MAGIC:
             raise JournalError(f"{self._path} is not a journal that this version can read")
-        by_number: dict[int, JournaledSession] = {}
-        for kind, number, *fields in _records(content):
-            if kind == _OPENED:
-                by_number[number] = _opened(number, *fields)
-            elif kind == _CLOSED:
-                session = by_number.pop(number)
-                self.ended.append((session.session_id, session.owner, *fields))
+        reader = _Reader()
+        for record in read_records(content) if content else ():
+            reader.take(record)
+        if is_stale:
+            reader.note_gap()
+        self.damage = reader.gaps
+        self.ended = reader.ended
+        for session in reader.known.values():
+            if session.number in reader.sound:
+                self._sessions[session.session_id] = session
             else:
-                _apply(by_number[number], kind, *fields)
-        self._sessions = {session.session_id: session for session in by_number.values()}
+                self.ended.append((session.session_id, session.owner, "lost"))
+        if reader.gaps:
+            lost = len(reader.known) - len(self._sessions)
+            _log.error(
+                "%s lacks something at %d places%s: %d sessions are lost, and so are those that it does not name",
+                *(self._path, reader.gaps, " (the disk was full)" if is_stale else "", lost),
+            )
+
+
+class _Reader:
+    """Does again what records say, and knows of which sessions something may be missing.
+
+    Attributes:
+        known: The sessions that are not closed, by what records call them.
+        sound: Those of which nothing is missing.
+        ended: Id, owner and reason of those that were closed.
+        gaps: At how many places something was missing.
+    """
+
+    def __init__(self) -> None:
+        self.known: dict[int, JournaledSession] = {}
+        self.sound: set[int] = set()
+        self.ended: list[tuple[str, str, EndReason]] = []
+        self.gaps = 0
+
+    def note_gap(self) -> None:
+        """Note that anything may be missing here: the end of any session, too."""
+        self.gaps += 1
+        self.sound.clear()
+
+    def take(self, record: bytes | None) -> None:
+        """Do again what a record says; None is a gap."""
+        if record is None:
+            self.note_gap()
+            return
+        try:
+            kind, number, *fields = msgpack.unpackb(record, strict_map_key=False)
+            self._do(kind, number, fields)
+        except _UNREADABLE:
+            self.note_gap()
+
+    def _do(self, kind: int, number: int, fields: list[Any]) -> None:
+        if kind == _OPENED:
+            self.known[number] = _opened(number, *fields)
+            self.sound.add(number)
+            return
+        session = self.known.get(number)
+        if session is None:
+            # Where nothing was missing so far, no session is missing either.
+            if not self.gaps:
+                self.note_gap()
+        elif kind == _CLOSED:
+            del self.known[number]
+            self.sound.discard(number)
+            self.ended.append((session.session_id, session.owner, *fields))
+        elif kind == _BEGAN:
+            _begin(session, *fields)
+            self.sound.add(number)
+        else:
+            self._step(session, kind, *fields)
+
+    def _step(self, session: JournaledSession, kind: int, episode: int, step: int, *fields: Any) -> None:
+        """Take a step, if it is the next one: then nothing of its session was missing before it."""
+        if (episode, step) != (session.episode, session.journal.steps):
+            if session.number in self.sound:
+                self.note_gap()
+            return
+        if kind == _RETURNED:
+            session.journal.record(*fields)
+        else:
+            action, digest, ended = fields
+            session.journal.recall(action, digest, (ended[0], ended[1]))
+        self.sound.add(session.number)
 
 
 def _opened(number: int, *fields: Any) -> JournaledSession:
@@ -323,39 +471,16 @@ def _opened(number: int, *fields: Any) -> JournaledSession:
     return JournaledSession(session_id, owner, idle_timeout_s, lingers, opening, journal, number=number)
 
 
-def _apply(session: JournaledSession, kind: int, *fields: Any) -> None:
-    """Do again to a session what a record says."""
-    if kind == _BEGAN:
-        episode, seed, options, reset_digest, actions, digests, reseeds, ended, request_id, before = fields
-        session.episode = episode
-        session.journal.resume(
-            seed, options, reset_digest, actions, digests, [(steps, seed) for steps, seed in reseeds]
-        )
-        session.journal.ended = (ended[0], ended[1])
-        session.journal.request_id = request_id
-        session.journal.before = None if before is None else EndedStep(*before)
-    elif kind == _RETURNED:
-        session.journal.record(*fields)
-    else:
-        action, digest, ended = fields
-        session.journal.recall(action, digest, (ended[0], ended[1]))
-
-
-def _record(content: bytes) -> bytes:
-    return _HEAD.pack(len(content), zlib.crc32(content)) + content
-
-
-def _records(content: bytes) -> Iterator[list[Any]]:
-    """The records of a file up to the first that is not whole."""
-    start = len(_MAGIC)
-    while start + _HEAD.size <= len(content):
-        length, checksum = _HEAD.unpack_from(content, start)
-        start += _HEAD.size
-        record = content[start : start + length]
-        if length == 0 or len(record) < length or zlib.crc32(record) != checksum:
-            return
-        yield msgpack.unpackb(record, strict_map_key=False)
-        start += length
+def _begin(session: JournaledSession, *fields: Any) -> None:
+    """Put a session into the episode that a record says."""
+    episode, seed, options, reset_digest, actions, digests, reseeds, ended, request_id, before = fields
+    session.episode = episode
+    session.journal.resume(
+        seed, options, reset_digest, actions, digests, [(steps, seed) for steps, seed in reseeds]
+    )
+    session.journal.ended = (ended[0], ended[1])
+    session.journal.request_id = request_id
+    session.journal.before = None if before is None else EndedStep(*before)
 
 
 def _lock(path: Path) -> int:

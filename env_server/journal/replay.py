@@ -1,6 +1,5 @@
 """Rebuilding an environment by replay, with proof that it is the same episode."""
 
-from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -85,9 +84,8 @@ async def _replay(
     if journal.seed is None:
         return None, None
     read_action = action_reader(action_space)
-    reseeds: defaultdict[int, list[int]] = defaultdict(list)
-    for steps, seed in journal.reseeds:
-        reseeds[steps].append(seed)
+    # Of several at one step, the last one alone has an effect: it is all that the generator knows.
+    reseeds = dict(journal.reseeds)
     number = -1
     last: StepOutcome | None = None
     try:
@@ -96,15 +94,15 @@ async def _replay(
         )
         _compare(observation_space, StepOutcome(observation, 0.0, False, False, {}), journal.reset_digest)
         for number, (action, digest) in enumerate(zip(journal.actions, journal.digests, strict=True)):
-            for seed in reseeds[number]:
+            if number in reseeds:
                 await slices.turn()
-                await worker.reseed(key, seed, timeout=timeout)
+                await worker.reseed(key, reseeds[number], timeout=timeout)
             await slices.turn()
             last = await worker.step(key, read_action(action)[0], timeout=timeout)
             _compare(observation_space, last, digest)
-        for seed in reseeds[journal.steps]:
+        if journal.steps in reseeds:
             await slices.turn()
-            await worker.reseed(key, seed, timeout=timeout)
+            await worker.reseed(key, reseeds[journal.steps], timeout=timeout)
     except (EnvironmentRaised, EncodeError, ProblemError, _Differs) as error:
         place = "the reset" if number < 0 else f"step {number}"
         raise ReplayDiverged(f"{place} went another way than before: {error}") from error

@@ -111,6 +111,7 @@ def answer(
     *,
     binary: bool,
     limit: int,
+    portable_limit: int = 0,
     status: int = 200,
     take_back: Callable[[Any], int] | None = None,
 ) -> Response:
@@ -120,6 +121,7 @@ def answer(
         content: What it holds.
         binary: Whether it is MessagePack.
         limit: Bytes that it may have.
+        portable_limit: Bytes that it may have if it is a portable episode.
         status: Its status.
         take_back: Closes the sessions that an answer which cannot be sent has opened, and counts them.
 
@@ -133,7 +135,7 @@ def answer(
         if take_back is not None:
             take_back(content)
         raise
-    if len(body) > limit:
+    if len(body) > limit and not is_portable(content, len(body), portable_limit):
         raise too_large_reply(len(body), limit, 0 if take_back is None else take_back(content))
     return Response(body, status, media_type=MEDIA_TYPES[binary])
 
@@ -167,6 +169,11 @@ async def _read(request: Request, headers: Mapping[str, str], limit: int) -> byt
             raise too_large_request(size, limit)
         chunks.append(chunk)
     return b"".join(chunks)
+
+
+def is_portable(reply: Any, size: int, limit: int) -> bool:
+    """Whether a reply is a portable episode within its limit, which may be larger than that of other replies."""
+    return size <= limit and isinstance(reply, dict) and "reset_digest" in reply
 
 
 def too_large_request(size: int, limit: int) -> ProblemError:

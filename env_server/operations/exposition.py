@@ -208,9 +208,12 @@ class Exposition(Collector):
 
     def _journal(self) -> Iterator[Metric]:
         file = self._journal_file
-        size, written = (0, 0) if file is None else (file.size, file.written)
+        size, written, damage = (0, 0, 0) if file is None else (file.size, file.written, file.damage)
         yield _gauge("rollgym_journal_bytes", "Bytes of records in the journal", (), {(): size})
         yield _counter("rollgym_journal_written_bytes", "Bytes written to the journal", (), {(): written})
+        yield _counter(
+            "rollgym_journal_damage", "Places at which the journal lacked something", (), {(): damage}
+        )
 
     def _gateway(self) -> Iterator[Metric]:
         metrics = self._metrics

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from gymnasium import Space
 
+from rollgym.clients.protocol.errors import ProblemError
 from rollgym.env_server.access.context import Context
 from rollgym.env_server.journal.journal_file import Opening
 from rollgym.env_server.operations.failures import busy, step_mismatch
@@ -32,13 +33,30 @@ class IdempotencyCache:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._answers: dict[str, OrderedDict[_Key, asyncio.Task[Any]]] = {}
+        self._said: dict[_Key, bytes] = {}
         self._weights: Counter[str] = Counter()
         self._recalls: dict[_Key, Callable[[], Coroutine[Any, Any, Any]]] = {}
 
     async def once(
-        self, caller: str, op: str, request_id: str | None, make: Callable[[], Coroutine[Any, Any, Any]]
+        self,
+        caller: str,
+        op: str,
+        request_id: str | None,
+        make: Callable[[], Coroutine[Any, Any, Any]],
+        said: Callable[[], bytes] | None = None,
     ) -> Any:
-        """The answer to a request: the one that is known, or the one that `make` gives."""
+        """The answer to a request: the one that is known, or the one that `make` gives.
+
+        Args:
+            caller: Who asks.
+            op: For what.
+            request_id: The id of the request.
+            make: Gives the answer.
+            said: Gives what tells the request from others; a process before this one did not keep that.
+
+        Raises:
+            ProblemError: `request_mismatch`: the id is that of another request.
+        """
         if request_id is None:
             return await make()
         key = (caller, op, request_id)
@@ -48,7 +66,14 @@ class IdempotencyCache:
             give = self._recalls.pop(key, make)
             task = asyncio.get_running_loop().create_task(give())
             answers[key] = task
+            if said is not None:
+                self._said[key] = said()
             task.add_done_callback(lambda done: self._settle(key, done))
+        elif said is not None and key in self._said and self._said[key] != said():
+            raise ProblemError(
+                "request_mismatch",
+                f"another {op} was asked for with this request_id: each request needs one of its own",
+            )
         return await asyncio.shield(task)
 
     def forget(self, caller: str, belongs: Callable[[Any], bool]) -> None:
@@ -60,6 +85,7 @@ class IdempotencyCache:
                 continue
             if belongs(task.result()):
                 self._weights[caller] -= len(answers.pop(key).result())
+                self._said.pop(key, None)
 
     def recall(
         self, caller: str, op: str, request_id: str, give: Callable[[], Coroutine[Any, Any, Any]]
@@ -72,6 +98,7 @@ class IdempotencyCache:
         answers = self._answers[caller]
         if task.cancelled() or task.exception() is not None:
             answers.pop(key, None)
+            self._said.pop(key, None)
             if not answers:
                 del self._answers[caller]
             return
@@ -81,6 +108,7 @@ class IdempotencyCache:
             if not answers[oldest].done():
                 break
             self._weights[caller] -= len(answers.pop(oldest).result())
+            self._said.pop(oldest, None)
 
 
 class OpenedSession(NamedTuple):

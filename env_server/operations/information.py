@@ -20,6 +20,7 @@ from rollgym.version import __version__
 _LIMITS = (
     "max_request_bytes",
     "max_reply_bytes",
+    "max_restore_bytes",
     "max_sessions",
     "max_sessions_per_token",
     "max_batch",

@@ -4,9 +4,11 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
+from hashlib import blake2b
 from typing import Any
 
 import numpy as np
+import orjson
 
 from rollgym.clients.protocol.episode import PortableEpisode
 from rollgym.clients.protocol.errors import ProblemError
@@ -104,6 +106,7 @@ class Making:
             "make",
             request.request_id,
             lambda: self._make_many(context, entry, kwargs, request.model_copy(update={"kwargs": kwargs})),
+            lambda: _said(request, kwargs),
         )
         try:
             replies = [made.answer(context) for made in opened]
@@ -155,6 +158,7 @@ class Making:
             "fork",
             request.request_id,
             lambda: self._fork_many(context, session, request),
+            lambda: _said(request, session.session_id),
         )
         return {"session_ids": [copy.reply["session_id"] for copy in opened]}
 
@@ -213,6 +217,7 @@ class Making:
             "restore",
             request.request_id,
             lambda: self._restore(context, entry, request),
+            lambda: _said(request, len(episode.actions)),
         )
         restored = opened[0]
         if isinstance(restored, RelayedOpening):
@@ -368,6 +373,14 @@ class Making:
                 self._sessions.end(session, "closed")
                 closed += 1
         return closed
+
+
+def _said(request: _Request, more: Any) -> bytes:
+    """What tells a request from others; of an episode, digests stand for the actions."""
+    fields = request.model_dump(exclude={"request_id": True, "kwargs": True, "episode": {"actions"}})
+    return blake2b(
+        orjson.dumps((fields, more), default=repr, option=orjson.OPT_SORT_KEYS), digest_size=16
+    ).digest()
 
 
 def _opening(request: _Request, opened: list[Session]) -> Opening | None:

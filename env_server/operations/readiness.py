@@ -61,10 +61,12 @@ class Readiness:
             found.append(("workers", trouble))
         if self._worker_pools.threads_stuck:
             found.append(("threads", "all threads for environments are stuck in calls that took too long"))
-        if self._journal_file is not None and not self._journal_file.is_kept:
-            found.append(
-                ("journal", "the journal could not be written, so sessions would not outlive a crash")
-            )
+        if self._journal_file is not None:
+            self._journal_file.resume()
+            if not self._journal_file.is_kept:
+                found.append(
+                    ("journal", "the journal cannot be written, so sessions would not outlive a crash")
+                )
         missing = self._roster.missing()
         if missing:
             found.append(("registrations", _not_back(missing)))

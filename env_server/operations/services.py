@@ -87,7 +87,7 @@ class Services:
         roster = Roster(None if rank.directory is None else rank.directory / "registrations.json")
         catalog.absence = roster.absence
         registry = Registry(self._appeared, catalog.remove, self.metrics, roster)
-        nodes = Nodes(settings.max_reply_bytes)
+        nodes = Nodes(settings.max_portable_bytes)
         lineage = Lineage(registry)
         self._registry = registry
         self._worker_pools = WorkerPools(settings, RemoteWorker(registry, self.metrics))

@@ -13,7 +13,7 @@ from rollgym.clients.protocol.errors import ProblemError
 from rollgym.clients.protocol.messages import StepRequest
 from rollgym.clients.protocol.values import EncodeError
 from rollgym.env_server.access.context import Context
-from rollgym.env_server.common.setting_sections import SessionSettings
+from rollgym.env_server.common.settings import Settings
 from rollgym.env_server.journal.journal_file import JournalFile
 from rollgym.env_server.messages.validation import ENVELOPE, requested
 from rollgym.env_server.operations.episodes import Resetting
@@ -32,6 +32,8 @@ from rollgym.env_server.workers.base import EnvironmentRaised, StepOutcome
 
 _PLAIN_FIELDS = ENVELOPE | {"action", "episode", "step", "autoreset", "reset"}
 _SEEDS = 2**53
+# JSON writes a control character with six signs.
+_LONGEST_IN_JSON = 6
 
 
 class NextEpisode(NamedTuple):
@@ -57,13 +59,15 @@ class Stepping:
 
     def __init__(
         self,
-        settings: SessionSettings,
+        settings: Settings,
         metrics: Metrics,
         runner: Runner,
         resetting: Resetting,
         journal_file: JournalFile | None,
     ) -> None:
         self._max_episode_bytes = settings.max_episode_bytes
+        # Below this, no action that fits into a request passes the limit, however much longer it is in JSON.
+        self._surely_short = settings.max_episode_bytes - _LONGEST_IN_JSON * settings.max_request_bytes
         self._metrics = metrics
         self._steps = metrics.steps
         self._runner = runner
@@ -116,13 +120,9 @@ class Stepping:
             or (episode is not None and episode != session.episode)
         ):
             return self._repeat(context, session, wire, episode, index, then)
-        if session.journal.size >= self._max_episode_bytes:
-            raise ProblemError(
-                "too_large",
-                f"the actions of this episode have {session.journal.size} bytes; reset the session",
-                limit=self._max_episode_bytes,
-            )
         action, written = session.read_action(wire)
+        if session.journal.most > self._surely_short:
+            self._require_room(session, written)
         inline = session.inline
         if inline is None or not session.attached:
             limit = session.entry.step_timeout_s
@@ -140,6 +140,21 @@ class Stepping:
         if then is not None and (session.terminated or session.truncated):
             record = self._begin_next(session, record, then)
         return self._encoded(context, session, record)
+
+    def _require_room(self, session: Session, written: Any) -> None:
+        """Refuse an action with which the episode would be longer than one that can be restored.
+
+        Raises:
+            ProblemError: `too_large`.
+        """
+        size = session.journal.size_with(written)
+        if size > self._max_episode_bytes:
+            raise ProblemError(
+                "too_large",
+                f"this action was not taken: the episode would have {size} bytes with it, and max_episode_bytes "
+                f"is {self._max_episode_bytes}; a shorter one goes on, or reset the session",
+                limit=self._max_episode_bytes,
+            )
 
     async def _step_in_worker(
         self, session: Session, action: Any, written: Any, then: NextEpisode | None, timeout: float

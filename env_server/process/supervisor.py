@@ -31,8 +31,15 @@ _SETTLED_S = 30.0
 # Beyond the grace for running operations, for closing environments and sockets.
 _STOP_MARGIN_S = 20.0
 
+# A process is asked for a sign of life this often; a thread of its own answers, whatever the event loop does.
+_SIGN_S = 1.0
+# After so many that were not answered it is told that it hangs, and killed: its sessions go on from their journals.
+_HANGS_AFTER = 3
+_KILLED_AFTER = 10
+
 _LOCK = "supervisor.lock"
 
+_SIGNS = 4096
 _READY_LINE = b"ready\n"
 """What an I/O process writes to its standard output once it serves."""
 
@@ -136,7 +143,10 @@ class Supervisor:
             started = loop.time()
             process = await self._start(index)
             served = await self._await_ready(index, process)
+            watching = loop.create_task(self._watch(index, process)) if served else None
             code = await self._await_end(process)
+            if watching is not None:
+                watching.cancel()
             del self._processes[index]
             if self._stopping.is_set():
                 return
@@ -187,6 +197,34 @@ class Supervisor:
                 self._announce()
         return True
 
+    async def _watch(self, index: int, process: asyncio.subprocess.Process) -> None:
+        """End a process that gives no sign of life: a stopped one would hold its connections for ever."""
+        assert process.stdin is not None
+        assert process.stdout is not None
+        silent = 0
+        # Signs are counted and not seconds: a machine that was suspended has missed none.
+        answer = asyncio.ensure_future(process.stdout.read(_SIGNS))
+        try:
+            while not self._stopping.is_set():
+                await asyncio.sleep(_SIGN_S)
+                if answer.done():
+                    if not answer.result():
+                        return
+                    silent = 0
+                    answer = asyncio.ensure_future(process.stdout.read(_SIGNS))
+                silent += 1
+                if silent == _HANGS_AFTER:
+                    _log.error("I/O process %d gives no sign of life: is it stopped (SIGSTOP)?", index)
+                if silent > _KILLED_AFTER:
+                    _log.error("I/O process %d is killed, and started again: it gave no sign of life", index)
+                    process.kill()
+                    return
+                process.stdin.write(b"?")
+        except ConnectionError:
+            return
+        finally:
+            answer.cancel()
+
     async def _await_end(self, process: asyncio.subprocess.Process) -> int:
         """Wait for a process's end; one that does not stop in time is killed."""
         ending = asyncio.ensure_future(process.wait())
@@ -213,7 +251,7 @@ def main() -> int:
     # Standard output is the way to the supervisor; what anybody else prints goes to the log.
     supervisor = os.dup(sys.stdout.fileno())
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    threading.Thread(target=_end_with_supervisor, name="supervisor", daemon=True).start()
+    threading.Thread(target=_end_with_supervisor, args=(supervisor,), name="supervisor", daemon=True).start()
     try:
         listening = bind(settings.host, settings.port, shared=True)
         return run_process(settings, rank, listening, lambda: _tell(supervisor))
@@ -224,12 +262,16 @@ def main() -> int:
 
 def _tell(supervisor: int) -> None:
     os.write(supervisor, _READY_LINE)
-    os.close(supervisor)
 
 
-def _end_with_supervisor() -> None:
-    """Drain when the other end of standard input is closed, which nothing but the supervisor's end does."""
+def _end_with_supervisor(supervisor: int) -> None:
+    """Give signs of life, and drain when the other end of standard input is closed.
+
+    Nothing but the supervisor's end does that.
+    """
     # Not through `sys.stdin`: its lock, held here for ever, would be in the way when the interpreter ends.
-    while os.read(0, 4096):
-        pass
+    while os.read(0, _SIGNS):
+        # The supervisor that has just ended reads no answer.
+        with contextlib.suppress(BrokenPipeError):
+            os.write(supervisor, b"!")
     os.kill(os.getpid(), signal.SIGTERM)

@@ -41,6 +41,7 @@ REFUSED: dict[str, tuple[int | None, int | None]] = {
     "process_mrelease": (448, 448),
     "pidfd_getfd": (438, 438),
     "kcmp": (312, 272),
+    "ioprio_set": (251, 30),
     # Keys outlive the run.
     "keyctl": (250, 219),
     "add_key": (248, 217),
@@ -102,6 +103,16 @@ REFUSED: dict[str, tuple[int | None, int | None]] = {
     "create_module": (174, None),
     "get_kernel_syms": (177, None),
     "query_module": (178, None),
+}
+# Allowed where these arguments are 0, which is the process that asks: what starts programs may have the same user as
+# they, and would hand down to later ones whatever limits it was given. First the numbers as above, then the arguments.
+FOR_ITSELF: dict[str, tuple[int, int, tuple[int, ...]]] = {
+    "prlimit64": (302, 261, (0,)),
+    "sched_setaffinity": (203, 122, (0,)),
+    "sched_setattr": (314, 274, (0,)),
+    "sched_setparam": (142, 118, (0,)),
+    "sched_setscheduler": (144, 119, (0,)),
+    "setpriority": (141, 140, (0, 1)),
 }
 # What came later than the calls that were looked at is unknown to the filter, and the C library can do without it.
 _LAST_KNOWN = 450
@@ -170,6 +181,8 @@ def build_filter(machine: str, *, network: bool = True) -> bytes:
     program += _when(numbers.ioctl, [*_load_argument(1), *_unless_any([_TIOCSTI, _TIOCLINUX])])
     program += _when(numbers.socket, _socket_rules(families, netlink=network))
     program += _when(numbers.socketpair, _socket_rules([_AF_UNIX], netlink=False))
+    for x86_64, aarch64, arguments in FOR_ITSELF.values():
+        program += _when((x86_64, aarch64)[numbers.column], _unless_others(arguments))
     for pair in REFUSED.values():
         number = pair[numbers.column]
         if number is not None:
@@ -225,6 +238,14 @@ def _unless_any(values: Iterable[int]) -> list[Instruction]:
     body: list[Instruction] = []
     for value in values:
         body += [(_JUMP_EQUAL, 0, 1, value), _refuse(errno.EPERM)]
+    return [*body, _return(_ALLOW)]
+
+
+def _unless_others(arguments: Iterable[int]) -> list[Instruction]:
+    """Allow a call whose arguments are 0 here."""
+    body: list[Instruction] = []
+    for index in arguments:
+        body += [*_load_argument(index), (_JUMP_EQUAL, 1, 0, 0), _refuse(errno.EPERM)]
     return [*body, _return(_ALLOW)]
 
 

@@ -73,6 +73,10 @@ def serve(requests: BinaryIO, answers: BinaryIO) -> bytes:
     """Answer requests until there are no more; returns the request in the child that is to be the program."""
     # Programs are of the same user: without this they could read and write the memory of this process.
     _libc.prctl(_SET_DUMPABLE, 0, 0, 0, 0)
+    _clean(
+        None
+    )  # What this process was started from is in its memory, and would be where programs leave notes.
+    before = _condition()
     gc.collect()
     gc.freeze()  # The collector of a child must not touch, and thereby copy, what it has inherited.
     while (message := read_message(requests)) is not None:
@@ -97,7 +101,7 @@ def serve(requests: BinaryIO, answers: BinaryIO) -> bytes:
         left_behind = _end_all()
         collected = _collect(directory, head["collect"], head["most_bytes"])
         room = os.statvfs(directory)
-        clean = _clean()
+        clean = _clean(directory)
         facts = {
             "status": ended.status,
             "stopped_for": ended.stopped_for,
@@ -109,6 +113,7 @@ def serve(requests: BinaryIO, answers: BinaryIO) -> bytes:
             "names": list(collected),
             "spotless": clean
             and not left_behind
+            and _condition() == before
             and ended.stopped_for is None
             and os.WIFEXITED(ended.status),
         }
@@ -230,22 +235,44 @@ def _collect(directory: str, names: Sequence[str], most_bytes: int) -> dict[str,
     return found
 
 
-def _clean() -> bool:
+def _condition() -> list[Any]:
+    """What a program could have changed of this process and of the places, which later ones would find."""
+    limits = [
+        resource.getrlimit(getattr(resource, name)) for name in dir(resource) if name.startswith("RLIMIT_")
+    ]
+    places = [_attributes_of(place) for place in _PLACES if not os.path.islink(place)]
+    return [
+        *(limits, os.getpriority(os.PRIO_PROCESS, 0), os.sched_getaffinity(0), os.sched_getscheduler(0)),
+        *(os.getpgid(0), places),
+    ]
+
+
+def _attributes_of(place: str) -> tuple[Any, ...]:
+    found = os.stat(place)
+    try:
+        named = os.listxattr(place)
+    except OSError:
+        named = []
+    return (found.st_mode, found.st_uid, found.st_gid, *sorted(named))
+
+
+def _clean(directory: str | None) -> bool:
     """Empty every place that can be written; say whether that was possible, and only the run's own was used."""
     tidy = True
     for place in _PLACES:
         if os.path.islink(place):
             continue
         for entry in list(os.scandir(place)):
-            own = place == "/work" and (len(entry.name) == 16 or entry.name in ("main.py", ".tmp"))
-            tidy = tidy and own
-            if place == "/work" and entry.name in ("main.py", ".tmp"):
-                continue
+            tidy = tidy and entry.path == directory
             if entry.is_dir(follow_symlinks=False):
                 shutil.rmtree(entry.path, ignore_errors=True)
             else:
                 os.unlink(entry.path)
             tidy = tidy and not os.path.lexists(entry.path)
+        try:
+            os.utime(place, ns=(0, 0))
+        except PermissionError:  # It is another user's, and programs cannot set its times either.
+            continue
     return tidy
 
 

@@ -12,10 +12,10 @@ from typing import Any
 from rollgym.env_server.journal.journal import Journal
 from rollgym.env_server.journal.journal_file import JournaledSession, JournalFile, Opening
 
-MAGIC = 8
+FILE_HEAD = 28
 """Bytes before the first record."""
-HEAD = struct.Struct("<II")
-"""What a record begins with: its length and its checksum."""
+HEAD = struct.Struct("<4sIII")
+"""What a record begins with: the file's mark, its length, its number and its checksum."""
 
 
 def look(session: JournaledSession) -> dict[str, Any]:
@@ -52,6 +52,20 @@ def opened(path: Path) -> Iterator[JournalFile]:
         file.close()
 
 
+def killed_before(content: bytes, end: int) -> bytes:
+    """What a process leaves that is killed before the head says that records are whole up to there."""
+    return content[:12] + struct.pack("<QQ", end, end ^ (2**64 - 1)) + content[FILE_HEAD:]
+
+
+def refound(content: bytes) -> tuple[dict[str, dict[str, Any]], dict[str, str], int]:
+    """The sessions that a process finds in these bytes, why others have ended, and how often something is missing."""
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "journal.bin"
+        path.write_bytes(content)
+        with opened(path) as file:
+            return look_at(file), {each: reason for each, _, reason in file.ended}, file.damage
+
+
 def read(content: bytes) -> dict[str, dict[str, Any]]:
     """What a process finds whose predecessor was killed and has left these bytes."""
     with tempfile.TemporaryDirectory() as directory:
@@ -67,11 +81,12 @@ def read(content: bytes) -> dict[str, dict[str, Any]]:
 
 def offsets(content: bytes) -> list[int]:
     """Where the records of a file end."""
-    ends = [MAGIC]
+    ends = [FILE_HEAD]
+    mark = int.from_bytes(content[8:12], "little")
     while ends[-1] + HEAD.size <= len(content):
-        length, checksum = HEAD.unpack_from(content, ends[-1])
+        _, length, number, checksum = HEAD.unpack_from(content, ends[-1])
         start = ends[-1] + HEAD.size
-        if not length or zlib.crc32(content[start : start + length]) != checksum:
+        if not length or zlib.crc32(content[start : start + length], number ^ mark) != checksum:
             break
         ends.append(start + length)
     return ends

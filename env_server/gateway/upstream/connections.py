@@ -19,6 +19,8 @@ _LONGEST_PATIENCE_S = 1.6
 # A server without room lets an attempt to connect be lost; the next comes after a second.
 _LOST_ATTEMPT_S = 0.9
 _REMEMBERED_S = 60.0
+_MOST_INTERIM = 16
+_STATUS_BYTES = 10
 
 
 def connect(*, limits: httpx.Limits | None = None, **arguments: Any) -> httpx.AsyncClient:
@@ -68,15 +70,20 @@ class Backend(httpcore.AsyncNetworkBackend):
 
 
 class _Stream(httpcore.AsyncNetworkStream):
-    """A connection that can be asked about itself when it has broken."""
+    """A connection that can be asked about itself when it has broken, and on which few answers say to wait."""
 
     def __init__(self, stream: httpcore.AsyncNetworkStream) -> None:
         self._stream = stream
+        self._interim: InterimAnswers | None = None
 
     async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
-        return await self._stream.read(max_bytes, timeout)
+        data = await self._stream.read(max_bytes, timeout)
+        if self._interim is not None and not self._interim.take(data):
+            self._interim = None
+        return data
 
     async def write(self, buffer: bytes, timeout: float | None = None) -> None:
+        self._interim = InterimAnswers()
         await self._stream.write(buffer, timeout)
 
     async def aclose(self) -> None:
@@ -93,6 +100,33 @@ class _Stream(httpcore.AsyncNetworkStream):
         except AttributeError:
             # It has no socket any more. An idle connection that can be read from is one that has come to its end.
             return True if info == "is_readable" else None
+
+
+class InterimAnswers:
+    """The answers of 100 to 199 before the one that counts: each is read, and a server may send them for ever."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._rest = b""
+
+    def take(self, data: bytes) -> bool:
+        """Look at what came; whether more of them may come.
+
+        Raises:
+            httpcore.RemoteProtocolError: There are too many.
+        """
+        content = self._rest + data
+        at = 0
+        while content[at : at + 7] == b"HTTP/1." and content[at + 8 : at + 10] == b" 1":
+            end = content.find(b"\r\n\r\n", at)
+            if end < 0:
+                break
+            at = end + 4
+            self._count += 1
+            if self._count > _MOST_INTERIM:
+                raise httpcore.RemoteProtocolError(f"it says to wait more than {_MOST_INTERIM} times")
+        self._rest = content[at:]
+        return len(self._rest) < _STATUS_BYTES or self._rest[8:10] == b" 1"
 
 
 class Turns:

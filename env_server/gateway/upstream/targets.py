@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from urllib.parse import urlsplit, urlunsplit
 
+import httpx
+
 from rollgym.clients.protocol.errors import ProblemError
 from rollgym.env_server.common.settings import ConfigurationError
 from rollgym.env_server.messages.validation import invalid
@@ -24,6 +26,7 @@ _PRIVATE = tuple(
 _NAMED = {"loopback": _LOOPBACK, "private": _PRIVATE}
 # IPv6 addresses that carry an IPv4 address, which is where a translator on the way would connect to.
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
+_THIS_NETWORK = ipaddress.IPv4Network("0.0.0.0/8")
 _LOCAL_NAT64 = ipaddress.IPv6Network("64:ff9b:1::/48")
 
 
@@ -79,8 +82,8 @@ class TargetRules:
     def refusal(self, address: Address) -> str | None:
         """Why an address may not be connected to, or None if it may."""
         carried = _carried(address)
-        if carried is not None:
-            return self.refusal(carried)
+        if carried:
+            return next(filter(None, map(self.refusal, carried)), None)
         if address.is_link_local or address.is_multicast or address.is_unspecified:
             return f"{address} is a link-local, multicast or unspecified address, which is never allowed"
         if any(address in network for network in self._allowed if network.version == address.version):
@@ -107,6 +110,11 @@ class TargetRules:
             raise invalid("url", "a base URL is needed, such as https://envs.example.org:8000")
         if parts.query or parts.fragment or parts.username is not None or parts.password is not None:
             raise invalid("url", "a base URL has no query, fragment, name or password; give `token` instead")
+        try:
+            httpx.URL(url)
+        except httpx.InvalidURL as error:
+            # Resolvers take names that are none on the Web.
+            raise invalid("url", f"the host {parts.hostname[:100]!r} cannot be asked: {error}") from error
         port = port or _PORTS[parts.scheme]
         addresses = await _resolve(parts.hostname, port)
         for address in addresses:
@@ -126,16 +134,26 @@ async def _resolve(host: str, port: int) -> list[Address]:
     return [ipaddress.ip_address(str(entry[4][0]).partition("%")[0]) for entry in found]
 
 
-def _carried(address: Address) -> ipaddress.IPv4Address | None:
-    """The IPv4 address within an IPv6 one that stands for it."""
+def _carried(address: Address) -> list[ipaddress.IPv4Address]:
+    """The IPv4 addresses within an IPv6 one that it may stand for."""
     if not isinstance(address, ipaddress.IPv6Address):
-        return None
+        return []
     if address.ipv4_mapped is not None:
-        return address.ipv4_mapped
+        return [address.ipv4_mapped]
     if address.sixtofour is not None:
-        return address.sixtofour
+        return [address.sixtofour]
     if address.teredo is not None:
-        return address.teredo[1]
-    if address in _NAT64 or address in _LOCAL_NAT64:
-        return ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
-    return None
+        return [address.teredo[1]]
+    if address in _NAT64:
+        return [ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)]
+    return _translated(address) if address in _LOCAL_NAT64 else []
+
+
+def _translated(address: ipaddress.IPv6Address) -> list[ipaddress.IPv4Address]:
+    """What a translator may make of an address, however long its prefix is (RFC 6052, 2.2): nobody here knows that."""
+    # The ninth byte is no part of it.
+    content = address.packed[:8] + address.packed[9:]
+    found = [ipaddress.IPv4Address(content[at : at + 4]) for at in (6, 7, 8)]
+    found.append(ipaddress.IPv4Address(address.packed[12:]))
+    # Where the prefix is another one, zeros stand for nobody.
+    return [each for each in found if each not in _THIS_NETWORK] or found[-1:]

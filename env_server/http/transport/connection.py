@@ -5,7 +5,7 @@ connection that sends half a request.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from http import HTTPStatus
 from typing import Any, NamedTuple, cast
@@ -18,6 +18,8 @@ from websockets.server import ServerProtocol
 from rollgym.clients.protocol.errors import ProblemError
 from rollgym.clients.protocol.frames import dumps
 from rollgym.env_server.common.setting_sections import MessageSettings
+from rollgym.env_server.http.transport.descriptors import DescriptorWatch
+from rollgym.env_server.http.transport.read_slices import SLICE_BYTES, ReadSlices
 from rollgym.env_server.messages.negotiation import PROBLEM_MEDIA_TYPE
 
 
@@ -61,11 +63,13 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     Args:
         settings: The bounds.
+        descriptors: Says when hardly any are left.
         **uvicorn: What uvicorn gives its protocols.
     """
 
-    def __init__(self, settings: MessageSettings, **uvicorn: Any) -> None:
+    def __init__(self, settings: MessageSettings, descriptors: DescriptorWatch, **uvicorn: Any) -> None:
         super().__init__(**uvicorn)
+        self._descriptors = descriptors
         self._max_connections = settings.max_connections
         self._max_head = settings.max_header_bytes
         self._patience_s = settings.request_timeout_s
@@ -74,6 +78,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._unwanted = 0
         self._refusal: _Refusal | None = None
         self._ends = False
+        self._is_last = False
+        self._slices: ReadSlices | None = None
+        self._is_over = False
         self._deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -82,15 +89,33 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if len(self.connections) > self._max_connections:
             self.transport.close()
             return
+        if (connection := transport.get_extra_info("socket")) is not None:
+            self._descriptors.look(connection.fileno())
         self._wait()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Let go of the connection."""
         self._stop_waiting()
+        self._is_over = True
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Take in a part of a request."""
+        """Take in what came: parts of requests."""
+        if len(data) <= SLICE_BYTES and (self._slices is None or not self._slices.are_left):
+            self._take_part(data)
+            return
+        if self._slices is None:
+            self._slices = ReadSlices(
+                *(self.loop, self.transport),
+                feed=self._take_part,
+                is_over=lambda: self._is_over or self.transport.is_closing(),
+                has_to_wait=lambda: bool(self.pipeline),
+                reads_on=lambda: not self.flow.read_paused,
+            )
+        self._slices.take(data)
+
+    def _take_part(self, data: bytes) -> None:
+        """Take in a part of a request, or several requests."""
         if self._in_head:
             # A part of a header that has not ended is kept by the parser, and shows in no callback.
             self._head += len(data)
@@ -108,6 +133,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def handle_websocket_upgrade(self) -> None:
         """Hand the connection on; the socket has time limits of its own."""
         self._stop_waiting()
+        self._is_over = True
         super().handle_websocket_upgrade()
 
     def send_400_response(self, msg: str) -> None:
@@ -123,6 +149,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         """A request is answered."""
         super().on_response_complete()
+        if self._slices is not None and not self.pipeline:
+            self._slices.go_on()
         if not self._in_head and self.cycle.response_complete:
             # Nobody wants the rest of its body.
             self._stop_waiting()
@@ -132,7 +160,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def _refuse(self, refusal: _Refusal) -> None:
         if not self.transport.is_closing():
-            self.transport.write(refusal.message())
+            if not self._is_last:
+                self.transport.write(refusal.message())
             self.transport.close()
 
     # -- what the parser tells -----------------------------------------------------------------------------------
@@ -156,13 +185,28 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             raise _Refused
         self._head = self._unwanted = 0
         self._in_head = False
+        before = self.cycle
         super().on_headers_complete()
+        # A handshake begins no cycle.
+        if self.cycle is not before and not self.cycle.keep_alive:
+            self.cycle.transport = cast(asyncio.Transport, _LastAnswer(self.transport, self._close_in_time))
 
     def on_message_complete(self) -> None:
         """A request is whole."""
         self._in_head = True
         self._stop_waiting()
         super().on_message_complete()
+        if self._is_last:
+            self.transport.close()
+
+    def _close_in_time(self) -> None:
+        """Close the connection after its last answer, once the rest of the request that nobody wants is here."""
+        if self._in_head or self.transport.is_closing():
+            self.transport.close()
+            return
+        self._is_last = True
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
 
     # -- the time ------------------------------------------------------------------------------------------------
 
@@ -185,6 +229,18 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self._in_head or not cycle.response_started:
             self._refuse(_TOO_SLOW)
         self.transport.close()
+
+
+class _LastAnswer:
+    """The connection as the last request on it has it: closed when what nobody wants of the request is here.
+
+    A connection that is closed while the client sends is reset, which can take the answer away from it.
+    """
+
+    def __init__(self, transport: asyncio.Transport, close: Callable[[], None]) -> None:
+        self.write = transport.write
+        self.is_closing = transport.is_closing
+        self.close = close
 
 
 def _wrong_with(version: str, headers: Sequence[tuple[bytes, bytes]]) -> _Refusal | None:
@@ -222,4 +278,4 @@ def _wrong_with_upgrade(method: bytes, url: bytes, headers: Sequence[tuple[bytes
 
 def http_protocol(settings: MessageSettings) -> type[asyncio.Protocol]:
     """The protocol as uvicorn takes it."""
-    return cast(type[asyncio.Protocol], partial(BoundedHttpProtocol, settings))
+    return cast(type[asyncio.Protocol], partial(BoundedHttpProtocol, settings, DescriptorWatch()))

@@ -17,7 +17,16 @@ KNOWN = "uvicorn>=0.53,<0.55"
 """The releases that the tests have run with."""
 _READ: Mapping[type[Any], tuple[str, ...]] = MappingProxyType(
     {
-        BoundedHttpProtocol: ("connections", "cycle", "headers", "loop", "parser", "transport"),
+        BoundedHttpProtocol: (
+            "connections",
+            "cycle",
+            "flow",
+            "headers",
+            "loop",
+            "parser",
+            "pipeline",
+            "transport",
+        ),
         CoalescingProtocol: (
             *("close_sent", "conn", "disconnected", "frames", "handshake_complete", "loop", "queue"),
             *("read_paused", "send_receive_event_to_app", "transport", "writable"),

@@ -1,4 +1,4 @@
-"""Fewer system calls for sockets that carry many sessions: answers made in one turn go out together.
+"""Sockets that carry many sessions: answers made in one turn go out together, and what comes is taken in slices.
 
 uvicorn writes each message by itself, and for small messages that write is the dearest part of an answer. Where more
 frames wait to be answered, what was framed is left with the framing instead, until the turn of the event loop ends.
@@ -10,10 +10,22 @@ from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.protocol import State
 
+from rollgym.env_server.http.transport.read_slices import SLICE_BYTES, ReadSlices
+
 MORE = "rollgym.more"
 """In a message to send, says that another one follows at once."""
 
+TRUSTED = "rollgym.trusted"
+"""In the message to send with which it is known who asks: how many bytes a message of theirs may have."""
+
+AWAITS_TOKEN = "rollgym.awaits_token"
+"""In the message to accept with, says that it is not known yet who asks, until a message says `TRUSTED`."""
+
 _MOST_COALESCED_BYTES = 65536
+# Of a peer that has not said who it is: pieces of its first message, pings and pongs. Of others, empty pieces of one
+# message. Each costs as much as a frame that asks for something.
+_MOST_IDLE_FRAMES = 1000
+_POLICY_VIOLATION = 1008
 
 
 class CoalescingProtocol(WebSocketsSansIOProtocol):
@@ -21,6 +33,31 @@ class CoalescingProtocol(WebSocketsSansIOProtocol):
 
     _coalesced = 0
     _fragments: bytearray | None = None
+    _is_trusted = False
+    _awaits_token = False
+    _idle_frames = 0
+    _slices: ReadSlices | None = None
+
+    def data_received(self, data: bytes) -> None:
+        """Take in what came."""
+        if len(data) <= SLICE_BYTES and (self._slices is None or not self._slices.are_left):
+            super().data_received(data)
+            return
+        if self._slices is None:
+            self._slices = ReadSlices(
+                *(self.loop, self.transport),
+                feed=super().data_received,
+                is_over=lambda: self.disconnected or self.transport.is_closing(),
+                has_to_wait=lambda: False,
+                reads_on=self._reads_on,
+            )
+        self._slices.take(data)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Let go of the connection."""
+        super().connection_lost(exc)
+        if self._slices is not None:
+            self._slices.drop()
 
     async def send(self, message: Any) -> None:
         """Send a message, at the end of this turn at the latest; all but plain messages is done as uvicorn does it.
@@ -28,6 +65,9 @@ class CoalescingProtocol(WebSocketsSansIOProtocol):
         Raises:
             OSError: The client has gone, or the socket was closed to it, so that nobody hears it.
         """
+        if not self._is_trusted and TRUSTED in message:
+            self._is_trusted, self._awaits_token = True, False
+            self.conn.max_message_size = max(self.conn.max_message_size or 0, message[TRUSTED])
         if self.close_sent and message["type"] in ("websocket.send", "websocket.close"):
             # To uvicorn that is an error of the application, which may not know yet that it has closed the socket.
             raise ClientDisconnected
@@ -38,6 +78,7 @@ class CoalescingProtocol(WebSocketsSansIOProtocol):
             or self.disconnected
             or not self.writable.is_set()
         ):
+            self._awaits_token = self._awaits_token or AWAITS_TOKEN in message
             await super().send(message)
             if message["type"] == "websocket.http.response.body" and self.close_sent:
                 # Otherwise uvicorn reports a handshake that was refused as an error of the application.
@@ -64,10 +105,33 @@ class CoalescingProtocol(WebSocketsSansIOProtocol):
         if self._fragments is None:
             self._fragments = bytearray().join(self.frames)
         self._fragments += event.data
+        if self._awaits_token or not event.data:
+            self._count_idle_frame()
         if event.fin:
+            self._idle_frames = 0 if self._is_trusted else self._idle_frames
             self.frames = [bytes(self._fragments)]
             self._fragments = None
             self.send_receive_event_to_app()
+
+    def handle_ping(self) -> None:
+        """Answer a ping."""
+        super().handle_ping()
+        if self._awaits_token:
+            self._count_idle_frame()
+
+    def handle_pong(self, event: Any) -> None:
+        """Take note of a pong."""
+        super().handle_pong(event)
+        if self._awaits_token:
+            self._count_idle_frame()
+
+    def _count_idle_frame(self) -> None:
+        self._idle_frames += 1
+        if self._idle_frames > _MOST_IDLE_FRAMES and not self.transport.is_closing():
+            self.conn.fail(_POLICY_VIOLATION, "too many frames without content")
+            self.transport.write(b"".join(self.conn.data_to_send()))
+            self.close_sent = True
+            self.transport.close()
 
     def pause_writing(self) -> None:
         """Read no more from a peer that does not read: it would be answered without end, its pings first of all."""
@@ -77,13 +141,18 @@ class CoalescingProtocol(WebSocketsSansIOProtocol):
     def resume_writing(self) -> None:
         """Read on, unless it is the application that is behind."""
         super().resume_writing()
-        if not self.read_paused:
+        if self._reads_on():
             self.transport.resume_reading()
+
+    def _reads_on(self) -> bool:
+        """Whether more may be read."""
+        left = self._slices is not None and self._slices.are_left
+        return not (self.read_paused or left) and self.writable.is_set()
 
     async def receive(self) -> Any:
         """Give the next message; what was taken makes room for another only if the peer reads."""
         message = await super().receive()
-        if not self.writable.is_set():
+        if not self._reads_on():
             self.transport.pause_reading()
         return message
 

@@ -68,3 +68,16 @@ async def test_a_process_killed_in_mid_episode_is_not_noticed(
     victim = wide_server.children()[-1]
     os.kill(victim, signal.SIGKILL)
     assert await playing == [local_episode(seed) for seed in range(6)]
+
+
+async def test_a_process_that_hangs_is_replaced(wide_server: ServerProcess, client: EnvClient) -> None:
+    sessions = await client.make_many("Walk-v0", 6, {"risk": 0.0})
+    episodes: list[list[Any]] = [[await session.reset(seed)] for seed, session in enumerate(sessions)]
+    before = wide_server.children()
+    victim = before[-1]
+    os.kill(victim, signal.SIGSTOP)
+    for action in ACTIONS:
+        for episode, session in zip(episodes, sessions, strict=True):
+            episode.append(await session.step(action))
+    assert episodes == [local_episode(seed) for seed in range(6)]
+    assert victim not in wide_server.children()

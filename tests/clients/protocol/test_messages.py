@@ -105,5 +105,6 @@ def test_a_portable_episode_survives_json() -> None:
         digests=["a" * 16, "b" * 16],
     )
     assert PortableEpisode.model_validate_json(episode.model_dump_json()) == episode
-    with pytest.raises(ValidationError):
-        PortableEpisode.model_validate(episode.model_dump() | {"format": 2})
+    for other in (2, True, "1", 1.5, None):
+        with pytest.raises(ValidationError):
+            PortableEpisode.model_validate(episode.model_dump() | {"format": other})

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -289,6 +290,78 @@ async def test_what_the_journal_has_lost_is_lost_and_the_client_restores_it(flee
         assert (gone["code"], gone["reason"]) == ("session_gone", "lost")
         assert await session.step("b") == await twin.step("b")
         assert session.session_id != before
+
+
+@pytest.mark.parametrize("numbered", [True, False])
+async def test_a_journal_that_went_back_takes_no_session_with_it(
+    fleet: Fleet, players: list[Player], numbered: bool
+) -> None:
+    both = await begin(fleet, players, 8)
+    healed, concerned = both[:2], both[2:]
+    keys = [f"rollgym:session:{player.session_id}" for player in both]
+    for number in range(5):
+        for player in both:
+            await player.step(str(number))
+    for number in range(5, 8):
+        for player in both:
+            await player.step(str(number))
+    # As after a fail-over to a copy that lagged.
+    for key in keys:
+        assert fleet.journal.ask("LTRIM", f"{key}:steps", "0", "4") == b"+OK"
+        assert fleet.journal.ask("HSET", key, "steps", "5") == b":0"
+    for player in healed:
+        await player.step("8")
+    for node in fleet.nodes:
+        node.kill()
+    for node in fleet.nodes:
+        node.start()
+    await whole_at(fleet.gateways, 2)
+    for player in healed:
+        await player.step("9")
+        assert player.seen == (await expected(fleet, both.index(player), 10))
+    for player in concerned:
+        with suppress(ProblemError):
+            if numbered:
+                await player.step("8")
+            else:
+                await unnumbered(player, "8", fleet.gateways[0].url)
+            # Its node has a journal of its own, which had not gone back.
+            assert player.seen == (await expected(fleet, both.index(player), 9))
+    assert {await lost(fleet, player) for player in concerned} >= {"lost"}
+    await close_all(fleet, both)
+
+
+@pytest.mark.parametrize("what", ["head", "about", "steps"])
+async def test_what_cannot_be_read_is_lost(fleet: Fleet, players: list[Player], what: str) -> None:
+    both = await begin(fleet, players, 2)
+    for player in both:
+        await player.step("0")
+        key = f"rollgym:session:{player.session_id}"
+        if what == "steps":
+            assert fleet.journal.ask("LSET", f"{key}:steps", "0", "no step") == b"+OK"
+        else:
+            assert fleet.journal.ask("HSET", key, what, "nothing of the kind") == b":0"
+    for node in fleet.nodes:
+        node.kill()
+    for node in fleet.nodes:
+        node.start()
+    await whole_at(fleet.gateways, 2)
+    reasons = [await lost(fleet, player) for player in both]
+    # One of the nodes keeps journals: there, steps have not to be taken anew.
+    assert sorted(reasons) == (["", "lost"] if what == "steps" else ["lost", "lost"])
+    await close_all(fleet, both)
+
+
+async def lost(fleet: Fleet, player: Player) -> str:
+    """Why all gateways say that a session is gone; nothing where it goes on."""
+    reasons = set()
+    for gateway in fleet.gateways:
+        try:
+            await player.step("1", url=gateway.url)
+        except ProblemError as problem:
+            reasons.add(problem.extra.get("reason", problem.code))
+    assert len(reasons) < 2
+    return reasons.pop() if reasons else ""
 
 
 async def test_a_gateway_dies_and_another_one_goes_on(fleet: Fleet, players: list[Player]) -> None:

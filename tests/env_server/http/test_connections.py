@@ -2,13 +2,16 @@
 
 import asyncio
 import json
+import resource
 import socket
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, suppress
 from pathlib import Path
 
+import httpx
 import pytest
 
+from rollgym.env_server.access.tokens import Quota, add_token
 from tests.support.wire import ENVS, INLINE, Server
 
 HEAD = b"GET /health HTTP/1.1\r\nHost: x\r\n"
@@ -369,3 +372,172 @@ async def test_a_message_in_many_pieces_takes_no_more_memory_than_in_one(bounded
         head = await reader.readexactly(2)
         assert b'"ok"' in await reader.readexactly(head[1])
         assert peak_kib() - before < 7 * 1024
+
+
+# -- floods ------------------------------------------------------------------------------------------------------
+
+HANDSHAKE = UPGRADE + KEY + b"\r\n"
+# What follows a message that has begun: frames masked with zeros.
+IDLE = {
+    "empty fragments": b"\x00\x80\0\0\0\0",
+    "fragments of a byte": b"\x00\x81\0\0\0\0 ",
+    "pongs": b"\x8a\x80\0\0\0\0",
+    "pings": b"\x89\x80\0\0\0\0",
+}
+BEGUN = b"\x01\x80\0\0\0\0"
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server that needs tokens; none of those who ask here has one."""
+    tokens = tmp_path_factory.mktemp("tokens") / "tokens.yaml"
+    add_token(tokens, "somebody", ["play"], Quota())
+    with Server(*ENVS, *INLINE, "--token-file", str(tokens)) as server:
+        yield server
+        assert "failed inside the server" not in server.log()
+
+
+async def ended_by(reader: asyncio.StreamReader) -> int:
+    """With which code the server closes a socket; pongs before that do not count."""
+    while (head := await reader.readexactly(2))[0] != 0x88:
+        await reader.readexactly(head[1])
+    return int.from_bytes((await reader.readexactly(head[1]))[:2])
+
+
+@pytest.mark.parametrize("kind", IDLE)
+async def test_who_does_not_say_who_it_is_sends_few_frames(guarded: Server, kind: str) -> None:
+    async with raw(guarded) as (reader, writer), asyncio.timeout(20):
+        writer.write(HANDSHAKE)
+        assert b" 101 " in await reader.readuntil(b"\r\n\r\n")
+        writer.write(BEGUN + IDLE[kind] * 1500)
+        assert await ended_by(reader) == 1008
+        await rest(reader)
+
+
+async def test_empty_fragments_are_few_for_everybody(patient: Server) -> None:
+    async with raw(patient) as (reader, writer), asyncio.timeout(20):
+        writer.write(HANDSHAKE)
+        assert b" 101 " in await reader.readuntil(b"\r\n\r\n")
+        # Pings and pongs of somebody who is known are none of it.
+        writer.write((IDLE["pings"] + IDLE["pongs"]) * 1500)
+        message = b'{"id": 1, "op": "ping"}'
+        for _ in range(3):
+            writer.write(BEGUN + IDLE["empty fragments"] * 900)
+            writer.write(b"\x80" + bytes([0x80 | len(message)]) + bytes(4) + message)
+        writer.write(BEGUN + IDLE["empty fragments"] * 1500)
+        assert await ended_by(reader) == 1008
+
+
+@pytest.mark.parametrize("flood", ["pongs", "fragments", "requests"])
+async def test_a_flood_is_taken_in_slices(patient: Server, flood: str) -> None:
+    """Others have their turn in between: what they ask is answered before the flood is through."""
+    last = b'{"id": 1, "op": "ping"}'
+    final = b"\x80" + bytes([0x80 | len(last)]) + bytes(4) + last
+    frames = {
+        "pongs": IDLE["pongs"] * 300_000 + b"\x81" + final[1:],
+        "fragments": BEGUN + IDLE["fragments of a byte"] * 300_000 + final,
+        "requests": b"GET /v1/none HTTP/1.1\r\nHost: x\r\n\r\n" * 4000 + HEAD + b"\r\n",
+    }[flood]
+    async with raw(patient) as (reader, writer), httpx.AsyncClient(base_url=patient.url) as other:
+        async with asyncio.timeout(60):
+            await other.get("/health")
+            if flood != "requests":
+                writer.write(HANDSHAKE)
+                assert b" 101 " in await reader.readuntil(b"\r\n\r\n")
+            writer.write(frames)
+            through = asyncio.ensure_future(
+                read_until(reader, b'"alive"}' if flood == "requests" else b'"ok"')
+            )
+            answered = 0
+            while not through.done():
+                await other.get("/health")
+                answered += 1
+            await through
+    assert answered > 20
+
+
+async def read_until(reader: asyncio.StreamReader, end: bytes) -> None:
+    """Read until this comes, however much comes before it."""
+    last = b""
+    while end not in last:
+        new = await reader.read(65536)
+        assert new, "the connection was closed before that"
+        last = last[-len(end) :] + new
+
+
+# -- refusals that arrive ----------------------------------------------------------------------------------------
+
+BODY = b"a" * 1_800_000
+REFUSED = {
+    "too large": (b"POST /v1/sessions", b"application/json", BODY, 413),
+    "too large, in chunks": (b"POST /v1/sessions", b"application/json", None, 413),
+    "not found": (b"POST /v1/nothing", b"application/json", BODY[:900_000], 404),
+    "another media type": (b"POST /v1/sessions", b"text/plain", BODY[:900_000], 415),
+}
+
+
+@pytest.mark.parametrize("version", [b"1.0", b"1.1"])
+@pytest.mark.parametrize("kind", REFUSED)
+async def test_refusals_arrive_on_connections_that_end(patient: Server, kind: str, version: bytes) -> None:
+    what, media_type, body, status = REFUSED[kind]
+    if body is None:
+        if version == b"1.0":
+            return
+        how, body = b"Transfer-Encoding: chunked", b"1b7740\r\n" + BODY + b"\r\n0\r\n\r\n"
+    else:
+        how = b"Content-Length: %d" % len(body)
+    head = b"%s HTTP/%s\r\nHost: x\r\nConnection: close\r\nContent-Type: %s\r\n%s\r\n\r\n"
+    for _ in range(5):
+        async with raw(patient) as (reader, writer), asyncio.timeout(20):
+            writer.write(head % (what, version, media_type, how))
+            # As a client that looks at the answer when it has sent all.
+            for at in range(0, len(body), 65536):
+                writer.write(body[at : at + 65536])
+                await writer.drain()
+            answer = await reader.read()
+        assert answer.startswith(b"HTTP/1.1 %d " % status), answer[:100]
+        assert b'"code"' in answer
+
+
+async def test_tokens_are_asked_for_before_a_body_on_a_connection_that_ends(guarded: Server) -> None:
+    async with raw(guarded) as (reader, writer), asyncio.timeout(20):
+        writer.write(b"POST /v1/sessions HTTP/1.0\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(BODY))
+        for at in range(0, len(BODY), 65536):
+            writer.write(BODY[at : at + 65536])
+            await writer.drain()
+        assert is_problem(await reader.read(), 401, "unauthorized")
+
+
+async def test_a_connection_that_ends_is_not_held_by_a_body_that_does_not_come(patient: Server) -> None:
+    async with raw(patient) as (reader, writer), asyncio.timeout(20):
+        writer.write(b"POST /v1/nothing HTTP/1.0\r\nHost: x\r\nContent-Length: 1000000\r\n\r\nabc")
+        assert is_problem(await reader.read(), 404, "not_found")
+        with pytest.raises(ConnectionError):
+            await drip(writer)
+
+
+async def drip(writer: asyncio.StreamWriter) -> None:
+    """Send a byte now and then, for ever."""
+    while True:
+        writer.write(b"a")
+        await writer.drain()
+        await asyncio.sleep(0.05)
+
+
+def test_who_has_no_descriptors_left_says_so() -> None:
+    with Server(*ENVS, *INLINE) as server:
+        pid = server.process.pid
+        used = len(list(Path(f"/proc/{pid}/fd").iterdir()))
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (used + 12, used + 12))
+        with ExitStack() as stack:
+            for _ in range(20):
+                stack.enter_context(socket.create_connection(("127.0.0.1", server.port)))
+            said = server.wait_for("file descriptors")
+            assert f"of {used + 12} file descriptors hardly any are left" in said
+        with httpx.Client(transport=httpx.HTTPTransport(retries=10), base_url=server.url) as again:
+            # Once it has noticed that they are gone, it has room again.
+            while True:
+                with suppress(httpx.TransportError):
+                    assert again.get("/health").status_code == 200
+                    break
+        assert "file descriptors" not in server.log(), "it is said once"

@@ -142,7 +142,7 @@ async def test_a_frame_far_over_the_limit_costs_the_socket_and_nothing_else(serv
         made = await witness.make()
         async with server.socket() as socket:
             with pytest.raises(websockets.ConnectionClosed) as end:
-                await socket.ask("step", session_id=made, action="x" * (9 * 2**20))
+                await socket.ask("step", session_id=made, action="x" * (18 * 2**20))
             assert end.value.rcvd is not None
             assert end.value.rcvd.code == 1009
         assert (await witness.call("step", session_id=made, action="a"))["step"] == 1

@@ -14,6 +14,7 @@ from uvicorn.server import ServerState
 
 from rollgym.env_server.common.settings import ConfigurationError, Settings
 from rollgym.env_server.http.transport.connection import BoundedHttpProtocol
+from rollgym.env_server.http.transport.descriptors import DescriptorWatch
 from rollgym.env_server.http.transport.needs import KNOWN
 from rollgym.env_server.http.transport.serving import DrainingServer, EmbeddedServer, http_config
 from rollgym.env_server.http.transport.write_coalescing import CoalescingProtocol
@@ -80,7 +81,9 @@ def test_servers_override_what_is_there() -> None:
 
 
 async def test_http_connections_have_what_the_bounds_look_at() -> None:
-    connection = BoundedHttpProtocol(Settings(), config=_config(), server_state=ServerState(), app_state={})
+    connection = BoundedHttpProtocol(
+        Settings(), DescriptorWatch(), config=_config(), server_state=ServerState(), app_state={}
+    )
     wire = Wire()
     connection.connection_made(wire)
     assert connection in connection.connections

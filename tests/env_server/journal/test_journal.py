@@ -1,13 +1,19 @@
 """Journals: what is written is read again, whatever happens to the file's end; and what is over makes room."""
 
+import itertools
+import os
+import resource
 import shutil
 import subprocess
 import sys
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
+from random import Random
 from typing import Any
 
+import msgpack
+import orjson
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -16,7 +22,20 @@ from rollgym.clients.protocol.episode import step_digest
 from rollgym.env_server.journal import journal_file
 from rollgym.env_server.journal.journal import EndedStep, Journal
 from rollgym.env_server.journal.journal_file import JournalError, JournalFile
-from tests.support.journals import HEAD, MAGIC, Writer, look, look_at, offsets, opened, read, writing
+from rollgym.env_server.journal.journal_records import framed
+from tests.support.journals import (
+    FILE_HEAD,
+    HEAD,
+    Writer,
+    killed_before,
+    look,
+    look_at,
+    offsets,
+    opened,
+    read,
+    refound,
+    writing,
+)
 from tests.support.processes import ROOT, running
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20) | st.just("long " * 200)
@@ -97,7 +116,7 @@ def test_compaction_changes_nothing_that_matters(small: None, happenings: list[A
             assert read(writer.content) == writer.history[-1]
         for session_id in list(writer.journals):
             writer.close(session_id)
-        assert writer.file.size == MAGIC, "nothing is left of what is over"
+        assert writer.file.size == FILE_HEAD, "nothing is left of what is over"
 
 
 LAST: dict[str, Callable[[Writer, str], Any]] = {
@@ -123,36 +142,179 @@ def test_a_last_record_that_is_not_whole_did_not_happen(kind: str) -> None:
         after, content, end = writer.history[-1], writer.content, writer.file.size
         assert end > start
         assert before != after
+        killed = killed_before(content, start)
         for cut in range(start, end):
-            assert read(content[:cut]) == before, cut
             # In the mapping, what was not copied yet is zero; the last bytes may be.
             if content[cut:end].strip(b"\0"):
-                assert read(content[:cut] + bytes(len(content) - cut)) == before, cut
+                assert refound(killed[:cut] + bytes(len(content) - cut))[::2] == (before, 0), cut
+        assert refound(killed)[::2] == (after, 0), "the head alone does not say it yet"
         assert read(content[:end]) == read(content) == after
 
 
 @COMMON
 @given(happenings=st.lists(HAPPENING, min_size=1, max_size=12), data=st.data())
-def test_bytes_that_changed_cost_what_came_after_them(happenings: list[Any], data: st.DataObject) -> None:
+def test_bytes_that_changed_are_noticed(happenings: list[Any], data: st.DataObject) -> None:
     with writing() as writer:
         for happening in happenings:
             writer.happen(*happening)
         content = writer.content[: writer.file.size]
-        ends = offsets(content)
-        at = data.draw(st.integers(MAGIC, max(MAGIC, len(content) - 1)))
+        at = data.draw(st.integers(FILE_HEAD - 20, max(FILE_HEAD, len(content) - 1)))
         junk = data.draw(st.binary(min_size=1, max_size=6))
         changed = content[:at] + junk + content[at + len(junk) :]
-        found = read(changed)
+        found, _, damage = refound(changed)
         if changed[: len(content)] == content:
-            assert found == writer.history[-1]
+            assert (found, damage) == (writer.history[-1], 0)
         else:
-            whole = sum(end <= at for end in ends)
-            kept = read(content[: ends[whole - 1]])
-            assert found == kept
-            assert kept in writer.history, "it is what was true at some time"
+            assert damage or len(content) == FILE_HEAD
+            assert no_older(found, writer), "what is not lost is as it was last"
 
 
-@pytest.mark.parametrize("junk", [b"\xff" * 64, b"\0\0\0\0\0\0\0\0x", HEAD.pack(2**32 - 1, 0), b"\x01"])
+def no_older(found: dict[str, Any], writer: Writer) -> bool:
+    """Whether sessions are as they were last, and none is one that was closed."""
+    return found.items() <= writer.history[-1].items()
+
+
+def flip(content: bytes, random: Random) -> bytes:
+    at = random.randrange(FILE_HEAD - 20, len(content))
+    return content[:at] + bytes([content[at] ^ 1 << random.randrange(8)]) + content[at + 1 :]
+
+
+def cut_off(content: bytes, random: Random) -> bytes:
+    return content[: random.randrange(FILE_HEAD, len(content))]
+
+
+def lose_a_page(content: bytes, random: Random) -> bytes:
+    """What a loss of power leaves of a mapped file; its pages are smaller here, and the first one may be older."""
+    at = 512 * random.randrange(1, len(content) // 512)
+    return content[:at] + bytes(512) + content[at + 512 :]
+
+
+def lose_the_end_and_the_head(content: bytes, random: Random) -> bytes:
+    """The head has not come to the disk, and neither has a page before the last one."""
+    return killed_before(lose_a_page(content, random), FILE_HEAD)
+
+
+def in_pieces(content: bytes) -> list[bytes]:
+    ends = offsets(content)
+    return [content[start:end] for start, end in itertools.pairwise([0, *ends])]
+
+
+def miss_a_record(content: bytes, random: Random) -> bytes:
+    pieces = in_pieces(content)
+    del pieces[random.randrange(1, len(pieces))]
+    return b"".join(pieces)
+
+
+def double_a_record(content: bytes, random: Random) -> bytes:
+    pieces = in_pieces(content)
+    pieces.insert(random.randrange(1, len(pieces)), random.choice(pieces[1:]))
+    return b"".join(pieces)
+
+
+def swap_records(content: bytes, random: Random) -> bytes:
+    pieces = in_pieces(content)
+    one, other = random.sample(range(1, len(pieces)), 2)
+    pieces[one], pieces[other] = pieces[other], pieces[one]
+    return b"".join(pieces)
+
+
+DAMAGES = (
+    flip,
+    cut_off,
+    lose_a_page,
+    lose_the_end_and_the_head,
+    miss_a_record,
+    double_a_record,
+    swap_records,
+)
+# Two hundred, where there is time for them.
+EACH = int(os.environ.get("DAMAGED_JOURNALS", "42")) // len(DAMAGES)
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_no_session_goes_back_in_a_damaged_journal(damage: Callable[[bytes, Random], bytes]) -> None:
+    for seed in range(EACH):
+        random = Random(seed)
+        with writing() as writer:
+            sessions = [writer.open({"number": number}) for number in range(6)]
+            for session_id in sessions:
+                writer.begin(session_id)
+            for number in range(180):
+                session_id = sessions[number % 6]
+                if session_id == sessions[0] and number >= 90:
+                    continue
+                writer.step(session_id, (f"{number}", {"at": number}, 0.5, False, False))
+                if number == 84:
+                    writer.close(sessions[0])
+                if random.random() < 0.02:
+                    writer.begin(session_id, random.randrange(100))
+            content = writer.content[: writer.file.size]
+            damaged = damage(content, random)
+            found, ended, places = refound(damaged)
+            if damaged == content:
+                continue
+            assert places, seed
+            assert no_older(found, writer), seed
+            assert found.keys().isdisjoint(ended)
+            assert ended.get(sessions[0], "closed") in ("closed", "lost")
+
+
+def test_sessions_that_went_on_after_the_damage_go_on() -> None:
+    with writing() as writer:
+        one, other, third = writer.open(), writer.open(), writer.open()
+        for session_id in (one, other, third):
+            writer.begin(session_id)
+        start = writer.file.size
+        writer.step(one)
+        writer.step(one)
+        after = writer.file.size
+        writer.begin(one)
+        writer.step(other)
+        content = writer.content
+        damaged = content[: start + 20] + b"\1" + content[start + 21 : after] + content[after:]
+        found, ended, places = refound(damaged)
+        assert places == 1
+        # The third one may have been closed, or have taken a step, as far as can be known.
+        assert found == {each: writer.history[-1][each] for each in (one, other)}
+        assert ended == {third: "lost"}
+
+
+def test_what_clients_say_is_no_record() -> None:
+    with writing() as writer:
+        victim = writer.open()
+        writer.begin(victim)
+        closing = in_pieces(writer.content)[-1]
+        session_id = writer.open()
+        writer.begin(session_id, options={"text": "x" * 100})
+        # Whole records, as another file would have them.
+        with writing() as others:
+            others.open()
+            others.close(others.open())
+            forged = b"".join(in_pieces(others.content)[1:]) + closing[:4]
+        writer.step(session_id, (forged.decode("latin-1"), 1, 0.0, False, False))
+        at = offsets(writer.content)[-2] + HEAD.size + 3
+        content = writer.content
+        found, ended, places = refound(content[:at] + b"\xff" + content[at + 1 :])
+        assert (found, ended, places) == ({}, {victim: "lost", session_id: "lost"}, 1)
+
+
+def test_records_of_unknown_sessions_and_without_sense_are_damage(caplog: pytest.LogCaptureFixture) -> None:
+    with writing() as writer:
+        session_id = writer.open()
+        writer.begin(session_id)
+        content = writer.content[: writer.file.size]
+        mark = content[8:12]
+        for odd in ((2, 77, 0, 0, "a", "b", 0.0, False, False), (0, 9), "text", (3, []), (1, 0, None)):
+            record = framed(mark, 2, msgpack.packb(odd))
+            found, ended, places = refound(content + record)
+            assert places, odd
+            assert (found, ended) == ({}, {session_id: "lost"})
+    assert "lacks something at 1 places: 1 sessions are lost" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "junk", [b"\xff" * 64, bytes(16) + b"x", HEAD.pack(b"none", 2**32 - 1, 0, 0), b"\x01"]
+)
 def test_what_follows_the_records_is_not_read(junk: bytes) -> None:
     with writing() as writer:
         writer.begin(writer.open())
@@ -195,7 +357,7 @@ def test_a_compaction_that_did_not_finish_is_not_noticed() -> None:
     with writing() as writer:
         writer.begin(writer.open())
         writer.file.close()
-        writer.path.with_suffix(".new").write_bytes(b"RGJRNL02 and then the process was killed")
+        writer.path.with_suffix(".new").write_bytes(b"RGJRNL04 and then the process was killed")
         writer.file = JournalFile(writer.path)
         assert look_at(writer.file) == writer.history[-1]
         assert not writer.path.with_suffix(".new").exists()
@@ -270,6 +432,7 @@ def test_a_place_that_cannot_be_used_is_an_error(tmp_path: Path) -> None:
 # -- other processes ---------------------------------------------------------------------------------------------
 
 WRITER = """
+import os
 import sys
 from pathlib import Path
 from tests.support.journals import Writer
@@ -293,15 +456,20 @@ for number in range(100):
 assert not writer.path.exists(), "what cannot be kept up to date is not kept"
 writer.begin(changing)
 writer.step(kept)
+assert not writer.path.exists()
+print("full", flush=True)
+if sys.stdin.read():
+    os._exit(9)
 writer.close(kept)
 writer.file.close()
-assert not writer.path.exists()
+assert writer.path.exists(), "there is room for what is left"
 """
 
 
 def start(code: str, path: Path) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-c", WRITER + code, str(path)],
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -327,11 +495,52 @@ def test_what_was_written_outlives_the_process(tmp_path: Path) -> None:
 def test_a_full_disk_costs_the_journal_and_not_the_server(tmp_path: Path) -> None:
     path = tmp_path / "journal-0.bin"
     with running(start(FULL, path)) as process:
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate("", timeout=60)
     assert process.returncode == 0, errors
     assert "no journals from here on" in errors
     with opened(path) as file:
+        assert [session.episode for session in file.sessions] == [0], "the one that was small enough"
+        assert file.damage == 0
+    assert not path.with_suffix(".stale").exists()
+
+
+def test_who_is_killed_while_the_disk_is_full_leaves_word_of_what_is_lost(tmp_path: Path) -> None:
+    path = tmp_path / "journal-0.bin"
+    with running(start(FULL, path)) as process:
+        process.communicate("die", timeout=60)
+    assert process.returncode == 9
+    with opened(path) as file:
         assert file.sessions == []
+        assert [reason for _, _, reason in file.ended] == ["lost", "lost"]
+        assert file.damage
+    assert not path.with_suffix(".stale").exists()
+
+
+def test_a_disk_that_has_room_again_is_used_again(
+    small: None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    writer = Writer(tmp_path / "journal-0.bin")
+    session_id, closed = writer.open(), writer.open()
+    writer.begin(session_id)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1, hard))
+    try:
+        writer.step(session_id)
+        writer.file.resume()
+        assert not writer.file.is_kept
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    writer.file.resume()
+    assert not writer.file.is_kept, "it is not looked for all the time"
+    writer.file._retry_at = 0.0
+    writer.close(closed)
+    assert writer.file.is_kept
+    opened_later = writer.open()
+    writer.step(session_id)
+    assert read(writer.content) == writer.history[-1]
+    assert writer.history[-1].keys() == {session_id, opened_later}
+    assert "journals are kept again" in caplog.text
+    writer.file.close()
 
 
 # -- the journal of one session ----------------------------------------------------------------------------------
@@ -414,3 +623,33 @@ def test_digests_and_actions_have_to_fit() -> None:
     journal.resume(1, None, "0" * 16, ["a", "b"], bytes(16), [(1, 2)])
     journal.recall("c", b"\1" * 8, (False, True))
     assert (journal.steps, journal.digests[2], journal.ended) == (3, "01" * 8, (False, True))
+
+
+@given(
+    kwargs=st.dictionaries(TEXT, PLAIN, max_size=2),
+    options=OPTIONS,
+    actions=st.lists(PLAIN | st.text(max_size=40) | st.lists(st.sampled_from([0.5, 1.0, -2.0])), max_size=20),
+    reseeds=st.integers(0, 3),
+)
+def test_an_episode_is_no_longer_than_its_journal_says(
+    kwargs: dict[str, Any], options: dict[str, Any] | None, actions: list[Any], reseeds: int
+) -> None:
+    journal = Journal("env", "1", kwargs)
+    journal.begin(2**53 - 1, options, "seen")
+    empty = Journal("env", "1", {})
+    empty.begin(2**53 - 1, None, "seen")
+    for number, action in enumerate(actions):
+        journal.record(action, "seen", 0.0, False, False)
+        if number % 7 == 3:
+            # Measuring in between changes nothing.
+            assert journal.size <= journal.most
+    for _ in range(reseeds):
+        journal.reseed(2**53 - 1)
+    most = journal.most
+    assert journal.size <= most
+    again = Journal.from_portable(journal.portable(0))
+    assert (again.size, again.size_with("a")) == (journal.size, journal.size_with("a"))
+    for dumps in (orjson.dumps, msgpack.packb):
+        whole, envelope = (len(dumps(each.portable(0).model_dump())) for each in (journal, empty))
+        # The heads of long lists are not counted in MessagePack.
+        assert whole - envelope <= journal.size + 16

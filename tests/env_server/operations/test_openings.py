@@ -9,6 +9,7 @@ import pytest
 
 from tests.support.client_server import ServerProcess
 from tests.support.fragile_envs import kill
+from tests.support.journals import killed_before, offsets
 from tests.support.patient_calls import Caller, calls
 
 MODULE = "tests.support.fragile_envs"
@@ -113,7 +114,9 @@ async def test_what_a_crash_lost_is_made_anew(server: ServerProcess, state: Path
         first += (await make(caller, **cut))["sessions"]
         server.kill()
         journal = state / "journal-0.bin"
-        journal.write_bytes(journal.read_bytes().rstrip(b"\0")[:-3])
+        content = journal.read_bytes()
+        last, end = offsets(content)[-2:]
+        journal.write_bytes(killed_before(content, last)[: end - 3])
         server.start()
         anew = [await make(caller, **fields) for fields in (closed, random)]
         anew += (await make(caller, **cut))["sessions"]

@@ -69,6 +69,24 @@ async def busy(socket: Socket) -> dict[str, Any]:
     return answer
 
 
+async def another_request(socket: Socket) -> dict[str, Any]:
+    request_id = f"one {id(socket)}"
+    copied = await fresh(socket)
+    for op, fields, other in (
+        ("fork", {"session_id": copied, "count": 1}, {"count": 2}),
+        ("restore", {"episode": await socket.call("episode", session_id=copied)}, {"idle_timeout_s": 5.0}),
+        ("make", {"env_id": "Count", "kwargs": {"length": 2}}, {"kwargs": {"length": 3}}),
+    ):
+        first = await socket.call(op, **fields, request_id=request_id)
+        again = await socket.call(op, **fields, request_id=request_id)
+        assert again == first
+        answer = await socket.ask(op, **(fields | other), request_id=request_id)
+        assert answer["error"]["code"] == "request_mismatch", op
+        opened = first.get("session_ids") or [first["session_id"]]
+        assert await socket.call("close", session_ids=opened) == {"closed": 1}, "no other was opened"
+    return answer
+
+
 async def no_fork(socket: Socket) -> dict[str, Any]:
     return await socket.ask("fork", session_id=await socket.make("Chance"))
 
@@ -102,6 +120,7 @@ ON_SOCKET: list[tuple[str, Case]] = [
     ("step_mismatch", mismatch),
     ("episode_over", over),
     ("busy", busy),
+    ("request_mismatch", another_request),
     ("fork_unsupported", no_fork),
     ("not_stateless", lambda socket: socket.ask("verify", env_id="Count", items=[])),
     ("forbidden", lambda socket: socket.ask("make", env_id="Count", reset={"options": {"expert": True}})),

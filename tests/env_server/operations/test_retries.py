@@ -174,7 +174,7 @@ async def test_a_make_is_done_once(server: Server, env_id: str) -> None:
         answers = [(await socket.answer(number))["ok"] for number in numbers]
         assert answers[0] == answers[1] == answers[2]
         assert (await client.post("/v1/sessions", json=request)).json() == answers[0]
-        other = await socket.call("make", **{**request, "request_id": "another"})
+        other = await socket.call("make", **{**request, "request_id": f"another {env_id}"})
         assert other["sessions"][0]["session_id"] != answers[0]["sessions"][0]["session_id"]
         for session in answers[0]["sessions"]:
             await socket.call("close", session_id=session["session_id"])

@@ -11,6 +11,8 @@ import pytest
 
 from tests.support.client_server import ServerProcess
 from tests.support.fragile_envs import Beacon, ended, undisturbed
+from tests.support.journals import killed_before, offsets
+from tests.support.metrics import scrape, value
 from tests.support.patient_calls import calls, open_socket
 from tests.support.processes import ROOT
 
@@ -192,13 +194,39 @@ async def test_a_record_that_was_cut_costs_one_step(server: ServerProcess, state
         await player.step("first")
         await player.step("second")
         server.kill()
-        content = journal.read_bytes().rstrip(b"\0")
-        journal.write_bytes(content[:-3])
+        content = journal.read_bytes()
+        last, end = offsets(content)[-2:]
+        # The head says last of all that a record is whole.
+        journal.write_bytes(killed_before(content, last)[: end - 3])
         server.start()
         assert (await player.look())["step"] == 1
         assert await player.again() == player.replies[-1], "taken anew, with the same answer"
         await player.step("third")
         player.check()
+
+
+async def test_damage_is_told_and_no_session_goes_back(tmp_path: Path) -> None:
+    journal = tmp_path / "journal-0.bin"
+    arguments = [*LIGHT, "--state-dir", str(tmp_path)]
+    with ServerProcess(arguments) as server:
+        async with calls(server) as caller:
+            closed, concerned, later = [await caller.begin("Inline") for _ in range(3)]
+            await concerned.step("first")
+            await caller.call("DELETE", f"/v1/sessions/{closed.session_id}")
+            content = journal.read_bytes()
+            at = offsets(content)[-1] - 5
+            await later.step("goes on")
+            server.kill()
+            content = journal.read_bytes()
+            journal.write_bytes(content[:at] + b"\xff" + content[at + 1 :])
+            server.start()
+            # What was damaged is that it was closed.
+            assert await closed.gone() == "lost"
+            assert await concerned.gone() == "lost"
+            assert (await later.look())["step"] == 1
+            await later.step("on and on")
+            later.check()
+        assert value(await scrape(server.url), "rollgym_journal_damage_total") == 1
 
 
 async def test_what_an_operator_changes(tmp_path: Path) -> None:

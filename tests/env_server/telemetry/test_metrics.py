@@ -53,6 +53,7 @@ NAMES = {
     "rollgym_stuck_threads": ("gauge", set()),
     "rollgym_journal_bytes": ("gauge", set()),
     "rollgym_journal_written_bytes_total": ("counter", set()),
+    "rollgym_journal_damage_total": ("counter", set()),
     "rollgym_registrations": ("gauge", {"env_id", "protocol"}),
     "rollgym_healthy_replicas": ("gauge", {"env_id"}),
     "rollgym_registrations_ended_total": ("counter", {"env_id", "reason"}),

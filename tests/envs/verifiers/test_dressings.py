@@ -27,8 +27,8 @@ from typing import Any
 import pytest
 
 from rollgym.clients.protocol.tool_calls import ToolCall
+from rollgym.clients.replies.formats.table import FORMATS
 from rollgym.envs.code.extraction import extract
-from rollgym.envs.tools.formats.table import FORMATS
 from rollgym.envs.verifiers.arithmetic import ArithmeticEnv
 from rollgym.envs.verifiers.base import VerifierEnv
 from rollgym.envs.verifiers.code_tests import CodeTestsEnv

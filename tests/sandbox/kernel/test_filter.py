@@ -34,6 +34,8 @@ _REFUSED = {
     "x86_64": {"ptrace": 101, "mount": 165, "bpf": 321, "keyctl": 250, "memfd_create": 319, "unshare": 272},
     "aarch64": {"ptrace": 117, "mount": 40, "bpf": 280, "keyctl": 219, "memfd_create": 279, "unshare": 97},
 }
+# Calls on others, whose first argument (and second, of the last) is 0 where they are on the caller.
+_FOR_ITSELF = {"x86_64": (302, 203, 314, 142, 144, 141), "aarch64": (261, 122, 274, 118, 119, 140)}
 _CLONE = {"x86_64": 56, "aarch64": 220}
 _SOCKET = {"x86_64": 41, "aarch64": 198}
 _IOCTL = {"x86_64": 16, "aarch64": 29}
@@ -68,6 +70,16 @@ def test_each_machine_allows_what_programs_need_and_refuses_the_rest(machine: st
         assert decide(packed, architecture, number) == _ERRNO | errno.EPERM
     for number in (435, 451, 600, 0x3FFFFFFF):  # clone3, and what came later
         assert decide(packed, architecture, number) == _ERRNO | errno.ENOSYS
+
+
+@pytest.mark.parametrize("machine", _ARCHITECTURES)
+def test_a_program_sets_limits_of_its_own_only(machine: str) -> None:
+    packed, architecture = build_filter(machine), _ARCHITECTURES[machine]
+    for number in _FOR_ITSELF[machine]:
+        assert decide(packed, architecture, number, 0, 0) == _ALLOW
+        assert decide(packed, architecture, number, 7, 0) == _ERRNO | errno.EPERM
+    *_, set_priority = _FOR_ITSELF[machine]
+    assert decide(packed, architecture, set_priority, 0, 7) == _ERRNO | errno.EPERM
 
 
 @pytest.mark.parametrize("machine", _ARCHITECTURES)

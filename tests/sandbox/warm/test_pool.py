@@ -35,7 +35,10 @@ def run(pool: WarmPool, source: str, stdin: bytes = b"", limits: Limits = _LIMIT
 
 def server_of(pool: WarmPool) -> bytes:
     """Return something that changes when the warm sandbox is replaced."""
-    return run(pool, "import os; print(os.stat('/work/main.py').st_mtime_ns)").stdout
+    # Where the kernel has put its interpreter.
+    found = run(pool, "import os; print(id(os), hash('x'))").stdout
+    assert found
+    return found
 
 
 def test_a_program_behaves_as_in_an_interpreter_of_its_own(pool: WarmPool) -> None:
@@ -70,7 +73,7 @@ def test_a_well_behaved_run_keeps_the_sandbox_and_leaves_nothing(pool: WarmPool)
     before = server_of(pool)
     run(pool, "import builtins, json; builtins.print = None; json.loads = None; open('f', 'w').write('x')")
     look = "import json, os; print(json.loads('1'), os.listdir('.'), len(os.listdir('/work')))"
-    assert run(pool, look).stdout == b"1 ['main.py', 'tmp'] 2\n"
+    assert run(pool, look).stdout == b"1 ['main.py', 'tmp'] 1\n"
     assert server_of(pool) == before
 
 
@@ -92,6 +95,68 @@ def test_a_misbehaving_run_costs_the_sandbox_and_nobody_else(pool: WarmPool, sou
     run(pool, source, limits=Limits(memory_mb=256, wall_seconds=0.7))
     assert server_of(pool) != before
     assert run(pool, "import os; print(os.path.exists('/tmp/planted'))").stdout == b"False\n"
+
+
+# What a program may try to leave: something for the next one to find, or something that hurts it.
+LEFT = {
+    "a limit of files": "import os, resource; resource.prlimit(os.getppid(), resource.RLIMIT_FSIZE, (0, 0))",
+    "a limit of memory": "import os, resource; resource.prlimit(os.getppid(), resource.RLIMIT_AS, (120 << 20,) * 2)",
+    "a limit of time": "import os, resource; resource.prlimit(os.getppid(), resource.RLIMIT_CPU, (1, 1))",
+    "a limit of stack": "import os, resource; resource.prlimit(os.getppid(), resource.RLIMIT_STACK, (1 << 18,) * 2)",
+    "a soft limit": "import os, resource; resource.prlimit(os.getppid(), resource.RLIMIT_NPROC, (9, 9))",
+    "a priority": "import os; os.setpriority(os.PRIO_PROCESS, os.getppid(), 19)",
+    "everybody's priority": "import os; os.setpriority(os.PRIO_USER, os.getuid(), 19)",
+    "a processor": "import os; os.sched_setaffinity(os.getppid(), {min(os.sched_getaffinity(0))})",
+    "a policy": "import os; os.sched_setscheduler(os.getppid(), os.SCHED_IDLE, os.sched_param(0))",
+    "a class of input": "import ctypes, os; assert not ctypes.CDLL(None).syscall(251, 1, os.getppid(), 3 << 13)",
+    "a note beside it": "import os; os.makedirs('/work/.tmp', exist_ok=True); open('/work/.tmp/secret', 'w')",
+    "a note in the source": "open('/work/main.py', 'a').write('# secret')",
+    "a note as a directory": "import os; os.mkdir('/work/' + 'secret' + 10 * 'x')",
+    "a note for all": "open('/tmp/secret', 'w').write('x')",
+    "a note in memory": "open('/dev/shm/secret', 'w').write('x')",
+    "an attribute": "import os; os.setxattr('/work', 'user.secret', b'x')",
+    "a time": "import os; os.utime('/tmp', (7, 7))",
+    "a mode": "import os; os.chmod('/tmp', 0o700)",
+    "another mode": "import os; os.chmod('/work', 0o711)",
+}
+LOOK = """
+import os, resource
+for name in sorted(dir(resource)):
+    if name.startswith("RLIMIT_"): print(name, resource.getrlimit(getattr(resource, name)))
+print(os.getpriority(os.PRIO_PROCESS, 0), len(os.sched_getaffinity(0)), os.sched_getscheduler(0))
+for place in ("/work", "/tmp", "/dev/shm", "/var/tmp", "/"):
+    try:
+        found = os.stat(place)
+        names = [name for name in os.listdir(place) if place + "/" + name != os.getcwd()]
+        try: attributes = os.listxattr(place)
+        except OSError: attributes = []
+        print(place, oct(found.st_mode), found.st_mtime == 7, sorted(names), attributes)
+    except FileNotFoundError: pass
+"""
+
+
+@pytest.mark.parametrize("what", LEFT)
+def test_nothing_is_left_or_the_sandbox_is(pool: WarmPool, what: str) -> None:
+    before = run(pool, LOOK)
+    assert before.outcome is Outcome.OK
+    run(pool, LEFT[what])
+    after = run(pool, LOOK)
+    assert (after.outcome, after.stderr) == (Outcome.OK, b"")
+    assert after.stdout == before.stdout
+
+
+def test_a_program_may_change_itself(pool: WarmPool) -> None:
+    server = server_of(pool)
+    source = """
+import os, resource
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+os.nice(3)
+os.sched_setaffinity(0, os.sched_getaffinity(0))
+os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+print("ok")
+"""
+    assert run(pool, source).stdout == b"ok\n"
+    assert server_of(pool) == server
 
 
 def test_outcomes_are_told_apart(pool: WarmPool) -> None:

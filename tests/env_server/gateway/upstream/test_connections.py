@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Coroutine
+from contextlib import suppress
 from typing import Any
 
 import httpcore
@@ -12,7 +13,7 @@ import uvloop
 from rollgym.clients.protocol.errors import ProblemError
 from rollgym.env_server.gateway.journal_entries import check
 from rollgym.env_server.gateway.shared_journal import SharedJournal
-from rollgym.env_server.gateway.upstream.connections import Backend, connect
+from rollgym.env_server.gateway.upstream.connections import Backend, InterimAnswers, connect
 from tests.support.foreign_servers import plain, scripted
 
 
@@ -80,3 +81,36 @@ def test_a_journal_whose_connection_was_closed_under_it_is_away() -> None:
             await journal.close()
 
     on_uvloop(write())
+
+
+@pytest.mark.parametrize("size", [1, 7, 65536])
+def test_answers_that_say_to_wait_are_few(size: int) -> None:
+    def feed(content: bytes) -> bool:
+        answers, waits = InterimAnswers(), True
+        for at in range(0, len(content), size):
+            waits = answers.take(content[at : at + size])
+            if not waits:
+                break
+        return waits
+
+    wait = b"HTTP/1.1 100 Continue\r\nX-Note: HTTP/1.1 1\r\n\r\n"
+    assert feed(wait * 16)
+    with pytest.raises(httpcore.RemoteProtocolError, match="to wait more than 16 times"):
+        feed(wait * 17)
+    # What is in the answer that counts is no answer.
+    assert not feed(wait * 3 + b"HTTP/1.1 200 OK\r\n\r\n" + wait * 100)
+    assert not feed(b"no HTTP at all" + wait * 100)
+
+
+async def test_a_server_that_says_to_wait_for_ever_is_given_up() -> None:
+    async def say(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError):
+            writer.write(b"HTTP/1.1 100 Continue\r\n\r\n" * 100_000)
+            await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(say, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    async with server, connect(base_url=f"http://127.0.0.1:{port}") as client:
+        with pytest.raises(httpx.RemoteProtocolError, match="to wait more than"):
+            await client.get("/spec")

@@ -12,6 +12,9 @@ NEVER = (
     *("169.254.169.254", "169.254.0.1", "fe80::1", "224.0.0.1", "ff02::1", "0.0.0.0", "::"),
     # The same in disguise.
     *("::ffff:169.254.169.254", "2002:a9fe:a9fe::1", "64:ff9b::a9fe:a9fe"),
+    # As translators with prefixes of 96, 64, 56 and 48 bits read it.
+    *("64:ff9b:1::a9fe:a9fe", "64:ff9b:1:7:a9:fea9:fe08:808", "64:ff9b:1:a9:fe:a9fe:808:808"),
+    *("64:ff9b:1:a9fe:a9:fe00::", "64:ff9b:1:a9fe:a9:fe00:808:808", "64:ff9b:1::"),
 )
 LOOPBACK = ("127.0.0.1", "127.9.9.9", "::1", "::ffff:127.0.0.1", "64:ff9b::7f00:1")
 PRIVATE = (
@@ -23,7 +26,7 @@ PRIVATE = (
     "fd00::1",
     "::ffff:10.1.2.3",
 )
-PUBLIC = ("8.8.8.8", "172.32.0.1", "2606:4700:4700::1111", "::ffff:8.8.8.8")
+PUBLIC = ("8.8.8.8", "172.32.0.1", "2606:4700:4700::1111", "::ffff:8.8.8.8", "64:ff9b:1::8.8.8.8")
 NOBODYS = ("192.0.2.1", "240.0.0.1", "255.255.255.255", "198.18.0.1", "2001:db8::1")
 
 
@@ -45,6 +48,15 @@ def test_networks(settings: tuple[str, ...], yes: tuple[str, ...], no: tuple[str
     rules = TargetRules(settings)
     assert all(allowed(rules, *yes))
     assert not any(allowed(rules, *no, *NEVER))
+
+
+@pytest.mark.parametrize(
+    "url", ["http://ⓛocalhost", "http://①②⑦.0.0.1:8000", "http://a..b", "http://ex ample.org"]
+)
+async def test_a_host_that_is_none_is_refused(url: str) -> None:
+    with pytest.raises(ProblemError) as refused:
+        await TargetRules(("loopback",)).check(url)
+    assert refused.value.code == "invalid_request"
 
 
 def test_a_refusal_names_the_remedy() -> None:
