@@ -11,6 +11,7 @@ steps each by AdamW. Each case is written when it is done, and a script that was
 import argparse
 import asyncio
 import contextlib
+import itertools
 import json
 import math
 import os
@@ -216,17 +217,16 @@ async def compare(options):
     rows = {} if options.again else written(options.out)
     commit = revision(ROOT)
     with tempfile.TemporaryDirectory() as folder, contextlib.closing(Comparison(folder)) as comparison:
-        for backend in options.backends:
-            for preset in options.presets:
-                for batch in BATCHES:
-                    for form in FORMS:
-                        key = (backend, preset, batch, form)
-                        if key in rows:
-                            continue
-                        names = dict(zip(("backend", "preset", "batch", "form"), key, strict=True))
-                        rows[key] = names | await comparison.case(*key) | {"commit": commit}
-                        print(json.dumps(rows[key]), flush=True)
-                        write(rows, counts, options.out)
+        for batch, form, backend, preset in itertools.product(
+            BATCHES, FORMS, options.backends, options.presets
+        ):
+            key = (backend, preset, batch, form)
+            if key in rows:
+                continue
+            names = dict(zip(("backend", "preset", "batch", "form"), key, strict=True))
+            rows[key] = names | await comparison.case(*key) | {"commit": commit}
+            print(json.dumps(rows[key]), flush=True)
+            write(rows, counts, options.out)
     different = [key for key, row in rows.items() if not row["equal"]]
     print(f"{len(rows)} cases, {len(rows) - len(different)} equal", *map(str, different), sep="\n")
     return 1 if different else 0
