@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 import json
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
@@ -157,7 +157,7 @@ async def _update(
     parts: Parts, groups: StepGroups, step: int, version: int, clock: _StepClock
 ) -> dict[str, float]:
     """Train on groups, publish the weights, let new groups start, and return the step's metrics."""
-    kept = choose_groups(parts, groups.kept)
+    kept = await choose_groups(parts, groups.kept)
     batch = episode_batch(kept, parts.build_rows)
 
     # Episodes of later steps, if any are allowed, go on meanwhile.
@@ -221,13 +221,15 @@ def leave_out(algorithm: AlgorithmSettings) -> LeaveOut:
     return reason
 
 
-def choose_groups(parts: Parts, groups: Sequence[Group]) -> list[Group]:
+async def choose_groups(parts: Parts, groups: Sequence[Group]) -> list[Group]:
     """Apply the algorithm's filter to the groups of a step; those that it drops are accounted for with the reason.
 
     A filter that refills has judged each group already, when it ended.
     """
-    judged = refills(parts.algorithm.filter)
-    dropped = {} if judged else select_groups(parts.algorithm, turns_of(groups)).dropped
+    dropped: Mapping[int, str] = {}
+    if not refills(parts.algorithm.filter):
+        # One of the user's may take its time, and episodes of later steps go on.
+        dropped = (await asyncio.to_thread(select_groups, parts.algorithm, turns_of(groups))).dropped
     for group in groups:
         reason = dropped.get(group.index)
         group.decision = KEPT if reason is None else f"filter:{reason}"
