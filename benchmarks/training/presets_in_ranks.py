@@ -5,7 +5,7 @@
 Episodes are of 4 to 60 tokens, in turns of 1 to 17; one has sampled nothing and one has no tokens at all. With the
 batch `unequal` one rank has more micro-batches than the other, with `empty` one has no row. What is compared are
 gradients (one step of SGD at a rate that makes weights of them) and the weights after two updates of two optimizer
-steps each by AdamW. Each case is written when it is done, and a script that was stopped goes on behind the last.
+steps each (one, where a preset has no ratio) by AdamW. Each case is written when it is done, and a script that was stopped goes on behind the last.
 """
 
 import argparse
@@ -121,14 +121,15 @@ def made(ranks, backend, optimizer, rate):
 
 async def learned(ranks, backend, preset, batch, form):
     """Return the weights that a preset comes to, and the metrics of its updates."""
-    parts = 1 if form == "gradient" else 2
-    settings = resolve_preset(preset, {"minibatches": parts, "epochs": 1})
+    updates = 1 if form == "gradient" else 2
+    has_ratio = PRESETS[preset].surrogate.kind != "reinforce"
+    settings = resolve_preset(preset, {"minibatches": updates if has_ratio else 1, "epochs": 1})
     rate = GRADIENT_RATE if form == "gradient" else 1e-3
     kind = {"kind": "sgd"} if form == "gradient" else {"epsilon": 1e-5}
     optimizer = settings_of(tokens_per_micro_batch=TOKENS, shared_prefixes="off", **kind)
     models = made(ranks, backend, optimizer, rate).models(settings)
     learner = Learner(settings, models, seed=1)
-    metrics = [await learner.update(batch_of(batch), step) for step in range(parts)]
+    metrics = [await learner.update(batch_of(batch), step) for step in range(updates)]
     return weights_of(models), metrics
 
 
@@ -217,8 +218,8 @@ async def compare(options):
     rows = {} if options.again else written(options.out)
     commit = revision(ROOT)
     with tempfile.TemporaryDirectory() as folder, contextlib.closing(Comparison(folder)) as comparison:
-        for batch, form, backend, preset in itertools.product(
-            BATCHES, FORMS, options.backends, options.presets
+        for form, batch, backend, preset in itertools.product(
+            FORMS, BATCHES, options.backends, options.presets
         ):
             key = (backend, preset, batch, form)
             if key in rows:
