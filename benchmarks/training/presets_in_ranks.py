@@ -5,7 +5,8 @@
 Episodes are of 4 to 60 tokens, in turns of 1 to 17; one has sampled nothing and one has no tokens at all. With the
 batch `unequal` one rank has more micro-batches than the other, with `empty` one has no row. What is compared are
 gradients (one step of SGD at a rate that makes weights of them) and the weights after two updates of two optimizer
-steps each (one, where a preset has no ratio) by AdamW. Each case is written when it is done, and a script that was stopped goes on behind the last.
+steps each (one, where a preset has no ratio) by AdamW. Each case is written when it is done, and a script that was
+stopped goes on behind the last.
 """
 
 import argparse

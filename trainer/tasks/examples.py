@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
@@ -15,6 +15,8 @@ Message = Mapping[str, Any]
 _ROLES = ("system", "user", "assistant", "tool", "developer")
 # By what names others say that a message is read and not learnt.
 _WEIGHTS = ("weight", "loss", "loss_mask", "train", "trainable")
+_PLAIN = " plain"
+"""Stands in a row for `texts: plain` of its data set; no column is called so."""
 _COLUMNS = ("messages", "prompt", "completion", "chosen", "rejected", "label", "margin", "tools", "domain")
 
 
@@ -28,6 +30,7 @@ class Conversation:
         learnt_from: The first message that may be learnt; those before it are the prompt.
         tools: Declarations that the chat template is given.
         domain: What it is about, by which teachers are chosen.
+        plain: Whether its messages are texts that are written one behind the other, and no chat.
     """
 
     place: str
@@ -35,6 +38,7 @@ class Conversation:
     learnt_from: int = 0
     tools: tuple[Mapping[str, Any], ...] = ()
     domain: str = ""
+    plain: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +71,7 @@ def read_conversations(data: Sequence[ExamplesSettings]) -> Iterator[Conversatio
         ConfigError: If a row is none; the message has its place and what it lacks.
     """
     for place, row in _rows(data):
-        if row.get("messages") is not None:
+        if row.get("messages") is not None and not row[_PLAIN]:
             yield _conversation(place, row, _messages(place, row["messages"], "messages", "user"), 0)
         else:
             _need(place, row, "prompt", "completion", instead=" (or 'messages')")
@@ -121,7 +125,7 @@ def _rows(data: Sequence[ExamplesSettings]) -> Iterator[tuple[str, Row]]:
             yield (
                 str(place),
                 {name: row.get(settings.columns.get(name, name)) for name in _COLUMNS}
-                | {"": ", ".join(map(str, row))},
+                | {"": ", ".join(map(str, row)), _PLAIN: settings.texts == "plain"},
             )
         if not found:
             raise ConfigError(f"data set {settings.name} has no rows")
@@ -144,6 +148,8 @@ def _need(place: str, row: Row, *names: str, instead: str = "") -> None:
 def _reply(place: str, row: Row, name: str) -> Conversation:
     """Return the conversation that ends with the reply of a column."""
     given = row.get("prompt")
+    if row[_PLAIN]:
+        return _plain(place, row, name)
     prompt = () if given is None else _messages(place, given, "prompt", "user")
     reply = _messages(place, row[name], name, "assistant")
     if not prompt:
@@ -160,6 +166,18 @@ def _reply(place: str, row: Row, name: str) -> Conversation:
     if reply[system:behind] == prompt and len(reply) > behind:
         return _conversation(place, row, reply, behind)
     return _conversation(place, row, (*prompt, *reply), len(prompt))
+
+
+def _plain(place: str, row: Row, name: str) -> Conversation:
+    """Return a prompt and a reply that are texts, one behind the other."""
+    for column in ("prompt", name):
+        if not isinstance(row.get(column), str):
+            raise ConfigError(
+                f"data set {place}: with texts: plain '{column}' must be a text, not {_shown(row.get(column))}; leave "
+                "texts out for messages, and have prompts of their own"
+            )
+    messages = ({"role": "user", "content": row["prompt"]}, {"role": "assistant", "content": row[name]})
+    return replace(_conversation(place, row, messages, 1), plain=True)
 
 
 def _conversation(place: str, row: Row, messages: tuple[Message, ...], learnt_from: int) -> Conversation:
