@@ -61,3 +61,17 @@ def test_the_cases_of_one_gpu_run_where_there_is_none(tmp_path):
     assert results["fsdp2, compiled layers, fused AdamW"]["tokens_per_s"] > 0
     assert results["generation"]["generated_tokens_per_s"] > 0
     assert "flash" in results["flash attention"]["not_run"]
+
+
+@pytest.mark.slow
+def test_a_preset_is_compared_in_ranks_with_unequal_numbers_of_micro_batches_and_not_again(tmp_path):
+    pytest.importorskip("deepspeed", reason="the extra [deepspeed] is not installed")
+    script, out = ROOT / "benchmarks" / "training" / "presets_in_ranks.py", tmp_path / "found.json"
+    command = [sys.executable, script, "--presets", "starpo_s", "--backends", "fsdp2", "zero3", "--out", out]
+    subprocess.run(command, check=True, timeout=300)
+    found = json.loads(out.read_text())
+    assert (found["cases"], found["equal"]) == (8, 8)
+    first, second = found["micro_batches_of_the_ranks"]["unequal"]
+    assert first != second
+    again = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
+    assert again.stdout.splitlines() == ["8 cases, 8 equal"]

@@ -1,6 +1,7 @@
 """What the algorithms read: episodes as turns, and training rows as padded tensors."""
 
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, fields, replace
 from typing import Any, Self
 
@@ -52,6 +53,10 @@ class TrajectoryBatch:
     def __len__(self) -> int:
         """Return the number of trajectories."""
         return len(self.groups)
+
+    def copied(self) -> Self:
+        """Return a copy that shares no list with this one, for code of the user's, whatever it does to it."""
+        return deepcopy(self)
 
     def select(self, indices: Sequence[int]) -> Self:
         """Return these trajectories alone; the greedy ones stay as they are."""

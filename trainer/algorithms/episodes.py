@@ -151,7 +151,7 @@ def _custom(settings: CustomEpisodes, batch: TrajectoryBatch) -> list[bool]:
     expected = "whether each trajectory is kept"
     flags = [
         flag.item() if isinstance(flag, np.generic | Tensor) and flag.ndim == 0 else flag
-        for flag in plugin.elements(plugin(batch), expected)
+        for flag in plugin.elements(plugin(batch.copied()), expected)
     ]
     if len(flags) != len(batch) or not all(isinstance(flag, bool | Real) for flag in flags):
         raise plugin.broken(f"must return {expected}: {len(batch)} truth values")

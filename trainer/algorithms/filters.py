@@ -163,9 +163,12 @@ def _chosen(
     batch: TrajectoryBatch | None,
 ) -> set[int]:
     plugin: Plugin = load_plugin(settings.function, "algorithm.filter.function")
-    if settings.sees == "batch" and batch is None:
-        raise ValueError("the filter asks for the whole batch, which is not given")
-    given = plugin(batch) if settings.sees == "batch" else plugin(groups, returns)
+    if settings.sees == "batch":
+        if batch is None:
+            raise ValueError("the filter asks for the whole batch, which is not given")
+        given = plugin(batch.copied())
+    else:
+        given = plugin([*groups], [*returns])
     chosen = plugin.elements(given, "the numbers of the groups to keep", ordered=False)
     # A list of flags would otherwise be read as groups 0 and 1.
     if any(isinstance(each, bool) or not isinstance(each, Integral) for each in chosen):

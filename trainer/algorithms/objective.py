@@ -30,6 +30,7 @@ from rollgym.trainer.algorithms.losses import (
 )
 from rollgym.trainer.algorithms.ratio import Clip, clipped_difference, log_ratio
 from rollgym.trainer.algorithms.settings import AlgorithmSettings
+from rollgym.trainer.algorithms.user_functions import left_alone
 from rollgym.trainer.core.plugins import load_plugin
 
 
@@ -284,9 +285,15 @@ def _custom_surrogate(path: str, inputs: SurrogateInputs) -> SurrogateLoss:
         PluginError: If it raises, or does not return a loss for each token.
     """
     plugin = load_plugin(path, "algorithm.surrogate.function")
-    loss = plugin(inputs)
+    with left_alone(plugin, inputs):
+        loss = plugin(inputs)
     if not isinstance(loss, Tensor) or loss.shape != inputs.mask.shape or not loss.is_floating_point():
         raise plugin.broken("must return a tensor with the loss of each token, [rows, tokens]")
+    if inputs.logprobs.requires_grad and not loss.requires_grad:
+        raise plugin.broken(
+            "must return a loss with a gradient: compute it from logprobs or log_ratio, outside of torch.no_grad and "
+            "without detach"
+        )
     return SurrogateLoss(loss, torch.zeros_like(inputs.mask))
 
 

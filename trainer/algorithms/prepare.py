@@ -23,6 +23,7 @@ from rollgym.trainer.algorithms.losses import ppo_surrogate
 from rollgym.trainer.algorithms.settings import AlgorithmSettings
 from rollgym.trainer.algorithms.stream import TokenStream
 from rollgym.trainer.algorithms.token_settings import ClipCovSelection, CustomSelection, Rejection
+from rollgym.trainer.algorithms.user_functions import left_alone
 from rollgym.trainer.core.errors import InvalidNumberError
 from rollgym.trainer.core.plugins import load_plugin
 
@@ -176,7 +177,8 @@ def _covariances(tokens: StepTokens) -> Tensor:
 
 def _custom(selection: CustomSelection, tokens: StepTokens) -> Tensor:
     plugin = load_plugin(selection.function, "algorithm.selection.function")
-    given = plugin(tokens)
+    with left_alone(plugin, tokens):
+        given = plugin(tokens)
     if not isinstance(given, Tensor) or given.shape != tokens.mask.shape:
         raise plugin.broken("must return a tensor with a weight for each token, [rows, tokens]")
     weights = torch.where(tokens.mask, given.detach().float(), 1.0)

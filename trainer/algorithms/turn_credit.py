@@ -232,7 +232,7 @@ def _custom_advantages(plugin: Plugin, batch: TrajectoryBatch) -> TurnValues:
         InvalidNumberError: If one of them is no number to compute with.
     """
     expected = "one advantage per turn of each trajectory"
-    found = [plugin.elements(part, expected) for part in plugin.elements(plugin(batch), expected)]
+    found = [plugin.elements(part, expected) for part in plugin.elements(plugin(batch.copied()), expected)]
     if [len(part) for part in found] != [len(part) for part in batch.rewards]:
         raise plugin.broken(f"must return {expected}")
     return [[finite_number(value, f"an advantage of {plugin.path}") for value in part] for part in found]

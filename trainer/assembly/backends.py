@@ -7,6 +7,7 @@ from rollgym.trainer.backends.base import Scorer
 from rollgym.trainer.backends.heads import Head, PolicyHead, ValueHead
 from rollgym.trainer.backends.optimizer import Schedule
 from rollgym.trainer.backends.prefix_costs import sharing_costs
+from rollgym.trainer.backends.prefix_plan import Plans
 from rollgym.trainer.backends.reference import FrozenModel, PolicyWithoutAdapters
 from rollgym.trainer.backends.torch_backend import TorchBackend
 from rollgym.trainer.config.run import RunSettings
@@ -50,19 +51,19 @@ def critic_head(settings: RunSettings, model: PreTrainedModel) -> ValueHead:
     return ValueHead(critic)
 
 
-def policy_backend(settings: RunSettings, model: PreTrainedModel) -> TorchBackend:
-    """Return the backend of what a run trains, in this process."""
+def policy_backend(settings: RunSettings, model: PreTrainedModel, plans: Plans | None = None) -> TorchBackend:
+    """Return the backend of what a run trains, in this process; models of one run may share the plans of rows."""
     schedule = run_schedule(settings, settings.optimizer.learning_rate)
-    return _backend(settings, training_head(settings, model), schedule)
+    return _backend(settings, training_head(settings, model), schedule, plans)
 
 
-def critic_backend(settings: RunSettings, model: PreTrainedModel) -> TorchBackend:
+def critic_backend(settings: RunSettings, model: PreTrainedModel, plans: Plans | None = None) -> TorchBackend:
     """Return the backend of a critic, in this process."""
     schedule = run_schedule(settings, settings.optimizer.critic_learning_rate)
-    return _backend(settings, critic_head(settings, model), schedule)
+    return _backend(settings, critic_head(settings, model), schedule, plans)
 
 
-def reference_model(settings: RunSettings, model: PreTrainedModel) -> Scorer:
+def reference_model(settings: RunSettings, model: PreTrainedModel, plans: Plans | None = None) -> Scorer:
     """Return the policy as the run begins: a second model, or the same one with its adapters off."""
     adapted = settings.model.lora is not None
     frozen = model if adapted else twin_of(model, DTYPES[settings.model.dtype])
@@ -70,8 +71,8 @@ def reference_model(settings: RunSettings, model: PreTrainedModel) -> Scorer:
     budget = settings.optimizer.tokens_per_micro_batch
     costs = sharing_costs(head, settings.optimizer.shared_prefixes, frozen.device)
     if adapted:
-        return PolicyWithoutAdapters(head, budget, costs, warm=settings.warm_start is not None)
-    return FrozenModel(head, budget, costs)
+        return PolicyWithoutAdapters(head, budget, costs, plans, warm=settings.warm_start is not None)
+    return FrozenModel(head, budget, costs, plans)
 
 
 def warm_start_backend(settings: RunSettings, model: PreTrainedModel, learning_rate: float) -> TorchBackend:
@@ -79,7 +80,9 @@ def warm_start_backend(settings: RunSettings, model: PreTrainedModel, learning_r
     return _backend(settings, policy_head(model, 1.0), Schedule(learning_rate, 0, 1, "constant"))
 
 
-def _backend(settings: RunSettings, head: Head, schedule: Schedule) -> TorchBackend:
+def _backend(
+    settings: RunSettings, head: Head, schedule: Schedule, plans: Plans | None = None
+) -> TorchBackend:
     return TorchBackend(
         head,
         settings.optimizer,
@@ -87,6 +90,7 @@ def _backend(settings: RunSettings, head: Head, schedule: Schedule) -> TorchBack
         dtype=DTYPES[settings.model.dtype],
         gradient_checkpointing=settings.model.gradient_checkpointing,
         compiled=settings.model.compile,
+        plans=plans,
     )
 
 

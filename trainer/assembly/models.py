@@ -22,6 +22,7 @@ from rollgym.trainer.assembly.rank_recipe import RankRecipe, Role
 from rollgym.trainer.assembly.standing import RankGroups, mesh_shape
 from rollgym.trainer.assembly.turns import SharedDevices
 from rollgym.trainer.backends.base import Scorer, TrainBackend
+from rollgym.trainer.backends.prefix_plan import Plans
 from rollgym.trainer.backends.ranked import RankedBackend, Ranks
 from rollgym.trainer.cluster.cluster import Cluster
 from rollgym.trainer.cluster.local_roles import RANKS_FOLDER
@@ -101,10 +102,11 @@ class OwnModels:
     def models(self) -> Models:
         """Return what the run trains and reads."""
         settings, model = self._settings, self._policy.model
+        algorithm, plans = settings.algorithm, Plans()
         # The others first: the policy's own backend may round the weights that they start with.
-        critic = critic_backend(settings, model) if settings.algorithm.critic is not None else None
-        reference = reference_model(settings, model) if settings.algorithm.needs_reference else None
-        return Models(policy_backend(settings, model), critic, reference)
+        critic = critic_backend(settings, model, plans) if algorithm.critic is not None else None
+        reference = reference_model(settings, model, plans) if algorithm.needs_reference else None
+        return Models(policy_backend(settings, model, plans), critic, reference)
 
     @contextmanager
     def other(self, path: str) -> Iterator[Scorer]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol, Self
 
+import torch
 from torch import Tensor
 
 from rollgym.trainer.algorithms.aggregation import Metrics
@@ -54,6 +55,22 @@ class MicroBatch:
     outputs: Tensor
     entropy: Tensor | None
     fields: Mapping[str, Tensor]
+
+    def loss_of_nothing(self) -> Tensor:
+        """Return a loss of 0 that all that the head computed takes part in."""
+        return loss_of_nothing(self.outputs, self.entropy)
+
+
+def loss_of_nothing(*computed: Tensor | None) -> Tensor:
+    """Return a loss of 0 that all outputs of a head take part in, for a rank that has no rows left.
+
+    An output without a path into the loss has no backward pass: where weights are gathered in backward passes too, the
+    other ranks, whose losses read it, would wait for this one for ever.
+
+    Args:
+        computed: Each output; None in place of one that nobody asked for.
+    """
+    return torch.stack([each.sum() for each in computed if each is not None]).sum() * 0.0
 
 
 LossFunction = Callable[[MicroBatch], tuple[Tensor, Metrics]]

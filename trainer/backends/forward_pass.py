@@ -11,7 +11,7 @@ from rollgym.trainer.backends.base import EntropyMode, MicroBatch, RoutedOutputs
 from rollgym.trainer.backends.batching import length_buckets, pad_rows
 from rollgym.trainer.backends.heads import Head
 from rollgym.trainer.backends.prefix_layout import SharedTokens
-from rollgym.trainer.backends.prefix_plan import Bucket, plan
+from rollgym.trainer.backends.prefix_plan import Bucket, Plans
 from rollgym.trainer.backends.prefix_tree import CallCosts, rows_apart
 from rollgym.trainer.backends.routing import packed_experts
 from rollgym.trainer.models.pictures import image_tensors
@@ -25,12 +25,20 @@ class ForwardPass:
         tokens_per_micro_batch: Tokens of a micro-batch, padding included.
         costs: Of the model's calls: tokens of rows that begin alike go through the model once where that costs less.
             None: each row goes through it as it is.
+        plans: Plans of rows that other models compute too; its own if None.
     """
 
-    def __init__(self, head: Head, tokens_per_micro_batch: int, costs: CallCosts | None = None) -> None:
+    def __init__(
+        self,
+        head: Head,
+        tokens_per_micro_batch: int,
+        costs: CallCosts | None = None,
+        plans: Plans | None = None,
+    ) -> None:
         self._head = head
         self._tokens = tokens_per_micro_batch
         self._costs = costs
+        self._plans = plans or Plans()
         self._reads = head.reads
         self._prefixes = costs is not None and head.why_not_shared is None
         self._experts: KeptExperts | None = None
@@ -102,7 +110,7 @@ class ForwardPass:
         if apart or self._costs is None or any(row.experts is not None for row in rows):
             return [Bucket(bucket) for bucket in length_buckets([len(row.ids) for row in rows], self._tokens)]
         ids = [row.ids.numpy() for row in rows]
-        return plan(ids, self._tokens, self._costs, prefixes=self._prefixes)
+        return self._plans.plan(ids, self._tokens, self._costs, prefixes=self._prefixes)
 
     def _buckets_beside_pictures(self, rows: Sequence[TrainRow], *, apart: bool) -> list[Bucket]:
         """Cut rows of which some hold pictures: equal ids may hide other pictures, so that those share nothing."""

@@ -4,6 +4,8 @@ A plan that is not clearly cheaper than the rows as they are is not made. It is 
 may also do no more than divide rows that share nothing into calls of like length.
 """
 
+import hashlib
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -48,6 +50,42 @@ class Bucket:
     def saved(self, lengths: Sequence[int]) -> int:
         """Return how many tokens of its rows, of `lengths`, do not go through the model."""
         return 0 if self.shared is None else sum(lengths) - self.shared.tree.tokens
+
+
+class Plans:
+    """Plans of the latest batches of rows, each made once, whichever models compute it and how often.
+
+    An update has the same rows computed for old log-probabilities and by a reference and a critic, and those of an
+    optimizer step as well where something of them is known beforehand, or in its other epochs.
+
+    Args:
+        most: How many are kept.
+    """
+
+    def __init__(self, most: int = 16) -> None:
+        self._most = most
+        self._kept: OrderedDict[tuple[bytes, int, CallCosts, bool], list[Bucket]] = OrderedDict()
+
+    def plan(
+        self, ids: Sequence[Ids], budget: int, costs: CallCosts, *, prefixes: bool = True
+    ) -> list[Bucket]:
+        """Return what the function of this name returns."""
+        # By their contents: rows that come to a rank are others each time.
+        key = (_digest(ids), budget, costs, prefixes)
+        found = self._kept.get(key)
+        if found is None:
+            found = self._kept[key] = plan(ids, budget, costs, prefixes=prefixes)
+            if len(self._kept) > self._most:
+                self._kept.popitem(last=False)
+        self._kept.move_to_end(key)
+        return found
+
+
+def _digest(ids: Sequence[Ids]) -> bytes:
+    digest = hashlib.blake2b(np.array([len(row) for row in ids], dtype=np.int64).tobytes(), digest_size=16)
+    for row in ids:
+        digest.update(np.ascontiguousarray(row).data)
+    return digest.digest()
 
 
 def plan(ids: Sequence[Ids], budget: int, costs: CallCosts, *, prefixes: bool = True) -> list[Bucket]:
@@ -116,20 +154,17 @@ def _cut(
     start = 0
     while start < len(widths):
         before = growth[start] - widths[start]
-        stop = max(start + 1, int(np.searchsorted(growth, before + budget, side="right")))
-        tree = tree_of(widths[start:stop], shared[start:stop], costs, prefixes=prefixes)
-        while stop > start + 1:
+        most = max(start + 1, int(np.searchsorted(growth, before + budget, side="right")))
+        while True:
+            # A tree is the dearest part of a plan: only those are made that would be taken if they fit.
+            stop = most if most >= len(widths) else _where_little_is_cut(shared, start, most)
+            tree = tree_of(widths[start:stop], shared[start:stop], costs, prefixes=prefixes)
             # The loss reads rows as they are, padded to the longest.
             read = costs.read * sum(rows[start:stop]) * max(widths[start:stop])
-            if (held := tree.held(costs) + read) <= budget:
+            held = tree.held(costs) + read
+            if stop == start + 1 or held <= budget:
                 break
-            stop = start + max(1, min(stop - start - 1, int((stop - start) * budget / held)))
-            tree = tree_of(widths[start:stop], shared[start:stop], costs, prefixes=prefixes)
-        if stop < len(widths):
-            better = _where_little_is_cut(shared, start, stop)
-            if better < stop:
-                stop = better
-                tree = tree_of(widths[start:stop], shared[start:stop], costs, prefixes=prefixes)
+            most = start + max(1, min(stop - start - 1, int((stop - start) * budget / held)))
         yield start, tree
         start = stop
 

@@ -7,6 +7,7 @@ values. A tree of more segments saves tokens and makes more calls; what those co
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,8 +46,7 @@ class CallCosts:
         return rows * (width + pair * width * (prefix + width) + self.copied * prefix) + self.call
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
+class Segment(NamedTuple):
     """Tokens that are computed together: those of a path from `start` to `stop`.
 
     Attributes:
@@ -62,8 +62,7 @@ class Segment:
     parent: int
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(NamedTuple):
     """Segments that go through the model together, padded to equal length.
 
     Attributes:
@@ -143,11 +142,14 @@ def tree_of(widths: Sequence[int], shared: Sequence[int], costs: CallCosts, *, p
         prefixes: Whether there may be segments behind others.
     """
     nodes = _radix(widths, shared)
-    trees = [_tree(nodes, len(widths), None, costs)]
+    divisions = [_divided(nodes, len(widths), None)]
     for threshold in _THRESHOLDS if prefixes else ():
-        trees.append(_tree(nodes, len(widths), threshold, costs))
-        if len(trees[-1].segments) == len(widths):
+        segments, leaves = _divided(nodes, len(widths), threshold)
+        if len(segments) == len(widths):
             break  # nothing saves as much, and nothing will save more
+        if segments != divisions[-1][0]:
+            divisions.append((segments, leaves))
+    trees = [Tree(segments, list(_calls(segments, costs)), leaves) for segments, leaves in divisions]
     return min(trees, key=lambda tree: tree.cost(costs))
 
 
@@ -160,8 +162,8 @@ def rows_apart(lengths: Sequence[int]) -> SharedRows:
 
 def finest_tree(paths: Paths, widths: Sequence[int], costs: CallCosts) -> SharedRows:
     """Return the tree that shares whatever its paths share, of rows none of which is the beginning of another."""
-    tree = _tree(_radix(widths, paths.shared), len(widths), 1, costs)
-    return SharedRows(tree, paths.row, paths.of_row)
+    segments, leaves = _divided(_radix(widths, paths.shared), len(widths), 1)
+    return SharedRows(Tree(segments, list(_calls(segments, costs)), leaves), paths.row, paths.of_row)
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,8 +220,8 @@ def _radix(widths: Sequence[int], shared: Sequence[int]) -> _Nodes:
     )
 
 
-def _tree(nodes: _Nodes, paths: int, threshold: int | None, costs: CallCosts) -> Tree:
-    """Return the tree whose inner segments save `threshold` tokens each, or that has none."""
+def _divided(nodes: _Nodes, paths: int, threshold: int | None) -> tuple[list[Segment], list[int]]:
+    """Return segments of which the inner ones save `threshold` tokens each, or are none, and the last of each path."""
     segments: list[Segment] = []
     leaves = [0] * paths
     above = [-1] * len(nodes.stop)  # the segment that ends last at or above each node
@@ -235,7 +237,7 @@ def _tree(nodes: _Nodes, paths: int, threshold: int | None, costs: CallCosts) ->
             continue
         above[number] = len(segments)
         segments.append(Segment(nodes.path[number], start, stop, before))
-    return Tree(segments, list(_calls(segments, costs)), leaves)
+    return segments, leaves
 
 
 def _calls(segments: Sequence[Segment], costs: CallCosts) -> Iterator[Call]:

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
+from rollgym.trainer.backends.prefix_plan import Plans
 from rollgym.trainer.core.device import torch_device
 from rollgym.trainer.core.errors import ConfigError
 
@@ -84,6 +85,7 @@ class RankGroup:
 
     Attributes:
         timeout: The same; what is changed holds once `bound_waits` was called.
+        plans: Of rows that several of its models compute.
 
     Raises:
         ConfigError: If there is no such device.
@@ -118,6 +120,7 @@ class RankGroup:
             self.device.type, tuple(dimensions.values()), mesh_dim_names=tuple(dimensions)
         )
         self.timeout = timeout
+        self.plans = Plans()
         self.bound_waits()
 
     def bound_waits(self) -> None:

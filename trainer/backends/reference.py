@@ -10,6 +10,7 @@ from torch import Tensor
 from rollgym.trainer.backends.base import TrainRow
 from rollgym.trainer.backends.forward_pass import ForwardPass
 from rollgym.trainer.backends.heads import Head
+from rollgym.trainer.backends.prefix_plan import Plans
 from rollgym.trainer.backends.prefix_tree import CallCosts
 from rollgym.trainer.backends.sharded_model import ShardedModel
 from rollgym.trainer.models.lora import adapter_tensors, adapters_as, adapters_off
@@ -24,10 +25,17 @@ class FrozenModel:
         head: The model and what is read off it.
         tokens_per_micro_batch: Tokens of a micro-batch, padding included.
         costs: Of the model's calls, where tokens of rows that begin alike go through the model once.
+        plans: Plans of rows that other models compute too.
     """
 
-    def __init__(self, head: Head, tokens_per_micro_batch: int, costs: CallCosts | None = None) -> None:
-        self._pass = ForwardPass(head, tokens_per_micro_batch, costs)
+    def __init__(
+        self,
+        head: Head,
+        tokens_per_micro_batch: int,
+        costs: CallCosts | None = None,
+        plans: Plans | None = None,
+    ) -> None:
+        self._pass = ForwardPass(head, tokens_per_micro_batch, costs, plans)
 
     def forward(self, rows: Sequence[TrainRow]) -> list[Tensor]:
         """Return the outputs of each row, float32 `[tokens]`, zero outside its mask, without gradient."""
@@ -60,12 +68,19 @@ class PolicyWithoutAdapters:
         tokens_per_micro_batch: Tokens of a micro-batch, padding included.
         costs: Of the model's calls, where tokens of rows that begin alike go through the model once.
         warm: Whether adapters were trained before the run began. They are kept then.
+        plans: Plans of rows that other models compute too.
     """
 
     def __init__(
-        self, head: Head, tokens_per_micro_batch: int, costs: CallCosts | None = None, *, warm: bool
+        self,
+        head: Head,
+        tokens_per_micro_batch: int,
+        costs: CallCosts | None = None,
+        plans: Plans | None = None,
+        *,
+        warm: bool,
     ) -> None:
-        self._pass = ForwardPass(head, tokens_per_micro_batch, costs)
+        self._pass = ForwardPass(head, tokens_per_micro_batch, costs, plans)
         model = head.model
         self._start = {name: tensor.clone() for name, tensor in adapter_tensors(model)} if warm else None
 

@@ -57,7 +57,7 @@ class ShardedModel:
         self._group = group
         self._pieces = pieces
         self._dtype = dtype
-        self._pass = ForwardPass(head, tokens_per_micro_batch, costs)
+        self._pass = ForwardPass(head, tokens_per_micro_batch, costs, group.plans)
         self._loading: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
 
     @property

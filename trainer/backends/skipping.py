@@ -1,5 +1,7 @@
 """Optimizer steps that are left out because they would have destroyed the weights."""
 
+from collections.abc import Callable
+
 from rollgym.trainer.core.errors import RunError
 
 LOSS = "the loss is not finite"
@@ -22,12 +24,15 @@ class SkippedSteps:
     Args:
         what: What is trained, for the message.
         limit: How many steps in a row may be left out.
+        say: Told, for people, at the first that is left out and ever more rarely.
     """
 
-    def __init__(self, what: str, limit: int) -> None:
+    def __init__(self, what: str, limit: int, say: Callable[[str], None] = lambda text: None) -> None:
         self._what = what
         self._limit = limit
+        self._say = say
         self._in_a_row = 0
+        self._left_out = 0
 
     def note(self, *, applied: bool, why: str = "") -> None:
         """Take note of a step.
@@ -40,9 +45,16 @@ class SkippedSteps:
             RunError: If it is one too many.
         """
         self._in_a_row = 0 if applied else self._in_a_row + 1
+        if applied:
+            return
+        why = why or "the loss or its gradient is not finite"
+        self._left_out += 1
+        if self._left_out & (self._left_out - 1) == 0:
+            so_far = "" if self._left_out == 1 else f" ({self._left_out} so far)"
+            self._say(f"an optimizer step of the {self._what} was left out{so_far}: {why}")
         if self._in_a_row > self._limit:
             raise RunError(
                 f"{self._in_a_row} optimizer steps of the {self._what} in a row were left out "
-                f"(optimizer.max_skipped_steps {self._limit}): {why or 'the loss or its gradient is not finite'}; no "
-                "weights were harmed: look at the rewards, or lower optimizer.learning_rate"
+                f"(optimizer.max_skipped_steps {self._limit}): {why}; no weights were harmed: look at the rewards, or "
+                "lower optimizer.learning_rate"
             )

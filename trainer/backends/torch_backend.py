@@ -22,6 +22,7 @@ from rollgym.trainer.backends.heads import Head
 from rollgym.trainer.backends.layers import CompiledLayers, GradientCheckpointing
 from rollgym.trainer.backends.optimizer import Schedule, make_optimizer
 from rollgym.trainer.backends.prefix_costs import sharing_costs
+from rollgym.trainer.backends.prefix_plan import Plans
 from rollgym.trainer.backends.skipping import LOSS, gradient_named
 from rollgym.trainer.config.optimizer import OptimizerSettings
 from rollgym.trainer.models.load import save_weights
@@ -43,6 +44,7 @@ class TorchBackend:
             float32, and those are saved.
         gradient_checkpointing: Whether activations are computed once more for the gradient in place of being kept.
         compiled: What compiles the layers, if anything (`model.compile`).
+        plans: Plans of rows that other models compute too.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class TorchBackend:
         dtype: torch.dtype = torch.float32,
         gradient_checkpointing: bool = False,
         compiled: str | None = None,
+        plans: Plans | None = None,
     ) -> None:
         self._head = head
         self._settings = optimizer
@@ -61,7 +64,7 @@ class TorchBackend:
         self._steps = 0
         self._masters = MasterWeights(head.model, dtype)
         costs = sharing_costs(head, optimizer.shared_prefixes, head.body.device)
-        self._pass = ForwardPass(head, optimizer.tokens_per_micro_batch, costs)
+        self._pass = ForwardPass(head, optimizer.tokens_per_micro_batch, costs, plans)
         self._optimizer = make_optimizer(optimizer, self._masters.trained, schedule.rate(0))
         self._checkpointing = GradientCheckpointing(head.model, enabled=gradient_checkpointing)
         self._layers = CompiledLayers(head.model, compiled)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from rollgym.trainer.backends.base import loss_of_nothing
 from rollgym.trainer.backends.heads import Head
 from rollgym.trainer.backends.optimizer import Schedule, make_optimizer
 from rollgym.trainer.backends.prefix_costs import sharing_costs
@@ -282,7 +283,7 @@ def zero_backend(
     def nothing() -> Tensor:
         ids = torch.zeros((1, 2), dtype=torch.int64, device=group.device)
         indices = torch.zeros(0, dtype=torch.int64, device=group.device)
-        return wrapped(ids, indices, indices, "none")[0].sum() * 0.0
+        return loss_of_nothing(*wrapped(ids, indices, indices, "none"))
 
     return ShardedBackend(
         wrapped,

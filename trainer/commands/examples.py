@@ -163,7 +163,7 @@ async def _prepared(settings: RunSettings, policy: Policy, console: RunConsole) 
         shown = await _demonstrations(settings, settings.sft.expert, policy, console)
         rows = ExampleRows(policy.renderer, settings.sft, settings.model.max_length, console.say)
         held_out = rows.conversations(settings.sft.held_out)
-        return _of_rows(settings, settings.sft, Imitation, shown, held_out)
+        return _of_rows(settings, settings.sft, Imitation, shown, held_out, console)
     return await asyncio.to_thread(_of_data, settings, policy, console)
 
 
@@ -175,7 +175,7 @@ def _of_data(settings: RunSettings, policy: Policy, console: RunConsole) -> Prep
         case SftSettings():
             learnt, held_out = (rows.conversations(data, how.roles) for data in (how.data, how.held_out))
             rows.tell_overlap(learnt, held_out)
-            return _of_rows(settings, how, Imitation, learnt, held_out)
+            return _of_rows(settings, how, Imitation, learnt, held_out, console)
         case DpoSettings():
             read = rows.pairs if how.loss.paired else rows.judged
             examples, others = read(how.data), read(how.held_out)
@@ -188,7 +188,7 @@ def _of_data(settings: RunSettings, policy: Policy, console: RunConsole) -> Prep
             pairs = partial(rows.pairs, rewarded=True)
             examples, others = pairs(how.data), pairs(how.held_out)
             rows.tell_overlap(examples, others)
-            return _ranking(settings, how, examples, others)
+            return _ranking(settings, how, examples, others, console)
         case DistillSettings():
             check_teachers(how, policy.tokenizer)
             teach = partial(teacher_of, how)
@@ -196,7 +196,7 @@ def _of_data(settings: RunSettings, policy: Policy, console: RunConsole) -> Prep
                 rows.conversations(data, teacher_of=teach) for data in (how.data, how.held_out)
             )
             rows.tell_overlap(learnt, held_out)
-            return _of_rows(settings, how, Distillation, learnt, held_out)
+            return _of_rows(settings, how, Distillation, learnt, held_out, console)
         case _:
             raise ConfigError("no pipeline is named")
 
@@ -225,6 +225,7 @@ def _of_rows(
     objective: type[Imitation | Distillation],
     rows: list[TrainRow],
     held_out: list[TrainRow],
+    console: RunConsole,
 ) -> Prepared:
     """Return what learns from rows one by one: their own tokens, or a teacher's distributions at these."""
     return Prepared(
@@ -232,7 +233,11 @@ def _of_rows(
         [len(row.ids) for row in rows],
         {"0 data": rows_digest(rows)},
         lambda models, _: objective(
-            models.policy, rows, held_out, max_skipped_steps=settings.optimizer.max_skipped_steps
+            models.policy,
+            rows,
+            held_out,
+            max_skipped_steps=settings.optimizer.max_skipped_steps,
+            say=console.say,
         ),
     )
 
@@ -260,20 +265,24 @@ def _preference(
             with others.other(str(how.reference)) as reference:
                 sums = compared(reference)
         skipped = settings.optimizer.max_skipped_steps
-        return Preference(models.policy, how.loss, examples, sums[0], held_out, sums[1], skipped)
+        return Preference(models.policy, how.loss, examples, sums[0], held_out, sums[1], skipped, console.say)
 
     return Prepared(how, examples.lengths, _digests(examples), objective)
 
 
 def _ranking(
-    settings: RunSettings, how: RewardModelSettings, examples: PreferenceRows, held_out: PreferenceRows
+    settings: RunSettings,
+    how: RewardModelSettings,
+    examples: PreferenceRows,
+    held_out: PreferenceRows,
+    console: RunConsole,
 ) -> Prepared:
     skipped = settings.optimizer.max_skipped_steps
     return Prepared(
         how,
         examples.lengths,
         _digests(examples),
-        lambda models, _: Ranking(models.policy, how.centre, examples, held_out, skipped),
+        lambda models, _: Ranking(models.policy, how.centre, examples, held_out, skipped, console.say),
     )
 
 

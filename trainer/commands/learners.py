@@ -1,6 +1,7 @@
 """What learns from a run's episodes: the algorithm, by their rewards, or distillation, from a teacher."""
 
 import asyncio
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 
 from rollgym.trainer.assembly.policy import Policy
@@ -14,13 +15,16 @@ from rollgym.trainer.learn.distilling import (
     RowSource,
     ScoredRows,
 )
+from rollgym.trainer.learn.health import Learning
 from rollgym.trainer.learn.hindsight import Hindsight
 from rollgym.trainer.learn.learner import Learner, Models
 from rollgym.trainer.learn.pipelines.rl import Updater
 
 
-def reward_learner(settings: RunSettings, models: Models) -> Learner:
-    """Return what learns from rewards."""
+def reward_learner(
+    settings: RunSettings, models: Models, say: Callable[[str], None] = lambda text: None
+) -> Learner:
+    """Return what learns from rewards; `say` is told, for people, of optimizer steps that are left out."""
     return Learner(
         settings.algorithm,
         models,
@@ -28,11 +32,16 @@ def reward_learner(settings: RunSettings, models: Models) -> Learner:
         max_skipped_steps=settings.optimizer.max_skipped_steps,
         truncated=settings.rollout.truncates,
         router_replay=settings.optimizer.router_replay,
+        say=say,
     )
 
 
 async def make_learner(
-    settings: RunSettings, models: Models, policy: Policy, stack: AsyncExitStack
+    settings: RunSettings,
+    models: Models,
+    policy: Policy,
+    stack: AsyncExitStack,
+    say: Callable[[str], None] = lambda text: None,
 ) -> Updater:
     """Return what learns from a run's episodes.
 
@@ -41,6 +50,7 @@ async def make_learner(
         models: What it trains and reads.
         policy: The policy's tokenizer and renderer.
         stack: Closes what is opened for it.
+        say: Told, for people, of optimizer steps that are left out.
 
     Raises:
         ConfigError: If a teacher cannot be had.
@@ -48,13 +58,24 @@ async def make_learner(
     """
     distill = settings.distill
     if distill is None:
-        return reward_learner(settings, models)
+        return reward_learner(settings, models, say)
     return DistillationLearner(
         models.policy,
         await _row_source(settings, distill, models, policy, stack),
         sampled=distill.estimate == "sampled",
         largest_ratio=distill.largest_ratio,
         max_skipped_steps=settings.optimizer.max_skipped_steps,
+        say=say,
+    )
+
+
+def learning_of(settings: RunSettings) -> Learning:
+    """Return what a run learns from."""
+    algorithm = settings.algorithm
+    return Learning(
+        rewards=settings.distill is None,
+        paid_alike=algorithm.advantage.kind != "custom",
+        advantages=algorithm.surrogate.kind != "custom" and not algorithm.positive_nll.coefficient,
     )
 
 

@@ -38,6 +38,7 @@ _FREE_TO_CHANGE = (
     "rollout.server_timeout_s",
     "rollout.episode_timeout_s",
     "rollout.max_failed_groups",
+    "rollout.max_steps_without_learning",
     "rollout.max_concurrent_episodes",
     "rollout.max_concurrent_by_environment",
     "rollout.log",

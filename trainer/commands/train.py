@@ -17,7 +17,7 @@ from rollgym.trainer.assembly.policy import Policy, build_policy
 from rollgym.trainer.assembly.standing import StandingRoles
 from rollgym.trainer.assembly.turns import device_turns
 from rollgym.trainer.cluster.placement import picture, place_roles
-from rollgym.trainer.commands.learners import make_learner
+from rollgym.trainer.commands.learners import learning_of, make_learner
 from rollgym.trainer.commands.plots import plot_run
 from rollgym.trainer.commands.policy import save_policy
 from rollgym.trainer.commands.resume import (
@@ -36,19 +36,20 @@ from rollgym.trainer.config.supervised import WarmStartSettings
 from rollgym.trainer.core.console import RunConsole
 from rollgym.trainer.core.ending import Ending, to_its_end
 from rollgym.trainer.core.errors import CheckpointError
-from rollgym.trainer.core.run_files import write_errors
+from rollgym.trainer.core.run_files import read_lines, write_errors
 from rollgym.trainer.evaluation.demonstrations import collect_demonstrations
 from rollgym.trainer.evaluation.evaluator import Evaluator, as_metrics, build_evaluation_sets
 from rollgym.trainer.evaluation.overlap import overlap_warnings
 from rollgym.trainer.evaluation.play import Score
 from rollgym.trainer.evaluation.reporting.episodes import keep_tokenizer
 from rollgym.trainer.learn.boards import RunIdentity, open_boards
+from rollgym.trainer.learn.health import RunHealth
 from rollgym.trainer.learn.learner import Models
 from rollgym.trainer.learn.pipelines import rl
 from rollgym.trainer.learn.pipelines.saving import Saver
 from rollgym.trainer.learn.pipelines.sft import supervised_rows, train_supervised
 from rollgym.trainer.learn.rows import row_builder
-from rollgym.trainer.learn.tracking import Tracker
+from rollgym.trainer.learn.tracking import METRICS_FILE, Tracker
 from rollgym.trainer.learn.utilisation import training_work
 from rollgym.trainer.records.checkpoint import Checkpoint, RunState
 from rollgym.trainer.records.checkpoint_store import CheckpointStore
@@ -169,10 +170,12 @@ async def _train(
         stack.callback(curriculum.close)
     scheduler = make_scheduler(settings, playing, pool, source, ledger, state, console, recall)
     stack.push_async_callback(scheduler.close)
+    health = RunHealth(learning_of(settings), settings.rollout.max_steps_without_learning, console.say)
+    health.take_up(read_lines(directory / METRICS_FILE, "step"))
     parts = rl.Parts(
         algorithm=settings.algorithm,
         scheduler=scheduler,
-        learner=await make_learner(settings, models, policy, stack),
+        learner=await make_learner(settings, models, policy, stack, console.say),
         models=models,
         publisher=players.publisher,
         client=players.client,
@@ -180,6 +183,7 @@ async def _train(
         ledger=ledger,
         tracker=tracker,
         console=console,
+        health=health,
         saver=Saver(
             models,
             store,
@@ -281,6 +285,7 @@ async def _warm_start(
         batch_rows=warm.batch_rows,
         seed=settings.seed,
         max_skipped_steps=settings.optimizer.max_skipped_steps,
+        say=console.say,
     )
     # In a thread, batch by batch: the console goes on, and an interruption waits for one batch at most.
     while (progress := await asyncio.to_thread(next, work, None)) is not None:

@@ -1,6 +1,6 @@
 """Settings of data sets: rows of files as tasks of verifiers."""
 
-from typing import Self
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -76,6 +76,11 @@ class ExamplesSettings(RowsSettings):
         description="What our columns are called in the data: messages, prompt, completion, chosen, rejected, label, "
         "margin, tools, system, domain, and within messages messages.role and messages.content. `a.b` is `b` in the "
         "column `a`. Others are passed over.",
+    )
+    texts: Literal["chat", "plain"] = Field(
+        "chat",
+        description="How prompts and replies that are texts are written: as messages, by the chat template; or as they "
+        "are, one behind the other, with the tokenizer's end of text behind the reply (TRL).",
     )
 
 

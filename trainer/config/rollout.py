@@ -184,6 +184,12 @@ class RolloutSettings(Settings):
         8,
         description="Groups of one environment that may be dropped in a row because it fails; one more ends the run.",
     )
+    max_steps_without_learning: Count | None = Field(
+        50,
+        description="Steps in a row with nothing to learn from (no optimizer step, all episodes paid alike, or replies "
+        "that no longer differ) after which the run ends, where the policy is no better than at first. Steps whose "
+        "episodes are all solved do not count; null: it never ends for that.",
+    )
     max_concurrent_sequences: Count = Field(
         256,
         description="Replies that are sampled at once; of the requests that wait, those of the next step go first.",

@@ -5,11 +5,14 @@ it is called.
 """
 
 import asyncio
+import contextvars
 import inspect
+import threading
 import traceback
-from collections.abc import Iterable, Iterator, Mapping, Set
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -33,6 +36,7 @@ class Plugin:
     setting: str
     path: str
     function: Any
+    _turn: asyncio.Lock = field(default_factory=asyncio.Lock, init=False, repr=False, compare=False)
 
     def __call__(self, *arguments: Any) -> Any:
         """Call it.
@@ -50,12 +54,22 @@ class Plugin:
     async def answer(self, *arguments: Any) -> Any:
         """Call it, and wait for what it returns if it is a coroutine.
 
+        A plain function may take its time: it runs in a thread, one call after the other, while the event loop goes on.
+
         Raises:
             PluginError: If it raises.
         """
+        if _is_coroutine(self.function):
+            with self.running():
+                return await self.function(*arguments)
+        async with self._turn:
+            given = await _beside_the_loop(partial(self._called, arguments))
         with self.running():
-            given = self.function(*arguments)
             return await given if inspect.isawaitable(given) else given
+
+    def _called(self, arguments: tuple[Any, ...]) -> Any:
+        with self.running():
+            return self.function(*arguments)
 
     def elements(self, given: Any, expected: str, *, ordered: bool = True) -> list[Any]:
         """Return what it has returned, or what a generator of its yields, as a list.
@@ -86,14 +100,15 @@ class Plugin:
         Raises:
             PluginError: If it raises.
         """
+        task = _running_task()
         try:
             yield
-        except (TrainerError, ProblemError, InvalidNumberError, KeyboardInterrupt, GeneratorExit):
+        except (TrainerError, ProblemError, InvalidNumberError, KeyboardInterrupt):
             raise
         except BaseException as error:
-            if _is_our_clients(error) or _is_our_cancellation(error):
+            if _is_our_clients(error) or _is_our_cancellation(error) or _is_the_end_of(task, error):
                 raise
-            raise self.broken(f"raised {_named(error)}", error) from error
+            raise self.broken(f"raised {_named(error)}{_advice(error)}", error) from error
 
     def broken(self, what: str, error: BaseException | None = None) -> PluginError:
         """Return the error that says what the plug-in did wrong, and where.
@@ -207,8 +222,57 @@ def _is_our_cancellation(error: BaseException) -> bool:
     """Whether the running task was cancelled, and not only something that the plug-in waited for."""
     if not isinstance(error, asyncio.CancelledError):
         return False
-    try:
-        task = asyncio.current_task()
-    except RuntimeError:  # a thread without an event loop has nothing to cancel
-        return False
+    task = _running_task()
     return task is not None and task.cancelling() > 0
+
+
+def _is_the_end_of(task: "asyncio.Task[Any] | None", error: BaseException) -> bool:
+    """Whether a coroutine is closed that a task has left behind: it is then not that task that runs it."""
+    return isinstance(error, GeneratorExit) and _running_task() is not task
+
+
+def _running_task() -> "asyncio.Task[Any] | None":
+    try:
+        return asyncio.current_task()
+    except RuntimeError:  # a thread without an event loop
+        return None
+
+
+def _advice(error: BaseException) -> str:
+    """What to do about an error that comes of where plain functions run."""
+    if isinstance(error, ValueError) and "main thread" in str(error):
+        return "; plain functions run in threads of their own: write async def for what needs the main one"
+    return ""
+
+
+def _is_coroutine(function: Any) -> bool:
+    """Whether a call only makes a coroutine, which takes no time."""
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+        getattr(function, "__call__", None)  # noqa: B004 - of an object
+    )
+
+
+async def _beside_the_loop(call: Callable[[], Any]) -> Any:
+    """Return what a call returns, made in a thread that nobody waits for where this is cancelled, or at the end."""
+    loop, context = asyncio.get_running_loop(), contextvars.copy_context()
+    done: asyncio.Future[Any] = loop.create_future()
+
+    def tell(result: Any, error: BaseException | None) -> None:
+        if done.done():
+            return  # it was cancelled
+        if error is None:
+            done.set_result(result)
+        else:
+            done.set_exception(error)
+
+    def work() -> None:
+        result, error = None, None
+        try:
+            result = context.run(call)
+        except BaseException as raised:  # noqa: BLE001 - raised again where it is waited for
+            error = raised
+        with suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(tell, result, error)
+
+    threading.Thread(target=work, name="plug-in", daemon=True).start()
+    return await done

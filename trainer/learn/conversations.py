@@ -1,7 +1,7 @@
 """Conversations as training rows: ids as the policy will read and write them, marked where they are learnt."""
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import torch
@@ -47,6 +47,8 @@ def conversation_rows(
         raise ConfigError(
             f"data set {conversation.place}: no message of {' or '.join(sorted(roles))} is there to be learnt"
         )
+    if conversation.plain:
+        return [_row(renderer, _plain_pieces(renderer, conversation, wanted))]
     renderer.template.note_unshown(conversation.messages, conversation.tools)
     texts = _texts(renderer, conversation, roles)
     if renderer.append_only and all(later.startswith(earlier) for earlier, later in pairwise(texts)):
@@ -92,6 +94,19 @@ def _pieces(
         else:
             pieces.append(_Piece(block, learnt=False))
     return pieces
+
+
+def _plain_pieces(
+    renderer: ChatRenderer, conversation: Conversation, wanted: Collection[int]
+) -> list[_Piece]:
+    """Return texts one behind the other, between the tokenizer's own beginning and end of a text."""
+    pieces = [
+        _Piece(renderer.quote(str(message["content"])), learnt=number in wanted)
+        for number, message in enumerate(conversation.messages)
+    ]
+    pieces[-1] = replace(pieces[-1], text=pieces[-1].text + renderer.token_text(renderer.end_of_text_id))
+    opening = renderer.opening_ids
+    return [*(_Piece(renderer.token_text(each), learnt=False) for each in opening), *pieces]
 
 
 def _last_piece(renderer: ChatRenderer, conversation: Conversation, number: int) -> list[_Piece]:

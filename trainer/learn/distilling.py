@@ -106,6 +106,7 @@ class DistillationLearner:
         sampled: Whether the loss is the estimate by the sampled tokens.
         largest_ratio: Bound of the weight of tokens that an older student sampled.
         max_skipped_steps: Steps in a row that may be left out because loss or gradient is not finite.
+        say: Told, for people, of those that are.
     """
 
     def __init__(
@@ -116,12 +117,13 @@ class DistillationLearner:
         sampled: bool,
         largest_ratio: float,
         max_skipped_steps: int,
+        say: Callable[[str], None] = lambda text: None,
     ) -> None:
         self._student = student
         self._source = source
         self._sampled = sampled
         self._largest_ratio = largest_ratio
-        self._skipped = SkippedSteps("student", max_skipped_steps)
+        self._skipped = SkippedSteps("student", max_skipped_steps, say)
 
     async def update(self, batch: EpisodeBatch, step: int, version: int | None = None) -> dict[str, float]:
         """Take the optimizer step of one batch and return its metrics, while the event loop goes on.
@@ -145,7 +147,7 @@ class DistillationLearner:
         if self._sampled:
             loss = partial(_sampled_loss, counts=counts, largest_ratio=self._largest_ratio)
         taken = await asyncio.to_thread(self._student.step, rows, loss, entropy="metric")
-        self._skipped.note(applied=taken.applied)
+        self._skipped.note(applied=taken.applied, why=taken.broken)
         if taken.applied:
             batch.trained.update(batch.groups_of(indices))
         metrics = _report(taken) | {"batch/rows": float(len(rows)), "distill/tokens": float(counts.tokens)}

@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -104,6 +104,7 @@ class Learner:
             compared with the policy's, and no mismatch is reported.
         router_replay: Whether the steps of a batch take the experts that the policy took when its old
             log-probabilities were computed.
+        say: Told, for people, of optimizer steps that are left out.
     """
 
     def __init__(
@@ -115,10 +116,11 @@ class Learner:
         max_skipped_steps: int = 8,
         truncated: bool = False,
         router_replay: bool = False,
+        say: Callable[[str], None] = lambda text: None,
     ) -> None:
         self._settings = settings
-        self._policy_steps = SkippedSteps("policy", max_skipped_steps)
-        self._critic_steps = SkippedSteps("critic", max_skipped_steps)
+        self._policy_steps = SkippedSteps("policy", max_skipped_steps, say)
+        self._critic_steps = SkippedSteps("critic", max_skipped_steps, say)
         self._truncated = truncated
         self._router_replay = router_replay
         self._models = models

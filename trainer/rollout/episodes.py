@@ -4,29 +4,26 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import isawaitable
-from itertools import compress
 from typing import Any, Protocol, cast
 
 from rollgym.clients.client.session import EnvSession
 from rollgym.clients.protocol.arrays import DecodeError
 from rollgym.clients.protocol.errors import ProblemError
 from rollgym.trainer.core.errors import InvalidNumberError, PluginError, UnplayableTaskError
-from rollgym.trainer.core.numbers import MOST_IDS, finite_number, integers_within
+from rollgym.trainer.core.numbers import MOST_IDS, finite_number
 from rollgym.trainer.core.plugins import Plugin
 from rollgym.trainer.records.group import Group
 from rollgym.trainer.records.rollout_log import EpisodeKey
-from rollgym.trainer.records.segment import Segment
 from rollgym.trainer.records.timeline import Phase
-from rollgym.trainer.records.trajectory import Outcome, Trajectory, Turn
+from rollgym.trainer.records.trajectory import Outcome, Trajectory
 from rollgym.trainer.rollout.actors import Actor, ContextOverflowError
 from rollgym.trainer.rollout.agent import note_failure, play_episode, reward_parts
 from rollgym.trainer.rollout.environments import EnvironmentPool
 from rollgym.trainer.rollout.logged_session import EpisodeLostError, LoggedSession
 from rollgym.trainer.rollout.mixtures import mix_reward
 from rollgym.trainer.rollout.recall import EpisodeTape, Recall
+from rollgym.trainer.rollout.record_check import ShownRecords, check_record
 from rollgym.trainer.tasks.task import Task
-
-_OWN_IDS = ": record the ids that the policy's own tokenizer or `actor.act` gave"
 
 
 class BlackBox(Protocol):
@@ -109,8 +106,9 @@ class EpisodePlayer:
         if self.reward is not None and trajectory.outcome.is_result:
             try:
                 with trajectory.timeline.during(Phase.VERIFY):
+                    shown = ShownRecords([trajectory], self.reward)
                     given = await self.reward.answer(trajectory)
-                    give_rewards([trajectory], [given], self.reward)
+                    give_rewards([trajectory], [given], self.reward, shown)
             except InvalidNumberError as error:
                 note_failure(trajectory, error)
         trajectory.timeline.end()
@@ -207,27 +205,28 @@ async def play_coroutine(
             return failed
     if not isinstance(trajectory, Trajectory):
         raise agent.broken(f"must return a Trajectory, not {type(trajectory).__name__}")
-    with agent.running():  # its lists may hold anything
-        if fault := _record_fault(trajectory):
-            raise agent.broken(f"returned a record that does not fit together: {fault}")
-        _check_numbers(trajectory, vocabulary)
+    check_record(trajectory, agent, vocabulary)
     return trajectory
 
 
-def give_rewards(trajectories: Sequence[Trajectory], given: Sequence[Any], reward: Plugin) -> None:
+def give_rewards(
+    trajectories: Sequence[Trajectory], given: Sequence[Any], reward: Plugin, shown: ShownRecords
+) -> None:
     """Replace the turns' rewards by those of a user's.
 
     Args:
         trajectories: The episodes.
         given: For each of them, what the user's function returned: a number for each turn, or several by name.
         reward: The function.
+        shown: The episodes as it was shown them.
 
     Raises:
-        PluginError: If there are not as many as turns.
+        PluginError: If there are not as many as turns, or the function has changed the episodes.
         InvalidNumberError: If one of them is none that can be computed with.
     """
-    for trajectory, each in zip(trajectories, given, strict=True):
-        rewards = reward.elements(each, "one reward for each turn")
+    of_episodes = [reward.elements(each, "one reward for each turn") for each in given]
+    shown.check()  # generators have run now, too
+    for trajectory, rewards in zip(trajectories, of_episodes, strict=True):
         if len(rewards) != len(trajectory.turns):
             raise reward.broken(f"returned {len(rewards)} rewards for {len(trajectory.turns)} turns")
         name = f"a reward of {reward.path}"
@@ -249,53 +248,10 @@ def group_reward(reward: Plugin) -> Callable[[Group], Awaitable[None]]:
     """
 
     async def judge(group: Group) -> None:
-        given = reward.elements(await reward.answer(group.trajectories), "the rewards of each episode")
+        shown = ShownRecords(group.trajectories, reward)
+        given = reward.elements(await reward.answer([*group.trajectories]), "the rewards of each episode")
         if len(given) != len(group.trajectories):
             raise reward.broken(f"returned rewards of {len(given)} episodes for {len(group.trajectories)}")
-        give_rewards(group.trajectories, given, reward)
+        give_rewards(group.trajectories, given, reward, shown)
 
     return judge
-
-
-def _record_fault(trajectory: Trajectory) -> str | None:
-    """What of a record that other code than ours wrote does not fit together."""
-    outcome: object = trajectory.outcome
-    if not isinstance(outcome, Outcome):
-        return f"its outcome {outcome!r:.40} is no Outcome"
-    for index, segment in enumerate(trajectory.segments):
-        lengths = {len(part) for part in _lists(segment)}
-        if lengths != {len(segment.ids)}:
-            return f"the lists of segment {index} differ in length"
-        if any(each not in (False, True) for each in segment.action_mask):
-            return f"the mask of segment {index} holds more than truth values"
-        sampled = compress(segment.turn_index, segment.action_mask)
-        if outcome.is_result and any(not 0 <= turn < len(trajectory.turns) for turn in sampled):
-            return f"a sampled token of segment {index} is of a turn that there is not"
-    for index, turn in enumerate(trajectory.turns):
-        if turn.start != turn.end and not _is_span(turn, trajectory):
-            return f"turn {index} is not within its segment"
-    return None
-
-
-def _lists(segment: Segment) -> tuple[list[int], list[bool], list[float], list[int], list[int]]:
-    return segment.ids, segment.action_mask, segment.behaviour_logprobs, segment.versions, segment.turn_index
-
-
-def _is_span(turn: Turn, trajectory: Trajectory) -> bool:
-    if not 0 <= turn.segment < len(trajectory.segments):
-        return False
-    return 0 <= turn.start < turn.end <= len(trajectory.segments[turn.segment].ids)
-
-
-def _check_numbers(trajectory: Trajectory, vocabulary: int) -> None:
-    for turn in trajectory.turns:
-        turn.reward = finite_number(turn.reward, "a turn's reward")
-        turn.format_penalty = finite_number(turn.format_penalty, "a turn's format penalty")
-    trajectory.metrics = {name: float(value) for name, value in trajectory.metrics.items()}
-    for index, segment in enumerate(trajectory.segments):
-        where = f"of segment {index} of the record"
-        segment.ids = integers_within(segment.ids, range(vocabulary), f"a token id {where}", _OWN_IDS)
-        segment.versions = integers_within(segment.versions, range(-1, MOST_IDS), f"a policy version {where}")
-        segment.behaviour_logprobs = [
-            finite_number(each, "a log-probability of the record") for each in segment.behaviour_logprobs
-        ]

@@ -147,6 +147,18 @@ class ChatRenderer:
         ids = self._ids_of_text(self._tail_text(messages))
         return self._with_pictures(ids[1:] if last_id == self.end_of_turn_id else ids, messages)
 
+    @property
+    def end_of_text_id(self) -> int:
+        """The id behind a text that is no chat: the tokenizer's end of text, or else what closes a turn."""
+        end = self._tokenizer.eos_token_id
+        return self.end_of_turn_id if end is None else int(end)
+
+    @property
+    def opening_ids(self) -> list[int]:
+        """The ids that the tokenizer puts before a text that is no chat; most put none there."""
+        begin = self._tokenizer.bos_token_id
+        return [begin] if begin is not None and list(self._tokenizer("x")["input_ids"])[:1] == [begin] else []
+
     def text(self, ids: Sequence[int]) -> str:
         """Return a reply as text, without special tokens."""
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))

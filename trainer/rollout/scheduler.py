@@ -40,7 +40,7 @@ class EnvironmentFailsError(RunError):
 
 
 class NothingToLearnError(RunError):
-    """A filter has left out every group that was played for a step."""
+    """There is nothing to learn from what is played: a filter has left out every group, or nothing was learnt."""
 
 
 class RolloutScheduler:

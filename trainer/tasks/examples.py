@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
@@ -21,6 +21,8 @@ _WEIGHTS = ("weight", "loss", "loss_mask", "train", "trainable", "training")
 # What says that only a part of a message is learnt, and what is seen beside the text.
 _NOT_LEARNT_SO = ("train_detail", "training_detail")
 _MEDIA = ("images", "videos", "audios")
+_PLAIN = " plain"
+"""Stands in a row for `texts: plain` of its data set; no column is called so."""
 _COLUMNS = (
     "messages",
     "prompt",
@@ -45,6 +47,7 @@ class Conversation:
         learnt_from: The first message that may be learnt; those before it are the prompt.
         tools: Declarations that the chat template is given.
         domain: What it is about, by which teachers are chosen.
+        plain: Whether its messages are texts that are written one behind the other, and no chat.
     """
 
     place: str
@@ -52,6 +55,7 @@ class Conversation:
     learnt_from: int = 0
     tools: tuple[Mapping[str, Any], ...] = ()
     domain: str = ""
+    plain: bool = False
 
     @property
     def prompt(self) -> tuple[Message, ...]:
@@ -89,7 +93,7 @@ def read_conversations(data: Sequence[ExamplesSettings]) -> Iterator[Conversatio
         ConfigError: If a row is none; the message has its place and what it lacks.
     """
     for place, row in _rows(data):
-        if row.get("messages") is not None:
+        if row.get("messages") is not None and not row[_PLAIN]:
             yield _conversation(place, row, _messages(place, row["messages"], "messages", "user"), 0)
         else:
             _need(place, row, "prompt", "completion", instead=" (or 'messages')")
@@ -170,7 +174,8 @@ def _our_row(place: str, row: Row, settings: ExamplesSettings) -> Row:
             given["messages"] = [message_of(each, *keys) for each in given["messages"]]
     except ValueError as error:
         raise ConfigError(f"data set {place}: {error}") from error
-    return {name: given.get(name) for name in _COLUMNS} | {"": ", ".join(map(str, row))}
+    ours = {name: given.get(name) for name in _COLUMNS}
+    return ours | {"": ", ".join(map(str, row)), _PLAIN: settings.texts == "plain"}
 
 
 def _need(place: str, row: Row, *names: str, instead: str = "") -> None:
@@ -184,6 +189,8 @@ def _need(place: str, row: Row, *names: str, instead: str = "") -> None:
 def _reply(place: str, row: Row, name: str) -> Conversation:
     """Return the conversation that ends with the reply of a column."""
     given = row.get("prompt")
+    if row[_PLAIN]:
+        return _plain(place, row, name)
     prompt = () if given is None else _messages(place, given, "prompt", "user")
     reply = _messages(place, row[name], name, "assistant")
     if not prompt:
@@ -200,6 +207,18 @@ def _reply(place: str, row: Row, name: str) -> Conversation:
     if reply[system:behind] == prompt and len(reply) > behind:
         return _conversation(place, row, reply, behind)
     return _conversation(place, row, (*prompt, *reply), len(prompt))
+
+
+def _plain(place: str, row: Row, name: str) -> Conversation:
+    """Return a prompt and a reply that are texts, one behind the other."""
+    for column in ("prompt", name):
+        if not isinstance(row.get(column), str):
+            raise ConfigError(
+                f"data set {place}: with texts: plain '{column}' must be a text, not {_shown(row.get(column))}; leave "
+                "texts out for messages, and have prompts of their own"
+            )
+    messages = ({"role": "user", "content": row["prompt"]}, {"role": "assistant", "content": row[name]})
+    return replace(_conversation(place, row, messages, 1), plain=True)
 
 
 def _conversation(place: str, row: Row, messages: tuple[Message, ...], learnt_from: int) -> Conversation:

@@ -228,6 +228,27 @@ def test_a_custom_advantage_reads_the_shaped_rewards():
     assert result.advantages[MASK].tolist() == pytest.approx(shaped)
 
 
+def clearing(batch):
+    """An advantage that leaves nothing of what it was shown."""
+    given = [list(turns) for turns in batch.rewards]
+    for part in (batch.rewards, batch.groups, batch.tokens, batch.anchors):
+        part.clear()
+    return given
+
+
+def test_what_a_custom_advantage_does_to_the_batch_reaches_nobody():
+    plain, clears = (
+        resolve_preset(
+            "grpo",
+            {"advantage": {"kind": "custom", "function": f"{__name__}:{function}", "whiten": True}},
+        )
+        for function in ("own_rewards", "clearing")
+    )
+    expected, found = (compute_advantages(algorithm, BATCH, ROWS) for algorithm in (plain, clears))
+    assert torch.equal(found.advantages, expected.advantages)
+    assert found.metrics == expected.metrics
+
+
 @pytest.mark.parametrize(
     ("critic", "expected"),
     [

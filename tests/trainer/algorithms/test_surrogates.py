@@ -1,6 +1,7 @@
 """Each surrogate against its paper's formula, token by token in plain Python: values and gradients."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -250,6 +251,8 @@ def custom(function):
     batch = random_case(3).rows()
     advantages = torch.where(batch.mask, 0.5, 0.0)
     inputs = batch.inputs(advantages, torch.zeros(len(batch.mask)), algorithm=settings)
+    # As in an update, where a model has computed them.
+    inputs = replace(inputs, logprobs=inputs.logprobs.detach().requires_grad_() * 1.0)
     return inputs, policy_loss(settings, inputs, Denominators.from_mask(batch.mask))[0]
 
 
@@ -263,6 +266,37 @@ def test_a_surrogate_of_the_users():
 def test_a_surrogate_of_the_users_must_return_a_loss_for_each_token():
     with pytest.raises(PluginError, match=r"algorithm\.surrogate\.function.*loss of each token"):
         custom("one_number")
+
+
+def without_gradient(inputs):
+    """A surrogate that no weight can be learnt from."""
+    return -(inputs.advantages * inputs.logprobs).detach()
+
+
+def widened(inputs):
+    """A surrogate that takes other tokens for sampled ones, for whoever reads the mask after it."""
+    inputs.mask.fill_(value=True)
+    return -inputs.advantages * inputs.logprobs
+
+
+def clamped(inputs):
+    """A surrogate that changes what others read, and what its own gradient needs."""
+    return -inputs.advantages.clamp_(max=1.0) * inputs.logprobs.clamp_(min=-5.0)
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        ("without_gradient", "must return a loss with a gradient"),
+        ("widened", "has changed mask in place"),
+        ("clamped", "has changed logprobs, advantages in place"),
+    ],
+)
+def test_a_surrogate_of_the_users_that_breaks_the_loss_is_named(function, message):
+    with pytest.raises(
+        PluginError, match=rf"algorithm\.surrogate\.function '{__name__}:{function}' {message}.*line \d+\)"
+    ):
+        custom(function)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from rollgym.trainer.backends.balance import balanced, balanced_trees, row_cost
 from rollgym.trainer.backends.batching import length_buckets
 from rollgym.trainer.backends.prefix_layout import SharedTokens
 from rollgym.trainer.backends.prefix_paths import paths_of
-from rollgym.trainer.backends.prefix_plan import plan
+from rollgym.trainer.backends.prefix_plan import Plans, plan
 from rollgym.trainer.backends.prefix_tree import CallCosts, finest_tree, tree_of
 
 FREE = CallCosts(pair=0.0, masked_pair=0.0, copied=0.0, call=0.0, held=0.0)
@@ -190,3 +190,27 @@ def test_groups_stay_together_in_a_rank():
     prompts = [[1] * 40, [2] * 40]
     rows = [np.array([*prompts[row % 2], 3, row], dtype=np.int64) for row in range(8)]
     assert balanced_trees(rows, 16, 2) == [[0, 2, 4, 6], [1, 3, 5, 7]]
+
+
+@given(rows=batches(), others=batches(), costs=COSTS, budget=st.integers(1, 120), most=st.integers(1, 4))
+def test_a_plan_is_made_once_and_is_that_of_its_rows(rows, others, costs, budget, most):
+    plans = Plans(most)
+    first = plans.plan(rows, budget, costs)
+    assert first == plan(rows, budget, costs)
+    assert plans.plan([row.copy() for row in rows], budget, costs) is first
+    assert plans.plan(others, budget, costs) == plan(others, budget, costs)
+    assert plans.plan(rows, budget + 1, costs) == plan(rows, budget + 1, costs)
+    assert plans.plan(rows, budget, costs, prefixes=False) == plan(rows, budget, costs, prefixes=False)
+    # The same tokens in other rows are other rows.
+    together = [np.concatenate(rows)]
+    assert plans.plan(together, budget, costs) == plan(together, budget, costs)
+
+
+def test_no_more_plans_are_kept_than_are_asked_for():
+    plans = Plans(2)
+    one, two, three = ([np.arange(size), np.arange(size + 3)] for size in (4, 5, 6))
+    first, second = plans.plan(one, 100, CHEAP), plans.plan(two, 100, CHEAP)
+    assert plans.plan(one, 100, CHEAP) is first
+    plans.plan(three, 100, CHEAP)
+    assert plans.plan(one, 100, CHEAP) is first, "it was asked for later than the other"
+    assert plans.plan(two, 100, CHEAP) is not second

@@ -25,6 +25,7 @@ from tests.support.rank_recipes import (
     Routed,
     gradient_not_finite_at,
     head_of,
+    loss_with_entropy,
     not_finite_at,
     numbered,
     numbers_as_given,
@@ -130,6 +131,26 @@ def test_fewer_rows_than_ranks_are_no_reason_to_wait(ranks):
     assert [len(line) for line in backend.forward(some_rows()[:1])] == [5]
     assert backend.forward([]) == []
     assert backend.step(some_rows()[:1], SUPERVISED).applied
+
+
+@pytest.mark.parametrize("lengths", [(40, *[13] * 6), (9,)], ids=["fewer", "none"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_rank_without_rows_left_goes_on_with_the_others_where_entropies_are_learned_from(
+    ranks, kind, lengths
+):
+    if kind != "fsdp2":
+        pytest.importorskip("deepspeed", reason="the extra [deepspeed] is not installed")
+        if ranks.mesh.tensor > 1:
+            pytest.skip("ZeRO divides no layers")
+    draws = torch.Generator().manual_seed(0)
+    rows = [_row(torch.randint(2, 40, (length,), generator=draws), length - 2, draws) for length in lengths]
+    optimizer = settings_of(kind="sgd", tokens_per_micro_batch=14)
+    found, expected = (
+        Made(where, kind, optimizer, GRADIENT_RATE).backend("policy") for where in (ranks, None)
+    )
+    for backend in (found, expected):
+        assert backend.step(rows, loss_with_entropy, entropy="gradient").applied
+    assert relative([dict(found.export())], [dict(expected.export())]) < 1e-5
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -1,7 +1,9 @@
 """Code of the user's that fails or breaks its contract is named, with the setting, the file and the line."""
 
 import asyncio
+import signal
 import sys
+import threading
 
 import numpy as np
 import pytest
@@ -223,6 +225,95 @@ async def test_a_cancellation_of_the_one_that_waits_for_it_passes():
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
+
+
+def ending(*_):
+    raise GeneratorExit
+
+
+async def ending_later(*_):
+    await asyncio.sleep(0)
+    raise GeneratorExit
+
+
+@pytest.mark.parametrize("function", ["ending", "ending_later"])
+async def test_an_end_that_it_raises_itself_is_its_error(function):
+    plugin = load_plugin(f"{__name__}:{function}", "rollout.reward")
+    with pytest.raises(PluginError, match=r"raised GeneratorExit \("):
+        await plugin.answer(None)
+    with pytest.raises(PluginError, match=r"raised GeneratorExit \("), plugin.running():
+        ending()
+
+
+async def test_the_end_of_a_coroutine_that_is_left_behind_passes():
+    plugin = load_plugin(f"{__name__}:waiting_for_ever", "rollout.agent")
+
+    async def playing():
+        with plugin.running():
+            await plugin.function()
+
+    coroutine = playing()
+    task = asyncio.ensure_future(coroutine)
+    await asyncio.sleep(0)
+    coroutine.close()  # what it would raise in place of GeneratorExit would come out here
+    task.cancel()
+    await asyncio.wait([task])
+
+
+async def waiting_for_ever(*_):
+    await asyncio.Event().wait()
+
+
+_gate, _entered = threading.Event(), []
+
+
+def slow(number):
+    _entered.append(number)
+    assert _gate.wait(20)
+    return [threading.current_thread() is threading.main_thread(), len(_entered)]
+
+
+async def test_a_plain_function_takes_its_time_beside_the_event_loop_one_call_after_the_other():
+    _entered.clear()
+    _gate.clear()
+    plugin = load_plugin(f"{__name__}:slow", "rollout.reward")
+    calls = [asyncio.ensure_future(plugin.answer(number)) for number in range(3)]
+    async with asyncio.timeout(20):
+        while not _entered:
+            await asyncio.sleep(0.001)
+        assert _entered == [0]
+        _gate.set()
+        assert await asyncio.gather(*calls) == [[False, 1], [False, 2], [False, 3]]
+
+
+async def test_a_plain_function_that_never_returns_holds_up_nobody_who_gave_it_up():
+    _entered.clear()
+    _gate.clear()
+    plugin = load_plugin(f"{__name__}:slow", "rollout.reward")
+    given_up = asyncio.ensure_future(plugin.answer(0))
+    async with asyncio.timeout(20):
+        while not _entered:
+            await asyncio.sleep(0.001)
+        given_up.cancel()
+        next_one = asyncio.ensure_future(plugin.answer(1))
+        with pytest.raises(asyncio.CancelledError):
+            await given_up
+        while _entered == [0]:
+            await asyncio.sleep(0.001)
+        _gate.set()
+        assert await next_one == [False, 2]
+
+
+def alarming(*_):
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+
+
+async def test_what_needs_the_main_thread_is_told_where_it_runs():
+    plugin = load_plugin(f"{__name__}:alarming", "rollout.reward")
+    with pytest.raises(
+        PluginError, match=r"main thread.*; plain functions run in .* write async def .*line \d+\)"
+    ):
+        await plugin.answer(None)
 
 
 @pytest.mark.parametrize("given", [None, 1.0, {0: 1.0, 1: 0.0}, {1.0, 0.0}, "10", b"10"])

@@ -229,6 +229,43 @@ def test_pairs_are_judged_replies_too_and_labels_are_truth_values(tmp_path):
         list(read_judged(written(tmp_path, [{"prompt": "q", "completion": "c", "label": "yes"}])))
 
 
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_plain_texts_are_learnt_as_they_are(tmp_path, family):
+    renderer, tokenizer = renderer_of(family), tokenizer_of(family)
+    (data,) = written(tmp_path, [{"prompt": "The sky is", "completion": " blue. <|im_end|>\n"}])
+    (conversation,) = read_conversations([data.model_copy(update={"texts": "plain"})])
+    (row,) = conversation_rows(renderer, conversation)
+    read = tokenizer("The sky is")["input_ids"]
+    said = renderer.ids_of(renderer.quote(" blue. <|im_end|>\n"))
+    assert row.ids.tolist() == [*read, *said, tokenizer.eos_token_id]
+    assert row.mask.tolist() == [False] * len(read) + [True] * (len(said) + 1)
+    assert tokenizer.decode(said) == " blue. <|im_end|>\n"
+    assert not set(said) & renderer.template.control.ids, "what the text spells is text"
+
+
+def test_prompts_are_never_learnt_of_plain_texts_either_and_pairs_are_plain_too(tmp_path):
+    renderer = renderer_of("qwen2.5")
+    rows = [{"prompt": "1 + 1 =", "completion": " 2", "chosen": " 2", "rejected": " 3", "label": True}] * 2
+    data = [each.model_copy(update={"texts": "plain"}) for each in written(tmp_path, rows)]
+    end = renderer.token_text(renderer.end_of_text_id)
+    rows = conversation_rows(renderer, next(read_conversations(data)), {"user", "assistant"})
+    assert learnt_texts(renderer, rows) == [[" 2" + end]]
+    pair, judged = next(read_pairs(data)), next(read_judged(data))
+    for reply, expected in ((pair.chosen, " 2"), (pair.rejected, " 3"), (judged.reply, " 2")):
+        assert learnt_texts(renderer, [reply_row(renderer, reply)]) == [[expected + end]]
+    others = ExampleRows(renderer, DpoSettings(data=data), 1000, print).judged(data)
+    assert learnt_texts(renderer, others.rows[0]) == [[" 2" + end]] * 2
+
+
+@pytest.mark.parametrize(
+    "row", [{"messages": TALK}, {"prompt": TALK[:1], "completion": "x"}, {"completion": "x"}]
+)
+def test_plain_texts_are_no_messages(tmp_path, row):
+    (data,) = written(tmp_path, [row])
+    with pytest.raises(ConfigError, match=r"line 1: .*prompt"):
+        list(read_conversations([data.model_copy(update={"texts": "plain"})]))
+
+
 def example_rows(said):
     return ExampleRows(renderer_of("qwen2.5"), DpoSettings(data=[{"path": "rows.jsonl"}]), 1000, said.append)
 

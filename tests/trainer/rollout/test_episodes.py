@@ -8,6 +8,8 @@ import sys
 import time
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
+from copy import deepcopy
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -21,13 +23,16 @@ from rollgym.trainer.core.errors import PluginError
 from rollgym.trainer.core.numbers import MOST_IDS
 from rollgym.trainer.core.plugins import load_plugin
 from rollgym.trainer.inference.base import GenerationResult, SamplingParams
+from rollgym.trainer.records.group import Group
 from rollgym.trainer.records.segment import Segment
 from rollgym.trainer.records.trajectory import Outcome, Trajectory, Turn
 from rollgym.trainer.rollout.actors import ModelActor, ScriptedActor, View
-from rollgym.trainer.rollout.episodes import EpisodePlayer
+from rollgym.trainer.rollout.episodes import EpisodePlayer, group_reward
 from rollgym.trainer.rollout.prompts import PromptBuilder
 from rollgym.trainer.rollout.rendering import Prompt
 from rollgym.trainer.tasks.task import Task
+from tests.support.played_groups import played_groups
+from tests.support.tiny_models import sharp_model
 
 TASK = Task(0, "Any-v0", seed=0)
 
@@ -287,6 +292,114 @@ async def test_a_bug_in_a_reward_names_plugin_file_and_line(function, message):
     assert where in lines[line - 1]
 
 
+def remarking(trajectory):
+    trajectory.metrics["length"] = 3.0
+    trajectory.detail = "read"
+    trajectory.outcome = Outcome.FAILED
+    return [0.5 for _ in trajectory.turns]
+
+
+async def test_a_reward_may_write_remarks_into_the_episode():
+    trajectory = await played(Pool(), reward="remarking")
+    assert (trajectory.outcome, trajectory.detail) == (Outcome.FAILED, "read")
+    assert trajectory.metrics["length"] == 3.0
+    assert trajectory.total_reward == 0.5
+
+
+CHANGES = {
+    "no turns": (lambda episode: episode.turns.clear(), "number of turns"),
+    "a turn twice": (lambda episode: episode.turns.append(episode.turns[0]), "number of turns"),
+    "a turn elsewhere": (lambda episode: setattr(episode.turns[0], "start", 0), "place of a turn's tokens"),
+    "other ids": (lambda episode: segment_of(episode).ids.__setitem__(0, 10**6), "ids"),
+    "inverted": (lambda episode: segment_of(episode).action_mask.reverse(), "mask"),
+    "not finite": (
+        lambda episode: segment_of(episode).behaviour_logprobs.__setitem__(-1, math.nan),
+        "log-probabilities",
+    ),
+    "one less": (lambda episode: segment_of(episode).behaviour_logprobs.pop(), "log-probabilities"),
+    "newer": (lambda episode: segment_of(episode).versions.__setitem__(0, 9), "policy versions"),
+    "no segments": (lambda episode: episode.segments.clear(), "number of segments"),
+    "no task": (lambda episode: setattr(episode, "task", None), "task"),
+    "a word": (lambda episode: setattr(episode, "outcome", "great"), "its outcome 'great' is none of SOLVED"),
+    "not played": (lambda episode: setattr(episode, "outcome", Outcome.TIMEOUT), "is none of SOLVED, FAILED"),
+    "no number": (
+        lambda episode: episode.metrics.update(success=math.nan),
+        "its metric 'success' is nan, which is no finite number",
+    ),
+    "a flag": (lambda episode: episode.metrics.update(success=True), "its metric 'success' is True"),
+    "no metrics": (lambda episode: setattr(episode, "metrics", None), "raised AttributeError"),
+    "no text": (lambda episode: setattr(episode.turns[0], "reply", None), "the text of turn 0"),
+    "no penalty": (
+        lambda episode: setattr(episode.turns[0], "format_penalty", math.inf),
+        "the format_penalty of turn 0",
+    ),
+}
+_change = []
+
+
+def segment_of(episode):
+    return episode.segments[0]
+
+
+RECORDED = played_groups(sharp_model(), groups=1, members=1)[0].trajectories[0]
+
+
+async def recorded(session, task, member, actor, max_turns, attempt):
+    """An agent whose episode has tokens."""
+    return replace(deepcopy(RECORDED), task=task)
+
+
+def changing(trajectory):
+    CHANGES[_change[0]][0](trajectory)
+    return [0.0 for _ in trajectory.turns]
+
+
+async def changing_later(trajectory):
+    return changing(trajectory)
+
+
+def changing_while_read(trajectory):
+    for _ in list(trajectory.turns):
+        yield 0.0
+    CHANGES[_change[0]][0](trajectory)
+
+
+def changing_a_group(trajectories):
+    CHANGES[_change[0]][0](trajectories[1])
+    return [[0.0 for _ in trajectory.turns] for trajectory in trajectories]
+
+
+def clearing_a_group(trajectories):
+    given = [[0.0 for _ in trajectory.turns] for trajectory in trajectories]
+    trajectories.clear()
+    return given
+
+
+@pytest.mark.parametrize("name", CHANGES)
+async def test_a_reward_that_changes_what_was_played_is_named(name):
+    _change[:] = [name]
+    functions = ["changing", "changing_later", "changing_while_read"]
+    for function in functions[:2] if name == "no turns" else functions:
+        with pytest.raises(PluginError) as raised:
+            await played(Pool(), agent="recorded", reward=function)
+        text = str(raised.value)
+        assert text.startswith(f"rollout.reward '{__name__}:{function}' "), text
+        assert CHANGES[name][1] in text
+        assert __file__ in text
+
+
+async def test_a_groups_reward_that_changes_what_was_played_is_named():
+    group = Group(0, TASK, 0, [await played(Pool(), agent="recorded") for _ in range(2)])
+    for name, (_, message) in CHANGES.items():
+        _change[:] = [name]
+        shown = deepcopy(group)
+        with pytest.raises(PluginError) as raised:
+            await group_reward(load_plugin(f"{__name__}:changing_a_group", "rollout.group_reward"))(shown)
+        assert message in str(raised.value)
+    await group_reward(load_plugin(f"{__name__}:clearing_a_group", "rollout.group_reward"))(group)
+    assert len(group.trajectories) == 2
+
+
 async def agent_that_asks(session, task, member, actor, max_turns, attempt):
     await session.reset(seed=1, options=None)
     await session.step("Up")
@@ -350,6 +463,16 @@ async def agent_with_an_odd_mask(session, task, member, actor, max_turns, attemp
 
 async def agent_with_a_turn_that_there_is_not(session, task, member, actor, max_turns, attempt):
     return Trajectory(task, member, attempt, segments=[_segment()])
+
+
+async def agent_with_a_metric_that_is_none(session, task, member, actor, max_turns, attempt):
+    return Trajectory(task, member, attempt, metrics={"success": math.nan})
+
+
+async def test_a_metric_of_an_agents_record_that_is_none_is_an_outcome():
+    trajectory = await played(Pool(), agent="agent_with_a_metric_that_is_none")
+    assert trajectory.outcome is Outcome.INVALID_NUMBER
+    assert "the metric 'success' of the record is nan" in trajectory.detail
 
 
 async def agent_with_a_metric_in_words(session, task, member, actor, max_turns, attempt):

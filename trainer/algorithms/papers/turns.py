@@ -33,8 +33,8 @@ PAPERS = (
             "minibatches": 16,
         },
         "Clip 0.2 / 0.28, mean over tokens, 16 updates per batch (8192 episodes in minibatches of 512). The critic's "
-        "own warm-up is not part of it: warm_start, or steps with a learning rate of 0, take its place (ours). Value "
-        "clip and whitening are verl's.",
+        "own warm-up is not part of it: warm_start takes its place, or a first run whose learning_rate (1e-12) "
+        "moves nothing beside its critic_learning_rate (ours). Value clip and whitening are verl's.",
     ),
     Paper(
         "starpo",

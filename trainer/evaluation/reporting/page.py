@@ -14,6 +14,7 @@ from markupsafe import Markup
 
 from rollgym.clients.measuring.statistics import Interval, rate_difference
 from rollgym.clients.protocol.yaml_text import write_yaml
+from rollgym.trainer.evaluation.reporting import health
 from rollgym.trainer.evaluation.reporting.charts import Line, Point, line_chart, short, stacked_chart
 from rollgym.trainer.evaluation.reporting.episodes import episode_views, token_text
 from rollgym.trainer.evaluation.reporting.run_folder import Row, RunFolder, number
@@ -28,7 +29,10 @@ _LONGEST_SETTINGS = 60_000
 _PARTS = ("generate", "environment", "verify", "wait", "train", "sync", "record")
 """What the time of a step is divided into."""
 
-_CURVES: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
+Curves = tuple[tuple[str, tuple[tuple[str, str], ...]], ...]
+"""Titles, and the metrics of each picture with their labels."""
+
+_CURVES: Curves = (
     ("Success and reward while training", (("rollout/success", "success"), ("rollout/reward", "reward"))),
     ("Entropy per token (nats)", (("policy/entropy", "entropy"),)),
     ("Divergence", (("policy/kl_reference", "from the reference"), ("policy/kl_old", "of an update"))),
@@ -116,7 +120,9 @@ def render_page(run: RunFolder, *, live: bool = False, now: float | None = None)
             notes=run.notes,
             evaluation_sets=_evaluation_set_figures(run.evaluations),
             evaluation_set_rows=_evaluation_set_rows(run.evaluations),
-            figures=_figures(run.training),
+            figures=_figures(run.training, _CURVES),
+            health_figures=_figures(run.training, health.CURVES),
+            health_rows=health.findings(run.training),
             others=_others(run.training),
             time_figure=_time_figure(run.training),
             time_rows=_time_rows(run),
@@ -264,9 +270,9 @@ def _interval(row: Row, key: str) -> Interval:
     return Interval(value, value if low is None else low, value if high is None else high)
 
 
-def _figures(rows: Sequence[Row]) -> list[Figure]:
+def _figures(rows: Sequence[Row], curves: Curves) -> list[Figure]:
     figures = []
-    for title, names in _CURVES:
+    for title, names in curves:
         lines = [Line(label, points(rows, name), colour=colour) for colour, (name, label) in enumerate(names)]
         if chart := line_chart(lines):
             figures.append(Figure(title, chart))
@@ -275,7 +281,7 @@ def _figures(rows: Sequence[Row]) -> list[Figure]:
 
 def _others(rows: Sequence[Row]) -> list[Figure]:
     """All numbers that have no place of their own on the page."""
-    placed = {name for _, names in _CURVES for name, _ in names} | {"step"}
+    placed = {name for _, names in (*_CURVES, *health.CURVES) for name, _ in names} | {"step"}
     names = sorted(
         {
             name

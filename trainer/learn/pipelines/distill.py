@@ -1,6 +1,6 @@
 """Distillation on examples: at each of their tokens the student's distribution comes nearer to the teacher's."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from rollgym.trainer.algorithms.aggregation import Denominators
@@ -18,6 +18,7 @@ class Distillation:
         rows: What is learnt from.
         held_out: What is measured only.
         max_skipped_steps: Steps in a row that may be left out because loss or gradient is not finite.
+        say: Told, for people, of those that are.
     """
 
     def __init__(
@@ -27,11 +28,12 @@ class Distillation:
         held_out: Sequence[TrainRow],
         *,
         max_skipped_steps: int,
+        say: Callable[[str], None] = lambda text: None,
     ) -> None:
         self._student = student
         self._rows = rows
         self._held_out = held_out
-        self._skipped = SkippedSteps("student", max_skipped_steps)
+        self._skipped = SkippedSteps("student", max_skipped_steps, say)
 
     def update(self, indices: Sequence[int]) -> dict[str, float]:
         """Take an optimizer step on the rows at some indices, and return its metrics.
@@ -42,7 +44,7 @@ class Distillation:
         chosen = [self._rows[index] for index in indices]
         counts = Denominators.from_lengths(int(row.mask.sum()) for row in chosen)
         taken = self._student.step(chosen, partial(mean_loss, counts=counts), entropy="metric")
-        self._skipped.note(applied=taken.applied)
+        self._skipped.note(applied=taken.applied, why=taken.broken)
         return step_metrics(taken) | {"distill/tokens": float(counts.tokens)}
 
     def measure(self) -> dict[str, float]:

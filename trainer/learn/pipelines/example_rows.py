@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TypeVar
 
@@ -245,7 +245,7 @@ def _answered_by(question: Judged, other: Judged) -> Conversation:
     """Return a prompt with the reply of another example."""
     prompt, answer = question.reply, other.reply
     messages = (*prompt.messages[: prompt.learnt_from], *answer.messages[answer.learnt_from :])
-    return Conversation(prompt.place, messages, prompt.learnt_from, prompt.tools, prompt.domain)
+    return replace(prompt, messages=messages)
 
 
 def whole_text(row: TrainRow) -> TrainRow:

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from rollgym.trainer.core.console import RunConsole
 from rollgym.trainer.core.ending import Ending
+from rollgym.trainer.core.errors import RunError
 from rollgym.trainer.learn.example_batches import ExampleBatches
 from rollgym.trainer.learn.learner import Models
 from rollgym.trainer.learn.pipelines.saving import Saver
@@ -73,15 +74,19 @@ async def train_on_examples(
         checkpoint_every: Steps between checkpoints; 0 keeps only the last.
         measure_every: Steps between measurements on held-out examples; 0 measures at the ends only.
         ending: Ends the run before its time, in order.
+
+    Raises:
+        RunError: If every optimizer step of the run was left out.
     """
     first, saved, whole = state.step, state.step, True
+    trained = first > 0  # what earlier processes did is not asked again
     if not parts.tracker.evaluated(state.step) and _is_due(state.step, steps, measure_every):
         await _measure(parts, state.step)
     try:
         for step in range(state.step, steps):
             with ending.deferred():
                 whole = False
-                await _step(parts, step)
+                trained |= await _step(parts, step)
                 state = RunState(step + 1, step + 1, step + 1, ())
                 whole = True
             if checkpoint_every and state.step % checkpoint_every == 0:
@@ -94,6 +99,11 @@ async def train_on_examples(
                 parts.console.say(odd)
             parts.saver.raise_if_failed()
             await asyncio.sleep(0)  # a signal that came meanwhile
+        if state.step > first and not trained:
+            raise RunError(
+                f"all {steps} optimizer steps were left out, since loss or gradient was not finite, so the model is "
+                "what it was: look at the examples, or lower optimizer.learning_rate"
+            )
     finally:
         if whole and state.step > saved:
             await parts.saver.save(state)
@@ -105,7 +115,8 @@ def _is_due(step: int, steps: int, every: int) -> bool:
     return step in (0, steps) or bool(every and step % every == 0)
 
 
-async def _step(parts: Offline, step: int) -> None:
+async def _step(parts: Offline, step: int) -> bool:
+    """Learn from the batch of a step; whether its optimizer step was taken."""
     began = time.monotonic()
     batch = parts.batches.batch(step)
     async with parts.resident():
@@ -117,6 +128,7 @@ async def _step(parts: Offline, step: int) -> None:
     metrics["policy/learning_rate"] = parts.models.policy.learning_rate
     parts.tracker.metrics(step + 1, metrics)
     parts.console.step(step, metrics)
+    return bool(metrics["policy/optimizer_steps"])
 
 
 async def _measure(parts: Offline, step: int) -> None:

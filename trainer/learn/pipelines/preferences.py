@@ -95,6 +95,7 @@ class Preference:
         held_out: What is measured only.
         held_out_reference: Their log-probabilities.
         max_skipped_steps: Steps in a row that may be left out because loss or gradient is not finite.
+        say: Told, for people, of those that are.
     """
 
     def __init__(
@@ -106,12 +107,13 @@ class Preference:
         held_out: PreferenceRows,
         held_out_reference: Tensor,
         max_skipped_steps: int,
+        say: Callable[[str], None] = lambda text: None,
     ) -> None:
         self._backend = backend
         self._loss = loss
         self._examples, self._reference = examples, reference
         self._held_out, self._held_out_reference = held_out, held_out_reference
-        self._skipped = SkippedSteps("policy", max_skipped_steps)
+        self._skipped = SkippedSteps("policy", max_skipped_steps, say)
 
     def update(self, indices: Sequence[int]) -> dict[str, float]:
         """Take an optimizer step on the examples at some indices, and return its metrics.
@@ -123,7 +125,7 @@ class Preference:
         taken, metrics = coupled_step(
             self._backend, rows, self._coupled(self._examples, self._reference, indices)
         )
-        self._skipped.note(applied=taken.applied)
+        self._skipped.note(applied=taken.applied, why=taken.broken)
         return step_metrics(taken) | {f"preference/{name}": value for name, value in metrics.items()}
 
     def measure(self) -> dict[str, float]:
@@ -150,6 +152,7 @@ class Ranking:
         examples: Pairs.
         held_out: Pairs that are measured only.
         max_skipped_steps: Steps in a row that may be left out because loss or gradient is not finite.
+        say: Told, for people, of those that are.
     """
 
     def __init__(
@@ -159,11 +162,12 @@ class Ranking:
         examples: PreferenceRows,
         held_out: PreferenceRows,
         max_skipped_steps: int,
+        say: Callable[[str], None] = lambda text: None,
     ) -> None:
         self._backend = backend
         self._centre = centre
         self._examples, self._held_out = examples, held_out
-        self._skipped = SkippedSteps("reward model", max_skipped_steps)
+        self._skipped = SkippedSteps("reward model", max_skipped_steps, say)
 
     def update(self, indices: Sequence[int]) -> dict[str, float]:
         """Take an optimizer step on the pairs at some indices, and return its metrics.
@@ -174,7 +178,7 @@ class Ranking:
         margins = torch.tensor([self._examples.margins[index] for index in indices], dtype=torch.float64)
         loss = partial(_ranking_loss, margins=margins, centre=self._centre)
         taken, metrics = coupled_step(self._backend, self._examples.flat(indices), loss)
-        self._skipped.note(applied=taken.applied)
+        self._skipped.note(applied=taken.applied, why=taken.broken)
         return step_metrics(taken) | {f"reward/{name}": value for name, value in metrics.items()}
 
     def measure(self) -> dict[str, float]:

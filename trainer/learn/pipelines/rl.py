@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 import json
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
@@ -16,6 +16,7 @@ from rollgym.trainer.core.console import RunConsole
 from rollgym.trainer.core.ending import Ending
 from rollgym.trainer.inference.base import InferenceClient
 from rollgym.trainer.learn.batches import EpisodeBatch, episode_batch, turns_of
+from rollgym.trainer.learn.health import RunHealth, episode_health
 from rollgym.trainer.learn.learner import Models
 from rollgym.trainer.learn.pipelines.saving import Saver
 from rollgym.trainer.learn.rows import RowBuilder
@@ -58,6 +59,7 @@ class Parts:
 
     Attributes:
         updating: Entered for as long as weights change: who samples with these very weights stands still.
+        health: Looks at each step, and ends a run that learns nothing.
         recall: The rollout log, whose counters are metrics.
         resident: Entered for as long as models are used, which may be elsewhere meanwhile.
         curriculum: Told of each step's successes, where the shares of domains follow them.
@@ -74,6 +76,7 @@ class Parts:
     ledger: Ledger
     tracker: Tracker
     console: RunConsole
+    health: RunHealth
     saver: Saver
     updating: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
     recall: Recall | None = None
@@ -89,6 +92,9 @@ async def train(
 
     Each step: take finished groups, choose among them, update, publish the weights, let new groups start. Whatever
     ends the loop before its time, the last whole step is saved.
+
+    Raises:
+        NothingToLearnError: If nothing was learnt for too long, or in all of the run.
     """
     saved, whole = state.step, True
     last_ended: float | None = None
@@ -117,6 +123,8 @@ async def train(
                     saved = state.step
             await evaluate(state.step)
             parts.saver.raise_if_failed()
+            parts.health.check()
+        parts.health.check_whole()
     finally:
         if whole and state.step > saved:
             await parts.saver.save(state)
@@ -149,7 +157,7 @@ async def _update(
     parts: Parts, groups: StepGroups, step: int, version: int, clock: _StepClock
 ) -> dict[str, float]:
     """Train on groups, publish the weights, let new groups start, and return the step's metrics."""
-    kept = choose_groups(parts, groups.kept)
+    kept = await choose_groups(parts, groups.kept)
     batch = episode_batch(kept, parts.build_rows)
 
     # Episodes of later steps, if any are allowed, go on meanwhile.
@@ -179,7 +187,7 @@ async def _record(
     metrics |= {f"rollout/{name}": float(count) for name, count in parts.scheduler.counters.items()}
     if parts.recall is not None:
         metrics |= {f"rollout_log/{name}": float(count) for name, count in parts.recall.counters.items()}
-    metrics |= response_metrics(trajectories) | outcome_metrics([*groups, *dropped])
+    metrics |= response_metrics(trajectories) | outcome_metrics([*groups, *dropped]) | episode_health(groups)
     if parts.curriculum is not None:
         solved: dict[str, list[bool]] = {}
         for trajectory in trajectories:
@@ -197,6 +205,7 @@ async def _record(
     metrics |= token_rates(generated, sum(sampled for _, sampled in clock.rows), times)
     if parts.work is not None:
         metrics |= parts.work.metrics(clock.rows, times.train_s)
+    metrics |= parts.health.note(step, metrics)
     parts.tracker.metrics(step + 1, metrics)
     parts.console.step(step, metrics)
     return times.ended
@@ -212,13 +221,15 @@ def leave_out(algorithm: AlgorithmSettings) -> LeaveOut:
     return reason
 
 
-def choose_groups(parts: Parts, groups: Sequence[Group]) -> list[Group]:
+async def choose_groups(parts: Parts, groups: Sequence[Group]) -> list[Group]:
     """Apply the algorithm's filter to the groups of a step; those that it drops are accounted for with the reason.
 
     A filter that refills has judged each group already, when it ended.
     """
-    judged = refills(parts.algorithm.filter)
-    dropped = {} if judged else select_groups(parts.algorithm, turns_of(groups)).dropped
+    dropped: Mapping[int, str] = {}
+    if not refills(parts.algorithm.filter):
+        # One of the user's may take its time, and episodes of later steps go on.
+        dropped = (await asyncio.to_thread(select_groups, parts.algorithm, turns_of(groups))).dropped
     for group in groups:
         reason = dropped.get(group.index)
         group.decision = KEPT if reason is None else f"filter:{reason}"

@@ -59,6 +59,7 @@ class Imitation:
         held_out: What is measured only.
         max_skipped_steps: Steps in a row that may be left out because loss or gradient is not finite.
         what: What is trained, for messages.
+        say: Told, for people, of steps that are left out.
     """
 
     def __init__(
@@ -69,11 +70,12 @@ class Imitation:
         *,
         max_skipped_steps: int = 8,
         what: str = "policy",
+        say: Callable[[str], None] = lambda text: None,
     ) -> None:
         self._backend = backend
         self._rows = rows
         self._held_out = held_out
-        self._skipped = SkippedSteps(what, max_skipped_steps)
+        self._skipped = SkippedSteps(what, max_skipped_steps, say)
 
     def update(self, indices: Sequence[int]) -> dict[str, float]:
         """Take an optimizer step on the rows at some indices, and return its metrics.
@@ -84,7 +86,7 @@ class Imitation:
         chosen = [self._rows[index] for index in indices]
         counts = Denominators.from_lengths(int(row.mask.sum()) for row in chosen)
         taken = self._backend.step(chosen, partial(_negative_log_likelihood, counts=counts))
-        self._skipped.note(applied=taken.applied)
+        self._skipped.note(applied=taken.applied, why=taken.broken)
         metrics = step_metrics(taken) | {"supervised/tokens": float(counts.tokens)}
         loss = taken.metrics.get("loss/supervised")
         return metrics if loss is None else metrics | {"supervised/loss": loss[0]}
@@ -143,6 +145,7 @@ def train_supervised(
     batch_rows: int,
     seed: int,
     max_skipped_steps: int,
+    say: Callable[[str], None] = lambda text: None,
 ) -> Iterator[Progress]:
     """Imitate rows for some epochs; the work is done as the iterator is asked for more.
 
@@ -153,6 +156,7 @@ def train_supervised(
         batch_rows: Rows of one optimizer step.
         seed: The run's seed; the order of rows is drawn from a stream below it.
         max_skipped_steps: Steps in a row that may be left out because loss or gradient is not finite.
+        say: Told, for people, of those that are.
 
     Yields:
         Where it stands, after every batch.
@@ -160,7 +164,7 @@ def train_supervised(
     Raises:
         RunError: If more steps than that are left out.
     """
-    imitation = Imitation(backend, rows, max_skipped_steps=max_skipped_steps, what="warm start")
+    imitation = Imitation(backend, rows, max_skipped_steps=max_skipped_steps, what="warm start", say=say)
     batches = ExampleBatches([len(row.ids) for row in rows], seed, batch_rows)
     losses: list[float] = []
     for number, batch in enumerate(batches.of_epochs(epochs), start=1):

@@ -388,3 +388,29 @@ async def test_the_stream_has_an_event_whenever_the_files_have_grown(tmp_path):
         file.write("{}\n")
     assert await anext(changes) == "data: changed\n\n"
     await changes.aclose()
+
+
+def test_a_run_that_learns_nothing_says_so_on_its_page(tmp_path):
+    run = write_run(tmp_path / "run", steps=3)
+    assert "<h2>Health</h2>" not in page_of(run), "of a run that recorded none of it"
+    rows = [
+        metrics(step)
+        | {
+            "rollout/groups_kept": 2.0,
+            "policy/optimizer_steps": float(step < 3),
+            "policy/skipped_steps": 2.0 * (step == 3),
+            "policy/entropy": 0.5 / step,
+            "health/equal_groups": 1.0,
+            "health/steps_without_learning": float(step - 1),
+        }
+        for step in (1, 2, 3)
+    ]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    page = page_of(run)
+    found = dict(re.findall(r'<tr><td>([^<]+)</td><td class="n">([^<]+)</td></tr>', page))
+    assert found["steps without an optimizer step"] == "1 of 3"
+    assert found["optimizer steps left out, not finite"] == "2"
+    assert found["most steps in a row without learning"] == "2"
+    assert found["entropy at first and at last (nats)"] == "0.5, 0.167"
+    assert "Groups that teach nothing (share)" in page
+    assert page.index("paid alike") < page.index('id="time"')

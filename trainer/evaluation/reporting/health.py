@@ -1,0 +1,41 @@
+"""What the page says of whether a run learns: what never happened in most runs, counted, and curves."""
+
+from collections.abc import Sequence
+
+from rollgym.trainer.evaluation.reporting.charts import short
+from rollgym.trainer.evaluation.reporting.run_folder import Row, number
+
+CURVES: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
+    (
+        "Groups that teach nothing (share)",
+        (("health/equal_groups", "paid alike"), ("health/alike_groups", "same replies")),
+    ),
+    ("Ways in which episodes were paid", (("health/distinct_rewards", "in a step"),)),
+    ("Steps in a row without learning", (("health/steps_without_learning", "steps"),)),
+)
+"""Titles, and the metrics of each picture with their labels."""
+
+
+def findings(rows: Sequence[Row]) -> list[tuple[str, str]]:
+    """Return what is to be said of the steps of a run: (what, how much)."""
+    found: list[tuple[str, str]] = []
+    updates = [value for row in rows if (value := number(row, "policy/optimizer_steps")) is not None]
+    played = [row for row in rows if number(row, "rollout/groups_kept") is not None]
+    if played:
+        idle = sum(not number(row, "policy/optimizer_steps") for row in played)
+        found.append(("steps without an optimizer step", f"{idle:,} of {len(played):,}"))
+    if updates:
+        left_out = sum(
+            number(row, f"{model}/skipped_steps") or 0.0 for row in rows for model in ("policy", "critic")
+        )
+        found.append(("optimizer steps left out, not finite", f"{left_out:,.0f}"))
+    longest = [value for row in rows if (value := number(row, "health/steps_without_learning")) is not None]
+    if longest:
+        found.append(("most steps in a row without learning", f"{max(longest):,.0f}"))
+        found.append(("of these, up to the last step", f"{longest[-1]:,.0f}"))
+    entropies = [value for row in rows if (value := number(row, "policy/entropy")) is not None]
+    if entropies:
+        found.append(
+            ("entropy at first and at last (nats)", f"{short(entropies[0])}, {short(entropies[-1])}")
+        )
+    return found
