@@ -26,8 +26,8 @@ from rollgym.trainer.config.optimizer import OptimizerSettings
 from rollgym.trainer.core.errors import ConfigError
 from rollgym.trainer.inference.base import GenerationRequest, SamplingParams
 from rollgym.trainer.inference.torch_engine import TorchEngine
+from rollgym.trainer.models.chance import without_chance
 from rollgym.trainer.models.language_head import LanguageHead
-from rollgym.trainer.models.load import without_chance
 from tests.support.tiny_models import reference_logprobs
 
 VOCABULARY = 50
