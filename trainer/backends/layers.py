@@ -21,6 +21,9 @@ class GradientCheckpointing:
     Args:
         model: What is trained: a language model, or a critic with one as its body.
         enabled: Whether it does; if not, nothing is changed.
+
+    Raises:
+        ConfigError: If the library cannot with this family.
     """
 
     def __init__(self, model: nn.Module, *, enabled: bool) -> None:
@@ -29,7 +32,10 @@ class GradientCheckpointing:
             # Later releases of transformers have another name for it.
             named_now = hasattr(body, "activation_checkpointing_enable")
             enable = body.activation_checkpointing_enable if named_now else body.gradient_checkpointing_enable
-            enable({"use_reentrant": False})
+            try:
+                enable({"use_reentrant": False})
+            except ValueError as error:
+                raise ConfigError(f"model.gradient_checkpointing: {error} Leave it out") from error
             take_replays(body)
 
     @contextmanager

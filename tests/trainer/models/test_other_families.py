@@ -139,6 +139,13 @@ def test_chance_has_no_part_where_activations_are_computed_again(family):
         torch.testing.assert_close(again[name], gradient, atol=1e-5, rtol=1e-4)
 
 
+def test_a_family_that_cannot_compute_activations_again_is_refused():
+    with pytest.raises(
+        ConfigError, match=r"model.gradient_checkpointing: CTRLModel does not support .*\. Leave it out"
+    ):
+        GradientCheckpointing(model_of("ctrl"), enabled=True)
+
+
 def test_what_a_router_reads_in_evaluation_is_no_chance():
     plain = config_of("phimoe", router_jitter_noise=0.3)
     model = random_model(plain, torch.float32)
@@ -216,7 +223,12 @@ def url():
 
 
 _RUN = {"gpt2", "opt: narrow", "bloom"}
-_POSITIONS = {"mpt": {"max_seq_len": 512}}
+# GPT-NeoX-Japanese and CTRL cannot compute activations again, and Llama-4 has no critic.
+_OTHERWISE = {
+    "gpt_neox_japanese": "model.gradient_checkpointing=false",
+    "ctrl": "model.gradient_checkpointing=false",
+    "llama4_text": "algorithm={preset: grpo}",
+}
 
 
 @pytest.mark.parametrize(
@@ -224,8 +236,9 @@ _POSITIONS = {"mpt": {"max_seq_len": 512}}
     [family if family in _RUN else pytest.param(family, marks=pytest.mark.slow) for family in KEYED],
 )
 def test_a_whole_run_has_ratios_of_one_and_trains(family, tmp_path, url):
-    folder_of(family, tmp_path / "model", **_POSITIONS.get(family, {"max_position_embeddings": 512}))
+    folder_of(family, tmp_path / "model", max_position_embeddings=512, max_seq_len=512)
     words = words_of(tmp_path, url, "steps=2", "model.gradient_checkpointing=true")
+    words += [_OTHERWISE[family]] if family in _OTHERWISE else []
     asyncio.run(train(load_settings(None, words), Ending()))
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     steps = [line for line in lines if "policy/optimizer_steps" in line]
