@@ -36,7 +36,7 @@ from rollgym.trainer.config.optimizer import OptimizerSettings
 from rollgym.trainer.learn.batches import episode_batch
 from rollgym.trainer.learn.learner import Learner, Models
 from rollgym.trainer.learn.rows import row_builder
-from rollgym.trainer.models.load import without_chance
+from rollgym.trainer.models.chance import without_chance
 from rollgym.trainer.models.value_head import ValueModel
 from rollgym.trainer.records.group import Group
 from rollgym.trainer.records.segment import Segment

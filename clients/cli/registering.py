@@ -30,6 +30,8 @@ _TIMEOUT_S = 120.0
 # A registration that is kept outlives a gateway or a server that is away for a while.
 _AGAIN_S = 2.0
 _LONGEST_PAUSE_S = 3600.0
+# What a gateway that does not say it gives to those who ask for nothing else.
+_USUAL_TTL_S = 60.0
 _MAY_PASS = RETRY_LATER | {"probe_failed"}
 # Where the server started for a probe may connect to: whoever types the command knows what the URL leads to.
 _ANYWHERE = ("--gateway", "--allow-network", "loopback", "--allow-network", "private")
@@ -72,11 +74,11 @@ def run_register(options: argparse.Namespace) -> int:
         more = {name: value for name, value in given.items() if value is not None}
         reply = _register(client, options, more)
         if options.keep:
-            _keep(client, reply, lambda: _register(client, options, more))
+            _keep(client, reply, lambda: _register(client, options, more), options.ttl_s)
             return 0
         print(reply.registration_id, flush=True)
-        left = reply.expires_at - time.time()
-        print(f"{reply.env_id} is offered at {options.gateway} for {left:.0f} s; --keep sends heartbeats")
+        ttl_s = _ttl_s(reply, options.ttl_s)
+        print(f"{reply.env_id} is offered at {options.gateway} for {ttl_s:.0f} s; --keep sends heartbeats")
     return 0
 
 
@@ -129,14 +131,27 @@ def _tools_at(gateway: str, env_id: str) -> list[Finding]:
         return [Finding("an episode begins", Status.FAIL, str(problem))]
 
 
-def _keep(client: httpx.Client, reply: RegisterReply, register: Callable[[], RegisterReply]) -> None:
+def _ttl_s(reply: RegisterReply, asked_s: float | None) -> float:
+    """Return how long a registration lives past its last heartbeat.
+
+    When it ends is a time of the gateway's clock, of which this machine's may be hours ahead or behind.
+    """
+    return reply.ttl_s or asked_s or _USUAL_TTL_S
+
+
+def _keep(
+    client: httpx.Client,
+    reply: RegisterReply,
+    register: Callable[[], RegisterReply],
+    asked_s: float | None = None,
+) -> None:
     """Send heartbeats until told to stop, then unregister; with a gateway that has forgotten, register again."""
     trouble = ""
     try:
         # Whoever reads it may stop this at once.
         print(reply.registration_id, flush=True)
         while True:
-            pause_s = _AGAIN_S if trouble else (reply.expires_at - time.time()) / 3
+            pause_s = _AGAIN_S if trouble else _ttl_s(reply, asked_s) / 3
             time.sleep(min(max(1.0, pause_s), _LONGEST_PAUSE_S))
             try:
                 reply = _beat(client, reply, register)
@@ -168,7 +183,8 @@ def _beat(client: httpx.Client, reply: RegisterReply, register: Callable[[], Reg
         print(again.registration_id, flush=True)
         return again
     with reading("heartbeat"):
-        return reply.model_copy(update={"expires_at": HeartbeatReply.model_validate(beat).expires_at})
+        heard = HeartbeatReply.model_validate(beat)
+    return reply.model_copy(update={"ttl_s": heard.ttl_s or reply.ttl_s})
 
 
 def _add_server(parser: argparse.ArgumentParser) -> None:

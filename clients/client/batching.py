@@ -57,7 +57,10 @@ class Batch:
             if problem.code != "too_large":
                 raise
             if len(positions) == 1:
-                self._results[positions[0]] = problem
+                operation = self._operations[positions[0]]
+                self._results[positions[0]] = (
+                    operation.session.broken_off(problem, operation.fields) or problem
+                )
                 return
             half = len(positions) // 2
             await self._run_chunk(process, positions[:half])
@@ -84,6 +87,7 @@ class Batch:
             self._note(position, answer["ok"], plain)
             return True
         problem = ProblemError.from_problem(answer.get("error"))
+        problem = operation.session.broken_off(problem, operation.fields) or problem
         if problem.code in RETRY_LATER or operation.session.can_rebuild(problem, operation.fields):
             return False
         self._results[position] = problem

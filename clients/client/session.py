@@ -70,6 +70,8 @@ class EnvSession:
         self.episode = -1
         self.step_index = 0
         self.seed: int | None = None
+        # Episode and step of an answer that the server could not send.
+        self._unsent: tuple[int, int] | None = None
         self._record = EpisodeRecord(env.env_id, env.version, encode_value(None, self.kwargs, binary=False))
         self.session_id = member(payload, "session_id", str)
         self.process = process
@@ -269,6 +271,8 @@ class EnvSession:
             try:
                 return await self._caller.call(fields, self.process, deadline)
             except ProblemError as problem:
+                if (broken := self.broken_off(problem, fields)) is not None:
+                    raise broken from problem
                 is_behind = problem.code == "step_mismatch"
                 # A server that says it again of a session that it has just restored is not to be believed.
                 if not self.can_rebuild(problem, fields) or (is_behind and was_behind):
@@ -279,6 +283,27 @@ class EnvSession:
                     await self._opener.close_replaced(session_id, deadline)
             if "episode" in fields:
                 fields["episode"] = self.episode
+
+    def broken_off(self, problem: ProblemError, fields: Mapping[str, Any]) -> ProblemError | None:
+        """Return what to say of a step that another one stands in the way of, whose answer was too large to be sent.
+
+        Such a step was taken: the server is one ahead of what is known here, and only the very same action is answered
+        (again, that it is too large).
+
+        Args:
+            problem: What the operation was answered.
+            fields: The operation.
+        """
+        place = (self.episode, self.step_index) if fields["op"] == "step" else None
+        if problem.code == "too_large" and problem.extra.get("part") == "reply":
+            self._unsent = place
+        if problem.code != "step_mismatch" or place is None or place != self._unsent:
+            return None
+        return ProblemError(
+            "not_reset",
+            f"the episode broke off: the answer to step {self.step_index} of it was too large to be sent; reset the "
+            "session",
+        )
 
     def can_rebuild(self, problem: ProblemError, fields: Mapping[str, Any]) -> bool:
         """Whether a problem says that the session is lost or went back, and the operation can go on in a rebuilt one.

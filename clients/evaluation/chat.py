@@ -266,16 +266,27 @@ def _wait_s(attempt: int, retry_after_s: float | None) -> float:
 
 
 def _retry_after_s(headers: httpx.Headers) -> float | None:
-    """Return `Retry-After`, seconds or a date (RFC 9110, section 10.2.3), as seconds from now."""
+    """Return `Retry-After`, seconds or a date (RFC 9110, section 10.2.3), as seconds from now.
+
+    A date is the server's: what it is compared with is the server's `Date`, and our own clock only where it has none.
+    """
     text = headers.get("retry-after", "")
     try:
         seconds = float(text)
     except ValueError:
         try:
-            seconds = parsedate_to_datetime(text).timestamp() - time.time()
+            seconds = parsedate_to_datetime(text).timestamp() - _answered_at(headers)
         except ValueError:
             return None
     return max(0.0, seconds) if math.isfinite(seconds) else None
+
+
+def _answered_at(headers: httpx.Headers) -> float:
+    """Return when a server says that it answered, in seconds since 1970."""
+    try:
+        return parsedate_to_datetime(headers.get("date", "")).timestamp()
+    except ValueError:
+        return time.time()
 
 
 def _reason_of(response: httpx.Response) -> str:

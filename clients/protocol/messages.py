@@ -198,6 +198,9 @@ class RegisterReply(Reply):
     registration_id: str
     env_id: str
     expires_at: float = Field(allow_inf_nan=False)
+    ttl_s: Seconds | None = Field(
+        default=None, description="How long it lives past its last heartbeat, on any clock."
+    )
     report: list[dict[str, Any]] = Field(default=[], description="The checks: `{check, ok, detail}`.")
 
 
@@ -207,6 +210,9 @@ class AnnounceAnswer(Reply):
     env_id: str
     registration_id: str | None = None
     expires_at: float | None = None
+    ttl_s: Seconds | None = Field(
+        default=None, description="How long it lives past its last heartbeat, on any clock."
+    )
     pending: bool = Field(default=False, description="It is being probed: say again soon that it is there.")
     error: dict[str, Any] | None = Field(default=None, description="The problem, where it is refused.")
 
@@ -218,9 +224,12 @@ class AnnounceReply(Reply):
 
 
 class HeartbeatReply(Reply):
-    """Until when a registration lives now: seconds since 1970."""
+    """Until when a registration lives now: seconds since 1970, on the gateway's clock."""
 
     expires_at: float = Field(allow_inf_nan=False)
+    ttl_s: Seconds | None = Field(
+        default=None, description="How long it lives past its last heartbeat, on any clock."
+    )
 
 
 class ResetReply(Reply):

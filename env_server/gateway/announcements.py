@@ -134,7 +134,7 @@ class Announcements:
         return {
             "env_id": registration.env_id,
             "registration_id": registration.registration_id,
-            "expires_at": self._registry.expires_at(registration),
+            **self._registry.lifetime(registration),
         }
 
     def _forget(self, key: _Key, probe: asyncio.Task[Registration]) -> None:

@@ -147,7 +147,7 @@ class Registering:
         return {
             "registration_id": registration.registration_id,
             "env_id": registration.env_id,
-            "expires_at": self._registry.expires_at(registration),
+            **self._registry.lifetime(registration),
             "report": [check._asdict() for check in report],
         }
 
@@ -255,7 +255,7 @@ class Registering:
         self._registry.heartbeat(registration, request.load)
         if registration.relay is not None:
             registration.relay.is_there()
-        return {"expires_at": self._registry.expires_at(registration)}
+        return self._registry.lifetime(registration)
 
     async def unregister(self, context: Context, fields: Mapping[str, Any]) -> Reply:
         """End a registration."""

@@ -272,9 +272,13 @@ class Registry:
                 return None
             await self.changed(left)
 
-    def expires_at(self, registration: Registration) -> float:
-        """When a registration ends without a heartbeat, in seconds since 1970."""
-        return time.time() + registration.expires_at - asyncio.get_running_loop().time()
+    def lifetime(self, registration: Registration) -> dict[str, float]:
+        """When a registration ends without a heartbeat, for people, and how long it lives past one, for programs.
+
+        Whose clock is another than ours can do nothing with a time of ours.
+        """
+        left_s = registration.expires_at - asyncio.get_running_loop().time()
+        return {"expires_at": time.time() + left_s, "ttl_s": registration.ttl_s}
 
     async def shutdown(self) -> None:
         """Let go of all servers."""

@@ -192,4 +192,6 @@ def too_large_reply(size: int, limit: int, closed: int = 0) -> ProblemError:
         closed: How many sessions it would have told of; nobody knows them, and so they are closed.
     """
     again = f"; the {closed} sessions that it opened are closed again: ask for fewer" if closed else ""
-    return ProblemError("too_large", f"the reply has {size} bytes; the limit is {limit}{again}", limit=limit)
+    return ProblemError(
+        "too_large", f"the reply has {size} bytes; the limit is {limit}{again}", limit=limit, part="reply"
+    )

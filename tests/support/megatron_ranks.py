@@ -18,7 +18,7 @@ from rollgym.trainer.backends.optimizer import Schedule
 from rollgym.trainer.backends.rank_group import MeshShape
 from rollgym.trainer.backends.vocabulary_parallel import sharded_logprobs
 from rollgym.trainer.config.optimizer import OptimizerSettings
-from rollgym.trainer.models.load import without_chance
+from rollgym.trainer.models.chance import without_chance
 from rollgym.trainer.models.value_head import ValueModel
 from tests.support.tiny_models import VOCABULARY, sharp_model
 

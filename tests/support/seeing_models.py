@@ -7,7 +7,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 
 from rollgym.trainer.backends.base import TrainRow
 from rollgym.trainer.config.model import VisionSettings
-from rollgym.trainer.models.load import without_chance
+from rollgym.trainer.models.chance import without_chance
 from rollgym.trainer.models.picture_processor import PictureProcessor
 from rollgym.trainer.models.pictures import own_inputs
 from rollgym.trainer.models.tiny import TinyPolicySettings, build_tiny_model, tiny_pictures

@@ -284,6 +284,20 @@ class GaeAdvantage(Whitened):
         description="skip: observation tokens are passed over (verl, AReaL). none: each costs a factor of both, with "
         "value 0 (ROLL, OpenRLHF), row by row: rows must then be whole episodes.",
     )
+    bootstrap_truncated: bool = Field(
+        False,
+        description="Where an episode was cut off (`truncated`, or max_turns), take the critic's value of the "
+        "observation after the last action for what would have come, as Gymnasium means it; absent: 0, as after an "
+        "end.",
+    )
+
+    @model_validator(mode="after")
+    def _rows_have_one_end(self) -> Self:
+        if self.bootstrap_truncated and self.gae_mask != "skip":
+            raise ValueError(
+                "bootstrap_truncated needs gae_mask skip: with none, what is behind a row is padding"
+            )
+        return self
 
     @model_validator(mode="after")
     def _gae_lambda_is_read(self) -> Self:

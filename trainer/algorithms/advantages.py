@@ -196,6 +196,7 @@ def generalized_advantages(
     gamma: float,
     gae_lambda: float | Tensor,
     gae_mask: GaeMask = "skip",
+    last_values: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return GAE and returns of every token of the mask, float64 `[rows, tokens]`.
 
@@ -211,13 +212,15 @@ def generalized_advantages(
             `length_adaptive_lambda`).
         gae_mask: `none` steps through tokens outside the mask, padding too, as through any other, with reward 0 and the
             values given there (ROLL; OpenRLHF sets them to 0 before).
+        last_values: Value of the state behind each row, `[rows]`: that of the observation after the last action where
+            an episode was cut off, 0 where it ended (Gymnasium's meaning of `truncated`). None is 0 for all.
     """
     rewards = torch.where(mask, rewards.double(), 0.0)
     values = torch.where(mask, values.double(), 0.0) if gae_mask == "skip" else values.double()
     steps = mask if gae_mask == "skip" else torch.ones_like(mask)
     advantages = torch.zeros_like(values)
     running = values.new_zeros(values.shape[0])
-    next_value = values.new_zeros(values.shape[0])
+    next_value = values.new_zeros(values.shape[0]) if last_values is None else last_values.to(values)
     for index in reversed(range(values.shape[1])):
         here = steps[:, index]
         error = rewards[:, index] + gamma * next_value - values[:, index]

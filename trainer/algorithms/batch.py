@@ -84,6 +84,8 @@ class RowBatch:
         reference_logprobs: Log-probabilities under the reference policy, for a KL penalty in the reward.
         squared_probabilities: Sum of the squared probabilities of all tokens that could have been drawn, for the
             optimal token baseline.
+        last_values: The critic's value of the observation after each trajectory's last action, `[trajectories]`: 0
+            where an episode ended by itself; for advantages that bootstrap.
     """
 
     trajectory: Tensor
@@ -93,6 +95,7 @@ class RowBatch:
     old_logprobs: Tensor | None = None
     reference_logprobs: Tensor | None = None
     squared_probabilities: Tensor | None = None
+    last_values: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)

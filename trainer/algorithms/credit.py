@@ -208,7 +208,8 @@ def _token_advantages(
             return _generalized(advantage, rewards, values, rows.mask)
         case "gae":
             values = stream.gather(required(rows.values, "values"))
-            advantages, returns = _generalized(advantage, stream.gather(rewards), values, sampled)
+            last = required(rows.last_values, "last_values") if advantage.bootstrap_truncated else None
+            advantages, returns = _generalized(advantage, stream.gather(rewards), values, sampled, last)
         case "bi_level_gae":
             advantages, returns = bi_level_advantages(
                 stream.gather(rewards),
@@ -235,7 +236,7 @@ def _baseline(
 
 
 def _generalized(
-    advantage: GaeAdvantage, rewards: Tensor, values: Tensor, mask: Tensor
+    advantage: GaeAdvantage, rewards: Tensor, values: Tensor, mask: Tensor, last_values: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Return GAE, and what the critic should say: by a lambda of its own, where it has one.
 
@@ -245,7 +246,13 @@ def _generalized(
     if advantage.length_adaptive is not None:
         gae_lambda = length_adaptive_lambda(mask, advantage.length_adaptive)
     found = generalized_advantages(
-        rewards, values, mask, gamma=advantage.gamma, gae_lambda=gae_lambda, gae_mask=advantage.gae_mask
+        rewards,
+        values,
+        mask,
+        gamma=advantage.gamma,
+        gae_lambda=gae_lambda,
+        gae_mask=advantage.gae_mask,
+        last_values=last_values,
     )
     if advantage.critic_gae_lambda is None:
         return found
@@ -256,6 +263,7 @@ def _generalized(
         gamma=advantage.gamma,
         gae_lambda=advantage.critic_gae_lambda,
         gae_mask=advantage.gae_mask,
+        last_values=last_values,
     )
     return found[0], apart[1]
 

@@ -207,8 +207,8 @@ class KLSettings(Settings):
     )
     unbiased: bool = Field(
         False,
-        description="Multiply the estimate by the ratio, with its gradient: unbiased off-policy (DeepSeek-V3.2); only "
-        "in the loss.",
+        description="Multiply the estimate (k3 or k1) by the token's ratio, with its gradient: unbiased off-policy "
+        "(DeepSeek-V3.2); only in the loss.",
     )
     target: PositiveFloat | None = Field(
         None,
@@ -232,6 +232,10 @@ class KLSettings(Settings):
             )
         if self.gradient_cap is not None and not self.straight_through:
             raise ValueError("kl.gradient_cap is read with kl.straight_through only: leave it out")
+        if self.unbiased and self.estimator not in ("k1", "k3"):
+            raise ValueError(
+                f"{self.estimator} times the ratio has a gradient of no divergence: with unbiased take k3, or k1"
+            )
         if self.straight_through and self.unbiased:
             raise ValueError("straight_through and unbiased are two ways to mend the gradient: choose one")
         if (

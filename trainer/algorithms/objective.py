@@ -87,7 +87,9 @@ def policy_loss(
             reference,
             settings.kl.estimator,
             straight_through=settings.kl.straight_through,
-            log_ratio=ratio if settings.kl.unbiased or settings.kl.gradient_cap is not None else None,
+            log_ratio=_ratio_of_tokens(settings, ratio, logprobs, old)
+            if settings.kl.unbiased or settings.kl.gradient_cap is not None
+            else None,
             gradient_cap=settings.kl.gradient_cap,
             limit=settings.kl.limit,
         )
@@ -295,6 +297,16 @@ def _custom_surrogate(path: str, inputs: SurrogateInputs) -> SurrogateLoss:
             "without detach"
         )
     return SurrogateLoss(loss, torch.zeros_like(inputs.mask))
+
+
+def _ratio_of_tokens(settings: AlgorithmSettings, ratio: Tensor, logprobs: Tensor, old: Tensor) -> Tensor:
+    """Return the log ratio of each token, which its KL estimate is weighed by, whatever the surrogate reads.
+
+    With the ratio of a sequence in its place the gradient would be that of no divergence.
+    """
+    if settings.ratio.level == "token":
+        return ratio
+    return (logprobs - old).clamp(-settings.ratio.clamp, settings.ratio.clamp)
 
 
 def _weights(

@@ -10,6 +10,7 @@ from pydantic import Field, field_validator, model_validator
 
 from rollgym.trainer.algorithms.advantage_settings import (
     AdvantageSettings,
+    GaeAdvantage,
     GroupAdvantage,
     OptimalTokenAdvantage,
     SpoAdvantage,
@@ -164,6 +165,11 @@ class AlgorithmSettings(Settings):
     def estimates_values(self) -> bool:
         """Whether the advantage reads a critic's values."""
         return self.advantage.kind in ("gae", "bi_level_gae")
+
+    @property
+    def bootstraps(self) -> bool:
+        """Whether the critic is asked for the value of the observation at which an episode was cut off."""
+        return isinstance(self.advantage, GaeAdvantage) and self.advantage.bootstrap_truncated
 
     @property
     def needs_greedy(self) -> bool:

@@ -157,4 +157,5 @@ def model_actor(
         settings.seed,
         purpose,
         settings.rollout.groups_per_step,
+        keeps_next_prompt=settings.algorithm.bootstraps and purpose == "train",
     )

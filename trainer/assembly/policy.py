@@ -14,6 +14,7 @@ from rollgym.trainer.core.device import DTYPES, torch_device
 from rollgym.trainer.core.errors import ConfigError
 from rollgym.trainer.core.numbers import MOST_IDS
 from rollgym.trainer.core.seeding import derive_seed
+from rollgym.trainer.models.language_head import check_positions
 from rollgym.trainer.models.load import load_model, load_tokenizer, model_folder
 from rollgym.trainer.models.lora import ADAPTER_CONFIG, add_lora, load_adapter
 from rollgym.trainer.models.picture_processor import BLIND, PictureProcessor
@@ -56,7 +57,7 @@ def build_policy(
         computes: Whether anybody computes with it in this process. If not, it stays in the host's memory.
 
     Raises:
-        ConfigError: If there is no such model, device or attention.
+        ConfigError: If there is no such model, device or attention, or its positions end before the longest row does.
     """
     device = torch_device(settings.model.device)
     if not computes:
@@ -68,6 +69,7 @@ def build_policy(
         path = model_folder(settings.model.path)
     if path is not None:
         model = load_model(path, dtype, settings.model.attention)
+        check_positions(model, settings.model.max_length)
         model.name_or_path = settings.model.path or str(path)
         tokenizer = load_tokenizer(path)
         pictures = (why_blind(settings) or load_pictures(path, tokenizer)) if sees(model) else BLIND

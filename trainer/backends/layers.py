@@ -6,17 +6,24 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from rollgym.trainer.backends.prefix_cache import take_replays
 from rollgym.trainer.core.errors import ConfigError
 
 
 class GradientCheckpointing:
-    """Lets the library compute activations again, which it does in training mode only.
+    """Lets the library compute activations again, which it does where a layer is in training mode.
+
+    Only the layers themselves are put there, and nothing below them: a part that draws in training mode what it
+    computes in evaluation (routers, dropout) computes what replies are sampled with.
 
     Args:
         model: What is trained: a language model, or a critic with one as its body.
         enabled: Whether it does; if not, nothing is changed.
+
+    Raises:
+        ConfigError: If the library cannot with this family.
     """
 
     def __init__(self, model: nn.Module, *, enabled: bool) -> None:
@@ -25,19 +32,24 @@ class GradientCheckpointing:
             # Later releases of transformers have another name for it.
             named_now = hasattr(body, "activation_checkpointing_enable")
             enable = body.activation_checkpointing_enable if named_now else body.gradient_checkpointing_enable
-            enable({"use_reentrant": False})
+            try:
+                enable({"use_reentrant": False})
+            except ValueError as error:
+                raise ConfigError(f"model.gradient_checkpointing: {error} Leave it out") from error
             take_replays(body)
 
     @contextmanager
     def active(self) -> Iterator[None]:
         """Let it while inside."""
-        for body in self._bodies:
-            body.train()
+        modules = [module for body in self._bodies for module in body.modules()]
+        layers = [module for module in modules if isinstance(module, GradientCheckpointingLayer)]
+        for layer in layers:
+            layer.training = True
         try:
             yield
         finally:
-            for body in self._bodies:
-                body.eval()
+            for layer in layers:
+                layer.training = False
 
 
 def bodies_of(model: nn.Module) -> list[PreTrainedModel]:

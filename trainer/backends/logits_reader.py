@@ -5,7 +5,7 @@ from transformers import PreTrainedModel
 
 from rollgym.trainer.backends.prefix_cache import hidden_states, logits_of_calls, why_not_shared
 from rollgym.trainer.backends.prefix_layout import SharedTokens
-from rollgym.trainer.models.language_head import LanguageHead, own_logits
+from rollgym.trainer.models.language_head import LanguageHead, own_logits, state_width
 from rollgym.trainer.models.pictures import ImageTensors, tokens_or_embeddings
 
 
@@ -13,7 +13,8 @@ class LogitsReader:
     """States of tokens, and the logits that the model's own code makes of them.
 
     A state is the last hidden one, of which logits can be made part by part. Models whose logits are made of more than
-    that (none of the families that are tested) compute all of a micro-batch's at once: there the logits are the state.
+    that, or whose forward calls a part of its body (OPT), compute all of a micro-batch's at once: there the logits are
+    the state.
 
     Args:
         model: A causal language model. Its weights are shared, not copied.
@@ -24,10 +25,11 @@ class LogitsReader:
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._model = model
+        # Taken now: a model that is sharded later holds pieces of it.
+        self._hidden = state_width(model)
+        self.vocabulary = int(model.get_output_embeddings().weight.shape[0])
         head = LanguageHead(model)
         self._head = head if head.is_whole() else None
-        # Taken now: a model that is sharded later holds pieces of it.
-        self.vocabulary, self._hidden = map(int, model.get_output_embeddings().weight.shape)
 
     @property
     def body(self) -> PreTrainedModel:
@@ -45,7 +47,7 @@ class LogitsReader:
     def why_not_shared(self) -> str | None:
         """Why it cannot compute segments behind a prefix; None if it can."""
         if self._head is None:
-            return "its logits are made of more than its last hidden states"
+            return "its logits are made by its whole forward, and not of its last hidden states alone"
         return why_not_shared(self.body)
 
     def states(

@@ -199,6 +199,15 @@ class RunSettings(Settings):
         return self
 
     @model_validator(mode="after")
+    def _next_prompts_are_known(self) -> Self:
+        if self.algorithm.bootstraps and self.rollout.agent is not None:
+            raise ValueError(
+                "algorithm.advantage.bootstrap_truncated reads the prompt that would have come next, which "
+                f"rollout.agent '{self.rollout.agent}' alone could write: leave one of the two out"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _greedy_episodes_can_be_played(self) -> Self:
         if self.algorithm.needs_greedy and self.rollout.black_box:
             raise ValueError(

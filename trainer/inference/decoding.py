@@ -209,7 +209,7 @@ class ActiveBatch:
             **{self._cache_argument: cache},
             **self._last_logits,
         )
-        return output.logits[:, -1], _layers_of(cache)
+        return output.logits[:, -1], _layers_of(self._model, cache)
 
     def _join(self, rows: list[_Row], layers: Layers, lengths: list[int]) -> None:
         self._rows = [*self._rows, *rows]
@@ -227,26 +227,71 @@ class ActiveBatch:
         ]
 
 
+def try_decoding(model: PreTrainedModel) -> None:
+    """Draw two tokens for two rows of unequal length, to see whether a model can be decoded here.
+
+    Whether what it computes is right is not asked: that is for a look at its log-probabilities.
+
+    Raises:
+        ConfigError: If it cannot; the message says why.
+    """
+    size = model.config.get_text_config().vocab_size
+    batch = ActiveBatch(model)
+    requests = [
+        GenerationRequest(
+            f"trial-{length}", [number % size for number in range(length)], SamplingParams(2), 0
+        )
+        for length in (1, 3)
+    ]
+    try:
+        batch.advance(requests, 0)
+        batch.advance([], 0)
+    except (ConfigError, torch.OutOfMemoryError):
+        raise
+    except _UNLIKE as error:
+        reason = " ".join(str(error).split())[:300]
+        raise _undecodable(
+            model, f"does not take one as others do ({type(error).__name__}: {reason})"
+        ) from error
+
+
+_UNLIKE = (
+    AssertionError,
+    AttributeError,
+    IndexError,
+    KeyError,
+    NotImplementedError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+"""What a model's code raises that makes something else of a cache."""
+
+
+def _undecodable(model: PreTrainedModel, why: str) -> ConfigError:
+    return ConfigError(
+        f"the embedded engine needs a cache of keys and values in every layer, and {type(model).__name__} {why}: have "
+        "an inference server sample that knows this family (inference.kind), or take another model"
+    )
+
+
 def _require_keys_and_values(model: PreTrainedModel) -> None:
     for layer in DynamicCache(config=model.config).layers:
         if not isinstance(layer, DynamicLayer):
-            raise ConfigError(
-                f"the embedded engine needs a key-value cache in every layer, and {type(model).__name__} has a "
-                f"{type(layer).__name__}"
-            )
+            raise _undecodable(model, f"has a {type(layer).__name__}")
 
 
-def _layers_of(cache: DynamicCache) -> Layers:
+def _layers_of(model: PreTrainedModel, cache: DynamicCache) -> Layers:
     # Every layer keeps all keys and values, those with a sliding window too: rows of unequal length share its columns,
     # and the model's mask hides what is outside the window.
     layers = []
     for layer in cache.layers:
         keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
         if not isinstance(keys, Tensor) or not isinstance(values, Tensor):
-            raise ConfigError(
-                f"the embedded engine needs a key-value cache in every layer, not {type(layer).__name__}"
-            )
+            raise _undecodable(model, f"leaves a {type(layer).__name__} without any")
         layers.append((keys, values))
+    if not layers:
+        raise _undecodable(model, "leaves the cache that it is given as it was")
     return layers
 
 

@@ -24,7 +24,7 @@ from rollgym.trainer.inference.base import (
     WeightSource,
     check_length,
 )
-from rollgym.trainer.inference.decoding import ActiveBatch
+from rollgym.trainer.inference.decoding import ActiveBatch, try_decoding
 from rollgym.trainer.models.weights import load_weights, twin_of
 
 
@@ -41,11 +41,15 @@ class TorchEngine:
         max_length: Longest row in tokens; a request that could pass it is refused.
         shares_weights: Whether replies are drawn with the model itself. Whoever changes its weights must do so inside
             `standing_still`. Otherwise the engine has a second model, with the same weights until it is given others.
+
+    Raises:
+        ConfigError: If the model keeps anything but keys and values of what it has read.
     """
 
     def __init__(
         self, model: PreTrainedModel, *, max_rows: int, max_length: int, shares_weights: bool = False
     ) -> None:
+        try_decoding(model)
         self._shares_weights = shares_weights
         self._model = model.eval() if shares_weights else twin_of(model)
         self._max_rows = max_rows

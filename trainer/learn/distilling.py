@@ -146,12 +146,13 @@ class DistillationLearner:
         loss = partial(mean_loss, counts=counts)
         if self._sampled:
             loss = partial(_sampled_loss, counts=counts, largest_ratio=self._largest_ratio)
+        rate = self._student.learning_rate
         taken = await asyncio.to_thread(self._student.step, rows, loss, entropy="metric")
         self._skipped.note(applied=taken.applied, why=taken.broken)
         if taken.applied:
             batch.trained.update(batch.groups_of(indices))
         metrics = _report(taken) | {"batch/rows": float(len(rows)), "distill/tokens": float(counts.tokens)}
-        return metrics | {"policy/learning_rate": self._student.learning_rate}
+        return metrics | {"policy/learning_rate": rate}
 
 
 def with_teacher(row: TrainRow, number: int) -> TrainRow:

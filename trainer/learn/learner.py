@@ -177,6 +177,7 @@ class Learner:
             old_logprobs=None if old is None else pad_rows(old),
             reference_logprobs=None if reference is None else pad_rows(reference),
             squared_probabilities=self._squared_probabilities(settings, rows),
+            last_values=self._last_values(batch) if settings.bootstraps else None,
         )
         try:
             result = compute_advantages(settings, batch.episodes, row_batch, memory.state)
@@ -202,7 +203,19 @@ class Learner:
         chosen = [complete[index] for index in indices]
         metrics = self._optimize(settings, chosen, trained, result.scores[indices], step, version)
         self._remember(settings, batch, chosen, metrics)
-        return metrics | result.metrics | left_out | {"batch/rows": float(len(chosen))}
+        numbers = {"batch/rows": float(len(chosen))}
+        if settings.bootstraps:
+            numbers["batch/bootstrapped"] = float(sum(bool(each.next_prompt) for each in batch.trajectories))
+        return metrics | result.metrics | left_out | numbers
+
+    def _last_values(self, batch: EpisodeBatch) -> Tensor:
+        """Return what the critic says of the prompts that episodes were cut off at, `[trajectories]`; else 0."""
+        last = torch.zeros(len(batch.trajectories), dtype=torch.float64)
+        cut = [index for index, each in enumerate(batch.trajectories) if each.next_prompt]
+        if cut:
+            rows = [_behind(batch.trajectories[index].next_prompt) for index in cut]
+            last[cut] = torch.stack([row[-1] for row in self._forward(self._models.critic, rows)]).double()
+        return last
 
     def _old_logprobs(self, rows: list[TrainRow]) -> tuple[list[Tensor], list[TrainRow]]:
         """Return log-probabilities of rows at the start of the update, and the rows as its steps compute them."""
@@ -289,6 +302,7 @@ class Learner:
         critic_steps: list[StepReport] = []
         told: dict[str, float] = {}
         prepared: list[dict[str, float]] = []
+        rate = self._models.policy.learning_rate
         for epoch in range(settings.epochs):
             for indices in self._minibatches(units, step, epoch):
                 chosen = [rows[index] for index in indices]
@@ -317,6 +331,7 @@ class Learner:
                     taken = StepReport({}, math.nan, applied=False, broken=broken)
                 else:
                     rest = elsewhere_of(self._models.policy, settings, chosen, of_episodes, updates)
+                    rate = self._models.policy.learning_rate
                     taken = self._models.policy.step(
                         chosen,
                         partial(
@@ -344,7 +359,7 @@ class Learner:
                     critic_steps.append(taken)
         numbers = means(merge(taken.metrics for taken in [*policy_steps, *critic_steps]))
         numbers |= step_metrics("policy", policy_steps) | step_metrics("critic", critic_steps)
-        numbers["policy/learning_rate"] = self._models.policy.learning_rate
+        numbers["policy/learning_rate"] = rate
         return numbers | _averaged(prepared) | told
 
     def _minibatches(self, units: Sequence[Hashable], step: int, epoch: int) -> list[list[int]]:
@@ -365,6 +380,12 @@ class Learner:
         if backend is None:
             raise ValueError("the algorithm reads a model that the run did not build")
         return backend.forward(rows)
+
+
+def _behind(prompt: Sequence[int]) -> TrainRow:
+    """Return a row whose one result is of the state behind a prompt: before a token, whichever token that is."""
+    ids = torch.tensor([*prompt, 0])
+    return TrainRow(ids, torch.arange(len(ids)) == len(prompt))
 
 
 def _averaged(numbers: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -13,7 +13,19 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import MoeModelOutputWithPast
 
+from rollgym.trainer.core.errors import ConfigError
 from rollgym.trainer.models.pictures import ImageTensors, tokens_or_embeddings
+
+_UNLIKE = (
+    AttributeError,
+    IndexError,
+    KeyError,
+    NotImplementedError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+"""What a model's code raises that reads more of its body than the last hidden states, or calls a part of it."""
 
 
 class _States(MoeModelOutputWithPast):
@@ -27,7 +39,7 @@ class _States(MoeModelOutputWithPast):
 class _Given(nn.Module):
     """Stands in for a model's body: what it is given as embeddings are the hidden states."""
 
-    def forward(self, inputs_embeds: Tensor, **_: Any) -> MoeModelOutputWithPast:
+    def forward(self, *_: Any, inputs_embeds: Tensor, **__: Any) -> MoeModelOutputWithPast:
         return _States(last_hidden_state=inputs_embeds)
 
 
@@ -67,11 +79,56 @@ class LanguageHead:
         positions = torch.arange(8, device=self._model.device)
         ids = (positions * 7 + 3)[None] % embedding.weight.shape[0]
         own = self._model(input_ids=ids, use_cache=False).logits[0]
-        body = self._model.base_model(input_ids=ids, use_cache=False)
-        apart = self.logits(body.last_hidden_state[0])
+        try:
+            body = self._model.base_model(input_ids=ids, use_cache=False)
+            apart = self.logits(body.last_hidden_state[0])
+        except torch.OutOfMemoryError:
+            raise
+        except _UNLIKE:
+            return False
         # The same operations on the same numbers; only the shapes that kernels are chosen by may differ.
         return apart.shape == own.shape and torch.allclose(
             apart.float(), own.float(), rtol=2e-2 if own.dtype == torch.bfloat16 else 1e-4, atol=1e-3
+        )
+
+
+def state_width(model: PreTrainedModel) -> int:
+    """Return how many numbers a last hidden state has: what the output embedding multiplies.
+
+    Mostly `hidden_size`; OPT-350m's states are narrower than its layers.
+
+    Raises:
+        ConfigError: If the model has no output embedding.
+    """
+    embedding = model.get_output_embeddings()
+    if embedding is None:
+        raise ConfigError(
+            f"model.path: {type(model).__name__} has no output embedding, so it is no language model that can be "
+            "trained here: take another model"
+        )
+    return int(embedding.weight.shape[1])
+
+
+def check_positions(model: PreTrainedModel, max_length: int) -> None:
+    """Refuse rows that are longer than a table of positions, as GPT-2's, OPT's and MPT's are.
+
+    Positions that are rotations have no end, whatever lengths a model was trained with.
+
+    Args:
+        model: A causal language model.
+        max_length: Longest row in tokens.
+
+    Raises:
+        ConfigError: If its positions end before that.
+    """
+    config = model.config.get_text_config()
+    if getattr(config, "rope_parameters", None):
+        return
+    last = getattr(config, "max_position_embeddings", None) or getattr(config, "max_seq_len", None)
+    if isinstance(last, int) and last < max_length:
+        raise ConfigError(
+            f"model.max_length {max_length}: {type(model).__name__} has {last} positions: set model.max_length={last}, "
+            "or less"
         )
 
 

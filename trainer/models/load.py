@@ -17,7 +17,7 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.utils import httpx  # type: ignore[attr-defined]
 from safetensors import SafetensorError
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -29,6 +29,7 @@ from transformers import (
 
 from rollgym.trainer.config.checks import check_model_path
 from rollgym.trainer.core.errors import ConfigError
+from rollgym.trainer.models.chance import without_chance
 from rollgym.trainer.models.shards import SHARD_BYTES, ShardWriter
 from rollgym.trainer.models.weights import hub_tensors
 
@@ -165,20 +166,6 @@ def set_attention(models: Iterable[PreTrainedModel], attention: str | None) -> N
             model.set_attn_implementation(attention)
         except (ImportError, ValueError) as error:
             raise ConfigError(f"model.attention {attention}: {error}") from error
-
-
-def without_chance(model: PreTrainedModel) -> PreTrainedModel:
-    """Take dropout and the noise of routers out of a model: what is sampled from and what is trained must be one."""
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
-        for name in ("attention_dropout", "router_jitter_noise", "jitter_noise"):
-            if isinstance(getattr(module, name, None), float):
-                setattr(module, name, 0.0)
-    # With it the library would compute a loss of its own for the balance of experts: the algorithm's is the only one.
-    if getattr(model.config, "output_router_logits", False):
-        model.config.output_router_logits = False
-    return model.eval()
 
 
 def load_tokenizer(directory: Path) -> Any:

@@ -6,7 +6,7 @@ because it takes seconds.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
 from rollgym.trainer.config.model import LoraSettings
 from rollgym.trainer.core.errors import ConfigError
@@ -34,12 +35,14 @@ def add_lora(model: PreTrainedModel, settings: LoraSettings, seed: int) -> None:
     factors starts at zero; equal seeds start the other one equally.
 
     Raises:
-        ConfigError: If no layer is called as the settings say.
+        ConfigError: If a name in the settings is that of no layer, or a pattern fits none.
     """
     from peft import LoraConfig, inject_adapter_in_model
     from peft.tuners.lora.layer import ParamWrapper
 
     targets = settings.target_modules
+    if isinstance(targets, list):
+        _check_names(model, targets)
     config = LoraConfig(
         r=settings.rank,
         lora_alpha=settings.alpha,  # type: ignore[arg-type]
@@ -47,6 +50,7 @@ def add_lora(model: PreTrainedModel, settings: LoraSettings, seed: int) -> None:
         lora_dropout=0.0,
         bias="none",
         task_type="CAUSAL_LM",
+        fan_in_fan_out=_holds_transposed(model),
     )
     # The run's other random numbers must not depend on whether there are adapters.
     with torch.random.fork_rng(devices=[]):
@@ -72,9 +76,29 @@ def _linear_layers(model: PreTrainedModel) -> list[str]:
         {
             name.rpartition(".")[2]
             for name, module in model.named_modules()
-            if isinstance(module, nn.Linear) and module is not head
+            if isinstance(module, nn.Linear | Conv1D) and module is not head
         }
     )
+
+
+def _holds_transposed(model: nn.Module) -> bool:
+    """Whether the layers' weights are `[in, out]`, as GPT-2's are."""
+    return any(isinstance(module, Conv1D) for module in model.modules())
+
+
+def _check_names(model: PreTrainedModel, targets: Sequence[str]) -> None:
+    """Refuse names that no layer has: what they were meant for would stay as it is, and nothing would say so.
+
+    Raises:
+        ConfigError: If there is one.
+    """
+    names = [name for name, _ in model.named_modules()]
+    unknown = [each for each in targets if not any(f".{name}".endswith(f".{each}") for name in names)]
+    if unknown:
+        raise ConfigError(
+            f"model.lora.target_modules: {type(model).__name__} has no layer {', '.join(unknown)}; its linear layers "
+            f"are called {', '.join(_linear_layers(model))}"
+        )
 
 
 def is_adapter(name: str) -> bool:
@@ -188,6 +212,7 @@ def write_adapter(model: nn.Module, tensors: Mapping[str, Tensor], directory: Pa
         "target_modules": sorted({name.split(".")[-3] for name in tensors}),
         "lora_dropout": 0.0,
         "bias": "none",
+        "fan_in_fan_out": _holds_transposed(model),
         "inference_mode": True,
     }
     (directory / ADAPTER_CONFIG).write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
 from rollgym.trainer.core.errors import ConfigError
+from rollgym.trainer.models.language_head import state_width
 from rollgym.trainer.models.shards import disk_errors
 from rollgym.trainer.models.value_head import ValueModel
 
@@ -26,13 +27,7 @@ class RewardModel(ValueModel):
 
     def __init__(self, policy: PreTrainedModel) -> None:
         super().__init__(policy)
-        self.head = nn.Linear(
-            policy.config.get_text_config().hidden_size,
-            1,
-            bias=False,
-            device=policy.device,
-            dtype=torch.float32,
-        )
+        self.head = nn.Linear(state_width(policy), 1, bias=False, device=policy.device, dtype=torch.float32)
         nn.init.zeros_(self.head.weight)
 
 

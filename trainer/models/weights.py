@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
+from rollgym.trainer.models.chance import without_chance
 from rollgym.trainer.models.lora import is_adapter, merged, plain_name
 
 
@@ -92,4 +93,4 @@ def twin_of(model: PreTrainedModel, dtype: torch.dtype | None = None) -> PreTrai
     load_weights(twin, parameters_of(model))
     if getattr(model, "generation_config", None) is not None:
         twin.generation_config = model.generation_config
-    return twin.eval()
+    return without_chance(twin)

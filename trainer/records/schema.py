@@ -126,6 +126,7 @@ class EpisodeSchema(_Schema):
     seconds: dict[_Text, _Number] = Field({})
     turns: list[TurnSchema] = Field(fail_fast=True)
     segments: list[SegmentSchema] = Field(fail_fast=True)
+    next_prompt: list[_Count] = Field([], fail_fast=True)
 
 
 def read_schema(record: object) -> EpisodeSchema:

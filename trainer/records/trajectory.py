@@ -136,6 +136,8 @@ class Trajectory:
         detail: A word on the outcome, for people.
         metrics: Numbers of the episode that the environment reported at its end.
         timeline: What the episode waited for, and when.
+        next_prompt: What the policy would have read next, token ids, where the episode was cut off and the algorithm
+            asks for the value of that; else empty.
     """
 
     task: Task
@@ -147,6 +149,7 @@ class Trajectory:
     detail: str = ""
     metrics: dict[str, float] = field(default_factory=dict)
     timeline: Timeline = field(default_factory=Timeline, compare=False, repr=False)
+    next_prompt: list[int] = field(default_factory=list)
 
     @property
     def total_reward(self) -> float:
@@ -204,6 +207,7 @@ class Trajectory:
 
     def as_record(self) -> dict[str, Any]:
         """Return the episode as plain data, all that it holds; `from_record` gives it back."""
+        rare: dict[str, Any] = {"next_prompt": self.next_prompt} if self.next_prompt else {}
         return {
             "format": EPISODE_FORMAT,
             "task": self.task.as_dict(),
@@ -217,6 +221,7 @@ class Trajectory:
             "seconds": {name: round(spent, 6) for name, spent in self.timeline.seconds().items()},
             "turns": [turn.as_record() for turn in self.turns],
             "segments": [segment.as_record() for segment in self.segments],
+            **rare,
         }
 
     @classmethod
@@ -243,6 +248,7 @@ class Trajectory:
             detail=data.detail,
             metrics=dict(data.metrics),
             timeline=Timeline.from_seconds(data.seconds),
+            next_prompt=data.next_prompt,
         )
 
 

@@ -54,6 +54,10 @@ class Actor(Protocol):
         """Return the reply of this turn; a policy also writes its tokens into `trajectory`."""
         ...
 
+    def cut_off(self, trajectory: Trajectory, see: Callable[[], View]) -> None:
+        """The episode goes on no further, though it has not ended: what `see` shows is not answered."""
+        ...
+
 
 class ModelActor:
     """The policy: prompts token in, replies token out.
@@ -66,6 +70,7 @@ class ModelActor:
         seed: The run's seed; every reply draws from a stream of its own below it.
         purpose: Name of the family of streams, such as "train" or "evaluate".
         groups_per_step: Where replies wait, those of so many tasks of the stream, which one step trains, go first.
+        keeps_next_prompt: Whether the prompt that an episode was cut off at is kept, for a critic.
     """
 
     def __init__(
@@ -77,6 +82,8 @@ class ModelActor:
         seed: int,
         purpose: str,
         groups_per_step: int = 1,
+        *,
+        keeps_next_prompt: bool = False,
     ) -> None:
         self._client = client
         self._prompts = prompts
@@ -85,6 +92,7 @@ class ModelActor:
         self._seed = seed
         self._purpose = purpose
         self._groups_per_step = groups_per_step
+        self._keeps_next_prompt = keeps_next_prompt
         self._recorder: Recorder | None = None
 
     def begin(self, info: Mapping[str, Any]) -> None:
@@ -108,6 +116,14 @@ class ModelActor:
         turn = await self._reply(trajectory, prompt, self._sampling, view, prefix_break)
         self._prompts.replied(view.messages, turn.reply, turn.segment)
         return turn
+
+    def cut_off(self, trajectory: Trajectory, see: Callable[[], View]) -> None:
+        """Keep the prompt that would have come next, if it is text and fits into a row."""
+        if not self._keeps_next_prompt:
+            return
+        prompt = self._prompts.prompt(trajectory, see().messages)
+        if not prompt.images and len(prompt.ids) < self._max_length:
+            trajectory.next_prompt = list(prompt.ids)
 
     async def _sum_up(self, trajectory: Trajectory, turn: int, how: Compaction) -> None:
         """Have the policy say what its history holds, and go on with that in its place."""
@@ -187,6 +203,9 @@ class TextActor:
         """Reply with what `choose` returns."""
         reply = await self.choose(view)
         return Turn(segment=-1, start=0, end=0, observation=view.text, reply=reply)
+
+    def cut_off(self, trajectory: Trajectory, see: Callable[[], View]) -> None:
+        """No value is asked for."""
 
     async def choose(self, view: View) -> str:
         """Return the reply of this turn."""

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from rollgym.clients.client.session import EnvSession
@@ -71,6 +72,8 @@ async def play_episode(
         else:
             trajectory.outcome = Outcome.TRUNCATED
             trajectory.detail = f"max_turns {max_turns} reached"
+        if trajectory.outcome is Outcome.TRUNCATED:
+            actor.cut_off(trajectory, partial(view_of, len(trajectory.steps), observation, info))
         trajectory.metrics = metrics.totals()
     except ContextOverflowError as overflow:
         if not trajectory.turns:

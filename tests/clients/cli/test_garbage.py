@@ -82,6 +82,10 @@ SHAPES = [
         b'{"registration_id": "r", "env_id": "Env", "expires_at": "%s"}' % number
         for number in (b"NaN", b"inf", b"x")
     ),
+    *(
+        b'{"registration_id": "r", "env_id": "Env", "expires_at": 1, "ttl_s": %s}' % ttl
+        for ttl in (b"0", b"-1", b'"x"')
+    ),
 ]
 
 
@@ -109,11 +113,42 @@ def test_a_probe_whose_report_is_garbage_is_told(monkeypatch: pytest.MonkeyPatch
             assert (done.returncode, done.stderr.startswith("roll-env probe: ")) == (1, True), (answer, done)
 
 
+@pytest.mark.parametrize("hours", [-1000, -1, 0, 1, 1000])
+@pytest.mark.parametrize(
+    ("ttl", "asked_s", "pause_s"),
+    [(b', "ttl_s": 90', None, 30.0), (b', "ttl_s": 90', 12.0, 30.0), (b"", 12.0, 4.0), (b"", None, 20.0)],
+)
+def test_heartbeats_come_in_time_whatever_the_clock_of_a_gateway_says(
+    hours: int, ttl: bytes, asked_s: float | None, pause_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = b'{"registration_id": "r", "env_id": "Env", "expires_at": %d%s}' % (
+        time.time() + 3600 * hours,
+        ttl,
+    )
+    said = {
+        ("POST", "/v1/registrations/r/heartbeat"): (200, answer),
+        ("DELETE", "/v1/registrations/r"): (204, b""),
+    }
+    paused: list[float] = []
+    with HttpSaying(said) as gateway:
+
+        def pause(seconds: float) -> None:
+            paused.append(seconds)
+            if len(paused) == 3:
+                raise KeyboardInterrupt
+
+        monkeypatch.setattr(time, "sleep", pause)
+        with registering._client(gateway.url, None) as client:
+            reply = RegisterReply.model_validate_json(answer)
+            registering._keep(client, reply, lambda: pytest.fail("nothing was forgotten"), asked_s)
+    assert paused == [pause_s] * 3
+
+
 def test_a_registration_is_kept_through_garbage(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Such as the page of a proxy whose gateway is starting again."""
-    heartbeats = [*((200, body) for body in PAGES[:2] + SHAPES), (200, b'{"expires_at": 1e300}')]
+    heartbeats = [*((200, body) for body in PAGES[:2] + SHAPES), (200, b'{"expires_at": 1, "ttl_s": 1e300}')]
     paused: list[float] = []
     beat = ("POST", "/v1/registrations/r/heartbeat")
     with HttpSaying({beat: heartbeats[0], ("DELETE", "/v1/registrations/r"): (204, b"")}) as gateway:
@@ -126,7 +161,7 @@ def test_a_registration_is_kept_through_garbage(
 
         monkeypatch.setattr(time, "sleep", pause)
         with registering._client(gateway.url, None) as client:
-            reply = RegisterReply(registration_id="r", env_id="Env", expires_at=time.time())
+            reply = RegisterReply(registration_id="r", env_id="Env", expires_at=time.time(), ttl_s=6.0)
             registering._keep(client, reply, lambda: pytest.fail("nothing was forgotten"))
     said = capsys.readouterr()
     assert said.out.splitlines() == ["r", "Env takes no new sessions any more"]

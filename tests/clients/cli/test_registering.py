@@ -86,10 +86,11 @@ class ForgetfulGateway:
             self.registered += 1
             registration_id = f"r{self.registered}"
             return plain(
-                {"registration_id": registration_id, "env_id": body["env_id"], "expires_at": 0.0}, 201
+                {"registration_id": registration_id, "env_id": body["env_id"], "expires_at": 0.0, "ttl_s": 1},
+                201,
             )
         if path.endswith("/heartbeat"):
-            return self.answers.pop(0) if self.answers else plain({"expires_at": 0.0})
+            return self.answers.pop(0) if self.answers else plain({"expires_at": 0.0, "ttl_s": 1})
         return 204, {}, b""
 
     async def until(self, path: str) -> None:
@@ -102,7 +103,7 @@ class ForgetfulGateway:
 async def test_a_registration_is_kept_until_the_command_is_stopped(stop: signal.Signals) -> None:
     gateway = ForgetfulGateway()
     gateway.answers = [
-        plain({"expires_at": 0.0}),
+        plain({"expires_at": 0.0, "ttl_s": 1}),
         plain({"code": "draining", "detail": "the gateway is starting"}, 503),
         plain({"code": "unknown_registration", "detail": "there is no registration: register again"}, 404),
     ]

@@ -21,6 +21,7 @@ from rollgym.clients.net.caller import Caller
 from rollgym.clients.protocol.errors import ProblemError
 from tests.support.client_envs import Walk
 from tests.support.client_server import ENVS, ServerProcess
+from tests.support.processes import env_server
 
 ENCODINGS = ["json", "msgpack"]
 
@@ -199,6 +200,56 @@ async def test_a_batch_too_large_for_one_frame_goes_in_several(server: ServerPro
         with pytest.raises(ProblemError, match="too_large"):
             await sessions[0].step("y" * 2_000_000)
         assert await sessions[0].step("z") == play_locally(0, [action, "z"])[-1]
+
+
+@pytest.fixture(scope="module")
+def terse() -> Iterator[str]:
+    """A server whose replies have 100,000 bytes at most."""
+    with env_server(*ENVS, "--max-reply-bytes", "100000") as url:
+        yield url
+
+
+@pytest.mark.parametrize("together", [False, True])
+async def test_an_episode_whose_reply_was_too_large_breaks_off_until_it_is_reset(
+    terse: str, together: bool
+) -> None:
+    async with EnvClient(terse) as client:
+        session = await client.make("Walk-v0", {"risk": 0.0})
+
+        async def step(action: str) -> Any:
+            if not together:
+                return await session.step(action)
+            (result,) = await client.step_many([(session, action)])
+            if isinstance(result, ProblemError):
+                raise result
+            return result
+
+        await session.reset(0)
+        await step("left")
+        for action in ("y" * 200_000, "y" * 200_000):
+            with pytest.raises(ProblemError, match="the reply has 200") as refused:
+                await step(action)
+            assert (refused.value.code, refused.value.extra["part"]) == ("too_large", "reply")
+        for _ in range(2):
+            with pytest.raises(
+                ProblemError, match=r"the episode broke off: .* step 1 .* reset the session"
+            ) as broken:
+                await step("right")
+            assert broken.value.code == "not_reset"
+        await session.reset(0)
+        assert await step("right") == play_locally(0, ["right"])[-1]
+
+
+def test_a_remote_environment_whose_reply_was_too_large_asks_for_a_reset(terse: str) -> None:
+    env = RemoteEnv(terse, "Walk-v0", {"risk": 0.0})
+    env.reset(seed=0)
+    with pytest.raises(ProblemError, match="too_large"):
+        env.step("y" * 200_000)
+    with pytest.raises(ProblemError, match="not_reset: the episode broke off"):
+        env.step("right")
+    env.reset(seed=0)
+    assert env.step("right")[0] == play_locally(0, ["right"])[-1][0]
+    env.close()
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)

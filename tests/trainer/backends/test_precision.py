@@ -18,7 +18,8 @@ from rollgym.trainer.core.errors import ConfigError
 from rollgym.trainer.inference.base import GenerationRequest, SamplingParams
 from rollgym.trainer.inference.torch_engine import TorchEngine
 from rollgym.trainer.learn.weights.source import BackendWeights
-from rollgym.trainer.models.load import load_model, without_chance
+from rollgym.trainer.models.chance import without_chance
+from rollgym.trainer.models.load import load_model
 from rollgym.trainer.models.value_head import ValueModel
 from tests.support.tiny_models import reference_logprobs, sharp_model
 

@@ -346,7 +346,7 @@ class Louder(LlamaForCausalLM):
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
-        (lambda: Louder(LlamaConfig(**_SHAPE)), "made of more than its last hidden states"),
+        (lambda: Louder(LlamaConfig(**_SHAPE)), "made by its whole forward"),
         (lambda: Forgetful(LlamaConfig(**_SHAPE)), "passed over the cache"),
         (
             lambda: LlamaForCausalLM(

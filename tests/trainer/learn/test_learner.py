@@ -181,6 +181,20 @@ async def test_an_update_without_rows_is_none():
     assert_equal_weights(dict(sharp_model().named_parameters()), dict(models.policy.export()))
 
 
+async def test_the_learning_rate_that_is_told_is_the_one_that_was_used():
+    settings = resolve_preset("grpo", {})
+    optimizer = OptimizerSettings(tokens_per_micro_batch=10_000)
+    backend = TorchBackend(PolicyHead(sharp_model(), 1.0), optimizer, Schedule(1e-3, 2, 6, "linear"))
+    learner = Learner(settings, Models(backend, None, None), seed=1)
+    told = [
+        (await learner.update(episode_batch(groups_for_all(), row_builder("step")), step))[
+            "policy/learning_rate"
+        ]
+        for step in range(4)
+    ]
+    assert told == pytest.approx([0.5e-3, 1e-3, 1e-3, 0.75e-3])
+
+
 async def test_groups_of_equal_returns_give_no_gradient():
     settings = resolve_preset("grpo", {})
     models = models_of(settings)

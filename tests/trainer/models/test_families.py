@@ -1,6 +1,8 @@
 """Log-probabilities of tiny models of each family: engine, training and the model's own forward agree."""
 
 import asyncio
+import copy
+from math import comb
 
 import pytest
 import torch
@@ -18,7 +20,7 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from rollgym.trainer.assembly.probe import probe_log_probabilities
+from rollgym.trainer.assembly.probe import least_by_no_chance, probe_log_probabilities
 from rollgym.trainer.backends.base import TrainRow
 from rollgym.trainer.backends.heads import PolicyHead
 from rollgym.trainer.backends.torch_backend import Schedule, TorchBackend
@@ -26,8 +28,9 @@ from rollgym.trainer.config.optimizer import OptimizerSettings
 from rollgym.trainer.core.errors import ConfigError
 from rollgym.trainer.inference.base import GenerationRequest, SamplingParams
 from rollgym.trainer.inference.torch_engine import TorchEngine
+from rollgym.trainer.models.chance import without_chance
 from rollgym.trainer.models.language_head import LanguageHead
-from rollgym.trainer.models.load import without_chance
+from rollgym.trainer.models.weights import place
 from tests.support.tiny_models import reference_logprobs
 
 VOCABULARY = 50
@@ -213,8 +216,57 @@ async def test_the_probe_refuses_with_names_and_numbers():
     assert "the model's own forward -" in text
 
 
-async def test_the_probe_refuses_what_is_no_number():
-    model = model_of("llama-3")
+def rounded(family):
+    model = model_of(family)
+    place(model, torch.bfloat16, torch.device("cpu"))
+    return model
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+async def test_the_probe_passes_every_family_in_bfloat16(family):
+    model = rounded(family)
+    async with TorchEngine(model, max_rows=4, max_length=100) as engine:
+        await probe_log_probabilities(model, engine, list(range(3, 43)), 0.9, 100)
+
+
+# Gemma-2 normalises what a layer's parts return: a factor of it is hardly a fault.
+@pytest.mark.parametrize(
+    ("family", "how"),
+    [
+        ("llama-3", "noise"),
+        ("llama-3", "factor"),
+        ("qwen3", "noise"),
+        ("qwen3", "factor"),
+        ("gemma-2", "noise"),
+    ],
+)
+async def test_the_probe_finds_a_percent_in_one_layer_in_bfloat16(family, how):
+    model = rounded(family)
+    other = copy.deepcopy(model)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in other.model.layers[0].parameters():
+            size = parameter.float().square().mean().sqrt()
+            noise = torch.randn(parameter.shape, generator=generator) * size
+            parameter.add_(0.01 * (noise if how == "noise" else parameter.float()))
+    async with TorchEngine(other, max_rows=4, max_length=100) as engine:
+        with pytest.raises(ConfigError, match="do not agree"):
+            await probe_log_probabilities(model, engine, list(range(3, 43)), 0.9, 100)
+
+
+@pytest.mark.parametrize(("tokens", "least"), [(0, 1), (8, 9), (24, 24), (64, 53)])
+def test_no_more_than_chance_allows_refuses_a_run(tokens, least):
+    assert least_by_no_chance(tokens) == least
+    if least <= tokens:
+        tail = [
+            sum(comb(tokens, more) for more in range(at, tokens + 1)) / 2**tokens for at in (least - 1, least)
+        ]
+        assert tail[1] <= 1e-7 < tail[0]
+
+
+@pytest.mark.parametrize("build", [model_of, rounded])
+async def test_the_probe_refuses_what_is_no_number(build):
+    model = build("llama-3")
     with torch.no_grad():
         next(model.parameters()).fill_(float("nan"))
     async with TorchEngine(model, max_rows=4, max_length=40) as engine:

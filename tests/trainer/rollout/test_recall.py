@@ -63,6 +63,9 @@ class Actor:
     def begin(self, info: object) -> None:
         pass
 
+    def cut_off(self, trajectory: Trajectory, see: object) -> None:
+        pass
+
     async def act(self, trajectory: Trajectory, view: View) -> Turn:
         recorder = Recorder(trajectory)
         prompt = [100 + view.turn, *view.text.encode()]

@@ -120,12 +120,13 @@ async def _step(parts: Offline, step: int) -> bool:
     began = time.monotonic()
     batch = parts.batches.batch(step)
     async with parts.resident():
+        rate = parts.models.policy.learning_rate
         metrics = await asyncio.to_thread(parts.objective.update, batch.indices)
         if parts.tracker.wants_digests:
             parts.tracker.digest(step, {"weights": await asyncio.to_thread(weights_digest, parts.models)})
     metrics |= memory_metrics()
     metrics |= {"time/step_s": time.monotonic() - began, "data/epoch": float(batch.epoch)}
-    metrics["policy/learning_rate"] = parts.models.policy.learning_rate
+    metrics["policy/learning_rate"] = rate
     parts.tracker.metrics(step + 1, metrics)
     parts.console.step(step, metrics)
     return bool(metrics["policy/optimizer_steps"])

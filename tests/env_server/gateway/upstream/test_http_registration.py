@@ -125,6 +125,7 @@ async def test_a_heartbeat_puts_the_end_of_a_registration_off(http: httpx.AsyncC
         kept = await register(http, "Kept", server.url, ttl_s=600.0)
         beat = await http.post(f"/v1/registrations/{kept['registration_id']}/heartbeat", json={"load": 0.5})
         assert beat.json()["expires_at"] > kept["expires_at"]
+        assert kept["ttl_s"] == beat.json()["ttl_s"] == 600.0
         await register(http, "Brief", server.url, ttl_s=0.2)
         async with asyncio.timeout(60):
             while (answer := await http.get("/v1/envs/Brief")).status_code == 200:
