@@ -264,7 +264,7 @@ class MessageEvents:
         choice = answer.choices[0]
         opened = len(self._blocks)
         for block in _content(choice)[opened:]:
-            empty = {"input": {}} if block["type"] == "tool_use" else {block["type"]: ""}
+            empty: dict[str, Any] = {"input": {}} if block["type"] == "tool_use" else {block["type"]: ""}
             yield from self._opened(block["type"], block | empty)
             if block["type"] == "tool_use":
                 yield self._delta({"type": "input_json_delta", "partial_json": json.dumps(block["input"])})
