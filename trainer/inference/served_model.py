@@ -23,23 +23,20 @@ _NAMES = (
 """What of a configuration of transformers says which tensors a model has, and of which shapes."""
 
 
-def config_in(told: object) -> Mapping[str, Any]:
-    """Return the configuration that a server tells, as an object or as text that has one in JSON; empty for neither."""
-    if isinstance(told, Mapping):
-        return told
-    if not isinstance(told, str) or (start := told.find("{")) < 0:
-        return {}
+def config_in(text: str) -> Mapping[str, Any]:
+    """Return the configuration that a file holds; empty if it holds none."""
     try:
-        value, _ = json.JSONDecoder().raw_decode(told, start)
+        value = json.loads(text)
     except (ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}
 
 
 def shape_of(config: Mapping[str, Any]) -> dict[str, int | str]:
-    """Return what of a configuration says which tensors a model has; of its text model, where it has several."""
+    """Return what of a configuration says which tensors a model has; sizes of its text model, where it has several."""
     text = config.get("text_config")
-    named = text if isinstance(text, Mapping) else config
+    named = dict(text) if isinstance(text, Mapping) else dict(config)
+    named["model_type"] = config.get("model_type")
     return {name: named[name] for name in _NAMES if type(named.get(name)) in (int, str)}
 
 

@@ -16,7 +16,6 @@ from rollgym.trainer.inference.dialect import (
     require_token,
 )
 from rollgym.trainer.inference.errors import MalformedReplyError, ServerTooOldError
-from rollgym.trainer.inference.served_model import config_in
 from rollgym.trainer.inference.vllm import (
     COMPLETIONS,
     DEV_MODE,
@@ -60,15 +59,6 @@ def look(need: Need) -> Conversation[Seen]:
         answer = yield HttpCall("/is_paused", method="GET", admin=True)
         require(answer, "weights cannot be updated", missing=DEV_MODE)
     return Seen(f"vLLM {version}", release, model, max_length, source=source)
-
-
-def served_config() -> Conversation[Mapping[str, Any]]:
-    """Return the configuration of the model that is served, where the server tells it (in dev mode)."""
-    answer = yield HttpCall("/server_info", query={"config_format": "json"}, method="GET", admin=True)
-    if not answer.ok:
-        return {}
-    config = config_in(read_object(answer.body).get("vllm_config"))
-    return config_in(config_in(config.get("model_config")).get("hf_config"))
 
 
 def probe(need: Need) -> Conversation[VllmDialect]:

@@ -5,6 +5,7 @@ import json
 
 import httpx
 import pytest
+from transformers import LlamaConfig
 
 from rollgym.trainer.assembly.inference import RunServerClient
 from rollgym.trainer.config.run import RunSettings
@@ -54,16 +55,22 @@ async def test_another_model_is_refused_before_anything_is_sent(dialect, tmp_pat
         assert after["paused"] is None
 
 
-async def test_the_model_of_a_server_elsewhere_is_read_from_what_it_says(tmp_path):
-    """Its folder is not on this machine."""
+async def test_of_a_server_elsewhere_is_compared_what_it_says(tmp_path):
+    """Its folder is not on this machine: SGLang says of which kind its model is, and vLLM does not."""
     served = written(model_of(), tmp_path / "served")
-    policy = model_of().config
-    with InferenceServer("vllm", model=served) as server:
-        (served / "config.json").unlink()
-        await RunServerClient(server.url, settings_of("vllm"), None, policy).connect()
-        policy.num_key_value_heads = 1
-        with pytest.raises(ConfigError, match="num_key_value_heads"):
-            await RunServerClient(server.url, settings_of("vllm"), None, policy).connect()
+    own = model_of().config
+    policy = LlamaConfig(vocab_size=own.vocab_size, hidden_size=own.hidden_size)
+    for dialect in ("vllm", "sglang"):
+        with InferenceServer(dialect, model=served) as server:
+            (served / "config.json").rename(served / "hidden.json")
+            client = RunServerClient(server.url, settings_of(dialect), None, policy)
+            if dialect == "vllm":
+                assert (await client.connect()).tried
+            else:
+                with pytest.raises(ConfigError, match="model_type 'qwen3', where the policy has 'llama'"):
+                    await client.connect()
+            await client.close()
+            (served / "hidden.json").rename(served / "config.json")
 
 
 @BOTH
@@ -127,26 +134,24 @@ async def test_a_wrong_setup_of_a_paused_server_is_found_with_its_first_weights(
 
 
 @pytest.mark.parametrize(
-    ("told", "read"),
+    ("text", "read"),
     [
-        ({"hidden_size": 3}, {"hidden_size": 3}),
-        ('Qwen2Config {\n  "hidden_size": 3\n}\n', {"hidden_size": 3}),
-        ("Qwen2Config {hidden_size: 3}", {}),
+        ('{\n  "hidden_size": 3\n}\n', {"hidden_size": 3}),
+        ("{hidden_size: 3}", {}),
         ("[" * 100_000, {}),
-        ("{" * 100_000, {}),
         ('{"a":' * 100_000, {}),
         ('["a"]', {}),
-        (None, {}),
-        (7, {}),
+        ("", {}),
     ],
 )
-def test_a_configuration_is_read_from_whatever_is_told(told, read):
-    assert config_in(told) == read
+def test_a_configuration_is_read_from_whatever_a_file_holds(text, read):
+    assert config_in(text) == read
 
 
 def test_models_of_several_parts_are_compared_by_their_text_model():
-    policy = {"model_type": "vl", "text_config": {"hidden_size": 64, "vocab_size": 10}}
-    assert shape_of(policy) == {"hidden_size": 64, "vocab_size": 10}
+    text = {"model_type": "text of vl", "hidden_size": 64, "vocab_size": 10}
+    policy = {"model_type": "vl", "text_config": text}
+    assert shape_of(policy) == {"model_type": "vl", "hidden_size": 64, "vocab_size": 10}
     check_same_model(policy, json.loads(json.dumps(policy)), "http://a", "m")
     check_same_model(policy, {}, "http://a", "m")
     check_same_model(policy, {"hidden_size": True, "vocab_size": None}, "http://a", "m")
