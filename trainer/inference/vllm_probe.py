@@ -128,11 +128,11 @@ def _is_paused(need: Need) -> Conversation[bool]:
         ServerSetupError: If it is, and nobody here would let it go on: its tokens would be waited for without an end.
     """
     pauses = need.way is not None and (need.way != "adapter" or need.mode == "abort")
-    answer = yield HttpCall("/is_paused", method="GET", admin=True)
+    answer = yield HttpCall("/is_paused", method="GET", admin=True, patient=pauses)
     if not pauses and not answer.ok:
         return False
     require(answer, "weights cannot be updated", missing=DEV_MODE)
-    paused = part_of(read_object(answer.body), "is_paused", bool, "vLLM's pause")
+    paused: bool = part_of(read_object(answer.body), "is_paused", bool, "vLLM's pause")
     if paused and need.way is None:
         raise ServerSetupError(
             "vLLM is paused by somebody else, and no weights are sent that would let it go on"
