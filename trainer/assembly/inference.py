@@ -177,7 +177,7 @@ def _config_of(source: str | None) -> Mapping[str, Any]:
         return {}
     try:
         return config_in(Path(file).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError):
+    except (OSError, ValueError):  # no text, or no path: names come from outside
         return {}
 
 

@@ -40,6 +40,11 @@ def shape_of(config: Mapping[str, Any]) -> dict[str, int | str]:
     return {name: named[name] for name in _NAMES if type(named.get(name)) in (int, str)}
 
 
+def _is_text_model_of(policy: object, served: object) -> bool:
+    """Say whether a policy is the text model of a family with pictures, which transformers loads alone."""
+    return isinstance(policy, str) and isinstance(served, str) and policy.startswith(f"{served}_text")
+
+
 def check_same_model(policy: Mapping[str, Any], served: Mapping[str, Any], url: str, name: str) -> None:
     """Refuse a server of another model than the run's, as far as both say which they are.
 
@@ -53,6 +58,8 @@ def check_same_model(policy: Mapping[str, Any], served: Mapping[str, Any], url: 
         ConfigError: With what differs.
     """
     own, other = shape_of(policy), shape_of(served)
+    if _is_text_model_of(own.get("model_type"), other.get("model_type")):
+        own.pop("model_type")
     apart = [
         f"{key} {other[key]!r}, where the policy has {own[key]!r}"
         for key in _NAMES

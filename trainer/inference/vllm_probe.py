@@ -15,7 +15,7 @@ from rollgym.trainer.inference.dialect import (
     require,
     require_token,
 )
-from rollgym.trainer.inference.errors import MalformedReplyError, ServerTooOldError
+from rollgym.trainer.inference.errors import MalformedReplyError, ServerSetupError, ServerTooOldError
 from rollgym.trainer.inference.vllm import (
     COMPLETIONS,
     DEV_MODE,
@@ -122,12 +122,22 @@ def _refuse_old(version: str, release: tuple[int, ...], need: Need) -> None:
 
 
 def _is_paused(need: Need) -> Conversation[bool]:
-    """Say whether the server is paused, where this run is going to pause it too, and so let it go on."""
-    if need.way is None or (need.way == "adapter" and need.mode != "abort"):
+    """Say whether the server is paused; one outside of its development mode has no pauses.
+
+    Raises:
+        ServerSetupError: If it is, and nobody here would let it go on: its tokens would be waited for without an end.
+    """
+    pauses = need.way is not None and (need.way != "adapter" or need.mode == "abort")
+    answer = yield HttpCall("/is_paused", method="GET", admin=True, patient=pauses)
+    if not pauses and not answer.ok:
         return False
-    answer = yield HttpCall("/is_paused", method="GET", admin=True)
     require(answer, "weights cannot be updated", missing=DEV_MODE)
-    return part_of(read_object(answer.body), "is_paused", bool, "vLLM's pause")
+    paused: bool = part_of(read_object(answer.body), "is_paused", bool, "vLLM's pause")
+    if paused and need.way is None:
+        raise ServerSetupError(
+            "vLLM is paused by somebody else, and no weights are sent that would let it go on"
+        )
+    return paused
 
 
 def _probe_generation(model: str, need: Need) -> Conversation[tuple[bool, LogprobsOf]]:
