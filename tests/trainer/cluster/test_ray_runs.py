@@ -91,9 +91,9 @@ def test_a_run_on_ray_outlives_each_of_its_actors_and_learns_what_one_process_le
         kill("actor_inference_0")
 
     kills: dict[str, Callable[[], None]] = {
-        "step 1:": lambda: kill("actor_train_1"),
-        "step 2:": kill_environment_worker,
-        "step 3:": kill_the_engine,
+        "step 1: success": lambda: kill("actor_train_1"),
+        "step 2: success": kill_environment_worker,
+        "step 3: success": kill_the_engine,
     }
     say = RunConsole.say
     breakpoints: set[str | None] = set()
@@ -102,7 +102,7 @@ def test_a_run_on_ray_outlives_each_of_its_actors_and_learns_what_one_process_le
     def listening(console: RunConsole, text: str) -> None:
         say(console, text)
         breakpoints.add(os.environ.get("PYTHONBREAKPOINT"))
-        if "step 1:" in text:
+        if "step 1: success" in text:
             roles = ("actor_train_0", "actor_train_1", "actor_inference_0")
             places.append([raylet_of(processes_of(run, role)[-1]) for role in roles])
         for at in [at for at in kills if at in text]:
