@@ -57,7 +57,7 @@ def encode_given(space: Space[Any] | None, value: Any, *, binary: bool) -> Any:
 def detached(value: Any, depth: int = 0) -> Any:
     """Copy arrays and plain containers, which an environment may go on to write into; other objects stay as they are.
 
-    No code of the environment runs: nothing is asked to copy itself. What is nested too deeply to be sent is not copied.
+    No code of the environment runs: nothing is asked to copy itself. What is nested too deeply to be sent is left.
     """
     kind = type(value)
     if depth > _DEEPEST:
