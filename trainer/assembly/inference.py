@@ -16,6 +16,8 @@ from pathlib import Path, PurePath
 from typing import Any
 
 import torch
+from huggingface_hub import try_to_load_from_cache
+from huggingface_hub.errors import HFValidationError
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from rollgym.trainer.assembly.probe import probe_log_probabilities
@@ -122,8 +124,8 @@ class RunServerClient(ServerClient):
         if not self._policy:
             return
         seen = await super().look()
-        served = await asyncio.to_thread(_config_of_folder, seen.source)
-        check_same_model(self._policy, served or await self.served_config(), self.url, seen.model)
+        served = await asyncio.to_thread(_config_of, seen.source)
+        check_same_model(self._policy, served or seen.config, self.url, seen.model)
 
     async def look(self) -> Seen:
         """Ask the server who it is, and change nothing there.
@@ -161,13 +163,21 @@ class RunServerClient(ServerClient):
         return f"--max-model-len {self._longest}"
 
 
-def _config_of_folder(source: str | None) -> Mapping[str, Any]:
-    """Return the configuration of a folder that a server names, where this machine has it, too; otherwise nothing."""
-    if source is None or not Path(source).is_absolute():
+def _config_of(source: str | None) -> Mapping[str, Any]:
+    """Return the configuration of a folder or name that a server was started from, where this machine has it, too."""
+    if source is None:
+        return {}
+    file: object = Path(source) / "config.json"
+    if not Path(source).is_absolute():
+        try:
+            file = try_to_load_from_cache(source, "config.json")
+        except HFValidationError:
+            return {}
+    if not isinstance(file, str | Path):
         return {}
     try:
-        return config_in((Path(source) / "config.json").read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError):
+        return config_in(Path(file).read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # no text, or no path: names come from outside
         return {}
 
 

@@ -86,6 +86,7 @@ class Seen:
         model: Name of the base model.
         max_length: Longest row in tokens; None where the server does not say.
         source: Folder or hub name that its weights came from; None where it does not say.
+        config: What it says of its model's configuration.
     """
 
     server: str
@@ -93,6 +94,7 @@ class Seen:
     model: str
     max_length: int | None
     source: str | None = field(default=None, kw_only=True)
+    config: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,24 +23,26 @@ _NAMES = (
 """What of a configuration of transformers says which tensors a model has, and of which shapes."""
 
 
-def config_in(told: object) -> Mapping[str, Any]:
-    """Return the configuration that a server tells, as an object or as text that has one in JSON; empty for neither."""
-    if isinstance(told, Mapping):
-        return told
-    if not isinstance(told, str) or (start := told.find("{")) < 0:
-        return {}
+def config_in(text: str) -> Mapping[str, Any]:
+    """Return the configuration that a file holds; empty if it holds none."""
     try:
-        value, _ = json.JSONDecoder().raw_decode(told, start)
+        value = json.loads(text)
     except (ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}
 
 
 def shape_of(config: Mapping[str, Any]) -> dict[str, int | str]:
-    """Return what of a configuration says which tensors a model has; of its text model, where it has several."""
+    """Return what of a configuration says which tensors a model has; sizes of its text model, where it has several."""
     text = config.get("text_config")
-    named = text if isinstance(text, Mapping) else config
+    named = dict(text) if isinstance(text, Mapping) else dict(config)
+    named["model_type"] = config.get("model_type")
     return {name: named[name] for name in _NAMES if type(named.get(name)) in (int, str)}
+
+
+def _is_text_model_of(policy: object, served: object) -> bool:
+    """Say whether a policy is the text model of a family with pictures, which transformers loads alone."""
+    return isinstance(policy, str) and isinstance(served, str) and policy.startswith(f"{served}_text")
 
 
 def check_same_model(policy: Mapping[str, Any], served: Mapping[str, Any], url: str, name: str) -> None:
@@ -56,6 +58,8 @@ def check_same_model(policy: Mapping[str, Any], served: Mapping[str, Any], url: 
         ConfigError: With what differs.
     """
     own, other = shape_of(policy), shape_of(served)
+    if _is_text_model_of(own.get("model_type"), other.get("model_type")):
+        own.pop("model_type")
     apart = [
         f"{key} {other[key]!r}, where the policy has {own[key]!r}"
         for key in _NAMES

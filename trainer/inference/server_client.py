@@ -5,9 +5,9 @@ Its parts: `server_link` talks to the server, `server_weights` knows what it has
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, suppress
-from typing import Any, Self
+from typing import Self
 
 from rollgym.trainer.config.inference import DialectName
 from rollgym.trainer.core.errors import ConfigError, TrainerError
@@ -136,14 +136,6 @@ class ServerClient:
             ServerGoneError: If nobody answers.
         """
         return await self._link.look()
-
-    async def served_config(self) -> Mapping[str, Any]:
-        """Ask for the configuration of the model that is served, and change nothing there; empty if it says nothing.
-
-        Raises:
-            ServerGoneError: If nobody answers.
-        """
-        return await self._link.served_config()
 
     @property
     def url(self) -> str:

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from rollgym.trainer.config.inference import DialectName
 from rollgym.trainer.core.errors import TrainerError
@@ -30,10 +30,6 @@ _LOOKS: Mapping[DialectName, Callable[[Need], Conversation[Seen]]] = {
 _TRIALS: Mapping[DialectName, Callable[[Need, Capabilities], Conversation[Dialect]]] = {
     "vllm": vllm_probe.try_out,
     "sglang": sglang_probe.try_out,
-}
-_CONFIGS: Mapping[DialectName, Callable[[], Conversation[Mapping[str, Any]]]] = {
-    "vllm": vllm_probe.served_config,
-    "sglang": sglang_probe.served_config,
 }
 SIGNS_OF_LIFE: Mapping[DialectName, str] = {
     "vllm": vllm_probe.SIGN_OF_LIFE,
@@ -111,10 +107,6 @@ class ServerLink:
             ServerGoneError: If nobody answers.
         """
         return await self._met(_LOOKS[self.kind](self.need))
-
-    async def served_config(self) -> Mapping[str, Any]:
-        """Ask for the configuration of the model that is served; empty if the server does not say."""
-        return await self._met(_CONFIGS[self.kind]())
 
     async def _met(self, conversation: Conversation[Result]) -> Result:
         """Have a first conversation with whatever answers at this address; errors say at which."""

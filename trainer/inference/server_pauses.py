@@ -58,7 +58,7 @@ class ServerPauses:
         """
         async with self.steering:
             self.by_caller = False
-            if self.mode is not None:
+            if self.mode is not None or not self._link.capabilities.tried:
                 self._weights.trust()
                 await self.end()
 

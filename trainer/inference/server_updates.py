@@ -129,6 +129,9 @@ class WeightUpdates:
             finally:
                 if pauses:
                     await self._pauses.end()
+            # One that was met in a pause waits for what it is sent first.
+            if not self._link.capabilities.tried and not self._pauses.by_caller:
+                await self._pauses.end()
         self._adapters.unload_unused()
 
     # By a group

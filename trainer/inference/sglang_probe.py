@@ -78,6 +78,7 @@ def _seen(info: Mapping[str, Any], model: Mapping[str, Any]) -> Seen:
         model=str(name or "default"),
         max_length=_longest_row(info),
         source=model["model_path"] if isinstance(model.get("model_path"), str) else None,
+        config={"model_type": model.get("model_type")},
     )
 
 
@@ -124,6 +125,7 @@ def probe(need: Need) -> Conversation[SglangDialect]:
         model=seen.model,
         max_length=seen.max_length,
         source=seen.source,
+        config=seen.config,
         logprobs_of="model",
         weight_label=part_of(model, "weight_version", str, "SGLang's model_info"),
         spans=True,
@@ -150,12 +152,6 @@ def try_out(need: Need, capabilities: Capabilities) -> Conversation[SglangDialec
             tried=True,
         )
     )
-
-
-def served_config() -> Conversation[Mapping[str, Any]]:
-    """Return what the server tells of the configuration of its model."""
-    answer = yield HttpCall("/model_info", method="GET")
-    return read_object(answer.body) if answer.ok else {}
 
 
 def _is_paused() -> Conversation[bool]:

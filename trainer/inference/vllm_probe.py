@@ -15,8 +15,7 @@ from rollgym.trainer.inference.dialect import (
     require,
     require_token,
 )
-from rollgym.trainer.inference.errors import MalformedReplyError, ServerTooOldError
-from rollgym.trainer.inference.served_model import config_in
+from rollgym.trainer.inference.errors import MalformedReplyError, ServerSetupError, ServerTooOldError
 from rollgym.trainer.inference.vllm import (
     COMPLETIONS,
     DEV_MODE,
@@ -60,15 +59,6 @@ def look(need: Need) -> Conversation[Seen]:
         answer = yield HttpCall("/is_paused", method="GET", admin=True)
         require(answer, "weights cannot be updated", missing=DEV_MODE)
     return Seen(f"vLLM {version}", release, model, max_length, source=source)
-
-
-def served_config() -> Conversation[Mapping[str, Any]]:
-    """Return the configuration of the model that is served, where the server tells it (in dev mode)."""
-    answer = yield HttpCall("/server_info", query={"config_format": "json"}, method="GET", admin=True)
-    if not answer.ok:
-        return {}
-    config = config_in(read_object(answer.body).get("vllm_config"))
-    return config_in(config_in(config.get("model_config")).get("hf_config"))
 
 
 def probe(need: Need) -> Conversation[VllmDialect]:
@@ -132,12 +122,22 @@ def _refuse_old(version: str, release: tuple[int, ...], need: Need) -> None:
 
 
 def _is_paused(need: Need) -> Conversation[bool]:
-    """Say whether the server is paused, where this run is going to pause it too, and so let it go on."""
-    if need.way is None or (need.way == "adapter" and need.mode != "abort"):
+    """Say whether the server is paused; one outside of its development mode has no pauses.
+
+    Raises:
+        ServerSetupError: If it is, and nobody here would let it go on: its tokens would be waited for without an end.
+    """
+    pauses = need.way is not None and (need.way != "adapter" or need.mode == "abort")
+    answer = yield HttpCall("/is_paused", method="GET", admin=True, patient=pauses)
+    if not pauses and not answer.ok:
         return False
-    answer = yield HttpCall("/is_paused", method="GET", admin=True)
     require(answer, "weights cannot be updated", missing=DEV_MODE)
-    return part_of(read_object(answer.body), "is_paused", bool, "vLLM's pause")
+    paused: bool = part_of(read_object(answer.body), "is_paused", bool, "vLLM's pause")
+    if paused and need.way is None:
+        raise ServerSetupError(
+            "vLLM is paused by somebody else, and no weights are sent that would let it go on"
+        )
+    return paused
 
 
 def _probe_generation(model: str, need: Need) -> Conversation[tuple[bool, LogprobsOf]]:

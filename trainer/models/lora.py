@@ -95,9 +95,12 @@ def _check_names(model: PreTrainedModel, targets: Sequence[str]) -> None:
     names = [name for name, _ in model.named_modules()]
     unknown = [each for each in targets if not any(f".{name}".endswith(f".{each}") for name in names)]
     if unknown:
+        together = any(".experts." in name for name, _ in model.named_parameters())
         raise ConfigError(
             f"model.lora.target_modules: {type(model).__name__} has no layer {', '.join(unknown)}; its linear layers "
             f"are called {', '.join(_linear_layers(model))}"
+            + together
+            * " (adapters of experts that lie in one tensor are not trained here)"
         )
 
 

@@ -90,9 +90,13 @@ class ChatTemplate:
             "description": _THIRD,
             "parameters": {"type": "object", "properties": {}},
         }
-        self._in_words = not self._differ(
-            [question], [{"type": "function", "function": function}], [question], ()
-        )
+        offered = [{"type": "function", "function": function}]
+        try:
+            self._in_words = not self._differ([question], offered, [question], ())
+        except ConfigError:
+            self._in_words = (
+                True  # it refuses tools; what else it refuses, it does so with them in words, too
+            )
 
     def note(self, text: str) -> None:
         """Say something about the template, the first time it is found out."""

@@ -222,5 +222,5 @@ def test_human_rendering_that_cannot_be_is_refused_at_once(
     with pytest.raises(ValueError, match=r"Walk-v0 renders as one of \['ansi'\], not as 'human'"):
         RemoteEnv(server.url, "Walk-v0", render_mode="human")
     monkeypatch.setattr(window, "find_spec", lambda name: None)
-    with pytest.raises(gymnasium.error.DependencyNotInstalled, match="pip install pygame"):
+    with pytest.raises(gymnasium.error.DependencyNotInstalled, match=r"needs pygame: pip install"):
         RemoteEnv(server.url, "Drift-inline", render_mode="human")

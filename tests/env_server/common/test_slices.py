@@ -45,8 +45,12 @@ async def _new_sessions_in_a_batch(server: Server, socket: Socket, session_id: s
 
 
 async def _a_rebuilt_episode(server: Server, socket: Socket, session_id: str) -> None:
+    await socket.call("reset", session_id=session_id)
+    for _ in range(4):
+        await socket.batch(*[{"op": "step", "session_id": session_id, "action": "a"}] * 1000)
     episode = await socket.call("episode", session_id=session_id)
-    await socket.call("restore", episode={**episode, "reseeds": [[0, 1]] * 10_000})
+    reseeds = [[step, 1] for step in range(1, len(episode["actions"]) + 1)]
+    await socket.call("restore", episode={**episode, "reseeds": reseeds})
 
 
 @pytest.mark.parametrize(

@@ -489,7 +489,8 @@ async def test_a_task_is_what_a_reset_takes(plain: Server) -> None:
 async def test_an_environment_has_a_description_of_its_own(plain: Server) -> None:
     async with plain.http() as client:
         document = (await client.get("/openenv/Count/openapi.json")).json()
-        assert document["info"] == {"title": "Count", "description": "Counts.", "version": "1.0.0"}
+        told = {"title": "Count", "description": "Counts.", "version": "1.0.0"}
+        assert document["info"] == told | {"license": {"name": "Apache-2.0", "identifier": "Apache-2.0"}}
         assert document["servers"] == [{"url": "/openenv/Count"}]
         assert {"/reset", "/step", "/state", "/mcp", "/{env_name}/tasks"} <= set(document["paths"])
         for methods in document["paths"].values():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from base64 import b64encode
 from collections.abc import Awaitable, Callable
@@ -435,7 +434,6 @@ class VllmRoutes:
     async def server_info(self, request: Request) -> Response:
         model = {
             "model": self._engine.model.source,
-            "hf_config": f"LlamaConfig {json.dumps(self._engine.model.config)}",
             "logprobs_mode": self._options.logprobs_mode,
         }
         told: Any = {"model_config": model}

@@ -455,7 +455,13 @@ def test_a_probe_of_anything_ends_with_an_error(probe, replies):
 def test_a_probe_of_a_server_that_draws_nothing_ends_with_an_error():
     nothing = copy.deepcopy(GOOD[VLLM])
     nothing["choices"][0]["token_ids"] = []
-    said = [{"version": "0.27.0"}, {"data": [{"id": "policy"}]}, {}, *[nothing] * 3]
+    said = [
+        {"version": "0.27.0"},
+        {"data": [{"id": "policy"}]},
+        {"is_paused": False},
+        {},
+        *[nothing] * 3,
+    ]
     with pytest.raises(MalformedReplyError, match="a request of one token has none"):
         played(vllm_probe.probe(Need()), [answer(each) for each in said])
 

@@ -58,7 +58,7 @@ def processes_in(log: Path) -> list[list[int]]:
 def alive(number: int) -> bool:
     try:
         return Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # gone, perhaps while it was read
         return False
 
 

@@ -137,7 +137,10 @@ def test_sglang_is_told_the_same_in_its_own_words():
         "--incremental-streaming-output",
     ):
         assert expected in words
-    assert process.environment == {"SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "false"}
+    assert process.environment == {
+        "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "false",
+        "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1",
+    }
     read = sglang_program.parser().parse_args(process.command[3:])
     assert (read.model_path, read.tp_size, read.max_lora_rank) == (Path("/m"), 4, 8)
 

@@ -152,6 +152,7 @@ def full_episode() -> Trajectory:
     timeline = Timeline.from_seconds({phase.value: 0.5 + place for place, phase in enumerate(Phase)})
     return Trajectory(
         *(task, 1, 2, [segment], [turn], Outcome.SOLVED, "well", {"length": 4.0}, timeline),
+        next_prompt=[5, 6],
     )
 
 

@@ -147,6 +147,8 @@ def _messages(value: object) -> list[Message]:
             messages += _system(each.get("content"))
         else:
             raise invalid(f"{param}.role must be user or assistant", f"{param}.role")
+    if not messages:
+        raise invalid("messages must be a list with at least one message that says something", "messages")
     if messages[-1]["role"] == "assistant":
         raise unsupported(
             "messages: the beginning of a reply cannot be given; the last message must be the user's",

@@ -224,6 +224,9 @@ class _Endpoint:
         working.add_done_callback(live.close)
         try:
             await while_connected(request, live.started())
+            if working.cancelled():
+                # Not 409: clients ask once more at that, and would take the answer from each other.
+                raise ApiError(400, "this was asked for again, and is answered there", "asked_again")
             if working.done():
                 working.result()
         except BaseException:

@@ -244,3 +244,12 @@ async def test_an_ended_session_and_a_broken_body_are_told():
             await one.say([user("Hi")])
         assert caught.value.status_code == 410
         assert "has ended" in json.dumps(caught.value.body)
+
+
+@pytest.mark.parametrize("content", [None, "", []])
+async def test_a_conversation_of_which_nothing_is_said_is_refused(content):
+    body = {"model": "claude", "max_tokens": 8, "messages": [{"role": "system", "content": content}]}
+    async with talk([]) as one, httpx.AsyncClient() as client:
+        for path in ("messages", "messages/count_tokens"):
+            got = await client.post(f"{one.url}/v1/{path}", json=body)
+            assert (got.status_code, got.json()["error"]["type"]) == (400, "invalid_request_error")

@@ -284,3 +284,21 @@ async def test_who_leaves_and_asks_the_same_again_is_not_given_the_answer_of_bef
         said = [each.choices[0].message.content for each in (answer, await talk)]
         assert said == ["one", "two"]
         assert [turn.reply for turn in agent.session.trajectory.turns] == said
+
+
+@pytest.mark.parametrize("api", ["chat/completions", "messages"])
+async def test_who_waits_for_a_stream_that_is_asked_for_again_is_told_so(api):
+    gate = asyncio.Event()
+    policy = ScriptedPolicy(TOKENIZER, ["one"], gate=gate)
+    body = {"model": "m", "max_tokens": 8, "stream": True, "messages": [{"role": "user", "content": "Hi"}]}
+    async with endpoint_of(service_of(policy, TOKENIZER)) as endpoint, httpx.AsyncClient() as client:
+        key, session = endpoint.open()
+        url = f"{endpoint.url}/s/{key}/v1/{api}"
+        first = asyncio.create_task(client.post(url, json=body))
+        await policy.asked.wait()
+        again = asyncio.create_task(client.post(url, json=body, headers={"x-stainless-retry-count": "1"}))
+        told = await first
+        assert (told.status_code, told.json()["error"]["code"]) == (400, "asked_again")
+        gate.set()
+        assert "one" in (await again).text
+        assert_recorded(session.trajectory, policy.log)

@@ -53,6 +53,16 @@ async def test_tools_are_offered_where_the_template_passes_over_them(talk):
     ]
 
 
+async def test_tools_are_offered_where_the_template_refuses_them(talk):
+    tokenizer = plain_tokenizer()
+    tokenizer.chat_template = "{% if tools %}{{ raise_exception('no tools') }}{% endif %}" + WITHOUT_TOOLS
+    one = await talk(["Hello", CALL], tokenizer=tokenizer)
+    assert (await one.say([user("Hi")])).choices[0].message.content == "Hello"
+    got = await one.say([user("1 + 2?")], tools=TOOLS)
+    assert got.choices[0].message.tool_calls[0].function.name == "add"
+    assert "You can call these tools" in tokenizer.decode(one.policy.log.calls[1][0].prompt_ids)
+
+
 async def test_a_call_of_the_agents_own_making_is_shown(talk):
     tokenizer = plain_tokenizer()
     one = await talk(["3"], tokenizer=tokenizer)
