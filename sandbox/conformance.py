@@ -174,6 +174,8 @@ class SandboxConformance:
         _claimed(sandbox.probe().processes, "processes")
         seconds = f"1{os.urandom(4).hex()}".translate(str.maketrans("abcdef", "012345"))
         _outcome(sandbox.run(Program("bash", f"setsid sleep {seconds} & disown; true")), Outcome.OK)
+        stubborn = f"trap '' TERM INT HUP; setsid sleep {seconds} & disown; sleep {seconds}"
+        _outcome(sandbox.run(Program("bash", stubborn), limits=Limits(wall_seconds=1)), Outcome.TIME_LIMIT)
         left = [each for each in _command_lines() if seconds.encode() in each]
         _same("processes that outlive their run", left, [])
 

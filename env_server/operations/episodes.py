@@ -17,7 +17,7 @@ from rollgym.env_server.journal.journal_file import JournalFile
 from rollgym.env_server.messages.validation import invalid, requested
 from rollgym.env_server.operations.failures import busy, environment_error, not_reset
 from rollgym.env_server.operations.runner import Runner
-from rollgym.env_server.sessions.replies import Reply, encode_given, encode_observation, reset_reply
+from rollgym.env_server.sessions.replies import Reply, detached, encode_given, encode_observation, reset_reply
 from rollgym.env_server.sessions.session import ResetRecord, Running, Session, StepRecord
 from rollgym.env_server.telemetry.metrics import Metrics
 from rollgym.env_server.workers.base import EnvironmentRaised, OptionsRefused, StepOutcome
@@ -170,6 +170,9 @@ class Resetting:
         label = session.entry.label
         if session.playing:
             self._metrics.episodes[label, "abandoned"] += 1
+        if request_id is not None and session.worker.isolation != "process":
+            # It may be asked for again after steps have been taken.
+            observation, info = detached(observation), detached(info)
         record = ResetRecord(observation, info, session.episode + 1, seed)
         session.begin_episode(record)
         session.last = None

@@ -25,7 +25,7 @@ from rollgym.env_server.operations.failures import (
     step_mismatch,
 )
 from rollgym.env_server.operations.runner import Runner
-from rollgym.env_server.sessions.replies import Reply, encode_observation, step_reply
+from rollgym.env_server.sessions.replies import Reply, detached, encode_observation, step_reply
 from rollgym.env_server.sessions.session import Running, Session, StepRecord
 from rollgym.env_server.telemetry.metrics import Metrics
 from rollgym.env_server.workers.base import EnvironmentRaised, StepOutcome
@@ -212,8 +212,9 @@ class Stepping:
 
     def _begin_next(self, session: Session, record: StepRecord, then: NextEpisode) -> StepRecord:
         """Begin the episode after the one that a step has ended."""
-        reset = self._resetting.inline(session, then.seed, then.options, ending=record)
-        session.last = record._replace(reset=reset)
+        kept = _detached(record)
+        reset = self._resetting.inline(session, then.seed, then.options, ending=kept)
+        session.last = kept._replace(reset=reset)
         return session.last
 
     async def _begin_next_in_worker(
@@ -221,8 +222,9 @@ class Stepping:
     ) -> StepRecord:
         if session.inline is not None:
             return self._begin_next(session, record, then)
-        reset = await self._resetting.in_worker(session, then.seed, then.options, ending=record)
-        session.last = record._replace(reset=reset)
+        kept = record if session.worker.isolation == "process" else _detached(record)
+        reset = await self._resetting.in_worker(session, then.seed, then.options, ending=kept)
+        session.last = kept._replace(reset=reset)
         return session.last
 
     def _encoded(self, context: Context, session: Session, record: StepRecord) -> Reply:
@@ -305,6 +307,15 @@ def _awaits_reset(session: Session, last: StepRecord) -> bool:
         and (session.terminated or session.truncated)
         and not isinstance(last.outcome, ProblemError)
     )
+
+
+def _detached(record: StepRecord) -> StepRecord:
+    """A record whose arrays and containers are its own: environments may write a reset into those of the last step."""
+    outcome = record.outcome
+    if isinstance(outcome, ProblemError):
+        return record
+    observation, info = detached(outcome.observation), detached(outcome.info)
+    return record._replace(outcome=outcome._replace(observation=observation, info=info))
 
 
 def _plain_outcome(outcome: StepOutcome) -> StepOutcome:

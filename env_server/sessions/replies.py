@@ -1,11 +1,13 @@
 """What handlers answer, as plain data for one encoding."""
 
+from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import orjson
 from gymnasium import Space
-from gymnasium.spaces import Discrete
+from gymnasium.spaces import Discrete, GraphInstance
 
 from rollgym.clients.protocol.arrays import INTEGER_LIMIT
 from rollgym.clients.protocol.spaces import UnicodeText, describe_space
@@ -15,6 +17,9 @@ from rollgym.env_server.sessions.session import ResetRecord, Session, StepRecord
 from rollgym.env_server.workers.base import StepOutcome
 
 Reply = dict[str, Any]
+
+_DEEPEST = 200
+"""Levels of a value that the wire carries."""
 
 _PLAIN_ONLY = (
     orjson.OPT_STRICT_INTEGER
@@ -47,6 +52,25 @@ def encode_given(space: Space[Any] | None, value: Any, *, binary: bool) -> Any:
         raise
     except Exception as error:
         raise EncodeError(f"what it gave cannot be read: {type(error).__name__}") from error
+
+
+def detached(value: Any, depth: int = 0) -> Any:
+    """Copy arrays and plain containers, which an environment may go on to write into; other objects stay as they are.
+
+    No code of the environment runs: nothing is asked to copy itself. What is nested too deeply to be sent is left.
+    """
+    kind = type(value)
+    if depth > _DEEPEST:
+        return value
+    if kind is np.ndarray:
+        return value.copy()
+    if kind is dict or kind is OrderedDict:
+        return {key: detached(item, depth + 1) for key, item in value.items()}
+    if kind is list or kind is tuple:
+        return kind(detached(item, depth + 1) for item in value)
+    if kind is GraphInstance:
+        return GraphInstance(*(detached(item, depth + 1) for item in value))
+    return value
 
 
 def encode_info(info: Mapping[str, Any], context: Context) -> Any:

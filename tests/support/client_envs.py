@@ -224,3 +224,36 @@ class Sloppy(gymnasium.Env):
         if not action:
             raise ValueError("no action")
         return f"{time.perf_counter_ns()}", float("nan"), np.True_, False, {}
+
+
+class Reused(gymnasium.Env):
+    """Gives the same array, dictionary and info each time, and writes into them."""
+
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": [], "inline": True, "deterministic": True}
+    observation_space = spaces.Dict(
+        {
+            "grid": spaces.Box(0, 99, (2, 2), np.int64),
+            "pair": spaces.Tuple((spaces.Box(0, 99, (1,), np.int64),)),
+        }
+    )
+    action_space = spaces.Discrete(100)
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        self.render_mode = render_mode
+        self._grid, self._one = np.zeros((2, 2), np.int64), np.zeros(1, np.int64)
+        self._observation = {"grid": self._grid, "pair": (self._one,)}
+        self._info: dict[str, Any] = {"seen": [], "last": {"value": 0}}
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[dict, dict]:
+        super().reset(seed=seed)
+        self._info["seen"].clear()
+        return self._write(int(self.np_random.integers(50)))
+
+    def step(self, action: int) -> tuple[dict, float, bool, bool, dict]:
+        observation, info = self._write(int(action))
+        return observation, 0.0, len(info["seen"]) > 2, False, info
+
+    def _write(self, value: int) -> tuple[dict, dict]:
+        self._grid[:], self._one[:], self._info["last"]["value"] = value, value, value
+        self._info["seen"].append(value)
+        return self._observation, self._info

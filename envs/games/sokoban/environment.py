@@ -9,11 +9,11 @@ from pydantic import Field
 
 from rollgym.envs.core.grid import GridGame, Move, Observation
 from rollgym.envs.core.kwargs import OPERATOR, OneOf
-from rollgym.envs.core.splits import SPLIT, checked_split
+from rollgym.envs.core.splits import SPLIT, Split, checked_split
 from rollgym.envs.core.text_game import GameKwargs, StepLimit
 from rollgym.envs.games.sokoban.bank import LevelBank, load_bank
 from rollgym.envs.games.sokoban.board import ACTIONS, Level, parse_level
-from rollgym.envs.games.sokoban.generator import Difficulty, GeneratedLevel, example_level, generate
+from rollgym.envs.games.sokoban.generator import EXAMPLES, Difficulty, GeneratedLevel, example_level, generate
 from rollgym.envs.games.sokoban.solver import SearchLimitError, push_distances, solve
 from rollgym.user_paths import expand_user
 
@@ -185,9 +185,7 @@ class SokobanEnv(GridGame):
             fixed = self._from_bank(self._bank, options)
         else:
             split = checked_split(options.get("split", self._split))
-            made = generate(self.np_random, self._difficulty, split) or example_level(self._difficulty, split)
-            if made is None:
-                raise ValueError(f"no level of split {split} was found: loosen min_moves, max_moves or size")
+            made = generate(self.np_random, self._difficulty, split) or self._example(split)
             fixed = made.level
         self.require_fitting(fixed.room.height, fixed.room.width)
         self._level = fixed
@@ -199,6 +197,15 @@ class SokobanEnv(GridGame):
             self._plan, self._planned_for = list(made.solution), fixed if made.solution else None
         # gym-sokoban counts from zero even if a box starts on a target: the first step then pays for it.
         self._on_target = 0
+
+    def _example(self, split: Split | None) -> GeneratedLevel:
+        """One of the levels that are kept for seeds that find none, which `info` says."""
+        number = int(self.np_random.integers(EXAMPLES))
+        made = example_level(self._difficulty, split, number)
+        if made is None:
+            raise ValueError(f"no level of split {split} was found: loosen min_moves, max_moves or size")
+        self._source = {"example": number}
+        return made
 
     def _from_bank(self, bank: LevelBank, options: Mapping[str, Any]) -> Level:
         index = options.get("level_index")

@@ -20,6 +20,9 @@ _MAX_STATES = 40_000
 # process waits.
 _ALL_STATES, _STATES_OF_A_ROOM = 20_000, 30
 _DRAWS, _LAST_DRAWS = 8, 64
+EXAMPLES = 32
+"""Levels that are kept of a difficulty for seeds that find none: each is searched for once."""
+_ATTEMPTS_AT_AN_EXAMPLE = 4
 _ROOMS_PULLED_APART, _PULLS_OF_A_BOX = 4, 10
 _TURN_PROBABILITY = 0.35
 # Floor that each step of the walk stamps, as (row, column) around it.
@@ -97,10 +100,22 @@ def generate(
     return None
 
 
-@lru_cache(maxsize=256)
-def example_level(difficulty: Difficulty, split: Split | None) -> GeneratedLevel | None:
-    """Return a level that fits, always the same one; None where wishes contradict each other, or nearly do."""
-    return generate(np.random.default_rng(0), difficulty, split)
+@lru_cache(maxsize=1024)
+def example_level(difficulty: Difficulty, split: Split | None, number: int = 0) -> GeneratedLevel | None:
+    """Return a level that fits, always the same one of a number; None where wishes contradict each other, or nearly do.
+
+    Args:
+        difficulty: What is wanted.
+        split: Likewise.
+        number: Which of `EXAMPLES`; several may be alike where few are found.
+    """
+    if number == 0:
+        return generate(np.random.default_rng(0), difficulty, split)
+    for attempt in range(_ATTEMPTS_AT_AN_EXAMPLE):
+        level = generate(np.random.default_rng([number, attempt]), difficulty, split)
+        if level is not None:
+            return level
+    return example_level(difficulty, split, number // 2)
 
 
 def split_of(level: Level) -> Split:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rollgym.envs.games.sokoban.board import Level, parse_level
 from rollgym.envs.games.sokoban.environment import VOCABULARIES, SokobanEnv
-from rollgym.envs.games.sokoban.generator import Difficulty, canonical_text, generate, split_of
+from rollgym.envs.games.sokoban.generator import EXAMPLES, Difficulty, canonical_text, generate, split_of
 from rollgym.envs.games.sokoban.solver import push_distances, solve
 
 CORRIDOR = "#######\n#@ $ .#\n#######"
@@ -149,6 +149,22 @@ def test_equal_seeds_give_equal_levels():
     boards = [SokobanEnv(boxes=2).reset(seed=11)[0] for _ in range(3)]
     assert len(set(boards)) == 1
     assert boards[0] != SokobanEnv(boxes=2).reset(seed=12)[0]
+
+
+def test_seeds_that_find_no_hard_level_are_given_different_ones_and_info_says_so():
+    environment = SokobanEnv(size=(6, 6), boxes=6)
+    given = {}
+    for seed in range(30):
+        board, info = environment.reset(seed=seed)
+        assert board.count("$") + board.count("*") == 6
+        if "level_source" in info:
+            given[seed] = board
+            assert 0 <= info["level_source"]["example"] < EXAMPLES
+    assert len(given) > 5, "this difficulty is hard to draw"
+    assert len(set(given.values())) > 3
+    again = SokobanEnv(size=(6, 6), boxes=6)
+    assert all(again.reset(seed=seed)[0] == board for seed, board in given.items())
+    assert "level_source" not in SokobanEnv().reset(seed=0)[1]
 
 
 @pytest.mark.parametrize("vocabulary", sorted(VOCABULARIES))

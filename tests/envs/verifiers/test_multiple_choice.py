@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from rollgym.clients.client.client import EnvClient
 from rollgym.envs.core.splits import split_of_text
-from rollgym.envs.verifiers.multiple_choice import MultipleChoiceEnv
+from rollgym.envs.verifiers.multiple_choice import MultipleChoiceEnv, read_choice
 from tests.support.processes import env_server
 
 ENVIRONMENT = MultipleChoiceEnv()
@@ -255,3 +255,19 @@ async def test_it_scores_over_the_wire():
                 "MultipleChoice-v0", [{**CITIES, "response": said} for said in ("(B)", "(A)", "?")]
             )
     assert [verdict.outcome for verdict in verdicts] == ["correct", "wrong", "unparsable"]
+
+
+@pytest.mark.parametrize(
+    ("response", "letters"),
+    [
+        ("Answer: Let's think step by step. A is in Germany. The answer is (B).", "B"),
+        ("Answer: Let's think step by step.\n\nAnswer: B", "B"),
+        ("Answer: Let's think step by step. I do not know.", ""),
+        ("Answer seems to be A.\n\nAnswer: B", "B"),
+        ("(C) is a codon.\nAnswer: $B", "B"),
+        ("**Answer:** $(B)$", "B"),
+    ],
+)
+def test_no_word_behind_the_mark_of_an_answer_is_a_letter(response, letters):
+    options = dict.fromkeys("ABCDEFGHIJKLMNOPQRSTUVWXYZ", "")
+    assert "".join(read_choice(response, options)[0]) == letters
