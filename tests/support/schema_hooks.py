@@ -38,8 +38,8 @@ def map_body(context: Any, body: Any) -> Any:
     Numbers that are not allowed stay as they were drawn, and a whole float stays a float. The largest number that is
     allowed has a test of its own: `test_call_routes.py`.
 
-    In free-form values, whole numbers from 2**53 on become smaller ones: they are refused wherever they stand, which JSON
-    Schema cannot say of values that may be anything. `test_whole_numbers.py` has them in every such field.
+    In free-form values, whole numbers from 2**53 on become smaller ones: they are refused wherever they stand, which
+    JSON Schema cannot say of values that may be anything. `test_encodings.py` has them in every such field.
     """
     if not isinstance(body, dict):
         return body
