@@ -82,12 +82,12 @@ def test_a_folder_of_hugging_face_is_served_and_taken_from_disk(tmp_path):
         body = {"token_ids": prompt, "sampling_params": {"max_tokens": 8, "logprobs": 0, "ignore_eos": True}}
         ids, logprobs = of_vllm(httpx.post(f"{server.url}/inference/v1/generate", json=body))
         expected = reference_logprobs(sharp_model(0), prompt + ids)[len(prompt) - 1 :]
-        assert logprobs == pytest.approx(expected, abs=1e-5)
+        assert logprobs == pytest.approx(expected, abs=1e-4)
         reload = {"method": "reload_weights", "kwargs": {"weights_path": str(tmp_path / "second")}}
         assert httpx.post(f"{server.url}/collective_rpc", json=reload).json() == {"results": [None]}
         ids, logprobs = of_vllm(httpx.post(f"{server.url}/inference/v1/generate", json=body))
         expected = reference_logprobs(sharp_model(1), prompt + ids)[len(prompt) - 1 :]
-        assert logprobs == pytest.approx(expected, abs=1e-5)
+        assert logprobs == pytest.approx(expected, abs=1e-4)
 
 
 async def test_rows_of_a_folder_that_come_and_go_do_not_disturb_each_other(tmp_path):
@@ -111,7 +111,7 @@ async def test_rows_of_a_folder_that_come_and_go_do_not_disturb_each_other(tmp_p
     model = sharp_model()
     for prompt, ids, logprobs in answers:
         expected = reference_logprobs(model, prompt + ids)[len(prompt) - 1 :]
-        assert logprobs == pytest.approx(expected, abs=1e-5)
+        assert logprobs == pytest.approx(expected, abs=1e-4)
 
 
 @pytest.mark.parametrize("clear", [True, False])
