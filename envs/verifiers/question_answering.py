@@ -222,8 +222,11 @@ def _compare(reference: str, said: str, rule: _Rule, asked: Asked) -> tuple[floa
 
 def _same_quantity(reference: str, said: str, rule: _Rule) -> bool | None:
     """Whether two amounts of units that are known are equal; None where the units do not differ, or one has none."""
-    wanted, given = read_reference(reference).quantity, read_answer(said).quantity
-    if wanted is None or given is None or wanted.unit == given.unit:
+    wanted = read_reference(reference).quantity
+    if wanted is None:
+        return None  # and what was said, which may go on for pages, is not read as one
+    given = read_answer(said).quantity
+    if given is None or wanted.unit == given.unit:
         return None
     if wanted.unit.dimension != given.unit.dimension:
         return False
