@@ -15,6 +15,8 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 from packaging.utils import canonicalize_name, parse_wheel_filename
@@ -133,27 +135,33 @@ def _wheels(scratch: Path, options: argparse.Namespace) -> list[Path]:
     if not options.platform.startswith("x86_64"):
         platforms = [each.replace("x86_64", options.platform.partition("-")[0]) for each in platforms]
     tags = [word for each in platforms for word in ("--platform", each)]
-    pip = [sys.executable, "-m", "pip"]
-    for pin in pins:
-        words = ["--no-deps", "-q", "--disable-pip-version-check", "-d", str(folder), pin]
-        binary = ["--only-binary=:all:", "--implementation", "cp", "--python-version", digits, *tags]
-        if subprocess.run([*pip, "download", *binary, *words], capture_output=True).returncode == 0:
-            continue
-        built = subprocess.run(
-            [*pip, "wheel", "--no-deps", "--no-build-isolation", "-q", "-w", str(folder), pin],
-            capture_output=True,
-            text=True,
-        )
-        if built.returncode:
-            print(f"not packed: {pin}: {built.stderr.strip().splitlines()[-1:]}", file=sys.stderr)
+    binary = ["--only-binary=:all:", "--implementation", "cp", "--python-version", digits, *tags]
+    with ThreadPoolExecutor(4) as pool:
+        for pin, problem in zip(
+            pins, pool.map(partial(_fetch, folder=folder, binary=binary), pins), strict=True
+        ):
+            if problem:
+                print(f"not packed: {pin}: {problem}", file=sys.stderr)
     fitting = []
     for wheel in sorted(folder.glob("*.whl")):
         tags = parse_wheel_filename(wheel.name)[3]
-        if any(tag.interpreter in ("py3", f"cp{digits}") or tag.abi == "abi3" for tag in tags):
+        if any(tag.interpreter in ("py3", f"py{digits}", f"cp{digits}") or tag.abi == "abi3" for tag in tags):
             fitting.append(wheel)
         else:
             print(f"not packed: {wheel.name} was built for this machine's Python", file=sys.stderr)
     return fitting
+
+
+def _fetch(pin: str, folder: Path, binary: list[str]) -> str:
+    """Fetch a wheel, or build it where there are sources only; return why there is none."""
+    pip = [sys.executable, "-m", "pip"]
+    words = ["--no-deps", "-q", "--disable-pip-version-check"]
+    fetched = subprocess.run([*pip, "download", *binary, *words, "-d", str(folder), pin], capture_output=True)
+    if fetched.returncode == 0:
+        return ""
+    build = [*pip, "wheel", "--no-build-isolation", *words, "-w", str(folder), pin]
+    built = subprocess.run(build, capture_output=True, text=True)
+    return built.stderr.strip().splitlines()[-1] if built.returncode else ""
 
 
 def _model_files(model: Path | None) -> list[Path]:
