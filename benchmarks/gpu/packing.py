@@ -109,7 +109,8 @@ def unpacked(packed: Path, work: Path) -> tuple[list[str], Path | None]:
         PackedFilesError: If something is missing or damaged, or pip refuses it.
     """
     files = joined(packed, work / "packed")
-    site = work / "site"
+    # dill, and with it datasets, knows packages by this name of their folder, and pickles what lies elsewhere by value.
+    site = work / "site-packages"
     wheels = [str(file) for file in files if file.suffix == ".whl"]
     if wheels and not (site / ".whole").exists():
         words = [
