@@ -37,6 +37,9 @@ PACKAGES = (
     "liger-kernel",
     "pytest",
     "pytest-asyncio",
+    "pytest-timeout",
+    "pytest-xdist",
+    "hypothesis",
 )
 """What parts need beside rollgym's extra `train`."""
 EXTRAS = "train,lora"

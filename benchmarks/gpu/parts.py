@@ -88,7 +88,8 @@ def _tests(place: Place) -> Sequence[str]:
     files = ("test_kernels.py", "test_shared_prefixes.py")
     chosen = "accelerator or cuda" if not place.tiny else "fused"
     paths = [str(ROOT / "tests/trainer/backends" / file) for file in files[: 1 if place.tiny else 2]]
-    return (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "0", *paths, "-k", chosen)
+    own = ("-q", "-p", "no:cacheprovider", "-n", "0")
+    return (sys.executable, "-m", "pytest", *own, *paths, "-k", chosen)
 
 
 def _training(place: Place) -> Sequence[str]:
