@@ -13,8 +13,6 @@ from rollgym.clients.protocol.messages import IDENTIFIER
 MSGPACK = "application/msgpack"
 ENV_IDS = os.environ.get("SCHEMA_ENV_IDS", "Count").split(",")
 _MOST_SESSIONS = 3
-_TOO_LARGE = 2**53
-_FREE_FORM = ("items", "options", "kwargs", "action", "actions", "arguments", "data")
 
 
 @schemathesis.hook
@@ -37,27 +35,15 @@ def map_body(context: Any, body: Any) -> Any:
 
     Numbers that are not allowed stay as they were drawn, and a whole float stays a float. The largest number that is
     allowed has a test of its own: `test_call_routes.py`.
-
-    In free-form values, whole numbers from 2**53 on become smaller ones: they are refused wherever they stand, which
-    JSON Schema cannot say of values that may be anything. `test_encodings.py` has them in every such field.
     """
     if not isinstance(body, dict):
         return body
-    body = _with_small_numbers(body, free=False)
     if "env_id" in body and "url" not in body:
         body["env_id"] = _known(body["env_id"])
     count = body.get("count")
     if type(count) in (int, float) and count == int(count) and 1 <= count <= 1024:
         body["count"] = type(count)(1 + count % _MOST_SESSIONS)
     return body
-
-
-def _with_small_numbers(value: Any, *, free: bool) -> Any:
-    if type(value) is int and free:
-        return value % _TOO_LARGE
-    if isinstance(value, dict):
-        return {key: _with_small_numbers(part, free=free or key in _FREE_FORM) for key, part in value.items()}
-    return [_with_small_numbers(part, free=free) for part in value] if isinstance(value, list) else value
 
 
 def _known(env_id: Any) -> Any:
