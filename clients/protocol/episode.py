@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, Self
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, Strict, WithJsonSchema, model_validator
 
+from rollgym.clients.protocol.free_form import FreeFields, FreeValue
 from rollgym.clients.protocol.whole_numbers import NO_BOOLEAN, WHOLE
 
 EPISODE_FORMAT = 1
@@ -43,14 +44,14 @@ class PortableEpisode(BaseModel):
     format: Annotated[Literal[1], WHOLE, NO_BOOLEAN] = 1
     env_id: str
     env_version: str
-    kwargs: dict[str, Any] = Field(default_factory=dict)
+    kwargs: FreeFields = Field(default_factory=dict)
     episode: Annotated[int, WHOLE] = Field(
         default=0, ge=0, lt=2**53, description="Index of this episode in its session."
     )
     seed: EpisodeSeed | None = Field(default=None, description="None: the session was never reset.")
-    options: dict[str, Any] | None = None
+    options: FreeFields | None = None
     reset_digest: Digest | None = Field(default=None, description="Digest of the reset's observation.")
-    actions: list[Any] = Field(
+    actions: list[FreeValue] = Field(
         default_factory=list, description="As they are on the wire, in JSON's encoding."
     )
     digests: list[Digest] = Field(default_factory=list, fail_fast=True, description="One for each action.")

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
+from pydantic import BaseModel, ConfigDict, Field
 
 from rollgym.clients.protocol.episode import PortableEpisode
+from rollgym.clients.protocol.free_form import FreeFields, FreeValue, VerifyItem
 from rollgym.clients.protocol.whole_numbers import WHOLE
 
 IDENTIFIER = r"^[A-Za-z0-9._-]{1,128}$"
@@ -27,12 +28,6 @@ Gateways = Annotated[
 ]
 _LINGERS = "Whether a session made on a socket ends some time after its last socket dropped."
 Index = Annotated[int, Field(ge=0, strict=True), WHOLE]
-VerifyItem = Annotated[
-    dict[str, Any],
-    WithJsonSchema(
-        {"type": "object", "properties": {"response": {"type": "string"}}, "required": ["response"]}
-    ),
-]
 UpstreamProtocol = Literal["rollgym", "openenv", "gem", "http"]
 
 
@@ -52,14 +47,14 @@ class ResetFields(Request):
     """How an episode begins."""
 
     seed: Seed | None = None
-    options: dict[str, Any] | None = None
+    options: FreeFields | None = None
 
 
 class MakeRequest(Request):
     """Make sessions of one environment."""
 
     env_id: Identifier
-    kwargs: dict[str, Any] | None = None
+    kwargs: FreeFields | None = None
     count: Count | None = Field(default=None, description="Make this many; the reply is then a list.")
     reset: ResetFields | None = Field(default=None, description="Reset at once, too.")
     idle_timeout_s: Seconds | None = None
@@ -79,7 +74,7 @@ class ResetRequest(ResetFields):
 class StepRequest(Request):
     """Take one action."""
 
-    action: Any
+    action: FreeValue
     episode: Index | None = None
     step: Index | None = None
     autoreset: bool = Field(default=False, description="Begin the next episode when this step ends this one.")

@@ -5,6 +5,7 @@ from typing import Any
 from fastapi import Response
 from pydantic import BaseModel, ConfigDict
 
+from rollgym.clients.protocol.free_form import FreeFields, FreeValue
 from rollgym.clients.protocol.messages import Identifier, Seed
 from rollgym.env_server.http.call_routes import Call, PlainRoute, call_router
 from rollgym.env_server.http.openapi import MAKES, RUNS, problems
@@ -27,7 +28,7 @@ class GemMakeRequest(_Fields):
     """Make an environment; `kwargs` are ours, ROCK has none."""
 
     env_id: Identifier
-    kwargs: dict[str, Any] | None = None
+    kwargs: FreeFields | None = None
 
 
 class GemResetRequest(_Fields):
@@ -35,14 +36,14 @@ class GemResetRequest(_Fields):
 
     sandbox_id: Identifier
     seed: Seed | None = None
-    options: dict[str, Any] | None = None
+    options: FreeFields | None = None
 
 
 class GemStepRequest(_Fields):
     """Take an action: text. Where actions are no text, the action itself, or its JSON as text."""
 
     sandbox_id: Identifier
-    action: Any
+    action: FreeValue
 
 
 class GemCloseRequest(_Fields):

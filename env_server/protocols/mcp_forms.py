@@ -7,6 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from rollgym.clients.protocol.errors import ProblemError
 from rollgym.clients.protocol.frames import dumps
+from rollgym.clients.protocol.free_form import FreeFields, FreeValue
 from rollgym.clients.protocol.messages import Seed
 from rollgym.clients.protocol.tool_calls import ToolCall
 from rollgym.clients.replies.formats.calls import UnwritableCallError
@@ -44,7 +45,7 @@ class McpToolCall(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore")
 
     name: str
-    arguments: dict[str, Any] = Field(default_factory=dict)
+    arguments: FreeFields = Field(default_factory=dict)
 
 
 class McpReset(BaseModel):
@@ -53,7 +54,7 @@ class McpReset(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid")
 
     seed: Seed | None = None
-    options: dict[str, Any] | None = None
+    options: FreeFields | None = None
 
 
 class McpStep(BaseModel):
@@ -61,7 +62,7 @@ class McpStep(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
-    action: Any
+    action: FreeValue
 
 
 def is_request_id(value: Any) -> bool:

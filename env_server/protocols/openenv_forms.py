@@ -8,6 +8,7 @@ from gymnasium import spaces
 from pydantic import BaseModel, ConfigDict, Field
 
 from rollgym.clients.protocol.errors import ProblemError
+from rollgym.clients.protocol.free_form import FreeFields, FreeValue
 from rollgym.clients.protocol.messages import Identifier, Seed
 from rollgym.clients.protocol.spaces import parse_space
 from rollgym.clients.protocol.whole_numbers import WHOLE
@@ -61,8 +62,8 @@ class OpenEnvResetRequest(BaseModel):
 
     seed: Seed | None = None
     episode_id: EpisodeId | None = None
-    options: dict[str, Any] | None = None
-    kwargs: dict[str, Any] | None = None
+    options: FreeFields | None = None
+    kwargs: FreeFields | None = None
     split: str | None = Field(
         default=None, description="With `index`: of the task that the episode is to be."
     )
@@ -95,7 +96,7 @@ class OpenEnvCallTool(BaseModel):
 
     type: Literal["call_tool"]
     tool_name: str
-    arguments: dict[str, Any] = Field(default_factory=dict)
+    arguments: FreeFields = Field(default_factory=dict)
     metadata: dict[str, Any] = Field(default_factory=dict, description="Not looked at.")
 
 
@@ -113,7 +114,7 @@ class OpenEnvSessionCreate(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="ignore")
 
-    kwargs: dict[str, Any] | None = None
+    kwargs: FreeFields | None = None
     seed: Seed | None = None
 
 
@@ -130,7 +131,7 @@ class OpenEnvAction(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
-    action: Any
+    action: FreeValue
     metadata: dict[str, Any] = Field(default_factory=dict, description="Not looked at.")
 
 

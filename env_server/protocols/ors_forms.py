@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from rollgym.clients.protocol.errors import ProblemError
 from rollgym.clients.protocol.frames import dumps
+from rollgym.clients.protocol.free_form import FreeFields
 from rollgym.clients.protocol.messages import Identifier, Seed
 from rollgym.clients.protocol.spaces import UnicodeText, parse_space
 from rollgym.env_server.messages.validation import invalid
@@ -40,8 +41,8 @@ class OrsTask(_Message):
 
     seed: Seed
     split: str | None = None
-    kwargs: dict[str, Any] | None = None
-    options: dict[str, Any] | None = None
+    kwargs: FreeFields | None = None
+    options: FreeFields | None = None
 
 
 class OrsCreate(_Message):
@@ -85,7 +86,7 @@ class OrsCall(_Message):
     """Call a tool; `task_id` of a call that was answered in part asks for its answer again."""
 
     name: str
-    input: dict[str, Any]
+    input: FreeFields
     task_id: str | None = None
 
 

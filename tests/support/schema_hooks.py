@@ -13,8 +13,6 @@ from rollgym.clients.protocol.messages import IDENTIFIER
 MSGPACK = "application/msgpack"
 ENV_IDS = os.environ.get("SCHEMA_ENV_IDS", "Count").split(",")
 _MOST_SESSIONS = 3
-_TOO_LARGE = 2**53
-_FREE_FORM = ("items", "options", "kwargs", "action", "actions", "arguments", "data")
 
 
 @schemathesis.hook
@@ -37,27 +35,15 @@ def map_body(context: Any, body: Any) -> Any:
 
     Numbers that are not allowed stay as they were drawn, and a whole float stays a float. The largest number that is
     allowed has a test of its own: `test_call_routes.py`.
-
-    In free-form values, whole numbers from 2**53 on become smaller ones: they are refused wherever they stand, which
-    JSON Schema cannot say of values that may be anything. `test_encodings.py` has them in every such field.
     """
     if not isinstance(body, dict):
         return body
-    body = _with_small_numbers(body, free=False)
     if "env_id" in body and "url" not in body:
         body["env_id"] = _known(body["env_id"])
     count = body.get("count")
     if type(count) in (int, float) and count == int(count) and 1 <= count <= 1024:
         body["count"] = type(count)(1 + count % _MOST_SESSIONS)
     return body
-
-
-def _with_small_numbers(value: Any, *, free: bool) -> Any:
-    if type(value) is int and free:
-        return value % _TOO_LARGE
-    if isinstance(value, dict):
-        return {key: _with_small_numbers(part, free=free or key in _FREE_FORM) for key, part in value.items()}
-    return [_with_small_numbers(part, free=free) for part in value] if isinstance(value, list) else value
 
 
 def _known(env_id: Any) -> Any:
@@ -69,14 +55,18 @@ def _known(env_id: Any) -> Any:
 
 @schemathesis.serializer(MSGPACK)
 def as_msgpack(context: Any, value: Any) -> bytes:
-    """Write bodies as MessagePack, which has no integers of more than 64 bits: they are floats there."""
+    """Write bodies as MessagePack.
+
+    It has no integers of more than 64 bits, so the next one that it has is sent, which lies on the same side of every
+    bound in the document.
+    """
     content: bytes = msgpack.packb(_in_64_bits(value))
     return content
 
 
 def _in_64_bits(value: Any) -> Any:
-    if type(value) is int and not -(2**63) <= value < 2**64:
-        return float(value)
+    if type(value) is int:
+        return min(max(value, -(2**63)), 2**64 - 1)
     if isinstance(value, dict):
         return {key: _in_64_bits(part) for key, part in value.items()}
     return [_in_64_bits(part) for part in value] if isinstance(value, list) else value

@@ -33,7 +33,8 @@ class RetailEnv(ToolEnv):
 
     A reply calls tools, or is said to the customer. The episode ends when the customer does, or with a transfer to a
     human: reward 1 where the database holds exactly what it would hold had everything been done as it should, where
-    the customer was told what it asked for, and where the orders in question were looked at; else 0.
+    the customer was told what it asked for, and where the orders in question were looked at; else 0. It is 0, too,
+    where the customer has gone because nobody attended to it.
 
     Raises:
         ValueError: If an argument makes no sense.
@@ -45,8 +46,8 @@ class RetailEnv(ToolEnv):
         "observation": "What the customer says, or the results of the calls.",
         "actions": "Calls of tools in the `call_format`, or what is said to the customer.",
         "reward": (
-            "1 at the end where the database is as it should be, what was asked for was told and "
-            "the orders in question were looked at, else 0."
+            "1 at the end where the database is as it should be, what was asked for was told, "
+            "the orders in question were looked at and the customer did not give up, else 0."
         ),
         "max_episode_steps": 40,
         "metrics": {**ToolEnv.metadata["metrics"], "policy_violations": "last"},
@@ -204,6 +205,9 @@ class RetailEnv(ToolEnv):
 
     def _solved(self) -> bool:
         if self._shop.digest != self._goal or (self._strict and self._violations):
+            return False
+        if not self._transferred and self._customer.request is not None:
+            # It gave up: nobody has told it that something was done, or cannot be done.
             return False
         said = set(re.findall(r"\d+", self._said.replace(",", "")))
         if len(said) > _MOST_NUMBERS:

@@ -114,3 +114,52 @@ async def test_what_mcp_answers_is_what_is_described(server: Server) -> None:
         ended = await client.delete("/mcp/Count", headers={"Mcp-Session-Id": session})
         assert ended.status_code == 204
         assert str(ended.status_code) in calls["delete"]["responses"]
+
+
+# Of OpenEnv, and not looked at.
+UNREAD = {("OpenEnvAction", "metadata")}
+
+
+def named_in(part: Any) -> set[str]:
+    if isinstance(part, dict):
+        own = {part["$ref"].rpartition("/")[2]} if isinstance(part.get("$ref"), str) else set()
+        return own.union(*map(named_in, part.values()))
+    return set().union(*map(named_in, part)) if isinstance(part, list) else set()
+
+
+def of_requests(document: dict[str, Any]) -> dict[str, Any]:
+    """The schemas of bodies, and those that they are made of."""
+    schemas, found = document["components"]["schemas"], set()
+    new = named_in(
+        [each.get("requestBody") for calls in document["paths"].values() for each in calls.values()]
+    )
+    while new:
+        found |= new
+        new = set().union(*(named_in(schemas[name]) for name in new)) - found
+    return {name: schemas[name] for name in found}
+
+
+def says_nothing(schema: Any) -> bool:
+    """Whether a schema, or one that it is made of, lets anything pass."""
+    if not isinstance(schema, dict):
+        return bool(schema)
+    parts = [schema, *schema.get("anyOf", ())]
+    return any(
+        part.keys().isdisjoint(("$ref", "allOf", "anyOf", "type", "enum", "const"))
+        or ("items" in part and says_nothing(part["items"]))
+        or (part.get("type") == "object" and says_nothing(part.get("additionalProperties", True)))
+        for part in parts
+    )
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+async def test_a_request_says_of_each_field_what_it_may_hold(settings: dict[str, Any]) -> None:
+    asked = of_requests(await described(app(**settings)))
+    vague = {
+        (name, field)
+        for name, schema in asked.items()
+        for field, each in schema.get("properties", {}).items()
+        if says_nothing(each)
+    }
+    assert vague == UNREAD
+    assert named_in(asked["StepRequest"]["properties"]["action"]) == {"FreeForm"}

@@ -196,6 +196,30 @@ def test_to_refuse_without_looking_is_a_failure():
     assert (reward, terminated, info["success"]) == (0.0, True, False)
 
 
+@pytest.mark.parametrize("kind", ["refused", "cancel"])
+def test_a_customer_who_gives_up_was_not_served_even_where_the_database_is_right(kind):
+    env = RetailEnv(kinds=[kind])
+    seen, reward, terminated, info = play(
+        env, 1, lambda action: "anything else?" in action, "Hm, let me see."
+    )
+    assert terminated
+    assert seen[-1] == f"This leads nowhere. {STOP}"
+    assert (reward, info["success"]) == (0.0, False)
+
+
+@pytest.mark.parametrize("kind", REQUEST_KINDS)
+def test_what_the_customer_wants_hangs_on_no_confirmation(kind):
+    env = RetailEnv(kinds=[kind])
+    _, info = env.reset(seed=5, options={"expert": True})
+    for asked in ("Do you confirm that?", "May I look at your order?", "Is that correct?") * 3:
+        observation, *_, info = env.step(asked)
+        assert observation == "Yes, please go ahead."
+    terminated = False
+    while not terminated:
+        _, reward, terminated, _, info = env.step(info["expert_action"])
+    assert (reward, info["success"]) == (1.0, True)
+
+
 def test_a_transfer_ends_the_conversation():
     env = RetailEnv(kinds=["refused"])
     _, info = env.reset(seed=1, options={"expert": True})

@@ -1,0 +1,60 @@
+"""Free-form values of requests: anything in JSON whose integers are exact in every reader.
+
+The schema alone says so. Nothing is validated here: `decode_value` refuses what does not fit, once it is known what a
+value is for.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import Field, GetJsonSchemaHandler, TypeAdapter
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
+from typing_extensions import TypeAliasType
+
+from rollgym.clients.protocol.arrays import INTEGER_LIMIT
+
+_BOUNDS = Field(ge=1 - INTEGER_LIMIT, le=INTEGER_LIMIT - 1)
+_MEANING = Field(
+    description="Any JSON value. Integers of 2**53 and more, of either sign, are refused wherever they stand. A larger "
+    "number is taken where it is written as a float (1e300), which JSON Schema cannot tell from an integer."
+)
+_Integer = Annotated[int, _BOUNDS]
+_Float = Annotated[float, _BOUNDS]
+# Integers are named beside floats, so that clients generated from the schema do not write 3 as 3.0.
+FreeForm = TypeAliasType(
+    "FreeForm",
+    "Annotated[bool | _Integer | _Float | str | list[FreeForm] | dict[str, FreeForm] | None, _MEANING]",
+)
+"""What the schema has at each free-form value."""
+_FORM = TypeAdapter(FreeForm)
+
+
+class _Described:
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        return handler(_FORM.core_schema)
+
+
+class _WithText:
+    """Says that there is a text of this name in any case."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        return {**handler(schema), "properties": {self._name: {"type": "string"}}, "required": [self._name]}
+
+
+FreeValue = Annotated[Any, _Described()]
+"""Any JSON value: an action, an option."""
+
+FreeFields = dict[str, FreeValue]
+"""Values by their names: kwargs, options, arguments of a tool."""
+
+VerifyItem = Annotated[FreeFields, _WithText("response")]
+"""A response, and the fields of the task that it answers."""
