@@ -44,8 +44,14 @@ class Batch:
             await wait_for_all(self._run_chunk(*chunk) for chunk in chunks)
         return self._results
 
-    async def _run_chunk(self, process: int, positions: Sequence[int]) -> None:
-        """Run some of the operations in one frame, or in several where one would be too large."""
+    async def _run_chunk(self, process: int, positions: Sequence[int], attempt: int = 0) -> None:
+        """Run some of the operations in one frame, or in several where one would be too large.
+
+        Args:
+            process: Which I/O process to ask.
+            positions: The operations.
+            attempt: How often the server has put them off before.
+        """
         frames = []
         for position in positions:
             operation = self._operations[position]
@@ -63,38 +69,61 @@ class Batch:
                 )
                 return
             half = len(positions) // 2
-            await self._run_chunk(process, positions[:half])
-            await self._run_chunk(process, positions[half:])
+            await self._run_chunk(process, positions[:half], attempt)
+            await self._run_chunk(process, positions[half:], attempt)
             return
         answers = reply.payload
         if not isinstance(answers, list) or len(answers) != len(positions):
             # Which of them stands for which operation, nobody knows.
             answers = [None] * len(positions)
-        again = [
-            position
-            for position, answer in zip(positions, answers, strict=True)
-            if not self._take(position, answer, reply.plain)
-        ]
-        if again:
-            await wait_for_all(self._run_alone(position) for position in again)
+        alone: list[int] = []
+        later: list[int] = []
+        asked: ProblemError | None = None
+        for position, answer in zip(positions, answers, strict=True):
+            said = self._take(position, answer, reply.plain)
+            if said is None:
+                continue
+            if said.code in RETRY_LATER:
+                later.append(position)
+                asked = said if asked is None else max(asked, said, key=_retry_after)
+            else:
+                alone.append(position)
+        works = [self._run_alone(position) for position in alone]
+        if asked is not None:
+            works.append(self._run_later(process, later, asked, attempt))
+        if works:
+            await wait_for_all(works)
 
-    def _take(self, position: int, answer: Any, plain: bool) -> bool:
-        """Note one answer; return False where the operation can go on when it is asked alone."""
+    def _take(self, position: int, answer: Any, plain: bool) -> ProblemError | None:
+        """Note one answer; return the problem that it is where the operation can go on all the same."""
         operation = self._operations[position]
         if not isinstance(answer, dict):
             answer = {}
         if "ok" in answer:
             self._note(position, answer["ok"], plain)
-            return True
+            return None
         problem = ProblemError.from_problem(answer.get("error"))
         problem = operation.session.broken_off(problem, operation.fields) or problem
-        if problem.code in RETRY_LATER or operation.session.can_rebuild(problem, operation.fields):
-            return False
         self._results[position] = problem
-        return True
+        if problem.code in RETRY_LATER or operation.session.can_rebuild(problem, operation.fields):
+            return problem
+        return None
+
+    async def _run_later(
+        self, process: int, positions: Sequence[int], problem: ProblemError, attempt: int
+    ) -> None:
+        """Run what the server has put off once it has had its time; past the deadline, what it said is the result."""
+        try:
+            await self._caller.postpone(problem, attempt, self._deadline)
+        except ProblemError:
+            return
+        if len(positions) == 1:
+            await self._run_alone(positions[0])
+        else:
+            await self._run_chunk(process, positions, attempt + 1)
 
     async def _run_alone(self, position: int) -> None:
-        """Run an operation that the batch could not: wait it out, or rebuild its session."""
+        """Run an operation that the batch could not: put off again, or in a session that is rebuilt."""
         operation = self._operations[position]
         try:
             reply = await operation.session.call(operation.fields, self._deadline)
@@ -111,3 +140,9 @@ class Batch:
                 self._results[position] = operation.take(payload, plain)
         except DecodeError as error:
             self._results[position] = ProblemError("internal", str(error))
+
+
+def _retry_after(problem: ProblemError) -> float:
+    """How long a server has asked to be left alone, as it may have said it."""
+    asked = problem.extra.get("retry_after", 0)
+    return float(asked)

@@ -17,7 +17,7 @@ from rollgym.clients.client.operation import Operation, ResetResult, StepResult
 from rollgym.clients.client.server_token import explain_refusal, server_token
 from rollgym.clients.client.session import EnvSession
 from rollgym.clients.client.waiting import wait_for_all
-from rollgym.clients.net.caller import Caller
+from rollgym.clients.net.caller import Backpressure, Caller
 from rollgym.clients.net.pool import Timing
 from rollgym.clients.protocol.arrays import DecodeError
 from rollgym.clients.protocol.episode import PortableEpisode
@@ -36,7 +36,7 @@ class EnvClient:
     """Environments on one server, over one WebSocket to each of its I/O processes.
 
     Any number of sessions share the sockets. Broken sockets are made again and what was asked is asked again, which
-    the protocol makes safe; `rate_limited`, `at_capacity` and `draining` are waited out.
+    the protocol makes safe; `rate_limited`, `at_capacity`, `draining` and `overloaded` are waited out.
 
     Examples:
         >>> async with EnvClient("http://127.0.0.1:8000") as client:
@@ -120,6 +120,11 @@ class EnvClient:
         with reading("envs"):
             self._envs[env_id] = info = EnvInfo.model_validate(reply.payload)
         return info
+
+    @property
+    def backpressure(self) -> Backpressure:
+        """How often the server was overloaded, and how long operations have waited for that."""
+        return self._caller.backpressure
 
     # -- sessions
 

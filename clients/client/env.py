@@ -10,6 +10,7 @@ from gymnasium.envs.registration import EnvSpec
 
 from rollgym.clients.client.answers import render_modes
 from rollgym.clients.client.client import CONNECT_TIMEOUT_S, Encoding, EnvClient
+from rollgym.clients.client.dropped import close_when_dropped
 from rollgym.clients.client.session import EnvSession
 from rollgym.clients.client.spec import RemoteSpec, remote_spec
 from rollgym.clients.client.window import HUMAN, Window, checked_mode, offered_modes
@@ -73,6 +74,9 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
             url, token=token, encoding=encoding, timeout_s=timeout_s, connect_timeout_s=connect_timeout_s
         )
         self._background = BackgroundLoop()
+        self._dropped = close_when_dropped(
+            self, f"RemoteEnv({self._name})", self._background, self._client.close
+        )
         try:
             served = self._background.run(self._client.env(env_id))
             self.metadata = served.metadata  # type: ignore[misc]
@@ -136,6 +140,7 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
         """Close the session and the connection; closing again does nothing."""
         if not self._closed:
             self._closed = True
+            self._dropped.detach()
             if self._window is not None:
                 self._window.close()
             self._background.run(self._client.close())

@@ -8,7 +8,8 @@ import logging
 import random
 import re
 import secrets
-from typing import Any
+from collections.abc import Collection
+from typing import Any, NamedTuple
 
 from rollgym.clients.net.connection import Connection, Reply
 from rollgym.clients.net.pool import ConnectionPool, Timing
@@ -19,6 +20,19 @@ _GRACE_S = 30.0
 _TOKEN = re.compile(r"[!-~]*")
 
 _log = logging.getLogger(__name__)
+
+
+class Backpressure(NamedTuple):
+    """What a client has waited because its server had too much to do.
+
+    Attributes:
+        overloaded: How often the server has answered `overloaded`: for a batch, once for all of its operations that
+            were refused.
+        waited_s: How long operations have waited before they were asked again, together.
+    """
+
+    overloaded: int = 0
+    waited_s: float = 0.0
 
 
 def bearer_headers(token: str | None) -> dict[str, str]:
@@ -48,6 +62,10 @@ class Caller:
         address: Where to connect to instead of what the URL's name leads to.
         max_message_bytes: A larger message of the server ends the connection.
 
+    Attributes:
+        pool: Its connections.
+        backpressure: What was waited because the server was overloaded.
+
     Raises:
         ValueError: The token cannot be sent.
     """
@@ -76,6 +94,7 @@ class Caller:
         self._request_prefix = secrets.token_hex(12)
         self._request_numbers = itertools.count()
         self._complained = False
+        self.backpressure = Backpressure()
 
     def new_request_id(self) -> str:
         """Return an id by which the server knows a repeated request."""
@@ -92,7 +111,14 @@ class Caller:
             patience = max(patience, timeout_s + _GRACE_S)
         return asyncio.get_running_loop().time() + patience
 
-    async def call(self, fields: dict[str, Any], process: int | None, deadline: float) -> Reply:
+    async def call(
+        self,
+        fields: dict[str, Any],
+        process: int | None,
+        deadline: float,
+        *,
+        passed_on: Collection[str] = (),
+    ) -> Reply:
         """Send one operation until it is answered.
 
         Args:
@@ -100,6 +126,7 @@ class Caller:
                 `request_id` or a step's indices.
             process: Which I/O process to ask; any, if None.
             deadline: When to give up, on the loop's clock.
+            passed_on: Problem codes that are raised although they say later: whoever asked is to wait, and not this.
 
         Raises:
             ProblemError: The server refuses; one that says later is raised only when that is past the deadline.
@@ -124,19 +151,50 @@ class Caller:
             except ProblemError as problem:
                 if connection is None:
                     raise  # Connecting, it was asked again for as long as it is waited for.
+                if problem.code in passed_on:
+                    raise
                 # `busy` after a break: the request that the break cut off still runs.
                 if problem.code not in RETRY_LATER and not (problem.code == "busy" and attempt):
                     raise
                 error = problem
                 delay = pool.backoff.delay_after(problem, attempt)
-            if asyncio.get_running_loop().time() + delay >= deadline:
-                raise error
-            # A thousand calls that wait for one server are one complaint.
-            if not self._complained and pool.on_outage is None:
-                self._complained = True
-                _log.warning("%s: %s; asking again until it answers", pool.url, error)
+            await self._wait(error, delay, deadline)
             attempt += 1
+
+    async def postpone(self, problem: ProblemError, attempt: int, deadline: float) -> None:
+        """Wait as a server has asked for that says later.
+
+        Args:
+            problem: What it said.
+            attempt: How often it has said so before.
+            deadline: When to give up, on the loop's clock.
+
+        Raises:
+            ProblemError: This one, where the time to come again is past the deadline.
+        """
+        await self._wait(problem, self.pool.backoff.delay_after(problem, attempt), deadline)
+
+    async def _wait(self, error: Exception, delay: float, deadline: float) -> None:
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        if began + delay >= deadline:
+            raise error
+        # A thousand calls that wait for one server are one complaint.
+        if not self._complained and self.pool.on_outage is None:
+            self._complained = True
+            _log.warning("%s: %s; asking again until it answers", self.pool.url, error)
+        if not (isinstance(error, ProblemError) and error.code == "overloaded"):
             await asyncio.sleep(delay)
+            return
+        self._note(Backpressure(overloaded=1))
+        try:
+            await asyncio.sleep(delay)
+        finally:
+            self._note(Backpressure(waited_s=loop.time() - began))
+
+    def _note(self, more: Backpressure) -> None:
+        so_far = self.backpressure
+        self.backpressure = Backpressure(so_far.overloaded + more.overloaded, so_far.waited_s + more.waited_s)
 
     async def _connect(self, process: int | None, deadline: float) -> Connection:
         try:

@@ -16,6 +16,9 @@ from rollgym.clients.protocol.frames import SUBPROTOCOLS
 
 _FIRST_DELAY_S = 0.05
 _MAX_DELAY_S = 2.0
+# Whoever is refused again and again by a server that is behind comes ever more seldom, but for this.
+_OVERLOAD_GROWTH = 1.5
+_MAX_OVERLOAD_DELAY_S = 60.0
 _DEFAULT_MAX_REQUEST_BYTES = 1024 * 1024
 _DEFAULT_MAX_BATCH = 1024
 # A try that begins when hardly any time is left can still succeed.
@@ -64,11 +67,17 @@ class Backoff:
         return ceiling * self._jitter.uniform(0.5, 1.0)
 
     def delay_after(self, problem: ProblemError, attempt: int) -> float:
-        """Return what the server asked for, if it did, and the usual delay otherwise."""
+        """Return what the server asked for, if it did, and the usual delay otherwise.
+
+        A server that is overloaded has told all who wait the same: they come again over a time as long as half of that.
+        """
         asked = problem.extra.get("retry_after")
-        if isinstance(asked, (int, float)) and not isinstance(asked, bool) and asked >= 0:
+        if not isinstance(asked, (int, float)) or isinstance(asked, bool) or not asked >= 0:
+            return self.delay(attempt)
+        if problem.code != "overloaded":
             return float(asked) + self.delay(0)
-        return self.delay(attempt)
+        grown = max(float(asked), _FIRST_DELAY_S) * _OVERLOAD_GROWTH ** min(attempt, 16)
+        return min(_MAX_OVERLOAD_DELAY_S, grown * self._jitter.uniform(1.0, 1.5))
 
 
 class ConnectionPool:

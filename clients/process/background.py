@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 _Result = TypeVar("_Result")
@@ -18,7 +18,11 @@ class BackgroundLoop:
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="rollgym-client", daemon=True)
+        self._is_left = threading.Event()
+        # The thread must not hold this object, or nobody would notice that it was dropped.
+        self._thread = threading.Thread(
+            target=_work, args=(self._loop, self._is_left), name="rollgym-client", daemon=True
+        )
         self._thread.start()
 
     def run(self, coroutine: Coroutine[Any, Any, _Result]) -> _Result:
@@ -37,6 +41,21 @@ class BackgroundLoop:
             future.cancel()
             raise
 
+    def end_with(self, last: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Run a last coroutine, and stop the loop and its thread after it; nothing waits for that."""
+
+        def begin() -> None:
+            task = self._loop.create_task(last())
+            task.add_done_callback(lambda _: self._loop.stop())
+
+        if not self._loop.is_closed():
+            self._is_left.set()
+            self._loop.call_soon_threadsafe(begin)
+
+    def join(self, timeout_s: float) -> None:
+        """Wait until the loop has stopped, but no longer than the time-out."""
+        self._thread.join(timeout_s)
+
     def close(self) -> None:
         """Stop the loop and its thread; closing again does nothing."""
         if self._loop.is_closed():
@@ -44,3 +63,9 @@ class BackgroundLoop:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+
+def _work(loop: asyncio.AbstractEventLoop, is_left: threading.Event) -> None:
+    loop.run_forever()
+    if is_left.is_set():
+        loop.close()

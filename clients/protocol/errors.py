@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
@@ -36,6 +36,7 @@ CODES: Mapping[str, int] = MappingProxyType(
         "rate_limited": 429,
         "at_capacity": 503,
         "draining": 503,
+        "overloaded": 503,
         "env_error": 500,
         "step_timeout": 504,
         "upstream_error": 502,
@@ -44,7 +45,7 @@ CODES: Mapping[str, int] = MappingProxyType(
 )
 """Every problem code of the protocol with its HTTP status."""
 
-RETRY_LATER = frozenset({"rate_limited", "at_capacity", "draining"})
+RETRY_LATER = frozenset({"rate_limited", "at_capacity", "draining", "overloaded"})
 """Codes that say: nothing was done, the same request may succeed after `retry_after` seconds."""
 
 _STANDARD_MEMBERS = frozenset({"type", "title", "status", "code", "detail"})
@@ -114,7 +115,8 @@ class ProblemError(Exception):
 
 
 def _is_time(value: Any) -> bool:
-    return type(value) in (int, float) and 0 <= value < math.inf
+    # An integer may be larger than any float.
+    return type(value) in (int, float) and 0 <= value <= sys.float_info.max
 
 
 def _rebuild(code: str, detail: str, extra: dict[str, Any]) -> ProblemError:

@@ -19,6 +19,7 @@ class Context:
         sessions: Ids of the sessions that this socket has used.
         dropped: Whether the socket is no more; what still runs may open sessions all the same.
         remote: Indices of the I/O processes that this socket's calls were forwarded to.
+        waited_s: How long its present call has waited, where that is too long for it to be begun; otherwise 0.
         call_id: What a client of another protocol calls the call that the operation is part of, which it may cancel by
             that name; None otherwise.
     """
@@ -34,6 +35,7 @@ class Context:
         "sessions",
         "socket",
         "traceparent",
+        "waited_s",
     )
 
     def __init__(
@@ -56,6 +58,7 @@ class Context:
         self.sessions: set[str] = set()
         self.remote: set[int] = set()
         self.call_id = call_id
+        self.waited_s = 0.0
 
     def identity(self) -> dict[str, Any]:
         """Who calls, as another I/O process needs it."""

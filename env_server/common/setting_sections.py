@@ -249,7 +249,14 @@ class MessageSettings(Section):
         1024, description="Operations in one batch, items of one verify, sessions of one make."
     )
     max_in_flight: Count = Field(
-        1024, description="Frames of one socket that may be unanswered before it is read on."
+        1024,
+        description="Frames of one socket that may be unanswered; more wait for that, for `max_queue_s`, and are "
+        "answered `overloaded` then.",
+    )
+    max_queue_s: Seconds = Field(
+        1.0,
+        description="What comes in may wait so long before it is begun; where more does, it is answered "
+        "`overloaded`, but for what closes, cancels or describes.",
     )
 
 

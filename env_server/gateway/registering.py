@@ -1,6 +1,7 @@
 """The handlers of register, heartbeat and unregister, and what they refuse: a gateway behind itself."""
 
 import asyncio
+import logging
 import re
 import secrets
 from collections import Counter
@@ -35,6 +36,8 @@ _ANSWER_S = 5.0
 _LONGEST_TTL_S = 3600.0
 _FULL_RETRY_S = 5
 _Connect = Callable[[RegisterRequest, Target], Upstream]
+
+_log = logging.getLogger(__name__)
 
 
 class Lineage:
@@ -236,6 +239,7 @@ class Registering:
             )
             if node is not None:
                 node.is_there()
+                self._compare_limits(node)
         except BaseException:
             await upstream.shutdown()
             raise
@@ -247,6 +251,17 @@ class Registering:
                 self._registry.remove(registration, "refused")
                 raise
         return registration, report
+
+    def _compare_limits(self, node: Node) -> None:
+        """Write to the log, once for each node, where it restores other episodes than this gateway passes on."""
+        theirs, ours = node.largest_restore, self._settings.max_restore_bytes
+        if theirs != ours and not node.was_compared:
+            _log.warning(
+                "%s restores episodes of %d bytes at most, and this gateway passes on %d: set the same "
+                "max_episode_bytes on both, or long sessions cannot go on elsewhere",
+                *(node.target.url, theirs, ours),
+            )
+        node.was_compared = True
 
     async def heartbeat(self, context: Context, fields: Mapping[str, Any]) -> Reply:
         """Note that a registered server is there."""

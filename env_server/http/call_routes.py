@@ -154,6 +154,8 @@ class Needs:
             ProblemError: The caller may not make it, its body cannot be read, or it holds what the call does not take.
         """
         services, headers, route = call.services, call.scope[HEADERS], call.scope["route"]
+        # Before its body is read, which is for its client to send.
+        waited_s = services.overload.excess_s()
         caller = NOBODY if self._role is None else services.tokens.from_headers(headers)
         if caller is None:
             raise ProblemError("unauthorized", "this server needs a token")
@@ -170,6 +172,7 @@ class Needs:
             fields.update(query)
         traceparent = headers.get("traceparent") if services.keeps_traces else None
         call.context = Context(caller, binary=wants_binary(headers), traceparent=traceparent)
+        call.context.waited_s = waited_s
         call.fields.update(fields)
 
 

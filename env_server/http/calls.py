@@ -79,7 +79,8 @@ async def reset(call: Call, session_id: PathId, request: ResetRequest) -> Respon
     "/v1/verify/{env_id}",
     response_model=VerifyReply,
     responses=problems(
-        *("unknown_env", "not_stateless", "draining", "env_error", "step_timeout", "upstream_error")
+        *("unknown_env", "not_stateless", "draining", "overloaded"),
+        *("env_error", "step_timeout", "upstream_error"),
     ),
 )
 async def verify(call: Call, env_id: PathId, request: VerifyRequest) -> Response:
@@ -219,7 +220,9 @@ async def unregister(call: Call, registration_id: PathId) -> Response:
     return await call.run(registration_id=registration_id)
 
 
-@RUN_CODE_CALLS.post("/run_code", response_model=RunCodeReply, responses=problems("at_capacity", "draining"))
+@RUN_CODE_CALLS.post(
+    "/run_code", response_model=RunCodeReply, responses=problems("at_capacity", "draining", "overloaded")
+)
 async def run_code(call: Call, request: RunCodeRequest) -> Response:
     """Run a program in the sandbox (as SandboxFusion does)."""
     return await call.unless_gone(call.run(request))

@@ -15,9 +15,17 @@ from rollgym.env_server.messages.negotiation import PROBLEM_MEDIA_TYPE
 from rollgym.version import __version__
 
 ON_SESSION = ("unknown_session", "session_gone", "draining")
-RUNS = (*ON_SESSION, "busy", "not_reset", "env_error", "step_timeout", "upstream_error")
+RUNS = (*ON_SESSION, "overloaded", "busy", "not_reset", "env_error", "step_timeout", "upstream_error")
 MAKES = (
-    *("at_capacity", "draining", "env_error", "step_timeout", "upstream_error", "invalid_kwargs"),
+    *(
+        "at_capacity",
+        "draining",
+        "overloaded",
+        "env_error",
+        "step_timeout",
+        "upstream_error",
+        "invalid_kwargs",
+    ),
     "request_mismatch",
 )
 

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import itertools
+import math
 from collections.abc import Awaitable, Callable, MutableMapping
 from time import perf_counter
 from typing import Any
@@ -16,8 +17,9 @@ from rollgym.env_server.access.context import Context
 from rollgym.env_server.access.open_sockets import ConnectionSlot
 from rollgym.env_server.common.event_loop import SLICE_S, Pending
 from rollgym.env_server.common.io_process import ProcessRank, going_away
+from rollgym.env_server.common.overload import Arrivals, QueueDelay
 from rollgym.env_server.http.batch import Results, Unfinished, encode_results, read_batch, run_batch
-from rollgym.env_server.http.transport.write_coalescing import AWAITS_TOKEN, MORE, TRUSTED
+from rollgym.env_server.http.transport.write_coalescing import ARRIVALS, AWAITS_TOKEN, MORE, TRUSTED
 from rollgym.env_server.messages.envelope import FrameId, as_problem, bad_frame, frame_id, sendable
 from rollgym.env_server.messages.negotiation import (
     PROBLEM_MEDIA_TYPE,
@@ -76,7 +78,10 @@ async def _serve_accepted(
         if slot.caller is None:
             await _identify(services, slot, receive, send, binary=binary)
         if slot.caller is not None:
-            socket = Socket(services, slot, receive, send, binary=binary, traceparent=traceparent)
+            arrivals = scope.get("extensions", {}).get(ARRIVALS)
+            socket = Socket(
+                services, slot, receive, send, binary=binary, traceparent=traceparent, arrivals=arrivals
+            )
             await socket.serve()
     except OSError:
         # uvicorn says in this way that the client went away while an answer was being sent.
@@ -159,6 +164,7 @@ class Socket:
         *,
         binary: bool,
         traceparent: str | None = None,
+        arrivals: Arrivals | None = None,
     ) -> None:
         assert slot.caller is not None
         self._services = services
@@ -175,6 +181,14 @@ class Socket:
         self._portable_limit = services.settings.max_portable_bytes
         self._max_batch = services.settings.max_batch
         self._max_in_flight = services.settings.max_in_flight
+        self._overload = services.overload
+        if arrivals is None:
+            # Another server than ours has the connection, and does not say when frames came.
+            arrivals = Arrivals(int)
+            arrivals.since = math.inf
+        arrivals.follow(services.overload)
+        self._arrivals = arrivals
+        self._delay = QueueDelay(services.overload.limit_s)
         name = name_socket(services.rank)
         self._context = Context(slot.caller, binary=binary, socket=name, traceparent=traceparent)
         self._in_flight: set[FrameId] = set()
@@ -187,6 +201,8 @@ class Socket:
     async def serve(self) -> None:
         """Answer frames until the socket drops. Operations that run then are finished all the same."""
         receive, send, binary, slot = self._receive, self._send, self._binary, self._slot
+        arrivals, in_flight, most = self._arrivals, self._in_flight, self._max_in_flight
+        late_s, was_late = self._overload.late_s, False
         slot.on_change = self._changed
         self._services.unanswered.attend(self._give_up)
         worked = 0.0
@@ -197,6 +213,10 @@ class Socket:
                     return
                 text = message.get("text")
                 taken = perf_counter()
+                waited = taken - arrivals.since
+                if waited >= late_s or was_late or len(in_flight) >= most:
+                    self._look_at_delay(waited, taken)
+                    was_late = waited >= late_s or bool(self._context.waited_s)
                 content = self._take(message["bytes"] if text is None else text)
                 worked += perf_counter() - taken
                 if worked > SLICE_S:
@@ -209,15 +229,37 @@ class Socket:
                 if content is not None:
                     self._metrics.socket_sent += len(content)
                     await send(_message(content, binary))
-                elif len(self._in_flight) >= self._max_in_flight:
-                    # Not reading on is what slows a client down that asks faster than it is answered.
-                    self._room = asyncio.get_running_loop().create_future()
-                    await self._room
+                elif len(in_flight) >= most:
+                    await self._wait_for_room()
         finally:
             slot.on_change = None
             self._services.unanswered.dismiss(self._give_up)
             self._dropped = True
             self._services.socket_dropped(self._context)
+
+    def _look_at_delay(self, waited: float, now: float) -> None:
+        """Note whether the frame that is taken now has waited for too long, for the loop or for others' answers."""
+        overload = self._overload
+        is_refused = self._delay.is_late(waited, now) or (overload.is_behind and waited >= overload.late_s)
+        if waited >= overload.late_s:
+            is_refused = overload.is_queue(self._arrivals.waiting()) and is_refused
+        if len(self._in_flight) >= self._max_in_flight:
+            self._context.waited_s = max(waited, overload.limit_s)
+        else:
+            self._context.waited_s = waited if is_refused else 0.0
+
+    async def _wait_for_room(self) -> None:
+        """Wait until a frame is answered, which is what slows a client down that asks faster than it is answered.
+
+        After a while what else there is is taken all the same, to be refused. What is not refused is little, and would
+        be without a bound if nothing were waited for.
+        """
+        self._room = asyncio.get_running_loop().create_future()
+        patience_s = self._overload.limit_s if len(self._in_flight) < 2 * self._max_in_flight else None
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(patience_s):
+                await self._room
+        self._room = None
 
     def _changed(self) -> None:
         """Note what has become of the token."""

@@ -12,6 +12,7 @@ from rollgym.env_server.access.context import Context
 from rollgym.env_server.access.quotas import RateLimit
 from rollgym.env_server.common.event_loop import Pending, is_given_up
 from rollgym.env_server.common.io_process import Lifecycle, ProcessRank
+from rollgym.env_server.common.overload import Overload, overloaded
 from rollgym.env_server.gateway.announcements import Announcements
 from rollgym.env_server.gateway.registering import Registering
 from rollgym.env_server.gateway.relay import Relay
@@ -45,6 +46,9 @@ SOCKET_OPS = frozenset(
 
 OPEN_NAMED, FIND_NAMED, CLOSE_NAMED = "open_named", "find_named", "close_named"
 """The operations of protocols that name sessions beforehand; no frame may name them."""
+
+_BEGINS = frozenset({"make", "reset", "step", "render", "fork", "restore", "verify", "run_code", OPEN_NAMED})
+"""What a server that is behind refuses. All else costs little, or leaves it with less to do."""
 
 _MAX_SHOWN = 100
 
@@ -97,6 +101,7 @@ class Operations:
         metrics: Metrics,
         rate: RateLimit,
         rank: ProcessRank,
+        overload: Overload,
     ) -> None:
         self._lifecycle = lifecycle
         self._sessions = sessions
@@ -113,6 +118,7 @@ class Operations:
         self._answered = metrics.answered
         self._seconds = metrics.seconds
         self._rate = rate
+        self._overload = overload
         self._time = asyncio.get_running_loop().time
         self._on_session: dict[str, SessionHandler] = {
             "step": stepping.step,
@@ -154,6 +160,8 @@ class Operations:
         timed = op != "step" or self._calls % TIMED_STEPS == 0
         began = time.perf_counter() if timed else 0.0
         try:
+            if context.waited_s and op in _BEGINS:
+                raise self._overloaded(context, fields)
             handler = self._on_session.get(op)
             if handler is None:
                 reply = self._call_general(context, op, fields)
@@ -190,9 +198,18 @@ class Operations:
 
     def share_out(self, context: Context, ops: list[Any]) -> Pending | None:
         """Pass on a batch that holds nothing but steps of sessions at nodes; None if it is not one."""
-        if self._shares is None or self._rate.of(context.caller) is not None:
+        if self._shares is None or context.waited_s or self._rate.of(context.caller) is not None:
             return None
         return self._shares.share_out(context, ops)
+
+    def _overloaded(self, context: Context, fields: Mapping[str, Any]) -> ProblemError:
+        """The problem that a call has waited for too long; its session was used all the same."""
+        self._overload.note_refusal(context.waited_s)
+        session_id = fields.get("session_id")
+        session = self._by_id.get(session_id) if type(session_id) is str else None
+        if session is not None and (session.owner == context.caller.name or context.caller.is_admin):
+            session.last_used = self._time()
+        return overloaded(context.waited_s)
 
     def _call_named(
         self, context: Context, session: BaseSession, op: str, fields: Mapping[str, Any]

@@ -13,6 +13,7 @@ from rollgym.env_server.access.tokens import Caller, Tokens
 from rollgym.env_server.catalog.catalog import Catalog
 from rollgym.env_server.catalog.entry import CatalogEntry
 from rollgym.env_server.common.io_process import Lifecycle, Phase, ProcessRank, Reason
+from rollgym.env_server.common.overload import Overload
 from rollgym.env_server.common.setting_sections import Isolation
 from rollgym.env_server.common.settings import ConfigurationError, Settings
 from rollgym.env_server.common.unanswered import Unanswered
@@ -83,6 +84,7 @@ class Services:
         self.tokens = tokens
         self.lifecycle = Lifecycle()
         self.metrics = Metrics(EnvironmentLabels(settings.max_env_labels))
+        self.overload = Overload(settings.max_queue_s)
         self._catalog = catalog
         roster = Roster(None if rank.directory is None else rank.directory / "registrations.json")
         catalog.absence = roster.absence
@@ -168,6 +170,7 @@ class Services:
             metrics=self.metrics,
             rate=RateLimit(settings.rate_limit),
             rank=rank,
+            overload=self.overload,
         )
         self._tracing = _tracing(settings, rank, operations, self._sessions.by_id)
         self.operations: Calls = operations if self._tracing is None else self._tracing
@@ -203,6 +206,7 @@ class Services:
         await self._worker_pools.start(sorted(needed))
         await asyncio.gather(*(self._probe(entry) for entry in self._catalog))
         self.loop_watch.start()
+        self.overload.start()
         if self._journal_file is not None:
             self._session_restore = SessionRestore(
                 *(self._journal_file, self._catalog, self.tokens, self._sessions, self._worker_pools.of),
@@ -241,8 +245,8 @@ class Services:
         return {} if session is None else {"env_id": session.entry.env_id}
 
     def load(self) -> float:
-        """How full the server is, from 0 to 1."""
-        return self._sessions.count() / self.settings.max_sessions
+        """How full the server is, from 0 to 1; one that is behind counts as full."""
+        return 1.0 if self.overload.is_behind else self._sessions.count() / self.settings.max_sessions
 
     def capacity(self) -> dict[str, int]:
         """How many sessions there are, and how many there may be."""
@@ -306,6 +310,7 @@ class Services:
             traceparent=identity["traceparent"],
             call_id=identity["call_id"],
         )
+        context.waited_s = self.overload.excess_s()
         reply = self.operations.call(context, op, fields)
         return reply if isinstance(reply, dict) else await reply
 
@@ -334,6 +339,7 @@ class Services:
     async def stop(self) -> None:
         """End the workers; the sessions stay in their journals."""
         self.loop_watch.stop()
+        self.overload.stop()
         if self._forwarder is not None:
             await self._forwarder.close()
         for part in (self._running_code, self.interactive_sessions, self._served_sandbox):

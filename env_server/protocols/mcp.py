@@ -103,12 +103,14 @@ class McpAdapter:
         Raises:
             ProblemError: It is not allowed, or no message can be read from it.
         """
+        waited_s = self._services.overload.excess_s()
         caller = self._services.tokens.from_headers(headers)
         if caller is None:
             raise ProblemError("unauthorized", "this server needs a token, in the Authorization header")
         caller.require("play")
         traceparent = headers.get("traceparent") if self._services.keeps_traces else None
         context = Context(caller, binary=False, traceparent=traceparent)
+        context.waited_s = waited_s
         # Answers are looked into here.
         context.fragments = False
         tools = SessionTools(self._operations, env_id)

@@ -23,6 +23,7 @@ _OBJECT: dict[str, Any] = {"type": "object", "additionalProperties": True}
 _METADATA: dict[str, Any] = {**_OBJECT, "default": {}, "description": "Not looked at."}
 _OPENING_CODES = {
     "at_capacity": "CAPACITY_REACHED",
+    "overloaded": "CAPACITY_REACHED",
     "env_error": "FACTORY_ERROR",
     "step_timeout": "FACTORY_ERROR",
     "upstream_error": "FACTORY_ERROR",
@@ -33,6 +34,7 @@ _CODES = {
     "invalid_kwargs": "VALIDATION_ERROR",
     "too_large": "VALIDATION_ERROR",
     "at_capacity": "CAPACITY_REACHED",
+    "overloaded": "CAPACITY_REACHED",
     "session_gone": "SESSION_ERROR",
     "unknown_session": "SESSION_ERROR",
 }

@@ -15,7 +15,10 @@ EpisodeOutcome = Literal["success", "terminated", "truncated", "error", "abandon
 
 RebuildOutcome = Literal["ok", "diverged", "failed"]
 _REFUSALS = frozenset(
-    {"rate_limited", "draining", "max_sessions", "max_sessions_per_token", "max_runs", "max_runs_per_token"}
+    {
+        *("rate_limited", "draining", "overloaded", "max_sessions", "max_sessions_per_token"),
+        *("max_runs", "max_runs_per_token"),
+    }
 )
 
 

@@ -74,6 +74,8 @@ def start_server(
         stderr: Its errors, as `Popen` takes them.
     """
     environment = os.environ | {"PYTHONUNBUFFERED": "1"}
+    # What a server answers is not to depend on what else the machine does, but where that is what is tested.
+    arguments = ("--max-queue-s", "60", *arguments)
     if can_be_forked(SERVE, environment):
         return fork(SERVE, arguments, environment, stdin=stdin, stderr=stderr)
     return subprocess.Popen(

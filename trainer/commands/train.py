@@ -198,6 +198,7 @@ async def _train(
         recall=recall,
         curriculum=curriculum,
         work=training_work(settings, policy.model.config.to_dict()),
+        backpressure=pool.backpressure,
     )
     console.begin_training(state.step)
     await rl.train(parts, state, settings.steps, settings.checkpoint.every, evaluate, ending)

@@ -230,6 +230,16 @@ class EnvironmentPool:
         """Whether a server is gone now."""
         return self._outages is not None and self._outages.any
 
+    def backpressure(self) -> dict[str, float]:
+        """Return how often servers were overloaded so far, and how long operations have waited for that, if any was."""
+        found = [server.client.backpressure for server in self._servers.values()]
+        if not any(each.overloaded for each in found):
+            return {}
+        return {
+            "rollout/overloaded": float(sum(each.overloaded for each in found)),
+            "rollout/overload_wait_s": sum(each.waited_s for each in found),
+        }
+
     def _lent(self, address: str) -> int:
         return self._servers[address].lent if address in self._servers else 0
 

@@ -50,6 +50,7 @@ class Node:
         registrations: How many registrations use it.
         abandoned: Sessions that it may still have, though they went on elsewhere or were closed.
         released_at: When its last registration ended, on the loop's clock.
+        was_compared: Whether its limits were compared with those of the gateway.
     """
 
     def __init__(self, target: Target, token: str | None, owner: str, max_reply_bytes: int) -> None:
@@ -59,6 +60,7 @@ class Node:
         self.registrations = 0
         self.abandoned: list[str] = []
         self.released_at = 0.0
+        self.was_compared = False
         self._max_reply_bytes = max_reply_bytes
         self._links: dict[bool, Link] = {}
         self._to_close: list[str] = []
@@ -70,6 +72,11 @@ class Node:
         if link is None:
             link = self._links[binary] = Link(self._connect(binary))
         return link
+
+    @property
+    def largest_restore(self) -> int:
+        """How many bytes it takes to restore a session, as it said when it was connected to."""
+        return self.link(True).caller.pool.request_limit("restore")
 
     def close_session(self, upstream_id: str) -> None:
         """End a session there, together with all others of this turn of the loop."""

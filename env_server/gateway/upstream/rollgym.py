@@ -25,6 +25,8 @@ _GRACE_S = 5.0
 _OF_THE_ENVIRONMENT = frozenset(
     {"env_error", "invalid_kwargs", "invalid_action", "invalid_request", "forbidden"}
 )
+# A node that has too much to do says so to whoever asked: a queue here would only be another one.
+_PASSED_ON = frozenset({"overloaded"})
 
 
 @dataclass(slots=True)
@@ -188,8 +190,11 @@ class RollgymUpstream(Upstream):
         if (traceparent := CURRENT_TRACE.get()) is not None:
             fields["traceparent"] = traceparent
         try:
-            reply = await self._caller.call(fields, process, deadline)
+            passed_on = _PASSED_ON if fields["op"] == "verify" else ()
+            reply = await self._caller.call(fields, process, deadline, passed_on=passed_on)
         except ProblemError as problem:
+            if problem.code in passed_on:
+                raise
             if problem.code in _OF_THE_ENVIRONMENT:
                 message = str(problem.extra.get("message", problem.detail))
                 raise EnvironmentRaised(

@@ -5,6 +5,7 @@ connection that sends half a request.
 """
 
 import asyncio
+import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from http import HTTPStatus
@@ -42,6 +43,8 @@ class _Refusal(NamedTuple):
 
 
 _OF_BODIES = frozenset({b"content-length", b"transfer-encoding"})
+# A name or an address, in brackets if it has colons, and a port (RFC 3986); what is before an @ would be a user.
+_HOST = re.compile(rb"[A-Za-z0-9._~!$&'()*+,;=%:\[\]-]*")
 _NO_REQUEST = _Refusal(HTTPStatus.BAD_REQUEST, "invalid_request", "this is no request of HTTP/1.1")
 _TOO_SLOW = _Refusal(
     HTTPStatus.REQUEST_TIMEOUT, "invalid_request", "the request did not come to its end in time"
@@ -250,6 +253,8 @@ def _wrong_with(version: str, headers: Sequence[tuple[bytes, bytes]]) -> _Refusa
     for name, value in headers:
         if name == b"host":
             hosts += 1
+            if _HOST.fullmatch(value.strip()) is None:
+                return _NO_REQUEST._replace(detail="a Host header has a name and a port, and nothing else")
         elif name == b"transfer-encoding":
             codings.append(value.strip().lower())
     if hosts > 1 or (not hosts and version != "1.0"):

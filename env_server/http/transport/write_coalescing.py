@@ -4,12 +4,13 @@ uvicorn writes each message by itself, and for small messages that write is the 
 frames wait to be answered, what was framed is left with the framing instead, until the turn of the event loop ends.
 """
 
-from typing import Any
+from typing import Any, cast
 
 from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.protocol import State
 
+from rollgym.env_server.common.overload import Arrivals
 from rollgym.env_server.http.transport.read_slices import SLICE_BYTES, ReadSlices
 
 MORE = "rollgym.more"
@@ -20,6 +21,9 @@ TRUSTED = "rollgym.trusted"
 
 AWAITS_TOKEN = "rollgym.awaits_token"
 """In the message to accept with, says that it is not known yet who asks, until a message says `TRUSTED`."""
+
+ARRIVALS = "rollgym.arrivals"
+"""The extension of a socket's scope that says when came what is received."""
 
 _MOST_COALESCED_BYTES = 65536
 # Of a peer that has not said who it is: pieces of its first message, pings and pongs. Of others, empty pieces of one
@@ -37,9 +41,23 @@ class CoalescingProtocol(WebSocketsSansIOProtocol):
     _awaits_token = False
     _idle_frames = 0
     _slices: ReadSlices | None = None
+    _arrivals: Arrivals
+
+    def connection_made(self, transport: Any) -> None:
+        """Take a connection."""
+        self._arrivals = Arrivals(self.queue.qsize)
+        super().connection_made(transport)
+
+    def handle_connect(self, event: Any) -> None:
+        """Begin to serve a socket."""
+        super().handle_connect(event)
+        if not self.handshake_complete:
+            cast(dict[str, Any], self.scope["extensions"])[ARRIVALS] = self._arrivals
 
     def data_received(self, data: bytes) -> None:
         """Take in what came."""
+        if self.queue.empty() and (self._slices is None or not self._slices.are_left):
+            self._arrivals.come(len(data), self.transport)
         if len(data) <= SLICE_BYTES and (self._slices is None or not self._slices.are_left):
             super().data_received(data)
             return
@@ -141,6 +159,7 @@ class CoalescingProtocol(WebSocketsSansIOProtocol):
     def resume_writing(self) -> None:
         """Read on, unless it is the application that is behind."""
         super().resume_writing()
+        self._arrivals.excuse()
         if self._reads_on():
             self.transport.resume_reading()
 
@@ -152,6 +171,8 @@ class CoalescingProtocol(WebSocketsSansIOProtocol):
     async def receive(self) -> Any:
         """Give the next message; what was taken makes room for another only if the peer reads."""
         message = await super().receive()
+        if self.queue.empty():
+            self._arrivals.read_on()
         if not self._reads_on():
             self.transport.pause_reading()
         return message

@@ -104,6 +104,25 @@ async def test_an_answer_that_cannot_be_read_is_so_too_where_the_operation_was_a
     assert "cannot be read" in str(results[1])
 
 
+async def test_what_a_server_puts_off_of_a_batch_is_asked_again_in_one_batch(
+    client: EnvClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    later = {"error": {"code": "overloaded", "detail": "later", "retry_after": 0}}
+    sizes = []
+
+    def put_off(fields: dict[str, Any], payload: Any) -> Any:
+        sizes.append(len(fields["ops"]))
+        return payload if len(sizes) > 1 else [payload[0], later, later]
+
+    sessions = await walks(client, 3)
+    answers_with(monkeypatch, put_off)
+    results = await client.step_many([(session, "left") for session in sessions])
+    assert results == [results[0]] * 3
+    assert not isinstance(results[0], ProblemError)
+    assert sizes == [3, 2]
+    assert client.backpressure.overloaded == 1
+
+
 @pytest.mark.parametrize("payload", [[], [{}] * 4, {"ok": 1}, None], ids=str)
 async def test_a_batch_that_is_answered_with_something_else_is_a_problem_of_each(
     client: EnvClient, monkeypatch: pytest.MonkeyPatch, payload: Any

@@ -1,6 +1,12 @@
 """RemoteEnv is a Gymnasium environment like any other."""
 
+import gc
+import json
+import os
+import subprocess
+import sys
 import threading
+import urllib.request
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -224,3 +230,62 @@ def test_human_rendering_that_cannot_be_is_refused_at_once(
     monkeypatch.setattr(window, "find_spec", lambda name: None)
     with pytest.raises(gymnasium.error.DependencyNotInstalled, match=r"needs pygame: pip install"):
         RemoteEnv(server.url, "Drift-inline", render_mode="human")
+
+
+def sessions_of(server: ServerProcess) -> int:
+    with urllib.request.urlopen(f"{server.url}/v1/info") as answer:
+        return int(json.load(answer)["capacity"]["sessions"])
+
+
+def wait_for_threads(before: set[threading.Thread]) -> None:
+    for thread in set(threading.enumerate()) - before:
+        thread.join(30)
+
+
+def test_one_that_is_dropped_is_closed_with_a_warning(server: ServerProcess) -> None:
+    threads, before = set(threading.enumerate()), sessions_of(server)
+    env = RemoteEnv(server.url, "Walk-v0")
+    env.reset(seed=1)
+    assert sessions_of(server) == before + 1
+    with pytest.warns(ResourceWarning, match=r"unclosed RemoteEnv\('Walk-v0' at "):
+        del env
+    wait_for_threads(threads)
+    assert set(threading.enumerate()) == threads
+    assert sessions_of(server) == before
+
+
+def test_one_that_is_closed_is_dropped_without_a_warning(server: ServerProcess) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ResourceWarning)
+        env = RemoteEnv(server.url, "Walk-v0")
+        env.close()
+        del env
+        gc.collect()
+
+
+def test_one_that_a_program_leaves_open_is_closed_when_it_ends(server: ServerProcess) -> None:
+    before = sessions_of(server)
+    program = f"import rollgym; env = rollgym.RemoteEnv({server.url!r}, 'Walk-v0'); env.reset(seed=1)"
+    ended = subprocess.run(
+        [sys.executable, "-W", "always::ResourceWarning", "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert "ResourceWarning: unclosed RemoteEnv('Walk-v0' at" in ended.stderr
+    assert sessions_of(server) == before
+
+
+def test_a_fork_that_drops_one_leaves_it_to_its_parent(server: ServerProcess) -> None:
+    with RemoteEnv(server.url, "Walk-v0", {"risk": 0.0}) as env:
+        env.reset(seed=1)
+        child = os.fork()
+        if child == 0:
+            env._dropped()
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        observation, *_ = env.step("left")
+        local = Walk(risk=0.0)
+        local.reset(seed=1)
+        assert observation == local.step("left")[0]

@@ -167,6 +167,8 @@ async def test_heads_of_large_bodies_are_small(bounded: Server) -> None:
         b"POST /v1/sessions/close HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: gzip\r\nTransfer-Encoding: chunked\r\n\r\n",
         b"GET /health HTTP/1.1\r\nHost: x\r\nHost: y\r\n\r\n",
         b"GET /health HTTP/1.1\r\nHost: x\r\nhost: x\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nHost: a@localhost\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nHost: localhost/path\r\n\r\n",
         b"GET /health HTTP/1.1\r\n\r\n",
         b"GET /v1/ws HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
         b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n",
@@ -189,7 +191,8 @@ async def test_heads_of_large_bodies_are_small(bounded: Server) -> None:
     ],
     ids=[
         *("two-lengths", "length-and-chunks", "chunks-not-last", "space", "zipped-chunks", "two-codings"),
-        *("two-hosts", "one-host-twice", "no-host", "socket-without-host", "socket-posted"),
+        *("two-hosts", "one-host-twice", "user-in-host", "path-in-host"),
+        *("no-host", "socket-without-host", "socket-posted"),
         *("socket-without-key", "socket-of-another-version", "socket-with-half-a-key"),
         *("socket-of-no-protocol", "socket-of-two-origins", "socket-with-a-body", "socket-with-chunks"),
         "chunks-of-1.0",

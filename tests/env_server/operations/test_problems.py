@@ -432,6 +432,6 @@ async def test_names_that_are_no_texts_are_refused_wherever_they_are() -> None:
 
 
 def test_the_table_is_complete() -> None:
-    elsewhere = {"unauthorized", "draining"}  # test_auth, test_drain
+    elsewhere = {"unauthorized", "draining", "overloaded"}  # test_auth, test_drain, test_overload
     provoked = {code for code, _ in ON_SOCKET} | {code for code, *_ in OVER_HTTP}
     assert provoked | {"not_reset", "at_capacity", "rate_limited"} | elsewhere | OTHER_ISSUES == set(CODES)

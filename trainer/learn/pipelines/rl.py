@@ -64,6 +64,7 @@ class Parts:
         resident: Entered for as long as models are used, which may be elsewhere meanwhile.
         curriculum: Told of each step's successes, where the shares of domains follow them.
         work: What an update computes, for the numbers of a step; None where that is not known.
+        backpressure: What was waited for servers of environments that were overloaded, as metrics.
     """
 
     algorithm: AlgorithmSettings
@@ -83,6 +84,7 @@ class Parts:
     resident: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
     work: TrainingWork | None = None
     curriculum: CurriculumTaskSource | None = None
+    backpressure: Callable[[], dict[str, float]] = dict
 
 
 async def train(
@@ -185,6 +187,7 @@ async def _record(
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
     dropped = parts.scheduler.take_dropped()
     metrics |= {f"rollout/{name}": float(count) for name, count in parts.scheduler.counters.items()}
+    metrics |= parts.backpressure()
     if parts.recall is not None:
         metrics |= {f"rollout_log/{name}": float(count) for name, count in parts.recall.counters.items()}
     metrics |= response_metrics(trajectories) | outcome_metrics([*groups, *dropped]) | episode_health(groups)
