@@ -1,9 +1,9 @@
 """Everything that can die dies: python benchmarks/soak/failover.py [--minutes 20] [--kills 60] [--out FILE].
 
 Three gateways stand before four nodes and share a journal, which fails over (`--failovers 2`) to a replica that lags:
-the steps of the last seconds are not in it. Gateways, nodes, their I/O processes and the workers of environments are
-killed (SIGKILL) at random meanwhile. A proxy gives each request to a gateway at random. Episodes have 10 kB to 10 MB
-of actions.
+the steps of the last seconds are not in it, and a node dies with each fail-over. Gateways, nodes, their I/O processes
+and the workers of environments are killed (SIGKILL) at random meanwhile. A proxy gives each request to a gateway at
+random. Episodes have 10 kB to 10 MB of actions.
 
 Each player compares each answer with a model of the environment that shares no line with it. A session may end as
 `lost` only if it was used while the replica lagged; everything else that is not the model's answer, or has no code of
@@ -45,7 +45,7 @@ async def run(
 ) -> dict[str, Any]:
     """Start everything, let it be played with, and give what has happened."""
     with tempfile.TemporaryDirectory() as place:
-        fleet = await asyncio.to_thread(FailoverFleet, place)
+        fleet = await asyncio.to_thread(FailoverFleet, place, progress)
         try:
             await fleet.whole()
             ports = [gateway.port for gateway in fleet.gateways]
@@ -88,10 +88,7 @@ async def play_all(
             for number in range(options.players)
         ]
         tasks = [asyncio.create_task(each.play_until(until)) for each in players]
-        tasks += [
-            asyncio.create_task(fleet.fire(options, progress)),
-            asyncio.create_task(fleet.fail_over_now_and_then(options, progress)),
-        ]
+        tasks.append(asyncio.create_task(fleet.fire(options, progress)))
         try:
             while not all(each.done() for each in tasks):
                 done, _ = await asyncio.wait(tasks, timeout=SAVE_EVERY_S, return_when=asyncio.FIRST_EXCEPTION)

@@ -15,6 +15,7 @@ from pathlib import Path
 import redis
 from failover_progress import FailoverProgress
 from gateway_fleet import Fleet
+from progress import Progress
 from run import Server
 
 GAMES = ("Ledger-v0", "InlineLedger-v0")
@@ -26,6 +27,7 @@ SERVED = (
 )
 # The replica takes over so long after the last write that has reached it.
 LAGS_S = (0.5, 4.0)
+_FAILOVER = "fail-over"
 _PATIENCE_S = 60.0
 # Below those that the kernel gives to connections.
 _PORTS = 20_000, 30_000
@@ -103,49 +105,56 @@ class FailoverFleet(Fleet):
 
     Args:
         place: A directory for all of them.
+        progress: Where it is noted what may be lost.
     """
 
     kinds = ("gateway", "node", "node", "I/O process", "worker")
 
-    def __init__(self, place: str) -> None:
+    def __init__(self, place: str, progress: FailoverProgress) -> None:
+        self._progress = progress
+        self._failing_over: list[asyncio.Task[None]] = []
         self.replicated = ReplicatedJournal(place)
         super().__init__(place, journal=self.replicated.start(), served=SERVED, games=GAMES)
 
-    async def fail_over(self, lag_s: float, progress: FailoverProgress) -> None:
-        """Let the journal go back by so many seconds.
-
-        Args:
-            lag_s: How many.
-            progress: Where it is noted what may be lost by it.
-        """
-        await asyncio.to_thread(self.replicated.leave_behind)
-        failover = progress.left_behind()
-        await asyncio.sleep(lag_s)
-        await asyncio.to_thread(self.replicated.take_over)
-        failover.ends(time.monotonic())
-        progress.kills["journal"] = progress.kills.get("journal", 0) + 1
-        await asyncio.to_thread(self.replicated.follow)
-
-    async def fail_over_now_and_then(self, options: argparse.Namespace, progress: FailoverProgress) -> None:
-        """Fail over, evenly spread over the whole run."""
-        chance = random.Random(f"fail-overs {progress.seed}")
-        begun = time.monotonic() - progress.seconds
+    def plan(self, options: argparse.Namespace, chance: random.Random) -> list[tuple[float, str, float]]:
+        """The same, with fail-overs; with each of these goes a node, whose sessions have to be begun anew."""
+        plan = super().plan(options, chance)
         for number in range(options.failovers):
-            at_s = 60 * options.minutes * (number + chance.uniform(0.4, 0.9)) / options.failovers
-            lag_s = chance.uniform(*LAGS_S)
-            if at_s < progress.seconds:
-                continue
-            await asyncio.sleep(begun + at_s - time.monotonic())
-            await self.fail_over(lag_s, progress)
+            at_s = 60 * options.minutes * (number + chance.uniform(0.3, 0.8)) / options.failovers
+            which = chance.random()
+            plan += [(at_s, _FAILOVER, which), (at_s + _lag_s(which), "node", chance.random())]
+        return plan
+
+    async def fire(self, options: argparse.Namespace, progress: Progress) -> None:
+        """The same, to the end of the last fail-over."""
+        await super().fire(options, progress)
+        await asyncio.gather(*self._failing_over)
 
     async def strike(self, kind: str, which: float, able: list[Server]) -> Server | None:
         """Kill something; gives the server that has to be started again, if one has."""
         if kind in ("gateway", "node"):
             return await super().strike(kind, which, able)
+        if kind == _FAILOVER:
+            self._failing_over.append(asyncio.create_task(self._fail_over(_lag_s(which))))
+            return None
         pids = [pid for node in able for pid in node.descendants()[kind]]
         if pids:
             os.kill(pids[int(which * len(pids))], signal.SIGKILL)
         return None
+
+    async def _fail_over(self, lag_s: float) -> None:
+        """Let the journal go back by so many seconds."""
+        await asyncio.to_thread(self.replicated.leave_behind)
+        failover = self._progress.left_behind()
+        await asyncio.sleep(lag_s)
+        await asyncio.to_thread(self.replicated.take_over)
+        failover.ends(time.monotonic())
+        await asyncio.to_thread(self.replicated.follow)
+
+
+def _lag_s(which: float) -> float:
+    shortest, longest = LAGS_S
+    return shortest + which * (longest - shortest)
 
 
 def _free_ports(count: int) -> list[int]:

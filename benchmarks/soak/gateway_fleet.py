@@ -122,21 +122,27 @@ class Fleet:
                             break
                     await asyncio.sleep(0.1)
 
-    async def fire(self, options: argparse.Namespace, progress: Progress) -> None:
-        """Kill at random times, evenly spread over the whole run, and start what was killed again."""
-        chance = random.Random(progress.seed)
+    def plan(self, options: argparse.Namespace, chance: random.Random) -> list[tuple[float, str, float]]:
+        """When what is killed: after so many seconds, a kind, and which one of that, from 0 to 1."""
+        seconds = 60 * options.minutes
         plan = [
             (
-                60 * options.minutes * (number + chance.random()) / options.kills,
+                seconds * (number + chance.random()) / options.kills,
                 chance.choice(self.kinds),
                 chance.random(),
             )
             for number in range(options.kills)
         ]
         plan += [
-            (60 * options.minutes * (number + chance.random()) / options.journal_kills, "journal", 0.0)
+            (seconds * (number + chance.random()) / options.journal_kills, "journal", 0.0)
             for number in range(options.journal_kills)
         ]
+        return plan
+
+    async def fire(self, options: argparse.Namespace, progress: Progress) -> None:
+        """Kill at random times, evenly spread over the whole run, and start what was killed again."""
+        chance = random.Random(progress.seed)
+        plan = self.plan(options, chance)
         begun = time.monotonic() - progress.seconds
         coming_back: dict[Server, asyncio.Task[None]] = {}
         for at_s, kind, which in sorted(plan):
