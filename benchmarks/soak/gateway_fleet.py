@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import time
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -65,10 +66,30 @@ class Journal(Server):
 
 
 class Fleet:
-    """The servers, and what is done to them."""
+    """The servers, and what is done to them.
 
-    def __init__(self, place: str) -> None:
-        self.journal = Journal(place).start()
+    Args:
+        place: A directory for all of them.
+        journal: The journal's server, which has been started.
+        served: Options of the nodes.
+        games: Their environments.
+
+    Attributes:
+        kinds: What is killed at random.
+    """
+
+    kinds: tuple[str, ...] = ("gateway",) * GATEWAYS + ("node",) * NODES
+
+    def __init__(
+        self,
+        place: str,
+        *,
+        journal: Any = None,
+        served: Sequence[str] = (*SERVED, "--workers", "1"),
+        games: Sequence[str] = tuple(GAMES),
+    ) -> None:
+        self._games = games
+        self.journal = journal or Journal(place).start()
         shared = ("--gateway", "--allow-network", "loopback", "--linger-s", "5")
         url = f"redis://127.0.0.1:{self.journal.port}/0"
         self.gateways = [
@@ -82,7 +103,7 @@ class Fleet:
             states = [
                 ("--state-dir", f"{place}/node-{number}") if number % 2 else () for number in range(NODES)
             ]
-            self.nodes = [Server([*SERVED, *register, *state, "--workers", "1"]) for state in states]
+            self.nodes = [Server([*served, *register, *state]) for state in states]
             list(starting.map(Server.start, self.nodes))
 
     def stop(self) -> None:
@@ -97,26 +118,31 @@ class Fleet:
                 while True:
                     with contextlib.suppress(httpx.TransportError, KeyError):
                         found = (await http.get(f"{gateway.url}/v1/envs")).json()["envs"]
-                        if [env["replicas"] for env in found] == [NODES] * len(GAMES):
+                        if [env["replicas"] for env in found] == [NODES] * len(self._games):
                             break
                     await asyncio.sleep(0.1)
 
-    async def fire(self, options: argparse.Namespace, progress: Progress) -> None:
-        """Kill at random times, evenly spread over the whole run, and start what was killed again."""
-        chance = random.Random(progress.seed)
-        kinds = ["gateway"] * GATEWAYS + ["node"] * NODES
+    def plan(self, options: argparse.Namespace, chance: random.Random) -> list[tuple[float, str, float]]:
+        """When what is killed: after so many seconds, a kind, and which one of that, from 0 to 1."""
+        seconds = 60 * options.minutes
         plan = [
             (
-                60 * options.minutes * (number + chance.random()) / options.kills,
-                chance.choice(kinds),
+                seconds * (number + chance.random()) / options.kills,
+                chance.choice(self.kinds),
                 chance.random(),
             )
             for number in range(options.kills)
         ]
         plan += [
-            (60 * options.minutes * (number + chance.random()) / options.journal_kills, "journal", 0.0)
+            (seconds * (number + chance.random()) / options.journal_kills, "journal", 0.0)
             for number in range(options.journal_kills)
         ]
+        return plan
+
+    async def fire(self, options: argparse.Namespace, progress: Progress) -> None:
+        """Kill at random times, evenly spread over the whole run, and start what was killed again."""
+        chance = random.Random(progress.seed)
+        plan = self.plan(options, chance)
         begun = time.monotonic() - progress.seconds
         coming_back: dict[Server, asyncio.Task[None]] = {}
         for at_s, kind, which in sorted(plan):
@@ -124,19 +150,40 @@ class Fleet:
                 continue
             await asyncio.sleep(max(0.0, begun + at_s - time.monotonic()))
             # One whose start takes long is not there yet: killed in it, it would be started twice on one port.
-            able = [each for each in self._of(kind) if each not in coming_back or coming_back[each].done()]
-            if not able:
-                continue
-            victim = able[int(which * len(able))]
-            victim.kill()
-            victim.process = None
+            while not (able := self._able(kind, away := _unfinished(coming_back))):
+                await asyncio.wait(away.values(), return_when=asyncio.FIRST_COMPLETED)
+            victim = await self.strike(kind, which, able)
             progress.kills[kind] = progress.kills.get(kind, 0) + 1
-            pause = min(chance.uniform(0.0, 5.0), 6 * options.minutes)
-            coming_back[victim] = asyncio.create_task(_back(victim, pause))
+            if victim is not None:
+                pause = min(chance.uniform(0.0, 5.0), 6 * options.minutes)
+                coming_back[victim] = asyncio.create_task(_back(victim, pause))
         await asyncio.gather(*coming_back.values())
 
+    async def strike(self, kind: str, which: float, able: list[Server]) -> Server | None:
+        """Kill one of these; gives the server that has to be started again, if one has.
+
+        Args:
+            kind: What is killed.
+            which: Which of them, from 0 to 1.
+            able: The servers that can be killed, or whose processes can.
+        """
+        victim = able[int(which * len(able))]
+        await asyncio.to_thread(victim.kill)
+        victim.process = None
+        return victim
+
+    def _able(self, kind: str, away: Collection[Server]) -> list[Server]:
+        """The servers of a kind that can be killed; none where half of them are away already."""
+        servers = self._of(kind)
+        able = [each for each in servers if each not in away]
+        return able if 2 * len(able) > len(servers) else []
+
     def _of(self, kind: str) -> list[Server]:
-        return {"gateway": self.gateways, "node": self.nodes, "journal": [self.journal]}[kind]
+        return {"gateway": self.gateways, "journal": [self.journal]}.get(kind, self.nodes)
+
+
+def _unfinished(tasks: "dict[Server, asyncio.Task[None]]") -> "dict[Server, asyncio.Task[None]]":
+    return {server: task for server, task in tasks.items() if not task.done()}
 
 
 async def _back(victim: Server, pause_s: float) -> None:

@@ -3,7 +3,7 @@
 import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 
 @dataclass
@@ -35,7 +35,7 @@ class Progress:
     left_at_nodes: int = 0
 
     @classmethod
-    def load(cls, path: Path | None, seed: int) -> "Progress":
+    def load(cls, path: Path | None, seed: int) -> Self:
         if path is None or not path.exists():
             return cls(seed)
         found = cls(**json.loads(path.read_text())["progress"])

@@ -1,7 +1,7 @@
 """A session that a node has: a gateway passes its operations on, and could begin it anew on another node."""
 
 import asyncio
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from gymnasium import Space
@@ -327,6 +327,15 @@ class RelayedSession(BaseSession):
             return observation
         space = self.observation_space
         return encode_value(space, decode_value(space, observation), binary=False)
+
+
+def places_answered(sessions: Iterable[BaseSession]) -> dict[str, tuple[int, int]]:
+    """The episode and step of each session at a node that clients were told of, where they were told of any."""
+    return {
+        session.session_id: session.answered
+        for session in sessions
+        if isinstance(session, RelayedSession) and session.answered > (-1, 0)
+    }
 
 
 def _options(fields: Mapping[str, Any], binary: bool) -> Any:

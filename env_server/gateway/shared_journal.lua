@@ -4,6 +4,7 @@
 --   node, upstream_id   where it lives
 --   episode, head, steps, over   its present episode (-1 before the first), how that began, how many steps it has, and
 --                how the last one ended it (1 terminated, 2 truncated, 3 both)
+--   answered_episode, answered_steps   what a gateway has answered of it, where that is more than what is here
 --   holder, until   who moves it at present, and when somebody else may
 --   ended        why it is no more
 --   ttl_ms       how long after its last use it is kept
@@ -31,6 +32,10 @@ local function state_of(key)
     generation = found[1], ended = found[2], holder = found[3], episode = tonumber(found[4]),
     steps = tonumber(found[5]), ttl_ms = found[6], until_ms = tonumber(found[7] or '0'),
   }
+end
+
+local function is_behind(state, episode, steps)
+  return state.episode < episode or (state.episode == episode and state.steps < steps)
 end
 
 -- Why a gateway that knows a generation may do nothing with a session; nil where it may.
@@ -171,6 +176,8 @@ function commands.claim()
   local refused = refusal(state, generation)
   if refused then return {refused} end
   if state.holder and state.until_ms > now_ms() then return {'moving'} end
+  local answered = redis.call('HMGET', KEYS[1], 'answered_episode', 'answered_steps')
+  if answered[1] and is_behind(state, tonumber(answered[1]), tonumber(answered[2])) then return {'behind'} end
   local steps = redis.call('LRANGE', steps_of(KEYS[1]), 0, -1)
   if #steps ~= state.steps then
     redis.call('DEL', KEYS[1], steps_of(KEYS[1]))
@@ -216,6 +223,24 @@ function commands.close()
     end
   end
   return found
+end
+
+-- What a gateway has answered; gives how many sessions have less here, as after a fail-over to a copy that lagged.
+function commands.mark()
+  local behind = 0
+  for _, key in ipairs(KEYS) do
+    local episode, steps = tonumber(next_argument()), tonumber(next_argument())
+    local state = state_of(key)
+    if state.generation and not state.ended and is_behind(state, episode, steps) then
+      behind = behind + 1
+      local known = redis.call('HMGET', key, 'answered_episode', 'answered_steps')
+      local marked = {episode = tonumber(known[1] or '-1'), steps = tonumber(known[2] or '0')}
+      if is_behind(marked, episode, steps) then
+        redis.call('HSET', key, 'answered_episode', episode, 'answered_steps', steps)
+      end
+    end
+  end
+  return behind
 end
 
 -- Whether it can be written to.

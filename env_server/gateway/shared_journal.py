@@ -12,7 +12,7 @@ import logging
 import secrets
 import time
 from collections import Counter, defaultdict
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from importlib.resources import files
 from typing import Any, cast
 
@@ -38,6 +38,7 @@ from rollgym.env_server.gateway.journal_entries import (
     Write,
     flags,
 )
+from rollgym.env_server.gateway.journal_watch import JournalWatch
 from rollgym.env_server.journal.journal import END_REASONS, EndReason
 from rollgym.env_server.telemetry.durations import Durations
 
@@ -47,7 +48,8 @@ _SCRIPT = "shared_journal.lua"
 _HOLDER_BYTES = 8
 # Whoever does not get an answer in this time says so to its client, which asks again.
 _ANSWER_S = 2.0
-_CONNECTIONS = 8
+# One of them is the watch's.
+_CONNECTIONS = 9
 _MOST_WRITES = 1024
 _MOST_BYTES = 4 * 1024 * 1024
 # uvloop has a RuntimeError for a transport that was closed under whoever writes to it.
@@ -68,6 +70,10 @@ _GRAVE_S = 3600.0
 _MARGIN_S = 600.0
 
 _log = logging.getLogger(__name__)
+
+
+Answered = Callable[[], Mapping[str, tuple[int, int]]]
+"""What a gateway has answered of its sessions: the episode of each, and how many steps that has."""
 
 
 class SharedJournal:
@@ -111,6 +117,9 @@ class SharedJournal:
         self._queue: list[tuple[Write, float]] = []
         self._flushing: asyncio.Task[None] | None = None
         self._reaching: asyncio.Task[None] | None = None
+        self._watch = JournalWatch(self._redis, self._mark)
+        self._watching: asyncio.Task[None] | None = None
+        self._answered: Answered = dict
         self._trouble: str | None = "it was not reached yet"
         self.calls: Counter[tuple[str, str]] = Counter()
         self.call_seconds: defaultdict[str, Durations] = defaultdict(Durations)
@@ -128,8 +137,19 @@ class SharedJournal:
         """How many writes have not gone out yet."""
         return len(self._queue)
 
-    async def start(self) -> None:
-        """Look whether the journal is there; one that is not yet is waited for in the background."""
+    @property
+    def settling_s(self) -> float:
+        """How much longer no session may be begun anew: others may know of steps that the journal has lost."""
+        return self._watch.settling_s
+
+    async def start(self, answered: Answered = dict) -> None:
+        """Look whether the journal is there; one that is not yet is waited for in the background.
+
+        Args:
+            answered: Gives what this gateway has answered of each session: its episode, and steps of that.
+        """
+        self._answered = answered
+        self._watching = self._loop.create_task(self._watch.run())
         try:
             await self._look()
         except JournalAway as away:
@@ -141,7 +161,7 @@ class SharedJournal:
         """Write what is waiting, and disconnect."""
         if self._flushing is not None:
             await asyncio.wait([self._flushing], timeout=2 * _ANSWER_S)
-        for task in (self._flushing, self._reaching):
+        for task in (self._flushing, self._reaching, self._watching):
             if task is not None:
                 task.cancel()
         await self._redis.aclose()
@@ -236,6 +256,8 @@ class SharedJournal:
     async def claim(self, session_id: str, generation: int) -> Claim | str:
         """Take the right to move a session of this generation; or why it cannot be had.
 
+        It is `behind` where a gateway has answered more than the journal has.
+
         Raises:
             JournalAway: It is not known.
             Unreadable: The right is had, and what the journal has of the session cannot be read.
@@ -288,6 +310,21 @@ class SharedJournal:
             for status, node, upstream_id in await self._run("close", some, arguments):
                 ends.append((status.decode(), _text(node), _text(upstream_id)))
         return ends
+
+    async def _mark(self) -> None:
+        """Tell the journal what was answered, in case that it has less.
+
+        Raises:
+            JournalAway: It is not known whether it has taken that.
+        """
+        places = list(self._answered().items())
+        behind = 0
+        for first in range(0, len(places), _MOST_WRITES):
+            some = places[first : first + _MOST_WRITES]
+            arguments = [number for _, place in some for number in place]
+            behind += await self._run("mark", [session_id for session_id, _ in some], arguments)
+        if behind:
+            _log.error("the shared journal went back behind what %d sessions were answered", behind)
 
     async def _status(self, command: str, session_id: str, arguments: Sequence[Any]) -> str:
         return cast(str, (await self._run(command, [session_id], arguments)).decode())

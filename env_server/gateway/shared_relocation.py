@@ -26,6 +26,8 @@ _REGISTRATION_S = 5.0
 # How often it is looked whether another gateway has moved a session; Redis tells of nothing by itself.
 _LOOK_S = 0.1
 _RENEWALS = 3
+# How often it is looked whether the journal can be reached again, where that is not known to be so.
+_LONGEST_SETTLING_S = 1.0
 
 NEVER_RESTORED = frozenset({"too_large", "invalid_request", "invalid_kwargs", "session_gone"})
 """What a node answers to an episode that it would not restore later either."""
@@ -216,6 +218,9 @@ class SharedRelocation:
                 await self._end_everywhere(session, "lost", found.generation)
             # Its node may come back with it.
             return "nowhere"
+        if self._journal.settling_s > 0:
+            await asyncio.sleep(min(self._journal.settling_s, _LONGEST_SETTLING_S))
+            return "again"
         home = await self._registry.place(session.entry.env_id, 0.0, without=() if away is None else (away,))
         if home is None and found.moving_s is None:
             return "nowhere"
@@ -231,6 +236,9 @@ class SharedRelocation:
             raise
         if isinstance(claim, str):
             self._release(home)
+            if claim == "behind":
+                # Another gateway knows better than the journal.
+                await self._went_back(session, found.generation)
             return "again"
         if (claim.episode, len(claim.steps)) < session.answered:
             self._release(home)

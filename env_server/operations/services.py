@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rollgym.clients.protocol.errors import ProblemError
@@ -23,6 +24,7 @@ from rollgym.env_server.gateway.registering import Lineage, Registering, catalog
 from rollgym.env_server.gateway.registry import Registration, Registry
 from rollgym.env_server.gateway.relay import Relay
 from rollgym.env_server.gateway.relayed_making import RelayedMaking
+from rollgym.env_server.gateway.relayed_session import places_answered
 from rollgym.env_server.gateway.relocation import Relocation
 from rollgym.env_server.gateway.remote_worker import RemoteWorker
 from rollgym.env_server.gateway.roster import Roster
@@ -197,7 +199,7 @@ class Services:
             ConfigurationError: If an environment cannot be made.
         """
         if self._shared_journal is not None:
-            await self._shared_journal.start()
+            await self._shared_journal.start(partial(places_answered, self._sessions.by_id.values()))
         needed: set[Isolation] = {entry.isolation for entry in self._catalog}
         if any(entry.stateless and entry.isolation != "thread" for entry in self._catalog):
             needed.add("process")

@@ -331,6 +331,38 @@ async def test_a_journal_that_went_back_takes_no_session_with_it(
     await close_all(fleet, both)
 
 
+async def test_no_gateway_goes_back_behind_what_another_one_has_answered(
+    fleet: Fleet, players: list[Player]
+) -> None:
+    """One gateway answers the last steps, the journal fails over to a copy that lacks these, and the nodes die."""
+    first, second = fleet.gateways
+    all_of_them = await begin(fleet, players, 6)
+    for player in all_of_them:
+        for number in range(6):
+            await player.step(str(number), url=(first if number < 5 else second).url)
+        key = f"rollgym:session:{player.session_id}"
+        assert fleet.journal.ask("LTRIM", f"{key}:steps", "0", "4") == b"+OK"
+        assert fleet.journal.ask("HSET", key, "steps", "5") == b":0"
+    fleet.journal.kill()
+    fleet.journal.start()
+    for node in fleet.nodes:
+        node.kill()
+    for node in fleet.nodes:
+        node.start()
+    await whole_at(fleet.gateways, 2)
+    ends = set()
+    for player in all_of_them:
+        try:
+            answer = await unnumbered(player, "6", first.url)
+        except ProblemError as problem:
+            ends.add(problem.extra.get("reason", problem.code))
+        else:
+            # Its node has a journal of its own, which had not gone back.
+            assert answer["step"] == 7
+    assert ends == {"lost"}
+    await close_all(fleet, all_of_them)
+
+
 @pytest.mark.parametrize("what", ["head", "about", "steps"])
 async def test_what_cannot_be_read_is_lost(fleet: Fleet, players: list[Player], what: str) -> None:
     both = await begin(fleet, players, 2)
@@ -485,6 +517,33 @@ async def test_the_journal_never_goes_back(
     found = await one.load("S")
     assert found is not None
     assert found.steps == 4
+
+
+async def test_what_a_gateway_has_answered_is_not_gone_back_behind(
+    journals: tuple[RedisServer, SharedJournal, SharedJournal],
+) -> None:
+    server, one, other = journals
+    places = {"S": (0, 2), "none": (3, 1)}
+    async with asyncio.timeout(30):
+        while one.settling_s or other.settling_s:
+            await asyncio.sleep(0.1)
+    await one.close()
+    knowing = SharedJournal(server.url)
+    await knowing.start(lambda: places)
+    try:
+        async with asyncio.timeout(30):
+            while server.ask("HGET", "rollgym:session:S", "answered_steps") != b"$1":
+                await asyncio.sleep(0.02)
+        assert knowing.settling_s > 0
+        assert await other.claim("S", 1) == "behind"
+        # Its node still has the steps, and they are written down again.
+        steps = [step("one"), step("two")]
+        assert await write(other, *whole(1, 0, HEAD, (False, False), steps)) == "ok"
+        claim = await other.claim("S", 1)
+        assert isinstance(claim, Claim)
+        assert claim.steps == steps
+    finally:
+        await knowing.close()
 
 
 async def test_many_and_large_writes_are_shared_out(
