@@ -66,10 +66,18 @@ def timed(work: Callable[[], Any], options: argparse.Namespace) -> tuple[Any, fl
     return done, clock() - begun
 
 
-def engine(batch: ActiveBatch | SlotBatch, rows: int, options: argparse.Namespace) -> dict[str, Any]:
+def prompt_of(number: int, options: argparse.Namespace) -> list[int]:
+    """Return a prompt that begins as no other does: what was read in one round must not be known in the next."""
+    prompt: list[int] = torch.arange(number, number + options.prompt).remainder(50).add(3).tolist()
+    return prompt
+
+
+def engine(
+    batch: ActiveBatch | SlotBatch, rows: int, number: int, options: argparse.Namespace
+) -> dict[str, Any]:
     """Play two turns of some rows, and return what each part took."""
     device = torch_device(options.device)
-    prompt = torch.arange(options.prompt).remainder(50).add(3).tolist()
+    prompt = prompt_of(number, options)
     asked = requests_of([prompt] * rows, options.reply)
     _, first = timed(lambda: batch.advance(asked, 0), options)
     drawn = [batch.drawn]
@@ -100,10 +108,9 @@ def launches(batch: ActiveBatch | SlotBatch, rows: int, options: argparse.Namesp
     return sum(each.name.startswith("aten::") and each.cpu_parent is None for each in profiled.events())
 
 
-def generate(model: Qwen2ForCausalLM, rows: int, options: argparse.Namespace) -> dict[str, Any]:
+def generate(model: Qwen2ForCausalLM, rows: int, number: int, options: argparse.Namespace) -> dict[str, Any]:
     device = torch_device(options.device)
-    prompt = torch.arange(options.prompt, device=device).remainder(50).add(3)
-    ids = prompt.repeat(rows, 1)
+    ids = torch.tensor(prompt_of(number, options), device=device).repeat(rows, 1)
     config = GenerationConfig(
         max_new_tokens=options.reply,
         min_new_tokens=options.reply,
@@ -121,13 +128,13 @@ def generate(model: Qwen2ForCausalLM, rows: int, options: argparse.Namespace) ->
 
 def contenders(
     model: Qwen2ForCausalLM, rows: int, options: argparse.Namespace
-) -> dict[str, Callable[[], dict[str, Any]]]:
+) -> dict[str, Callable[[int], dict[str, Any]]]:
     longest = options.prompt + options.reply + _NEXT_TURN + 16
     slots, one_cache = SlotBatch(model, rows, longest), ActiveBatch(model)
-    ways: dict[str, Callable[[], dict[str, Any]]] = {
-        "slots": lambda: engine(slots, rows, options),
-        "one cache": lambda: engine(one_cache, rows, options),
-        "generate": lambda: generate(model, rows, options),
+    ways: dict[str, Callable[[int], dict[str, Any]]] = {
+        "slots": lambda number: engine(slots, rows, number, options),
+        "one cache": lambda number: engine(one_cache, rows, number, options),
+        "generate": lambda number: generate(model, rows, number, options),
     }
     return {name: ways[name] for name in options.only}
 
@@ -139,7 +146,7 @@ def measured(model: Qwen2ForCausalLM, rows: int, options: argparse.Namespace) ->
     for number in range(options.rounds + 1):
         for name, way in ways.items():
             try:
-                found = way()
+                found = way(number)
             except (RuntimeError, TypeError, ValueError) as error:
                 best[name] = {"not_run": f"{type(error).__name__}: {error}"[:300]}
                 continue

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,7 +31,7 @@ class CapturedSteps:
         self._step = step
         self._device = device
         self._recordings: dict[tuple[int, int], _Recording] = {}
-        self._pool: tuple[int, int] | None = None
+        self._pool: Any = None  # torch has no public name for what it is
         self._possible = True
 
     def __call__(self, tokens: Tensor, width: int) -> Tensor:

@@ -96,10 +96,10 @@ class SlotBatch:
             drawn |= _drawn(self._decode())
         for part in self._admit([SlotRow(each, RequestStream(each.seed)) for each in admitted]):
             drawn |= _drawn(part)
-        self.drawn = [drawn[row.slot][0] for row in self._rows]
+        self.drawn = [drawn[id(row)][0] for row in self._rows]
         finished = []
         for index, row in enumerate(self._rows):
-            result = row.take(*drawn[row.slot], version)
+            result = row.take(*drawn[id(row)], version)
             if result is not None:
                 finished.append((index, result))
         self.remove([index for index, _ in finished])
@@ -341,9 +341,9 @@ def _portions(rows: Sequence[SlotRow]) -> Iterator[list[SlotRow]]:
 
 
 def _drawn(part: Part) -> dict[int, tuple[int, float]]:
-    """Draw a token for each row; return it and its log-probability by slot."""
+    """Draw a token for each row; return it and its log-probability by the row's identity: slots may still change."""
     rows, logits = part
     tokens, logprobs = draw_tokens(
         logits, [row.request.sampling for row in rows], [row.stream for row in rows]
     )
-    return {row.slot: each for row, each in zip(rows, zip(tokens, logprobs, strict=True), strict=True)}
+    return {id(row): each for row, each in zip(rows, zip(tokens, logprobs, strict=True), strict=True)}

@@ -179,6 +179,15 @@ class Play:
         self.past.append([*request.prompt_ids, *reply.token_ids])
 
 
+def test_rows_may_be_moved_between_a_step_and_those_that_join_it():
+    play = Play(captures=True)
+    play.advance([play.admit(0, 5, tokens) for tokens in (2, 7, 2, 7)])
+    play.advance([])  # two leave, and no slot is exchanged for it
+    play.advance([play.admit(0, 5, 3) for _ in range(6)])
+    while play.rows:
+        play.advance([])
+
+
 @pytest.mark.parametrize("captures", [False, True])
 @settings(max_examples=15, deadline=None)
 @given(
