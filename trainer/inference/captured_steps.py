@@ -1,4 +1,4 @@
-"""Decoding steps as CUDA graphs: each shape is recorded the first time, and from then on launched as a whole."""
+"""Decoding steps as graphs of a device: each shape is recorded the first time, and from then on launched as a whole."""
 
 import logging
 from collections.abc import Callable
@@ -13,9 +13,14 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Recording:
-    graph: torch.cuda.CUDAGraph
+    graph: Any
     tokens: Tensor
     logits: Tensor
+
+
+def can_record(device: torch.device) -> bool:
+    """Whether torch records what is launched on a device, as it does with CUDA and ROCm."""
+    return hasattr(torch.get_device_module(device), "CUDAGraph")
 
 
 class CapturedSteps:
@@ -24,12 +29,13 @@ class CapturedSteps:
     Args:
         step: Computes logits `[rows, vocabulary]` of tokens on the device and a width. It must be repeatable, and wait
             for nothing.
-        device: A CUDA device.
+        device: One for which `can_record` holds.
     """
 
     def __init__(self, step: Callable[[Tensor, int], Tensor], device: torch.device) -> None:
         self._step = step
         self._device = device
+        self._torch: Any = torch.get_device_module(device)
         self._recordings: dict[tuple[int, int], _Recording] = {}
         self._pool: Any = None  # torch has no public name for what it is
         self._possible = True
@@ -67,17 +73,17 @@ class CapturedSteps:
             self._possible = False
             reason = " ".join(str(error).split())[:200]
             _log.warning(
-                "decoding steps are launched kernel by kernel: a CUDA graph cannot hold them (%s)", reason
+                "decoding steps are launched kernel by kernel: a graph cannot hold them (%s)", reason
             )
 
     def _warmed_up(self, given: Tensor, width: int) -> Tensor:
         """Run a step before it is recorded, so that libraries make their plans, and return room for its logits."""
-        aside = torch.cuda.Stream(self._device)
-        aside.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(aside):
+        aside, current = self._torch.Stream(self._device), self._torch.current_stream(self._device)
+        aside.wait_stream(current)
+        with self._torch.stream(aside):
             self._step(given, width)
             logits = self._step(given, width)
-        torch.cuda.current_stream(self._device).wait_stream(aside)
+        current.wait_stream(aside)
         return self._room(logits)
 
     def _room(self, logits: Tensor) -> Tensor:
@@ -87,10 +93,10 @@ class CapturedSteps:
             return largest.logits[: len(logits)]
         return torch.empty_like(logits)
 
-    def _graph(self, given: Tensor, width: int, logits: Tensor) -> torch.cuda.CUDAGraph:
-        graph = torch.cuda.CUDAGraph()
+    def _graph(self, given: Tensor, width: int, logits: Tensor) -> Any:
+        graph = self._torch.CUDAGraph()
         # Training may go on in another thread meanwhile: what that launches is no part of this.
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+        with self._torch.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             logits.copy_(self._step(given, width))
         self._pool = graph.pool()
         return graph

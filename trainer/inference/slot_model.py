@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
-from rollgym.trainer.inference.captured_steps import CapturedSteps
+from rollgym.trainer.inference.captured_steps import CapturedSteps, can_record
 from rollgym.trainer.inference.slot_cache import SlotCache, SlotCall
 from rollgym.trainer.models.language_head import LanguageHead, cache_argument
 from rollgym.trainer.models.pictures import ImageTensors, tokens_or_embeddings
@@ -39,7 +39,7 @@ class SlotModel:
         self._cache_argument = cache_argument(self._body)
         self._window, self._all_near = _window(model.config.get_text_config(), max_length)
         self.cache = SlotCache(model.config.get_text_config().num_hidden_layers)
-        self.captures = model.device.type == "cuda"
+        self.captures = can_record(model.device)
         self._captured = CapturedSteps(self.step, model.device) if self.captures else None
         self._addresses = self._weights_at()
 

@@ -181,9 +181,9 @@ class Play:
 
 def test_rows_may_be_moved_between_a_step_and_those_that_join_it():
     play = Play(captures=True)
-    play.advance([play.admit(0, 5, tokens) for tokens in (2, 7, 2, 7)])
-    play.advance([])  # two leave, and no slot is exchanged for it
-    play.advance([play.admit(0, 5, 3) for _ in range(6)])
+    play.advance([play.admit(0, 5, tokens) for tokens in (2, 7, 7, 7, 7, 7)])
+    play.advance([])  # the first leaves, and a step of six slots goes on without an exchange
+    play.advance([play.admit(0, 5, 3) for _ in range(3)])  # for which there must be more slots
     while play.rows:
         play.advance([])
 
