@@ -75,3 +75,21 @@ def test_a_preset_is_compared_in_ranks_with_unequal_numbers_of_micro_batches_and
     assert first != second
     again = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
     assert again.stdout.splitlines() == ["8 cases, 8 equal"]
+
+
+@pytest.mark.slow
+def test_decoding_is_measured_where_there_is_no_gpu(tmp_path):
+    output = tmp_path / "decoding.json"
+    script = ROOT / "benchmarks" / "training" / "decoding.py"
+    words = ["--tiny", "--device", "cpu", "--dtype", "fp32", "--output", str(output)]
+    done = subprocess.run(
+        [sys.executable, str(script), *words], cwd=ROOT, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    results = json.loads(output.read_text())["results"]
+    assert set(results) == {"2 rows", "5 rows"}
+    for found in results.values():
+        assert set(found) == {"slots", "one cache", "generate"}
+        assert all(each["tokens_per_s"] > 0 for each in found.values())
+    launched = [found["slots"]["launches_per_decoding_step"] for found in results.values()]
+    assert launched[0] == launched[1]

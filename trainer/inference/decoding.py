@@ -31,7 +31,7 @@ class RequestStream:
 
 
 @dataclass(slots=True)
-class _Row:
+class Row:
     """One reply under way.
 
     Attributes:
@@ -76,7 +76,7 @@ class ActiveBatch:
         self._cache_argument = cache_argument(model)
         self._last_logits = {"logits_to_keep": 1} if keeps_logits(model) else {}
         self.drawn: list[int] = []
-        self._rows: list[_Row] = []
+        self._rows: list[Row] = []
         self._layers: Layers = []
         # How many of the cache's columns, counted from its right end, are real for each row.
         self._lengths: list[int] = []
@@ -98,7 +98,7 @@ class ActiveBatch:
         if self._rows:
             parts.append(self._decode())
         if admitted:
-            parts.append(self._prefill([_Row(request, RequestStream(request.seed)) for request in admitted]))
+            parts.append(self._prefill([Row(request, RequestStream(request.seed)) for request in admitted]))
         logits = torch.cat(parts)
         tokens, logprobs = draw_tokens(
             logits, [row.request.sampling for row in self._rows], [row.stream for row in self._rows]
@@ -142,7 +142,7 @@ class ActiveBatch:
             # The last token of a row is not in the cache: it is what the next step reads.
             self._prefill(rows, upto=-1)
 
-    def _prefill(self, rows: list[_Row], upto: int | None = None) -> Tensor:
+    def _prefill(self, rows: list[Row], upto: int | None = None) -> Tensor:
         """Run whole prompts (and what was drawn so far), add them to the cache, return the last logits."""
         sequences = [(row.request.prompt_ids + row.ids)[:upto] for row in rows]
         whole = [(tuple(ids), row.request.images) for ids, row in zip(sequences, rows, strict=True)]
@@ -211,7 +211,7 @@ class ActiveBatch:
         )
         return output.logits[:, -1], _layers_of(self._model, cache)
 
-    def _join(self, rows: list[_Row], layers: Layers, lengths: list[int]) -> None:
+    def _join(self, rows: list[Row], layers: Layers, lengths: list[int]) -> None:
         self._rows = [*self._rows, *rows]
         self._lengths = [*self._lengths, *lengths]
         if not self._layers:

@@ -1,11 +1,12 @@
 """The embedded inference engine: plain torch, requests admitted and retired as they come.
 
 Computation runs in one thread of its own, so the event loop stays free for environments. Between two decoding steps
-the engine takes in waiting requests, new weights and cancellations. Rows stand right-aligned in one key-value cache:
-a new row is padded on its left, a finished row is cut out.
+the engine takes in waiting requests, new weights and cancellations. Each row has its keys and values in a slot of its
+own; families for which that is not exact are decoded in one cache that rows join and leave.
 """
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -25,7 +26,11 @@ from rollgym.trainer.inference.base import (
     check_length,
 )
 from rollgym.trainer.inference.decoding import ActiveBatch, try_decoding
+from rollgym.trainer.inference.slot_batch import SlotBatch
+from rollgym.trainer.inference.slot_trial import why_no_slots
 from rollgym.trainer.models.weights import load_weights, twin_of
+
+_log = logging.getLogger(__name__)
 
 
 class WeightsLeftOffError(RunError):
@@ -57,7 +62,11 @@ class TorchEngine:
         self._version = 0
         self._waiting: deque[tuple[GenerationRequest, asyncio.Future[GenerationResult]]] = deque()
         self._active: list[tuple[GenerationRequest, asyncio.Future[GenerationResult]]] = []
-        self._batch = ActiveBatch(self._model)
+        self._no_slots = why_no_slots(self._model, max_length)
+        if self._no_slots is not None:
+            _log.info("%s is decoded without slots: %s", type(model).__name__, self._no_slots)
+        self._batch = self._new_batch(remembers=True)
+        self._alone: ActiveBatch | SlotBatch | None = None
         self._updates: deque[tuple[WeightSource, int, asyncio.Future[None]]] = deque()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="torch-engine")
         self._loop_task: asyncio.Task[None] | None = None
@@ -313,10 +322,18 @@ class TorchEngine:
         elif next(iter(source.parameters()))[1].data_ptr() != next(self._model.parameters()).data_ptr():
             raise ValueError("the engine shares the weights of a model, and is given those of another")
         self._batch.recompute()
+        if self._alone is not None:
+            self._alone.recompute()
         return None
 
+    def _new_batch(self, *, remembers: bool) -> ActiveBatch | SlotBatch:
+        if self._no_slots is not None:
+            return ActiveBatch(self._model)
+        return SlotBatch(self._model, self._max_rows, self._max_length, remembers=remembers)
+
     def _run_alone(self, requests: list[GenerationRequest], version: int) -> list[GenerationResult]:
-        batch = ActiveBatch(self._model)
+        # One that breaks is not used again.
+        batch, self._alone = self._alone or self._new_batch(remembers=False), None
         indices = list(range(len(requests)))
         results: list[GenerationResult | None] = [None] * len(requests)
         admitted = requests
@@ -328,4 +345,5 @@ class TorchEngine:
                 results[indices[row]] = result
                 gone.add(row)
             indices = [index for row, index in enumerate(indices) if row not in gone]
+        self._alone = batch
         return [result for result in results if result is not None]
