@@ -93,7 +93,8 @@ class PolicyPlayer:
 def _with_black_box(
     black_box: BlackBoxPlayer, sampling: SamplingParams, purpose: str, max_turns: int, *, greedy: bool
 ) -> PlayEpisode:
-    service = replace(black_box.service, purpose=purpose, sampling=sampling)
+    # Nothing is learnt from these episodes.
+    service = replace(black_box.service, purpose=purpose, sampling=sampling, unstructured="")
     if greedy:  # an agent that asks for the temperature of training does nothing wrong
         service = replace(service, wishes="run")
     player = replace(black_box, service=service)
@@ -158,6 +159,23 @@ def policy_service(settings: RunSettings, policy: Policy, players: Players) -> P
         wishes=settings.agents.sampling,
         seed=settings.seed,
         purpose="train",
+        unstructured=why_unstructured(settings),
+    )
+
+
+def why_unstructured(settings: RunSettings) -> str:
+    """Say why agents of a run cannot say what replies must look like; empty where they can."""
+    if not settings.compares_sampling:
+        return ""
+    whose = "algorithm.proximal or algorithm.correction compares those at sampling with the policy's: take proximal "
+    whose += "'recomputed' without correction"
+    if settings.distill is not None:
+        whose = (
+            "distill.estimate 'sampled' compares those at sampling with the student's: take another estimate"
+        )
+    return (
+        "log-probabilities of structured outputs are of what they leave of the vocabulary, and "
+        f"{whose}, or have the agent ask for plain text"
     )
 
 

@@ -3,6 +3,7 @@
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 from transformers import PreTrainedModel
 
@@ -17,14 +18,17 @@ _MOST_ROWS = 64
 
 
 @asynccontextmanager
-async def open_engine(model: PreTrainedModel, max_length: int) -> AsyncIterator[InferenceClient]:
+async def open_engine(
+    model: PreTrainedModel, max_length: int, tokenizer: Any
+) -> AsyncIterator[InferenceClient]:
     """Sample from a model in this process while the context is open.
 
     Args:
         model: The policy.
         max_length: Longest row in tokens.
+        tokenizer: Its tokenizer.
     """
-    async with TorchEngine(model, max_rows=_MOST_ROWS, max_length=max_length) as engine:
+    async with TorchEngine(model, max_rows=_MOST_ROWS, max_length=max_length, tokenizer=tokenizer) as engine:
         yield engine
 
 

@@ -244,6 +244,7 @@ async def open_inference(
                 max_rows=settings.rollout.max_concurrent_sequences,
                 max_length=settings.model.max_length,
                 shares_weights=not trains_meanwhile,
+                tokenizer=tokenizer,
             )
             await stack.enter_async_context(engine)
             await probe_log_probabilities(model, engine, prompt, temperature, longest)

@@ -220,7 +220,7 @@ async def opened_policy(options: argparse.Namespace) -> AsyncIterator["PolicySer
     if options.upstream is None:
         model = load_model(folder)
         longest = options.max_length or _longest(model.config)
-        async with open_engine(model, longest) as engine:
+        async with open_engine(model, longest, tokenizer) as engine:
             yield _service(options, engine, tokenizer, model, longest)
         return
     config = load_config(folder)

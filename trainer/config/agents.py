@@ -37,7 +37,8 @@ class AgentsSettings(Settings):
     sampling: Literal["run", "refuse"] = Field(
         "run",
         description="What becomes of an agent's own temperature, top_p and the like: passed over, and named in the "
-        "answer's header x-rollgym-ignored, or refused. What is trained has one distribution, the run's.",
+        "answer's header x-rollgym-ignored, or refused. What is trained has one distribution, the run's. Structured "
+        "outputs (response_format) are served by 'run' and refused by 'refuse'.",
     )
     tool_format: Literal["auto", "hermes", "qwen-xml", "llama", "mistral"] = Field(
         "auto",

@@ -126,6 +126,13 @@ class RunSettings(Settings):
         on_policy = self.distill is not None and self.distill.on_policy
         return self.section is None or on_policy
 
+    @property
+    def compares_sampling(self) -> bool:
+        """Whether log-probabilities at sampling are compared with those of the model in training."""
+        if self.distill is not None:
+            return self.distill.on_policy and self.distill.estimate == "sampled"
+        return self.section is None and self.algorithm.reads_behaviour
+
     @model_validator(mode="after")
     def _one_pipeline(self) -> Self:
         named = [name for name in SECTIONS if getattr(self, name) is not None]

@@ -24,6 +24,19 @@ again, with the weights that then hold.
 
 
 @dataclass(frozen=True, slots=True)
+class StructuredOutput:
+    """What a reply must look like: tokens that would lead elsewhere are not drawn, from the first one on.
+
+    Attributes:
+        kind: `json` for a JSON schema, `regex`, or `grammar` for a context-free grammar.
+        text: It; a grammar as those who draw the reply read it: GBNF (also called EBNF) or Lark.
+    """
+
+    kind: Literal["json", "regex", "grammar"]
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How tokens are drawn.
 
@@ -34,6 +47,8 @@ class SamplingParams:
         top_k: Number of most likely tokens; 0 is off.
         stop_token_ids: Tokens that end a reply; the one that did is part of it.
         routed_experts: Whether the experts that tokens took are wanted.
+        structured: What the reply must look like. Tokens are drawn from what it leaves of the distribution, before
+            top-k and top-p, and their log-probabilities are those of what is left.
     """
 
     max_new_tokens: int
@@ -42,6 +57,8 @@ class SamplingParams:
     top_k: int = 0
     stop_token_ids: tuple[int, ...] = ()
     routed_experts: bool = False
+    # Logs of earlier releases name how a reply was drawn without it.
+    structured: StructuredOutput | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Self
 
 import numpy as np
 import torch
@@ -12,9 +13,13 @@ from transformers.cache_utils import DynamicLayer
 from rollgym.trainer.core.device import widest_float
 from rollgym.trainer.core.errors import ConfigError
 from rollgym.trainer.inference.base import GenerationRequest, GenerationResult, SamplingParams
+from rollgym.trainer.inference.errors import StructuredOutputError
+from rollgym.trainer.inference.structured import Grammars, GrammarState
 from rollgym.trainer.models.language_head import cache_argument, keeps_logits
 from rollgym.trainer.models.pictures import ImageTensors, image_tensors, tokens_or_embeddings
 
+Drawn = GenerationResult | StructuredOutputError
+"""What came of a reply: it, or why what it must look like cannot be had."""
 Layers = list[tuple[Tensor, Tensor]]
 """Keys and values of each layer, `[rows, heads, tokens, width]`."""
 
@@ -35,22 +40,53 @@ class Row:
     """One reply under way.
 
     Attributes:
+        grammar: Where it stands in what it must look like; None where it may look as it likes.
         shift: How far its positions are from its number of tokens, behind pictures that have positions of their own.
+        fault: Why no token could be drawn.
     """
 
     request: GenerationRequest
     stream: RequestStream
+    grammar: GrammarState | None = None
     shift: int = 0
+    fault: StructuredOutputError | None = None
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
 
-    def take(self, token: int, logprob: float, version: int) -> GenerationResult | None:
+    @classmethod
+    def begun(cls, request: GenerationRequest, grammars: Grammars | None) -> Self:
+        """Return the row of a request, at the beginning of what its reply must look like."""
+        row = cls(request, RequestStream(request.seed))
+        if grammars is not None:
+            try:
+                row.grammar = grammars.state(request.sampling)
+            except StructuredOutputError as error:
+                row.fault = error
+        return row
+
+    def allowed(self, vocabulary: int) -> Tensor | None:
+        """Return which tokens it may go on with; None where all."""
+        if self.grammar is None:
+            return None
+        try:
+            return torch.from_numpy(self.grammar.allowed(vocabulary))
+        except StructuredOutputError as error:
+            self.fault = error
+            return None
+
+    def take(self, token: int, logprob: float, version: int) -> Drawn | None:
         """Note a token and return the reply if that was its last."""
+        if self.fault is not None:
+            return self.fault
+        try:
+            fits = self.grammar is not None and self.grammar.take(token)
+        except StructuredOutputError as error:
+            return error
         self.ids.append(token)
         self.logprobs.append(logprob)
         self.versions.append(version)
-        stopped = token in self.request.sampling.stop_token_ids
+        stopped = fits or token in self.request.sampling.stop_token_ids
         if stopped or len(self.ids) == self.request.sampling.max_new_tokens:
             return GenerationResult(self.ids, self.logprobs, self.versions, "stop" if stopped else "length")
         return None
@@ -61,6 +97,7 @@ class ActiveBatch:
 
     Args:
         model: The policy.
+        grammars: What replies must look like, compiled; None where nobody asks for that.
 
     Attributes:
         drawn: The token that each row drew in the last step, those included that then left.
@@ -69,9 +106,10 @@ class ActiveBatch:
         ConfigError: If a layer of it remembers anything but keys and values.
     """
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, grammars: Grammars | None = None) -> None:
         _require_keys_and_values(model)
         self._model = model
+        self._grammars = grammars
         self._device = model.device
         self._cache_argument = cache_argument(model)
         self._last_logits = {"logits_to_keep": 1} if keeps_logits(model) else {}
@@ -82,9 +120,7 @@ class ActiveBatch:
         self._lengths: list[int] = []
 
     @torch.inference_mode()
-    def advance(
-        self, admitted: Sequence[GenerationRequest], version: int
-    ) -> list[tuple[int, GenerationResult]]:
+    def advance(self, admitted: Sequence[GenerationRequest], version: int) -> list[tuple[int, Drawn]]:
         """Draw one token for every row, admitting new rows first.
 
         Args:
@@ -98,13 +134,14 @@ class ActiveBatch:
         if self._rows:
             parts.append(self._decode())
         if admitted:
-            parts.append(self._prefill([Row(request, RequestStream(request.seed)) for request in admitted]))
+            parts.append(self._prefill([Row.begun(request, self._grammars) for request in admitted]))
         logits = torch.cat(parts)
+        mask_others(logits, self._rows)
         tokens, logprobs = draw_tokens(
             logits, [row.request.sampling for row in self._rows], [row.stream for row in self._rows]
         )
         self.drawn = tokens
-        finished = []
+        finished: list[tuple[int, Drawn]] = []
         for index, row in enumerate(self._rows):
             result = row.take(tokens[index], logprobs[index], version)
             if result is not None:
@@ -322,6 +359,19 @@ def sampled_distribution(logits: Tensor, sampling: SamplingParams) -> Tensor:
         outside = probabilities.cumsum(dim=-1) - probabilities >= sampling.top_p
         logits = logits.masked_fill(outside.scatter(-1, indices, outside), -torch.inf)
     return logits.log_softmax(dim=-1)
+
+
+def mask_others(logits: Tensor, rows: Sequence[Row]) -> None:
+    """Take the probability from tokens that a row's reply may not go on with, in place.
+
+    Args:
+        logits: Of the next tokens, `[rows, vocabulary]`.
+        rows: In that order.
+    """
+    for index, row in enumerate(rows):
+        allowed = row.allowed(logits.shape[-1])
+        if allowed is not None:
+            logits[index].masked_fill_(~allowed.to(logits.device), -torch.inf)
 
 
 def draw_tokens(

@@ -24,6 +24,23 @@ class RequestRefusedError(InferenceError):
         self.status = status
 
 
+class StructuredOutputError(InferenceError):
+    """What a reply must look like cannot be had of whoever draws it: the request is at fault, and nobody else.
+
+    Args:
+        message: What is wrong.
+        request_id: The request, where it is known.
+    """
+
+    def __init__(self, message: str, request_id: str = "") -> None:
+        super().__init__(message)
+        self.request_id = request_id
+
+
+class FailedReplyError(InferenceError):
+    """A server gave up a reply that it had begun."""
+
+
 class MalformedReplyError(InferenceError):
     """A reply breaks the server's contract: what it says is not used."""
 

@@ -51,6 +51,12 @@ class PartialReply:
             return self.request.seed
         return derive_seed(self.request.seed, "stretch", len(self.token_ids))
 
+    def begin_again(self) -> None:
+        """Forget what was drawn where it cannot be gone on from: whoever draws holds a reply's form from its start."""
+        if self.request.sampling.structured is not None and self.token_ids:
+            self.token_ids, self.logprobs, self.policy_versions = [], [], []
+            self.experts = None
+
     def add(
         self,
         token_ids: list[int],

@@ -18,7 +18,7 @@ from rollgym.trainer.inference.base import (
     WeightSource,
 )
 from rollgym.trainer.inference.calls import all_or_cancel
-from rollgym.trainer.inference.errors import GONE, InferenceError, RequestRefusedError
+from rollgym.trainer.inference.errors import GONE, InferenceError, RequestRefusedError, StructuredOutputError
 from rollgym.trainer.inference.members import Member, PooledClient, Roster
 from rollgym.trainer.inference.partial_reply import PartialReply
 from rollgym.trainer.inference.pool_watch import PoolWatch
@@ -204,4 +204,6 @@ class ServerPool:
 
 
 def _is_own_fault(error: InferenceError) -> bool:
+    if isinstance(error, StructuredOutputError):
+        return True
     return isinstance(error, RequestRefusedError) and error.status in _OWN_FAULT

@@ -15,7 +15,13 @@ from rollgym.trainer.core.errors import ConfigError
 from rollgym.trainer.inference.base import FinishReason, InferenceCounters, SamplingParams, check_length
 from rollgym.trainer.inference.calls import HttpAnswer, streamed
 from rollgym.trainer.inference.dialect import Capabilities
-from rollgym.trainer.inference.errors import MalformedReplyError, RepeatedAbortError, RequestRefusedError
+from rollgym.trainer.inference.errors import (
+    FailedReplyError,
+    MalformedReplyError,
+    RepeatedAbortError,
+    RequestRefusedError,
+    StructuredOutputError,
+)
 from rollgym.trainer.inference.partial_reply import PartialReply
 from rollgym.trainer.inference.server_link import ServerLink
 from rollgym.trainer.inference.server_weights import ServedAdapters, ServedWeights
@@ -117,6 +123,7 @@ class ServerReplies:
             if ongoing.abort_asked.is_set():
                 return "abort"
             self._weights.trust()
+            reply.begin_again()
             holds = self._under_way.holds
             stretch = await self._stretch(ongoing)
             if stretch is not None and stretch.finish_reason != "abort":
@@ -160,7 +167,7 @@ class ServerReplies:
             return None
         if answer.status == _PAUSED:
             return None
-        stretch = await self._read(answer, call)
+        stretch = await self._read(answer, call, ongoing.reply.request.request_id)
         versions = await self._weights.versions_of(stretch, ongoing)
         ongoing.reply.add(stretch.token_ids, stretch.logprobs, versions, stretch.experts)
         self._tokens_generated += len(stretch.token_ids)
@@ -195,8 +202,7 @@ class ServerReplies:
     ) -> HttpAnswer:
         dialect = self._link.dialect
         asked = dialect.generate(call)
-        # Experts come with whole replies alone.
-        if on_tokens is None or not dialect.capabilities.streams or call.sampling.routed_experts:
+        if on_tokens is None or not dialect.capabilities.streams or self._comes_whole(call.sampling):
             return await self._link.http.call(asked, held=lambda: self._under_way.held)
         loop = asyncio.get_running_loop()
         # Faults of who is told are his: he is told by the event loop, before the reply is there.
@@ -206,9 +212,19 @@ class ServerReplies:
         )
         return events.answer(answer)
 
-    async def _read(self, answer: HttpAnswer, call: GenerationCall) -> Stretch:
+    def _comes_whole(self, sampling: SamplingParams) -> bool:
+        """Whether nobody is told of a reply before its end: experts come there, and a form may be begun again."""
+        return sampling.routed_experts or (
+            sampling.structured is not None and self._link.need.way is not None
+        )
+
+    async def _read(self, answer: HttpAnswer, call: GenerationCall, request_id: str) -> Stretch:
         try:
             stretch = self._link.dialect.read_generation(answer, call)
+        except FailedReplyError as error:
+            if call.sampling.structured is None:
+                raise
+            raise StructuredOutputError(str(error), request_id) from error
         except RequestRefusedError as error:
             if (
                 call.adapter is not None
@@ -218,6 +234,8 @@ class ServerReplies:
                 raise self._weights.lose(
                     f"{self._link.url} does not know the adapter of version {self._weights.version} any more"
                 ) from error
+            if call.sampling.structured is not None and error.status in (400, 422):
+                raise StructuredOutputError(str(error), request_id) from error
             raise
         largest = max(stretch.token_ids, default=0)
         if self._vocabulary is not None and largest >= self._vocabulary:
@@ -320,7 +338,7 @@ class ReplyEvents:
             return answer
         for event in self._events:
             if "error" in event:
-                return HttpAnswer(500, orjson.dumps(event))
+                return HttpAnswer(_status_of(event["error"]), orjson.dumps(event))
         return HttpAnswer(answer.status, orjson.dumps(self._dialect.joined(self._events)))
 
     def _take(self, part: bytes) -> None:
@@ -351,3 +369,9 @@ class ReplyEvents:
         if self._seen > self._told:
             new, self._told = ids[self._told - self._seen :], self._seen
             self._on_tokens(new)
+
+
+def _status_of(error: object) -> int:
+    """Return the status that an answer would have had whose stream had begun with a good one."""
+    code = error.get("code") if isinstance(error, dict) else None
+    return code if type(code) is int and 400 <= code < 500 else 500

@@ -22,9 +22,17 @@ from rollgym.trainer.inference.dialect import (
     require,
 )
 from rollgym.trainer.inference.errors import RequestRefusedError
-from rollgym.trainer.inference.sglang_replies import cuts, drawn, joined, read_prompt_logprobs, read_stretch
+from rollgym.trainer.inference.sglang_replies import (
+    ABORTED_WHILE_COMPILED,
+    cuts,
+    drawn,
+    joined,
+    read_prompt_logprobs,
+    read_stretch,
+)
 from rollgym.trainer.inference.stretches import GenerationCall, Stretch, common_sampling
 
+_STRUCTURES = {"json": "json_schema", "regex": "regex", "grammar": "ebnf"}
 _MODES: Mapping[PauseMode, str] = {
     # It has no mode that waits: the client has waited, and what others sent is put back.
     "wait": "retract",
@@ -71,6 +79,9 @@ class SglangDialect:
 
     def read_generation(self, answer: HttpAnswer, call: GenerationCall) -> Stretch:
         """Read a reply; ids and log-probabilities come together, in triples."""
+        structured = call.sampling.structured is not None
+        if structured and answer.status == 400 and ABORTED_WHILE_COMPILED in message_of(answer.body):
+            return Stretch([], [], None, "abort")
         require(answer, "SGLang did not generate")
         return read_stretch(answer, call)
 
@@ -239,11 +250,17 @@ def _sampling_params(sampling: SamplingParams, seed: int) -> dict[str, Any]:
 
     `ignore_eos` would ignore the stop tokens too, so the model's own end always ends a reply here.
     """
-    return common_sampling(sampling) | {
-        "max_new_tokens": sampling.max_new_tokens,
-        "sampling_seed": seed % 2**63,
-        "skip_special_tokens": False,
-    }
+    structured = sampling.structured
+    form = {} if structured is None else {_STRUCTURES[structured.kind]: structured.text}
+    return (
+        common_sampling(sampling)
+        | form
+        | {
+            "max_new_tokens": sampling.max_new_tokens,
+            "sampling_seed": seed % 2**63,
+            "skip_special_tokens": False,
+        }
+    )
 
 
 def _require_success(answer: HttpAnswer, what: str) -> None:

@@ -7,13 +7,14 @@ from typing import Any
 from rollgym.trainer.inference.base import FinishReason, SamplingParams
 from rollgym.trainer.inference.calls import (
     HttpAnswer,
+    excerpt,
     list_of,
     logprob_of,
     part_of,
     read_object,
     token_ids_of,
 )
-from rollgym.trainer.inference.errors import InferenceError, MalformedReplyError
+from rollgym.trainer.inference.errors import FailedReplyError, MalformedReplyError, RequestRefusedError
 from rollgym.trainer.inference.routed_experts import read_integers
 from rollgym.trainer.inference.stretches import (
     GenerationCall,
@@ -24,6 +25,8 @@ from rollgym.trainer.inference.stretches import (
 )
 
 _REPLY = "SGLang's reply"
+ABORTED_WHILE_COMPILED = "Aborted by AbortReq"
+"""What SGLang says of a request whose grammar was not ready when it was aborted: with 400, though nothing is wrong."""
 _SAMPLED = "output_token_sampling_logprobs"
 """Where log-probabilities after top-k and top-p stand, if they were asked for."""
 
@@ -42,11 +45,13 @@ def read_stretch(answer: HttpAnswer, call: GenerationCall) -> Stretch:
 
     Raises:
         MalformedReplyError: If it breaks the contract.
-        InferenceError: If the server ended the reply by an error.
+        FailedReplyError: If the server ended the reply by an error.
+        RequestRefusedError: If it refused the request after it had begun to answer.
     """
     reply = read_object(answer.body)
     meta = part_of(reply, "meta_info", dict, _REPLY)
     finish_reason = _finish_reason(meta.get("finish_reason"))
+    _require_accepted(meta.get("finish_reason"))
     token_ids, logprobs = _tokens(meta, reply, finish_reason)
     if _lacks_parts(meta, call, finish_reason):
         return Stretch([], [], None, "abort")
@@ -148,6 +153,18 @@ def _kind(reason: object) -> object:
     return reason.get("type") if isinstance(reason, dict) else None
 
 
+def _require_accepted(reason: Any) -> None:
+    """Refuse an abort that is the server's answer to a bad request: a stream has begun with a good status by then."""
+    status = reason.get("status_code")
+    if (
+        type(status) is int
+        and 400 <= status < 500
+        and ABORTED_WHILE_COMPILED not in str(reason.get("message"))
+    ):
+        said = excerpt(str(reason.get("message")).encode())
+        raise RequestRefusedError(f"SGLang did not generate: {status}, {said}", status)
+
+
 def _finish_reason(reason: object) -> FinishReason:
     kind = _kind(reason)
     if kind == "stop":
@@ -157,7 +174,7 @@ def _finish_reason(reason: object) -> FinishReason:
     if kind == "abort":
         return "abort"
     if isinstance(kind, str):
-        raise InferenceError(f"SGLang ended a reply by {kind[:40]!r}")
+        raise FailedReplyError(f"SGLang ended a reply by {kind[:40]!r}")
     raise MalformedReplyError(f"{_REPLY} does not say why it ended")
 
 

@@ -15,9 +15,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from rollgym.trainer.inference.base import GenerationRequest, GenerationResult
-from rollgym.trainer.inference.decoding import RequestStream, Row, draw_tokens
+from rollgym.trainer.inference.decoding import Drawn, Row, draw_tokens, mask_others
 from rollgym.trainer.inference.slot_cache import rounded, rounded_columns
 from rollgym.trainer.inference.slot_model import SlotModel
+from rollgym.trainer.inference.structured import Grammars
 from rollgym.trainer.models.pictures import image_tensors
 
 _LEAST_SHARED = 16
@@ -55,6 +56,7 @@ class SlotBatch:
         model: The policy; `why_no_slots` must have found nothing.
         max_rows: Rows at once.
         max_length: Longest row in tokens.
+        grammars: What replies must look like, compiled; None where nobody asks for that.
         remembers: Whether rows that have left are looked at by those that come. If not, what is computed does not
             depend on what was computed before.
 
@@ -63,9 +65,16 @@ class SlotBatch:
     """
 
     def __init__(
-        self, model: PreTrainedModel, max_rows: int, max_length: int, *, remembers: bool = True
+        self,
+        model: PreTrainedModel,
+        max_rows: int,
+        max_length: int,
+        *,
+        grammars: Grammars | None = None,
+        remembers: bool = True,
     ) -> None:
         self._model = model
+        self._grammars = grammars
         self._slots = SlotModel(model, max_length)
         self._max_rows = max_rows
         self._max_length = max_length
@@ -78,9 +87,7 @@ class SlotBatch:
         self._clock = 0
 
     @torch.inference_mode()
-    def advance(
-        self, admitted: Sequence[GenerationRequest], version: int
-    ) -> list[tuple[int, GenerationResult]]:
+    def advance(self, admitted: Sequence[GenerationRequest], version: int) -> list[tuple[int, Drawn]]:
         """Draw one token for every row, admitting new rows first.
 
         Args:
@@ -94,10 +101,10 @@ class SlotBatch:
         drawn: dict[int, tuple[int, float]] = {}
         if self._rows:
             drawn |= _drawn(self._decode())
-        for part in self._admit([SlotRow(each, RequestStream(each.seed)) for each in admitted]):
+        for part in self._admit([SlotRow.begun(each, self._grammars) for each in admitted]):
             drawn |= _drawn(part)
         self.drawn = [drawn[id(row)][0] for row in self._rows]
-        finished = []
+        finished: list[tuple[int, Drawn]] = []
         for index, row in enumerate(self._rows):
             result = row.take(*drawn[id(row)], version)
             if result is not None:
@@ -114,7 +121,7 @@ class SlotBatch:
             self._left[row.slot] = self._clock if self._remembers else 0
             if not self._remembers:
                 self._held[row.slot] = _NOTHING
-            if not isfinite(row.logprobs[-1]):
+            if row.logprobs and not isfinite(row.logprobs[-1]):
                 self._held[row.slot] = _NOTHING
                 self._slots.cache.clear([row.slot])
         self._rows = [row for index, row in enumerate(self._rows) if index not in gone]
@@ -343,6 +350,7 @@ def _portions(rows: Sequence[SlotRow]) -> Iterator[list[SlotRow]]:
 def _drawn(part: Part) -> dict[int, tuple[int, float]]:
     """Draw a token for each row; return it and its log-probability by the row's identity: slots may still change."""
     rows, logits = part
+    mask_others(logits, rows)
     tokens, logprobs = draw_tokens(
         logits, [row.request.sampling for row in rows], [row.stream for row in rows]
     )

@@ -25,9 +25,12 @@ from rollgym.trainer.inference.base import (
     WeightSource,
     check_length,
 )
-from rollgym.trainer.inference.decoding import ActiveBatch, try_decoding
+from rollgym.trainer.inference.decoding import ActiveBatch, Drawn, try_decoding
+from rollgym.trainer.inference.errors import StructuredOutputError
 from rollgym.trainer.inference.slot_batch import SlotBatch
 from rollgym.trainer.inference.slot_trial import why_no_slots
+from rollgym.trainer.inference.structured import Grammars
+from rollgym.trainer.models.tokenizer import vocabulary_of
 from rollgym.trainer.models.weights import load_weights, twin_of
 
 _log = logging.getLogger(__name__)
@@ -46,13 +49,20 @@ class TorchEngine:
         max_length: Longest row in tokens; a request that could pass it is refused.
         shares_weights: Whether replies are drawn with the model itself. Whoever changes its weights must do so inside
             `standing_still`. Otherwise the engine has a second model, with the same weights until it is given others.
+        tokenizer: The policy's; without it no reply can be asked to look in some way (`SamplingParams.structured`).
 
     Raises:
         ConfigError: If the model keeps anything but keys and values of what it has read.
     """
 
     def __init__(
-        self, model: PreTrainedModel, *, max_rows: int, max_length: int, shares_weights: bool = False
+        self,
+        model: PreTrainedModel,
+        *,
+        max_rows: int,
+        max_length: int,
+        shares_weights: bool = False,
+        tokenizer: Any = None,
     ) -> None:
         try_decoding(model)
         self._shares_weights = shares_weights
@@ -62,6 +72,7 @@ class TorchEngine:
         self._version = 0
         self._waiting: deque[tuple[GenerationRequest, asyncio.Future[GenerationResult]]] = deque()
         self._active: list[tuple[GenerationRequest, asyncio.Future[GenerationResult]]] = []
+        self._grammars = None if tokenizer is None else Grammars(tokenizer, vocabulary_of(model))
         self._no_slots = why_no_slots(self._model, max_length)
         if self._no_slots is not None:
             _log.info("%s is decoded without slots: %s", type(model).__name__, self._no_slots)
@@ -108,7 +119,9 @@ class TorchEngine:
 
         Raises:
             ValueError: If the prompt is empty or leaves no room for the reply.
+            StructuredOutputError: If what the reply must look like cannot be had.
         """
+        await self._require_grammars([request])
         self._count(request)
         future: asyncio.Future[GenerationResult] = asyncio.get_running_loop().create_future()
         self._waiting.append((request, future))
@@ -123,7 +136,11 @@ class TorchEngine:
         """Return the replies of one batch that nothing else shares; equal calls give bitwise equal replies.
 
         More requests than the engine decodes at once are cut into batches of that size, in order.
+
+        Raises:
+            StructuredOutputError: If what one of them must look like cannot be had; none of them is drawn then.
         """
+        await self._require_grammars(requests)
         for request in requests:
             self._count(request)
         loop = asyncio.get_running_loop()
@@ -203,7 +220,25 @@ class TorchEngine:
         for *_, taken in self._updates:
             taken.cancel()
         self._quiet.set()
+        if self._grammars is not None:
+            self._grammars.close()
         self._thread.shutdown(wait=True)
+
+    async def _require_grammars(self, requests: Sequence[GenerationRequest]) -> None:
+        for request in requests:
+            if request.sampling.structured is None:
+                continue
+            if self._grammars is None:
+                raise StructuredOutputError(
+                    "this engine has no tokenizer to hold structured outputs with: take inference.kind vllm or sglang, "
+                    "or the embedded engine of a run without a cluster",
+                    request.request_id,
+                )
+            try:
+                await self._grammars.compile(request.sampling)
+            except StructuredOutputError as error:
+                error.request_id = request.request_id
+                raise
 
     def _count(self, request: GenerationRequest) -> None:
         check_length(request, self._max_length, f"{self._max_length} (model.max_length)")
@@ -280,10 +315,14 @@ class TorchEngine:
             if request.on_tokens is not None and not future.done():
                 loop.call_soon(request.on_tokens, [token])
 
-    def _answer(self, finished: list[tuple[int, GenerationResult]]) -> None:
+    def _answer(self, finished: Sequence[tuple[int, Drawn]]) -> None:
         for row, result in finished:
             _, future = self._active[row]
-            if not future.done():
+            if future.done():
+                continue
+            if isinstance(result, StructuredOutputError):
+                future.set_exception(result)
+            else:
                 future.set_result(result)
         gone = {row for row, _ in finished}
         self._active = [entry for row, entry in enumerate(self._active) if row not in gone]
@@ -328,8 +367,10 @@ class TorchEngine:
 
     def _new_batch(self, *, remembers: bool) -> ActiveBatch | SlotBatch:
         if self._no_slots is not None:
-            return ActiveBatch(self._model)
-        return SlotBatch(self._model, self._max_rows, self._max_length, remembers=remembers)
+            return ActiveBatch(self._model, self._grammars)
+        return SlotBatch(
+            self._model, self._max_rows, self._max_length, grammars=self._grammars, remembers=remembers
+        )
 
     def _run_alone(self, requests: list[GenerationRequest], version: int) -> list[GenerationResult]:
         # One that breaks is not used again.
@@ -342,6 +383,9 @@ class TorchEngine:
             admitted = []
             gone = set()
             for row, result in finished:
+                if isinstance(result, StructuredOutputError):
+                    result.request_id = requests[indices[row]].request_id
+                    raise result
                 results[indices[row]] = result
                 gone.add(row)
             indices = [index for row, index in enumerate(indices) if row not in gone]

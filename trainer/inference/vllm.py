@@ -6,7 +6,7 @@ Routes that steer exist only where the server was started with `VLLM_SERVER_DEV_
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rollgym.trainer.inference.base import PauseMode, SamplingParams
+from rollgym.trainer.inference.base import PauseMode, SamplingParams, StructuredOutput
 from rollgym.trainer.inference.calls import HttpAnswer, HttpCall, header_value, part_of, read_object, steering
 from rollgym.trainer.inference.dialect import (
     Bucket,
@@ -229,13 +229,23 @@ class VllmDialect:
 
 def _sampling_params(sampling: SamplingParams, seed: int) -> dict[str, Any]:
     """Return vLLM's sampling parameters: reported are the sampled tokens' log-probabilities alone."""
-    return common_sampling(sampling) | {
-        "max_tokens": sampling.max_new_tokens,
-        "seed": seed % 2**63,
-        "logprobs": 0,
-        # The run names all tokens that end a reply; vLLM's stop tokens work on without its own end.
-        "ignore_eos": True,
-    }
+    structured = sampling.structured
+    return (
+        common_sampling(sampling)
+        | ({} if structured is None else _structured(structured))
+        | {
+            "max_tokens": sampling.max_new_tokens,
+            "seed": seed % 2**63,
+            "logprobs": 0,
+            # The run names all tokens that end a reply; vLLM's stop tokens work on without its own end.
+            "ignore_eos": True,
+        }
+    )
+
+
+def _structured(structured: StructuredOutput) -> dict[str, Any]:
+    """Return what a reply must look like. A grammar's end is one of the stop tokens: vLLM hands them to it."""
+    return {"structured_outputs": {structured.kind: structured.text}}
 
 
 def weight_label(release: tuple[int, ...]) -> Conversation[str | None]:

@@ -12,7 +12,7 @@ from rollgym.trainer.inference.calls import (
     read_object,
     token_ids_of,
 )
-from rollgym.trainer.inference.errors import InferenceError, MalformedReplyError
+from rollgym.trainer.inference.errors import FailedReplyError, MalformedReplyError
 from rollgym.trainer.inference.routed_experts import read_array_file
 from rollgym.trainer.inference.stretches import (
     GenerationCall,
@@ -35,7 +35,7 @@ def read_stretch(answer: HttpAnswer, call: GenerationCall, *, spans: bool) -> St
 
     Raises:
         MalformedReplyError: If it breaks the contract.
-        InferenceError: If the server ended the reply by an error.
+        FailedReplyError: If the server ended the reply by an error.
     """
     choice = _only_choice(read_object(answer.body))
     finish_reason = _finish_reason(choice.get("finish_reason"))
@@ -119,7 +119,7 @@ def _finish_reason(reason: object) -> FinishReason:
     if reason in ("stop", "length", "abort"):
         return reason
     if reason in ("error", "repetition"):
-        raise InferenceError(f"vLLM ended a reply by {reason!r}")
+        raise FailedReplyError(f"vLLM ended a reply by {reason!r}")
     raise MalformedReplyError(f"{_REPLY} ended by {str(reason)[:40]!r}")
 
 

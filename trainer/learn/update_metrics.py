@@ -38,7 +38,8 @@ def mismatch(
 ) -> dict[str, float]:
     """Describe how far log-probabilities at the start of an update are from those at sampling.
 
-    In all, by domain, and, where some tokens are of older versions, by how many updates they are behind.
+    In all, by domain, and, where some tokens are of older versions, by how many updates they are behind. Tokens of
+    structured outputs are left out: they were drawn from a part of the vocabulary.
 
     Args:
         rows: Rows of the update's first optimizer step.
@@ -51,7 +52,8 @@ def mismatch(
     behaviour = torch.cat([row.fields["behaviour"][row.mask] for row in rows])
     if not bool((old - behaviour).isfinite().all()):
         return {}
-    metrics = mismatch_metrics(old, behaviour, torch.ones_like(old, dtype=torch.bool))
+    free = torch.cat([_free(row, batch, index) for row, index in zip(rows, indices, strict=True)])
+    metrics = mismatch_metrics(old, behaviour, free)
     tokens = torch.tensor([int(row.mask.sum()) for row in rows])
     of_rows = batch.domains
     domains = [of_rows[index] for index in indices]
@@ -65,5 +67,15 @@ def mismatch(
     if bool(behind.any()):
         parts |= {name: behind == lag for lag, name in enumerate(_LAGS)}
     for name, part in parts.items():
-        metrics |= {f"{name}/{key}": value for key, value in mismatch_metrics(old, behaviour, part).items()}
+        measured = mismatch_metrics(old, behaviour, part & free)
+        metrics |= {f"{name}/{key}": value for key, value in measured.items()}
     return metrics
+
+
+def _free(row: TrainRow, batch: EpisodeBatch, index: int) -> Tensor:
+    """Return which of a row's trained tokens were drawn from the whole vocabulary."""
+    own = batch.rows[index]
+    turns = batch.trajectories[own.trajectory].turns
+    structured = [number for number, turn in enumerate(turns) if turn.structured]
+    drawn_in = torch.tensor(own.turn_index)[row.mask]
+    return ~torch.isin(drawn_in, torch.tensor(structured, dtype=drawn_in.dtype))

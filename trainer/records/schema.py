@@ -112,6 +112,7 @@ class TurnSchema(_Schema):
     advantages: list[_Number] = Field([], fail_fast=True)
     reward_parts: dict[_Text, _Number] = Field({})
     is_summary: bool = False
+    structured: bool = False
 
 
 class EpisodeSchema(_Schema):

@@ -60,6 +60,8 @@ class Turn:
         advantages: What the update made of each token of the reply; empty where it was not trained on.
         reward_parts: What the reward is made of, by name, where whoever gave it says so.
         is_summary: Whether it sums up the history for the policy itself: the environment did not see it.
+        structured: Whether an agent had said what it must look like: log-probabilities of its tokens are those of what
+            that had left of the distribution.
     """
 
     segment: int
@@ -75,6 +77,7 @@ class Turn:
     advantages: list[float] = field(default_factory=list)
     reward_parts: dict[str, float] = field(default_factory=dict)
     is_summary: bool = False
+    structured: bool = False
 
     def as_record(self) -> dict[str, Any]:
         """Return the turn as plain data."""
@@ -93,7 +96,8 @@ class Turn:
     def _rare(self) -> dict[str, Any]:
         """Return what most turns have nothing of."""
         rare: dict[str, Any] = {"reward_parts": self.reward_parts} if self.reward_parts else {}
-        return rare | {"is_summary": True} if self.is_summary else rare
+        marks = {"is_summary": self.is_summary, "structured": self.structured}
+        return rare | {name: True for name, marked in marks.items() if marked}
 
     @classmethod
     def from_schema(cls, data: TurnSchema, name: str, lengths: Sequence[int]) -> "Turn":
@@ -119,6 +123,7 @@ class Turn:
             advantages=_for_each(data.advantages, end - start, name),
             reward_parts=dict(data.reward_parts),
             is_summary=data.is_summary,
+            structured=data.structured,
         )
 
 

@@ -14,9 +14,12 @@ from rollgym.trainer.inference.base import (
     GenerationResult,
     InferenceClient,
 )
+from rollgym.trainer.inference.errors import StructuredOutputError
 from rollgym.trainer.inference.forwarding import ForwardingClient
 from rollgym.trainer.rollout.slots import EpisodeSlots
 from rollgym.trainer.tasks.task import Task
+
+_Answered = GenerationResult | StructuredOutputError
 
 
 class _Batch:
@@ -25,7 +28,7 @@ class _Batch:
     def __init__(self) -> None:
         self.requests: list[GenerationRequest] = []
         self.full = asyncio.Event()
-        self.answer: asyncio.Task[dict[str, GenerationResult]] | None = None
+        self.answer: asyncio.Task[dict[str, _Answered]] | None = None
 
 
 class DeterministicBatcher(ForwardingClient, EpisodeSlots):
@@ -87,8 +90,10 @@ class DeterministicBatcher(ForwardingClient, EpisodeSlots):
             raise
         assert batch.answer is not None
         # One cancelled episode must not take the others' answers with it.
-        results = await asyncio.shield(batch.answer)
-        return results[request.request_id]
+        result = (await asyncio.shield(batch.answer))[request.request_id]
+        if isinstance(result, StructuredOutputError):
+            raise result
+        return result
 
     def _free_place(self) -> None:
         while self._line:
@@ -110,7 +115,20 @@ class DeterministicBatcher(ForwardingClient, EpisodeSlots):
             batch.answer = asyncio.get_running_loop().create_task(self._answer(batch.requests))
             batch.full.set()
 
-    async def _answer(self, requests: list[GenerationRequest]) -> dict[str, GenerationResult]:
+    async def _answer(self, requests: list[GenerationRequest]) -> dict[str, _Answered]:
+        """Return what becomes of each. One whose structured output cannot be had takes no other's answer with it."""
         ordered = sorted(requests, key=lambda request: request.order)
-        results = await self._client.generate_together(ordered)
-        return {request.request_id: result for request, result in zip(ordered, results, strict=True)}
+        answered: dict[str, _Answered] = {}
+        while ordered:
+            try:
+                results = await self._client.generate_together(ordered)
+            except StructuredOutputError as error:
+                left = [request for request in ordered if request.request_id != error.request_id]
+                if len(left) == len(ordered):
+                    raise
+                answered[error.request_id], ordered = error, left
+            else:
+                return answered | {
+                    request.request_id: result for request, result in zip(ordered, results, strict=True)
+                }
+        return answered

@@ -269,5 +269,7 @@ def _take_in(past: _Past, entry: Entry) -> None:
 def _digest(request: GenerationRequest) -> bytes:
     """Name a prompt and how its reply is drawn."""
     content = array("q", request.prompt_ids).tobytes() + repr(request.sampling).encode()
+    if request.sampling.structured is not None:
+        content += repr(request.sampling.structured).encode()
     shown = b"".join(image.picture.digest for image in request.images)
     return blake2b(content + shown, digest_size=16).digest()

@@ -148,6 +148,11 @@ class ChatRenderer:
         return self._with_pictures(ids[1:] if last_id == self.end_of_turn_id else ids, messages)
 
     @property
+    def vocabulary(self) -> int:
+        """How many token ids the model knows."""
+        return self._vocabulary
+
+    @property
     def end_of_text_id(self) -> int:
         """The id behind a text that is no chat: the tokenizer's end of text, or else what closes a turn."""
         end = self._tokenizer.eos_token_id

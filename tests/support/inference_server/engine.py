@@ -13,11 +13,14 @@ from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 
 from tests.support.inference_server.models import Row, ServedModel, log_softmax
+
+if TYPE_CHECKING:
+    from tests.support.inference_server.structures import Structure
 
 Result = TypeVar("Result")
 LOWEST_LOGPROB = -9999.0
@@ -38,6 +41,7 @@ class Sampling:
     stop: tuple[str, ...] = ()
     logit_bias: tuple[tuple[int, float], ...] = ()
     forced: tuple[int, ...] = ()
+    structure: Structure | None = None
 
     @property
     def greedy(self) -> bool:
@@ -344,6 +348,9 @@ def draw(logits: np.ndarray, job: Job, version: str, *, all_greedy: bool = False
     logits = np.asarray(logits, dtype=np.float64).copy()
     for token, bias in sampling.logit_bias:
         logits[token] += bias
+    if sampling.structure is not None and job.decode is not None:
+        # As both servers do it: before any distribution that they report.
+        logits = sampling.structure.mask(logits, job.decode(job.ids), sorted(sampling.stop_token_ids))
     raw = log_softmax(logits)
     greedy = sampling.temperature == 0
     tempered = raw if greedy or all_greedy else log_softmax(logits / sampling.temperature)

@@ -14,6 +14,7 @@ from starlette.responses import Response
 from tests.support.inference_server.engine import LOWEST_LOGPROB, Engine, Job, Sampling, unique_id
 from tests.support.inference_server.http import BadRequest, Options, as_json, body_of, streamed, unless_gone
 from tests.support.inference_server.models import Row
+from tests.support.inference_server.structures import of_vllm
 from tests.support.inference_server.texts import Tokens
 
 _TOOL_CALL = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.DOTALL)
@@ -129,6 +130,7 @@ class OpenAIRoutes:
             stop_token_ids=frozenset([*(body.get("stop_token_ids") or ()), *ends]),
             stop=(stop,) if isinstance(stop, str) else tuple(stop),
             logit_bias=tuple((int(token), bias) for token, bias in (body.get("logit_bias") or {}).items()),
+            structure=of_vllm(body),
         )
 
     def job(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from base64 import b64encode
 from collections.abc import Awaitable, Callable
@@ -25,6 +26,7 @@ from tests.support.inference_server.http import (
 )
 from tests.support.inference_server.models import Row, WeightsError
 from tests.support.inference_server.openai_routes import OpenAIRoutes
+from tests.support.inference_server.structures import of_sglang
 from tests.support.inference_server.texts import Tokens
 from tests.support.inference_server.vllm_routes import check_adapter
 from tests.support.inference_server.weights import (
@@ -51,6 +53,13 @@ _SAMPLING_KEYS = frozenset(
 def error(status: int, message: str) -> Response:
     body = {"object": "error", "message": message, "type": "BadRequest", "param": None, "code": status}
     return JSONResponse(body, status)
+
+
+def _refused_in_stream(message: str) -> Response:
+    """A grammar is compiled when the stream has begun: its fault is the reply's end."""
+    reason = {"type": "abort", "message": message, "status_code": 400, "err_type": "BadRequestError"}
+    event = {"text": "", "output_ids": [], "meta_info": {"finish_reason": reason, "completion_tokens": 0}}
+    return PlainTextResponse(f"data: {json.dumps(event)}\n\ndata: [DONE]\n\n", media_type="text/event-stream")
 
 
 def outcome(message: str = "Succeeded.", *, success: bool = True, **more: Any) -> Response:
@@ -177,7 +186,12 @@ class SglangRoutes:
             return JSONResponse({"error": f"Got LoRA adapter that has never been loaded: {name}"}, 400)
         if body.get("return_logprob") and body.get("logprob_start_len", -1) == 0:
             body["scores"] = await self._scores(ids, self.adapters.get(name or "", ""))
-        job = self._job(body, ids, request)
+        try:
+            job = self._job(body, ids, request)
+        except BadRequest as refused:
+            if not body.get("stream") or "Failed to compile" not in str(refused):
+                raise
+            return _refused_in_stream(str(refused))
         await self._engine.submit(job)
         wants = body.get("return_logprob", False)
         if body.get("stream"):
@@ -247,6 +261,7 @@ class SglangRoutes:
             stop_token_ids=frozenset(() if params.get("ignore_eos") else ends),
             stop=(stop,) if isinstance(stop, str) else tuple(stop),
             logit_bias=tuple((int(token), bias) for token, bias in (params.get("logit_bias") or {}).items()),
+            structure=of_sglang(params),
         )
 
     async def _scores(self, ids: list[int], adapter: str) -> list[list[Any]]:

@@ -260,6 +260,28 @@ async def test_the_mismatch_is_told_for_each_domain():
     assert -0.5 < metrics["mismatch/k1"] < 0.0
 
 
+@pytest.mark.parametrize("rows", ["trajectory", "step"])
+async def test_structured_outputs_are_no_mismatch(rows):
+    """Their log-probabilities are of a part of the vocabulary, so they say nothing of the two engines."""
+    groups = played_groups(sharp_model())
+    for group in groups:
+        for trajectory in group.trajectories:
+            for number, turn in enumerate(trajectory.turns):
+                turn.structured = number % 2 == 1
+                if turn.structured:
+                    own = trajectory.segments[turn.segment].behaviour_logprobs
+                    own[turn.start : turn.end] = [value / 2 for value in own[turn.start : turn.end]]
+    settings = resolve_preset("grpo", {})
+    batch = episode_batch(groups, row_builder(rows))
+    metrics = await Learner(settings, models_of(settings), seed=1).update(batch, step=0)
+    assert metrics["mismatch/k1"] == pytest.approx(0.0, abs=1e-4)
+    for trajectory in batch.trajectories:
+        for turn in trajectory.turns:
+            turn.structured = True
+    metrics = await Learner(settings, models_of(settings), seed=1).update(batch, step=0)
+    assert not [name for name in metrics if "mismatch" in name]
+
+
 async def test_the_mismatch_is_told_by_how_far_tokens_are_behind():
     """Tokens of the trained version agree with the engine; each update more costs half a nat here."""
     groups = played_groups(sharp_model())

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from rollgym.trainer.inference.base import GenerationRequest, GenerationResult, SamplingParams
+from rollgym.trainer.inference.errors import StructuredOutputError
 from rollgym.trainer.rollout.batcher import DeterministicBatcher
 from rollgym.trainer.tasks.task import Task
 
@@ -86,6 +87,25 @@ async def test_a_failing_engine_fails_every_waiter():
         batcher.generate(request(0)), batcher.generate(request(1)), return_exceptions=True
     )
     assert [str(result) for result in results] == ["engine down", "engine down"]
+
+
+async def test_a_structured_output_that_cannot_be_had_fails_its_own_request_alone():
+    class Particular(RecordingClient):
+        async def generate_together(self, requests):
+            for each in requests:
+                if each.order[1] in (0, 2):
+                    raise StructuredOutputError(f"not for {each.order[1]}", each.request_id)
+            return await super().generate_together(requests)
+
+    client = Particular()
+    batcher = DeterministicBatcher(client)
+    for _ in range(3):
+        batcher.enter()
+    results = await asyncio.gather(
+        *(batcher.generate(request(member)) for member in range(3)), return_exceptions=True
+    )
+    assert [str(results[0]), results[1].token_ids, str(results[2])] == ["not for 0", [1], "not for 2"]
+    assert client.batches == [[(0, 1, 0)]]
 
 
 async def test_only_so_many_episodes_run_as_there_are_places():

@@ -7,6 +7,7 @@ from typing import Protocol
 from rollgym.trainer.rollout.agents.replies import Reply
 from rollgym.trainer.rollout.agents.splicing import SampledReply
 from rollgym.trainer.rollout.agents.streaming import Delta, ReplyStream
+from rollgym.trainer.rollout.agents.texts import TextPrompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +35,11 @@ class Answer:
         number: Which request of its session it was.
         identifier: Unique in the session, and equal between equal runs.
         created: Unix time in seconds.
-        prompt_ids: What the policy read.
-        choices: The replies.
+        prompt_ids: What the policy read; the first of several prompts.
+        choices: The replies, those to one prompt after the other.
         ignored: Wishes that were passed over.
         thinks: Whether the prompt ends with the opening of thinking.
+        prompts: The prompts, where they are texts without a chat template.
     """
 
     number: int
@@ -47,6 +49,12 @@ class Answer:
     choices: Sequence[Choice]
     ignored: tuple[str, ...]
     thinks: bool = False
+    prompts: Sequence[TextPrompt] = ()
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens that were read."""
+        return sum(len(prompt.ids) for prompt in self.prompts) if self.prompts else len(self.prompt_ids)
 
     @property
     def completion_tokens(self) -> int:

@@ -6,25 +6,26 @@ from typing import Any
 
 from rollgym.trainer.rollout.agents.answers import Answer, Choice
 from rollgym.trainer.rollout.agents.calls import (
-    CONSTRAINED,
     AgentCall,
     Message,
     Wishes,
+    beside_tools,
     flag,
     made_call,
     number,
     parsed_arguments,
     passed_over,
-    refuse_constraints,
     whole,
 )
 from rollgym.trainer.rollout.agents.errors import ApiError, invalid, unsupported
 from rollgym.trainer.rollout.agents.streaming import Delta
+from rollgym.trainer.rollout.agents.structured import STRUCTURED_FIELDS, Wanted, wanted_output
 
 _KNOWN = frozenset(
     (
         *("model", "messages", "system", "max_tokens", "tools", "tool_choice", "stop_sequences", "stream"),
-        *("temperature", "top_p", "top_k", "metadata", "service_tier", "cache_control"),
+        *("temperature", "top_p", "top_k", "metadata", "service_tier", "cache_control", "output_format"),
+        *STRUCTURED_FIELDS,
     )
 )
 _MOST_STOPS = 16
@@ -48,8 +49,7 @@ def parse_messages(body: Mapping[str, Any], *, counted: bool = False) -> AgentCa
     Raises:
         ApiError: If it is malformed, or asks for what is not done here.
     """
-    refuse_constraints(body)
-    _refuse_form(body)
+    wanted = _wanted(body)
     longest = whole(body, "max_tokens", 1)
     if longest is None and not counted:
         raise invalid("max_tokens: how long the reply may be must be said", "max_tokens")
@@ -60,6 +60,8 @@ def parse_messages(body: Mapping[str, Any], *, counted: bool = False) -> AgentCa
         raise invalid("tool_choice must be an object of the type auto, any, tool or none", "tool_choice")
     one_call = isinstance(choice, Mapping) and flag(choice, "disable_parallel_tool_use")
     forced = ("tool_choice",) if tools and kind in ("any", "tool") else ()
+    wanted, unstructured = beside_tools(wanted, tools, reads_tools=kind != "none")
+    unread = tuple(name for name in passed_over(body, _KNOWN) if name != "output_config" or _effort(body))
     return AgentCall(
         messages=[*_system(body.get("system")), *_messages(body.get("messages"))],
         tools=[] if kind == "none" else tools,
@@ -69,26 +71,38 @@ def parse_messages(body: Mapping[str, Any], *, counted: bool = False) -> AgentCa
             temperature=number(body, "temperature", 0.0, 100.0),
             top_p=number(body, "top_p", 0.0, 1.0),
             top_k=whole(body, "top_k", -1),
+            structured=wanted,
         ),
         reads_tools=bool(tools) and kind != "none",
         parallel_tools=not one_call,
         stream=flag(body, "stream"),
-        not_enforced=(*forced, *passed_over(body, _KNOWN)),
+        not_enforced=(*forced, *unstructured, *unread),
     )
 
 
-def _refuse_form(body: Mapping[str, Any]) -> None:
+def _wanted(body: Mapping[str, Any]) -> Wanted | None:
+    """Return what the reply shall look like, by the name of today or the former one."""
     config = body.get("output_config")
     form = config.get("format") if isinstance(config, Mapping) else None
-    if form is not None or body.get("output_format") is not None:
-        raise unsupported(
-            f"replies in a forced format are not supported: {CONSTRAINED}",
-            "output_config.format" if form is not None else "output_format",
+    if form is not None and body.get("output_format") is not None:
+        raise invalid(
+            "output_config.format and output_format: only one of them can be asked for", "output_format"
         )
+    if form is not None:
+        return wanted_output(body, form, "output_config.format")
+    return wanted_output(body, body.get("output_format"), "output_format")
+
+
+def _effort(body: Mapping[str, Any]) -> bool:
+    """Whether `output_config` asks for more than a format."""
+    config = body.get("output_config")
+    return not isinstance(config, Mapping) or any(
+        config[name] is not None for name in config if name != "format"
+    )
 
 
 def _stops(value: object) -> tuple[str, ...]:
-    texts = value or []
+    texts = [] if value is None else value
     if (
         not isinstance(texts, list)
         or len(texts) > _MOST_STOPS
@@ -127,7 +141,7 @@ def _tool(value: object, param: str) -> Mapping[str, Any]:
 
 
 def _system(value: object) -> list[Message]:
-    if not value:
+    if value is None or value == "" or value == []:
         return []
     return [{"role": "system", "content": _text(value, "system")}]
 

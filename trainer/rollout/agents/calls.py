@@ -1,4 +1,4 @@
-"""What an agent asks for, whichever of the two APIs it speaks: a conversation, tools, and wishes for the sampling."""
+"""What an agent asks for, whichever API it speaks: a conversation, tools, and wishes for the sampling."""
 
 import math
 from collections.abc import Collection, Mapping, Sequence
@@ -7,6 +7,7 @@ from typing import Any
 
 from rollgym.clients.replies.json_values import CallFault, parse_json
 from rollgym.trainer.rollout.agents.errors import invalid, unsupported
+from rollgym.trainer.rollout.agents.structured import Wanted
 
 Message = dict[str, Any]
 """A message as chat templates take it: `role`, `content` (text), of assistants `tool_calls` and `reasoning_content`."""
@@ -22,15 +23,6 @@ SAMPLING_FIELDS = frozenset(
     )
 )
 """Fields of both APIs that `sampling_wishes` and `stops` read."""
-CONSTRAINED = (
-    "it would change the distribution that is sampled. Say in the prompt what the reply must look like, or offer a "
-    "tool with that schema"
-)
-CONSTRAINTS = (
-    *("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs"),
-    *("json_schema", "regex", "ebnf", "structural_tag"),
-)
-"""Fields by which vLLM and SGLang are asked for replies of a form."""
 WITHOUT_EFFECT = frozenset(
     (
         *("model", "user", "metadata", "service_tier", "safety_identifier"),
@@ -54,6 +46,7 @@ class Wishes:
         top_p: Smallest set of most likely tokens with this mass.
         top_k: Number of most likely tokens; 0 or less is off.
         seed: Seed of its random stream.
+        structured: What the reply shall look like.
         others: Names of further wishes that change the distribution.
     """
 
@@ -64,6 +57,7 @@ class Wishes:
     top_p: float | None = None
     top_k: int | None = None
     seed: int | None = None
+    structured: Wanted | None = None
     others: tuple[str, ...] = ()
 
 
@@ -72,7 +66,9 @@ class AgentCall:
     """One request of an agent.
 
     Attributes:
-        messages: The whole conversation.
+        messages: The whole conversation; none where prompts are texts of their own.
+        prompts: Texts or token ids that the policy goes on with, without a chat template; each has all choices.
+        echo: Whether they stand before the replies.
         tools: Declarations that the chat template writes into the prompt.
         wishes: How the reply should be sampled.
         reads_tools: Whether calls of tools are looked for in the reply.
@@ -86,6 +82,8 @@ class AgentCall:
     """
 
     messages: list[Message]
+    prompts: tuple[str | tuple[int, ...], ...] = ()
+    echo: bool = False
     tools: list[Mapping[str, Any]] = field(default_factory=list)
     wishes: Wishes = Wishes()
     reads_tools: bool = False
@@ -134,7 +132,7 @@ def whole(body: Mapping[str, Any], name: str, low: int, high: int = 1 << 31) -> 
 def stops(body: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the texts that end a reply."""
     value = body.get("stop")
-    texts = [value] if isinstance(value, str) else value or []
+    texts = [value] if isinstance(value, str) else [] if value is None else value
     if not isinstance(texts, list) or len(texts) > _MOST_STOPS or not all(_is_stop(text) for text in texts):
         raise invalid(
             f"stop must be a text, or a list of at most {_MOST_STOPS} texts, none of them empty", "stop"
@@ -146,8 +144,10 @@ def _is_stop(value: object) -> bool:
     return isinstance(value, str) and 0 < len(value) <= 1024
 
 
-def sampling_wishes(body: Mapping[str, Any], max_tokens: int | None, choices: int = 1) -> Wishes:
-    """Return the wishes that both APIs have in common."""
+def sampling_wishes(
+    body: Mapping[str, Any], max_tokens: int | None, choices: int = 1, structured: Wanted | None = None
+) -> Wishes:
+    """Return the wishes that OpenAI's APIs have in common."""
     neutral = {"presence_penalty": 0, "frequency_penalty": 0, "repetition_penalty": 1, "min_p": 0}
     others = [name for name, off in neutral.items() if number(body, name, -1e3, 1e3) not in (None, off)]
     others += [name for name in ("logit_bias", "bad_words", "min_tokens") if body.get(name)]
@@ -159,6 +159,7 @@ def sampling_wishes(body: Mapping[str, Any], max_tokens: int | None, choices: in
         top_p=number(body, "top_p", 0.0, 1.0),
         top_k=whole(body, "top_k", -1),
         seed=whole(body, "seed", -(1 << 63), 1 << 64),
+        structured=structured,
         others=tuple(others),
     )
 
@@ -177,6 +178,18 @@ def tool_choice(body: Mapping[str, Any]) -> tuple[bool, tuple[str, ...]]:
     if value in ("required", "any") or isinstance(value, Mapping):
         return True, ("tool_choice",)
     raise invalid("tool_choice must be none, auto, required, or name a tool", "tool_choice")
+
+
+def beside_tools(
+    wanted: Wanted | None, tools: Sequence[Mapping[str, Any]], *, reads_tools: bool
+) -> tuple[Wanted | None, tuple[str, ...]]:
+    """Return what a reply must look like, and the name of the field that asks for it where it is passed over.
+
+    Where tools are offered the reply may be a call of one, which no schema of an answer leaves room for.
+    """
+    if wanted is None or not (tools and reads_tools):
+        return wanted, ()
+    return None, (wanted.param,)
 
 
 def checked_body(body: object, refused: Sequence[str]) -> Mapping[str, Any]:
@@ -212,25 +225,6 @@ def passed_over(body: Mapping[str, Any], known: Collection[str]) -> tuple[str, .
 def _brief(names: Sequence[str]) -> list[str]:
     named = [name[:_LONGEST_NAME] for name in names[:_MOST_NAMES]]
     return named if len(names) <= _MOST_NAMES else [*named, f"and {len(names) - _MOST_NAMES} more"]
-
-
-def refuse_constraints(body: Mapping[str, Any]) -> None:
-    """Refuse replies that are forced into a form, however a server calls that.
-
-    Raises:
-        ApiError: If the request asks for one.
-    """
-    for name in CONSTRAINTS:
-        if body.get(name):
-            raise unsupported(f"{name} is not supported: {CONSTRAINED}", name)
-
-
-def refuse_format(value: object, param: str) -> None:
-    """Refuse replies in a forced format: nothing here constrains what a policy samples."""
-    if value is None or (isinstance(value, Mapping) and value.get("type") in (None, "text")):
-        return
-    kind = value.get("type") if isinstance(value, Mapping) else value
-    raise unsupported(f"{param} {kind!r} is not supported: {CONSTRAINED}", param)
 
 
 # -- messages --------------------------------------------------------------------------------------------------------

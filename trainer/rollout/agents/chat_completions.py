@@ -9,26 +9,26 @@ from rollgym.trainer.rollout.agents.calls import (
     SAMPLING_FIELDS,
     WITHOUT_EFFECT,
     AgentCall,
+    beside_tools,
     chat_messages,
     checked_body,
     declared_tools,
     flag,
     passed_over,
-    refuse_constraints,
-    refuse_format,
     sampling_wishes,
     tool_choice,
     whole,
 )
 from rollgym.trainer.rollout.agents.errors import ApiError, unsupported
 from rollgym.trainer.rollout.agents.streaming import Delta
+from rollgym.trainer.rollout.agents.structured import STRUCTURED_FIELDS, wanted_output
 
 _REFUSED = ("functions", "function_call", "audio", "prediction", "web_search_options")
 _KNOWN = frozenset(
     (
         *("messages", "tools", "tool_choice", "parallel_tool_calls", "stream", "stream_options", "logprobs"),
         *("top_logprobs", "return_token_ids", "n", "max_tokens", "max_completion_tokens", "response_format"),
-        *("modalities", *SAMPLING_FIELDS, *WITHOUT_EFFECT),
+        *("modalities", *SAMPLING_FIELDS, *STRUCTURED_FIELDS, *WITHOUT_EFFECT),
     )
 )
 
@@ -42,8 +42,7 @@ def parse_chat(body: object) -> AgentCall:
     body = checked_body(body, _REFUSED)
     if body.get("modalities") not in (None, ["text"]):
         raise unsupported("modalities: only text is supported", "modalities")
-    refuse_format(body.get("response_format"), "response_format")
-    refuse_constraints(body)
+    wanted = wanted_output(body, body.get("response_format"), "response_format")
     if whole(body, "top_logprobs", 0, 20):
         raise unsupported(
             "top_logprobs is not supported: of each token only its own log-probability is known (logprobs: true)",
@@ -55,18 +54,19 @@ def parse_chat(body: object) -> AgentCall:
     longest = whole(body, "max_completion_tokens", 1)
     tools = declared_tools(body.get("tools"))
     reads_tools, not_enforced = tool_choice(body)
+    wanted, unstructured = beside_tools(wanted, tools, reads_tools=reads_tools)
     options = body.get("stream_options")
     return AgentCall(
         messages=chat_messages(body.get("messages")),
         tools=tools if reads_tools else [],
-        wishes=sampling_wishes(body, longest or whole(body, "max_tokens", 1), choices or 1),
+        wishes=sampling_wishes(body, longest or whole(body, "max_tokens", 1), choices or 1, wanted),
         reads_tools=reads_tools and bool(tools),
         parallel_tools=flag(body, "parallel_tool_calls", default=True),
         stream=flag(body, "stream"),
         usage_in_stream=flag(options, "include_usage") if isinstance(options, Mapping) else False,
         logprobs=flag(body, "logprobs"),
         token_ids=flag(body, "return_token_ids"),
-        not_enforced=(*(not_enforced if tools else ()), *passed_over(body, _KNOWN)),
+        not_enforced=(*(not_enforced if tools else ()), *unstructured, *passed_over(body, _KNOWN)),
     )
 
 
@@ -145,7 +145,7 @@ def finish_reason(choice: Choice) -> str:
 
 def usage(answer: Answer) -> dict[str, int]:
     """Return how many tokens were read and sampled."""
-    prompt, completion = len(answer.prompt_ids), answer.completion_tokens
+    prompt, completion = answer.prompt_tokens, answer.completion_tokens
     return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
 

@@ -24,6 +24,7 @@ from rollgym.trainer.rollout.agents.answers import Answer
 from rollgym.trainer.rollout.agents.anthropic_messages import MessageEvents, message_body, parse_messages
 from rollgym.trainer.rollout.agents.calls import AgentCall, finite, whole
 from rollgym.trainer.rollout.agents.chat_completions import ChatChunks, chat_body, parse_chat
+from rollgym.trainer.rollout.agents.completions import CompletionChunks, completion_body, parse_completions
 from rollgym.trainer.rollout.agents.deliveries import name_of
 from rollgym.trainer.rollout.agents.environment import EpisodeEnvironment
 from rollgym.trainer.rollout.agents.errors import ApiError, invalid
@@ -84,6 +85,7 @@ def agents_app(sessions: Sessions, max_body_bytes: int, further: Iterable[Route]
     for prefix in ("", "/s/{key}"):
         routes += [
             Route(f"{prefix}/v1/chat/completions", endpoint.guarded(endpoint.chat), methods=["POST"]),
+            Route(f"{prefix}/v1/completions", endpoint.guarded(endpoint.completions), methods=["POST"]),
             Route(f"{prefix}/v1/responses", endpoint.guarded(endpoint.responses), methods=["POST"]),
             Route(
                 f"{prefix}/v1/messages",
@@ -164,6 +166,16 @@ class _Endpoint:
             return await self._streamed(request, session, call, _CHAT)
         answer = await self._answered(request, session, call)
         body = chat_body(call, answer, self._sessions.model, self._texts(session, call, answer))
+        return json_answer(body, _headers(answer))
+
+    async def completions(self, request: Request) -> Response:
+        """`POST /v1/completions`: texts to go on with."""
+        session = self._session(request)
+        call = parse_completions(await self._json(request))
+        if call.stream:
+            return await self._streamed(request, session, call, _COMPLETIONS)
+        answer = await self._answered(request, session, call)
+        body = completion_body(call, answer, self._sessions.model, self._texts(session, call, answer))
         return json_answer(body, _headers(answer))
 
     async def responses(self, request: Request) -> Response:
@@ -411,12 +423,13 @@ class _StreamApi:
         keep: Keeps what a later request may name.
     """
 
-    events: Callable[[AgentCall, Answer, str], ChatChunks | ResponseEvents | MessageEvents]
+    events: Callable[[AgentCall, Answer, str], ChatChunks | CompletionChunks | ResponseEvents | MessageEvents]
     write: Callable[[Event], bytes]
     last: bytes
     keep: Callable[[AgentSession, AgentCall, Answer], None]
 
 
 _CHAT = _StreamApi(ChatChunks, _chunk, b"data: [DONE]\n\n", _keep_nothing)
+_COMPLETIONS = _StreamApi(CompletionChunks, _chunk, b"data: [DONE]\n\n", _keep_nothing)
 _MESSAGES = _StreamApi(MessageEvents, _named_event, b"", _keep_nothing)
 _RESPONSES = _StreamApi(ResponseEvents, _named_event, b"", _keep_conversation)

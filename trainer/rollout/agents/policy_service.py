@@ -9,6 +9,7 @@ from rollgym.trainer.rollout.agents.calls import AgentCall, Wishes
 from rollgym.trainer.rollout.agents.errors import ApiError, unsupported
 from rollgym.trainer.rollout.agents.replies import ToolFormat
 from rollgym.trainer.rollout.agents.splicing import SplicingRenderer
+from rollgym.trainer.rollout.agents.structured import Wanted
 
 SamplingPolicy = Literal["run", "refuse", "agent"]
 """What becomes of an agent's own wishes for the sampling: passed over, refused, or heeded.
@@ -33,6 +34,7 @@ class PolicyService:
         seed: The run's seed.
         purpose: Name of the family of random streams, such as "train".
         reads_seeds: Whether equal seeds draw equal replies at whoever samples.
+        unstructured: Why an agent cannot say what its replies must look like; empty where it can.
     """
 
     client: InferenceClient
@@ -45,6 +47,7 @@ class PolicyService:
     seed: int
     purpose: str
     reads_seeds: bool = True
+    unstructured: str = ""
 
     def __post_init__(self) -> None:
         # Hermes' marks are the ones that it writes for templates that know no tools.
@@ -58,19 +61,22 @@ class PolicyService:
             ApiError: If they must not be.
         """
         heeded = self.wishes == "agent"
+        self._require_structured(call.wishes.structured)
         unheeded = _unheeded(call.wishes, self.sampling, heeded=heeded)
         if unheeded and heeded:
             raise unsupported(f"{', '.join(unheeded)}: not supported here", unheeded[0])
         if unheeded and self.wishes == "refuse":
-            raise ApiError(
-                400,
-                f"{', '.join(unheeded)}: how replies are sampled is the run's own, since that distribution is trained "
-                "(agents.sampling is 'refuse'; 'run' passes over such fields)",
-                "sampling_is_the_runs",
-                unheeded[0],
-            )
+            raise _is_the_runs(*unheeded)
         unread = ("seed",) if heeded and call.wishes.seed is not None and not self.reads_seeds else ()
         return (*unheeded, *unread, *call.not_enforced)
+
+    def _require_structured(self, wanted: Wanted | None) -> None:
+        if wanted is None:
+            return
+        if self.unstructured:
+            raise unsupported(f"{wanted.param}: {self.unstructured}", wanted.param)
+        if self.wishes == "refuse":
+            raise _is_the_runs(wanted.param)
 
     def seed_for(self, wishes: Wishes, choice: int, *names: str | int) -> int:
         """Return the seed of a reply's random stream: the agent's own, where its wishes are heeded and it has one.
@@ -94,7 +100,11 @@ class PolicyService:
         Raises:
             ApiError: If the prompt leaves no room for the reply.
         """
-        return replace(self._distribution(wishes), max_new_tokens=self._longest(wishes.max_tokens, prompt))
+        return replace(
+            self._distribution(wishes),
+            max_new_tokens=self._longest(wishes.max_tokens, prompt),
+            structured=None if wishes.structured is None else wishes.structured.output,
+        )
 
     def _distribution(self, wishes: Wishes) -> SamplingParams:
         own = self.sampling
@@ -123,6 +133,16 @@ class PolicyService:
                 "messages",
             )
         return longest
+
+
+def _is_the_runs(*names: str) -> ApiError:
+    return ApiError(
+        400,
+        f"{', '.join(names)}: how replies are sampled is the run's own, since that distribution is trained "
+        "(agents.sampling is 'refuse'; 'run' passes over such fields, and serves structured outputs)",
+        "sampling_is_the_runs",
+        names[0],
+    )
 
 
 def _either(wish: float | None, own: float) -> float:

@@ -10,13 +10,12 @@ from rollgym.trainer.rollout.agents.calls import (
     AgentCall,
     Message,
     assistant_parts,
+    beside_tools,
     checked_body,
     declared_tools,
     flag,
     made_call,
     passed_over,
-    refuse_constraints,
-    refuse_format,
     sampling_wishes,
     text_of,
     tool_choice,
@@ -25,6 +24,7 @@ from rollgym.trainer.rollout.agents.calls import (
 from rollgym.trainer.rollout.agents.chat_completions import token_logprobs
 from rollgym.trainer.rollout.agents.errors import ApiError, invalid, unsupported
 from rollgym.trainer.rollout.agents.streaming import Delta
+from rollgym.trainer.rollout.agents.structured import STRUCTURED_FIELDS, wanted_output
 
 Conversation = Callable[[str], Sequence[Message] | None]
 """Finds the conversation up to and with an answer, by its identifier without `resp_`."""
@@ -43,7 +43,8 @@ _REFUSED = ("prompt", "conversation")
 _KNOWN = frozenset(
     (
         *("input", "tools", "tool_choice", "parallel_tool_calls", "stream", "text", "background", "include"),
-        *("top_logprobs", "return_token_ids", *_ECHOED, *SAMPLING_FIELDS, *WITHOUT_EFFECT),
+        *("top_logprobs", "return_token_ids", *_ECHOED, *SAMPLING_FIELDS, *STRUCTURED_FIELDS),
+        *WITHOUT_EFFECT,
     )
 )
 
@@ -62,24 +63,26 @@ def parse_responses(body: object, conversation: Conversation) -> AgentCall:
     if flag(body, "background"):
         raise unsupported("background is not supported: wait for the answer", "background")
     text = body.get("text")
-    refuse_format(text.get("format") if isinstance(text, Mapping) else None, "text.format")
-    refuse_constraints(body)
+    form = text.get("format") if isinstance(text, Mapping) else None
+    wanted = wanted_output(body, form, "text.format")
     if whole(body, "top_logprobs", 0, 20):
         raise unsupported("top_logprobs is not supported", "top_logprobs")
     tools = declared_tools(body.get("tools"))
     reads_tools, not_enforced = tool_choice(body)
+    wanted, unstructured = beside_tools(wanted, tools, reads_tools=reads_tools)
     return AgentCall(
         messages=_conversation(body, conversation),
         tools=tools if reads_tools else [],
-        wishes=sampling_wishes(body, whole(body, "max_output_tokens", 1)),
+        wishes=sampling_wishes(body, whole(body, "max_output_tokens", 1), structured=wanted),
         reads_tools=reads_tools and bool(tools),
         parallel_tools=flag(body, "parallel_tool_calls", default=True),
         stream=flag(body, "stream"),
         logprobs="message.output_text.logprobs" in _listed(body, "include", "include"),
         token_ids=flag(body, "return_token_ids"),
-        not_enforced=(*(not_enforced if tools else ()), *passed_over(body, _KNOWN)),
+        not_enforced=(*(not_enforced if tools else ()), *unstructured, *passed_over(body, _KNOWN)),
         echoed={name: body[name] for name in _ECHOED if name in body}
-        | {"tools": body.get("tools") or [], "tool_choice": body.get("tool_choice") or "auto"},
+        | {"tools": body.get("tools") or [], "tool_choice": body.get("tool_choice") or "auto"}
+        | ({} if form is None else {"text": {"format": form}}),
     )
 
 
@@ -110,7 +113,9 @@ def _earlier(identifier: object, conversation: Conversation) -> list[Message]:
 
 def _listed(holder: Mapping[str, Any], name: str, param: str) -> list[Any]:
     """Return a list of a request; null is an empty one."""
-    value = holder.get(name) or []
+    value = holder.get(name)
+    if value is None:
+        return []
     if not isinstance(value, list):
         raise invalid(f"{param} must be a list", param)
     return value

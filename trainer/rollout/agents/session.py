@@ -7,7 +7,9 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
+from rollgym.clients.replies.thinking import CLOSING
 from rollgym.trainer.inference.base import GenerationRequest, GenerationResult, SamplingParams
+from rollgym.trainer.inference.errors import StructuredOutputError
 from rollgym.trainer.records.timeline import Phase
 from rollgym.trainer.records.trajectory import Trajectory, Turn
 from rollgym.trainer.rollout.agents.answers import Answer, AnswerListener, Choice, ChoiceStream
@@ -15,10 +17,11 @@ from rollgym.trainer.rollout.agents.calls import AgentCall, Message, Wishes, las
 from rollgym.trainer.rollout.agents.deliveries import Deliveries
 from rollgym.trainer.rollout.agents.errors import ApiError
 from rollgym.trainer.rollout.agents.policy_service import PolicyService
-from rollgym.trainer.rollout.agents.replies import Reply, has_mark, read_reply, schemas_of
+from rollgym.trainer.rollout.agents.replies import Reply, ToolFormat, has_mark, read_reply, schemas_of
 from rollgym.trainer.rollout.agents.splicing import Conversation, Found, Prompt, ReplyBook, SampledReply
 from rollgym.trainer.rollout.agents.stops import first_stop, stopped
 from rollgym.trainer.rollout.agents.streaming import ReplyStream
+from rollgym.trainer.rollout.agents.texts import TextBook, TextPrompt
 from rollgym.trainer.rollout.recall import session_key
 from rollgym.trainer.rollout.recorder import Recorder
 
@@ -99,6 +102,7 @@ class AgentSession:
         self.model_failure: BaseException | None = None
         self._recorder = Recorder(trajectory)
         self._book = ReplyBook()
+        self._texts = TextBook(service.renderer.renderer)
         self._max_calls = max_calls
         self._clock = clock
         self._numbers = 0
@@ -135,27 +139,31 @@ class AgentSession:
                 "max_turns_reached",
             )
         ignored = self.service.ignored(call)
-        conversation = Conversation.of(call.messages, call.tools)
+        conversation = None if call.prompts else Conversation.of(call.messages, call.tools)
         # Of requests that come together the first has the lower number, whichever is rendered first.
         number, self._numbers = self._numbers, self._numbers + 1
-        prompt = await self._prompt(conversation)
+        prompts = await self._prompts(call, conversation)
         try:
-            sampling = self.service.sampling_for(call.wishes, len(prompt.ids))
+            samplings = [self.service.sampling_for(call.wishes, len(prompt.ids)) for prompt in prompts]
         except ApiError:
             self.counts.overflows += 1
             raise
-        name, now = self._name(number, "answer", 24), int(self._clock())
-        answer = Answer(number, name, now, prompt.ids, (), ignored, prompt.thinks)
+        answer = self._begun(number, prompts, ignored)
         streams = self._streams(call, listener, answer)
-        segments = [self._recorder.place(prompt.ids) for _ in range(call.wishes.choices)]
+        each = range(call.wishes.choices)
+        segments = [self._recorder.place(prompt.ids) for prompt in prompts for _ in each]
         try:
-            told: list[_Told | None] = [stream.add for stream in streams]
-            told = told or [None] * call.wishes.choices
-            results = await self._owned(self._generate(number, prompt.ids, sampling, call.wishes, told))
+            told: list[_Told | None] = [stream.add for stream in streams] or [None] * len(segments)
+            drawn = [
+                (prompt.ids, params) for prompt, params in zip(prompts, samplings, strict=True) for _ in each
+            ]
+            results = await self._owned(self._generate(number, drawn, call.wishes, told))
             self.require_open()
             _require_told(streams, results)
             choices = [
-                self._record(call, conversation, number, index, segment, result, thinks=prompt.thinks)
+                self._record(
+                    _Asked(call, conversation, prompts[index // len(each)], number, index), segment, result
+                )
                 for index, (segment, result) in enumerate(zip(segments, results, strict=True))
             ]
         except BaseException as error:
@@ -178,6 +186,22 @@ class AgentSession:
             stream.add(choice.sampled.token_ids)
             stream.end(choice.sampled.reply)
         return answer
+
+    def _begun(self, number: int, prompts: Sequence[Prompt | TextPrompt], ignored: tuple[str, ...]) -> Answer:
+        first, texts = prompts[0], [each for each in prompts if isinstance(each, TextPrompt)]
+        thinks = isinstance(first, Prompt) and first.thinks
+        name, now = self._name(number, "answer", 24), int(self._clock())
+        return Answer(number, name, now, first.ids, (), ignored, thinks, texts)
+
+    async def _prompts(
+        self, call: AgentCall, conversation: Conversation | None
+    ) -> Sequence[Prompt | TextPrompt]:
+        """Return all that the policy reads."""
+        if conversation is not None:
+            return [await self._prompt(conversation)]
+        if sum(map(len, call.prompts)) > _LARGE:
+            return await asyncio.to_thread(lambda: list(map(self._texts.prompt, call.prompts)))
+        return list(map(self._texts.prompt, call.prompts))
 
     async def _prompt(self, conversation: Conversation) -> Prompt:
         """Return what the policy reads; where the template writes what it read before otherwise, that is counted."""
@@ -242,35 +266,52 @@ class AgentSession:
         listener.begins(answer)
         renderer = self.service.renderer.renderer
         tool_format = self.service.tool_format if call.reads_tools else None
-        stops, special = call.wishes.stop, renderer.special_ids
+        # Whether a structured output comes behind the thinking that the prompt has opened is known at its end.
+        held = answer.thinks and call.wishes.structured is not None
         return [
             ChoiceStream(
-                choice, ReplyStream(renderer.text, special, stops, tool_format, begun=answer.thinks), listener
+                choice,
+                ReplyStream(
+                    renderer.text,
+                    renderer.special_ids,
+                    call.wishes.stop,
+                    tool_format,
+                    begun=answer.thinks,
+                    plain=bool(call.prompts),
+                    held=held,
+                ),
+                listener,
             )
-            for choice in range(call.wishes.choices)
+            for choice in range(call.wishes.choices * max(1, len(call.prompts)))
         ]
 
     async def _generate(
         self,
         number: int,
-        prompt_ids: Sequence[int],
-        sampling: SamplingParams,
+        drawn: Sequence[tuple[Sequence[int], SamplingParams]],
         wishes: Wishes,
         told: Sequence[_Told | None],
     ) -> list[GenerationResult]:
         requests = [
             self._request(number, choice, prompt_ids, sampling, wishes, each)
-            for choice, each in enumerate(told)
+            for choice, ((prompt_ids, sampling), each) in enumerate(zip(drawn, told, strict=True))
         ]
         with self.trajectory.timeline.during(Phase.GENERATE):
-            if len(requests) == 1:
-                return [await self.service.client.generate(requests[0])]
             try:
-                async with asyncio.TaskGroup() as group:
-                    tasks = [group.create_task(self.service.client.generate(request)) for request in requests]
-            except BaseExceptionGroup as failures:
-                raise failures.exceptions[0] from None
-            return [task.result() for task in tasks]
+                return await self._drawn(requests)
+            except StructuredOutputError as error:
+                param = None if wishes.structured is None else wishes.structured.param
+                raise ApiError(400, str(error), "structured_output_refused", param) from error
+
+    async def _drawn(self, requests: Sequence[GenerationRequest]) -> list[GenerationResult]:
+        if len(requests) == 1:
+            return [await self.service.client.generate(requests[0])]
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(self.service.client.generate(request)) for request in requests]
+        except BaseExceptionGroup as failures:
+            raise failures.exceptions[0] from None
+        return [task.result() for task in tasks]
 
     def _request(
         self,
@@ -308,22 +349,12 @@ class AgentSession:
 
     # -- recording
 
-    def _record(
-        self,
-        call: AgentCall,
-        conversation: Conversation,
-        number: int,
-        index: int,
-        segment: int,
-        result: GenerationResult,
-        *,
-        thinks: bool,
-    ) -> Choice:
-        renderer = self.service.renderer.renderer
+    def _record(self, asked: "_Asked", segment: int, result: GenerationResult) -> Choice:
+        renderer, call, number, index = self.service.renderer.renderer, asked.call, asked.number, asked.index
         result, plain, marked = stopped(result, call.wishes.stop, renderer.text, renderer.marked_text)
         tool_format = self.service.tool_format if call.reads_tools else None
         text = marked if tool_format and has_mark(marked) else plain
-        reply = read_reply(text, tool_format, begun=thinks, schemas=schemas_of(call.tools))
+        reply = asked.reply(text, tool_format)
         if not call.parallel_tools:
             reply = Reply(reply.content, reply.reasoning, reply.calls[:1])
         # Nine letters and digits: some templates take nothing else.
@@ -335,13 +366,17 @@ class AgentSession:
             segment=segment,
             start=start,
             end=end,
-            observation=last_text(call.messages),
+            observation=asked.observation,
             reply=plain,
             finish_reason=result.finish_reason,
+            structured=call.wishes.structured is not None,
         )
         self.trajectory.turns.append(turn)
         self.turns_of.setdefault(number, []).append(turn)
-        self._book.note(conversation, sampled)
+        if asked.conversation is not None:
+            self._book.note(asked.conversation, sampled)
+        elif isinstance(asked.prompt, TextPrompt):
+            self._texts.note(asked.prompt, result.token_ids)
         stop = first_stop(renderer.text(result.token_ids), call.wishes.stop) if call.wishes.stop else None
         return Choice(sampled, result.logprobs, result.finish_reason, stop)
 
@@ -353,6 +388,39 @@ class AgentSession:
         digest = hashlib.blake2b(path.encode(), digest_size=32).digest()
         letters = base64.b32encode(digest).decode().lower().rstrip("=")
         return letters[:length]
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What one reply is an answer to.
+
+    Attributes:
+        call: The request.
+        conversation: What it sent; None where that was a text.
+        prompt: What the policy read.
+        number: Which request of the session it was.
+        index: Which of its replies this is.
+    """
+
+    call: AgentCall
+    conversation: Conversation | None
+    prompt: Prompt | TextPrompt
+    number: int
+    index: int
+
+    @property
+    def observation(self) -> str:
+        """What the policy was shown last, for people."""
+        return self.prompt.text if isinstance(self.prompt, TextPrompt) else last_text(self.call.messages)
+
+    def reply(self, text: str, tool_format: ToolFormat | None) -> Reply:
+        """Take a reply apart."""
+        if isinstance(self.prompt, TextPrompt):
+            return Reply(text)
+        begun = self.prompt.thinks
+        if self.call.wishes.structured is not None and CLOSING not in text:
+            begun = False  # it was held from its first token on, where the prompt wants thinking
+        return read_reply(text, tool_format, begun=begun, schemas=schemas_of(self.call.tools))
 
 
 def _require_told(streams: Sequence[ChoiceStream], results: Sequence[GenerationResult]) -> None:

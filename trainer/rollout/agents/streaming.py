@@ -69,6 +69,8 @@ class ReplyStream:
         stops: Texts that end the reply, and are no part of it.
         tool_format: How calls of tools are written; None where none are looked for.
         begun: Whether the prompt has opened the thinking already.
+        plain: Whether no thinking is looked for.
+        held: Whether nothing is handed over before the end.
     """
 
     def __init__(
@@ -79,13 +81,16 @@ class ReplyStream:
         tool_format: ToolFormat | None,
         *,
         begun: bool,
+        plain: bool = False,
+        held: bool = False,
     ) -> None:
         self._text = TextStream(decode)
         self._special = special
         self._stops = PassingStops(stops)
         self._thinking = _Thinking(begun=begun)
         self._said = _Said(tool_format)
-        self._held = False
+        self._plain = plain
+        self._held = held
         self._given: dict[str, list[str]] = {"reasoning": [], "content": []}
 
     def add(self, ids: Sequence[int]) -> list[Delta]:
@@ -95,7 +100,7 @@ class ReplyStream:
         plain = next((index for index, each in enumerate(ids) if each in self._special), len(ids))
         self._held = plain < len(ids)
         text = self._stops.passed(self._text.add(ids[:plain]))
-        thought, said = self._thinking.parted(text)
+        thought, said = ("", text) if self._plain else self._thinking.parted(text)
         deltas = []
         if thought or (self._thinking.thinks and not self._given["reasoning"]):
             deltas.append(Delta("reasoning", thought))

@@ -218,8 +218,15 @@ for _ in range(200):
         ({"tool_choice": "auto"}, "tool_choice must be an object"),
         ({"stop_sequences": "x"}, "stop_sequences must be a list"),
         ({"stop_sequences": [""]}, "stop_sequences must be a list"),
-        ({"output_config": {"format": {"type": "json_schema"}}}, "forced format are not supported"),
-        ({"output_format": {"type": "json_schema"}}, "forced format are not supported"),
+        ({"stop_sequences": 0}, "stop_sequences must be a list"),
+        ({"stop_sequences": False}, "stop_sequences must be a list"),
+        ({"system": False}, "system must be text or a list of blocks"),
+        ({"system": 0}, "system must be text or a list of blocks"),
+        (
+            {"output_config": {"format": {"type": "json_schema"}}},
+            "output_config.format.schema must be a JSON",
+        ),
+        ({"output_format": {"type": "xml"}}, "output_format: the type must be"),
     ],
 )
 async def test_what_cannot_be_done_is_refused_in_the_apis_shape(fields, said):

@@ -3,7 +3,6 @@
 import json
 
 import httpx
-import openai
 import pytest
 
 from tests.support.agent_policy import (
@@ -122,15 +121,6 @@ async def test_a_thousand_unknown_fields_are_a_short_header(talk):
     assert answer.status_code == 200
     assert len(answer.headers["x-rollgym-ignored"]) < 600
     assert answer.headers["x-rollgym-ignored"].endswith("and 988 more")
-
-
-@pytest.mark.parametrize("name", ["guided_json", "structured_outputs", "guided_regex", "regex"])
-async def test_forms_that_servers_know_by_other_names_are_refused_alike(talk, name):
-    one = await talk([])
-    with pytest.raises(
-        openai.BadRequestError, match=f"{name} is not supported: it would change the distribution"
-    ):
-        await one.say([user("Hi")], extra_body={name: {"type": "object"}})
 
 
 async def test_an_agents_seed_is_heeded_where_its_wishes_are(talk):

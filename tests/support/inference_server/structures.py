@@ -1,0 +1,75 @@
+"""What replies of the double must look like: regular expressions and small schemas over bytes, read by `regex`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import regex
+
+from tests.support.inference_server.http import BadRequest
+
+
+@dataclass(frozen=True)
+class Structure:
+    """A regular expression that whole replies match."""
+
+    pattern: regex.Pattern[str]
+
+    def mask(self, logits: np.ndarray, said: str, ends: Sequence[int]) -> np.ndarray:
+        """Take the probability from tokens with which no reply goes on that matches."""
+        allowed = np.zeros(len(logits), dtype=bool)
+        for token in range(128):
+            allowed[token] = self.pattern.fullmatch(said + chr(token), partial=True) is not None
+        if self.pattern.fullmatch(said) is not None:
+            allowed[list(ends)] = True
+        return np.where(allowed, logits, -np.inf)
+
+
+def structure(kind: str, text: Any) -> Structure:
+    """Read what a request asks for.
+
+    Raises:
+        BadRequest: If it is malformed, or nothing that is known here.
+    """
+    try:
+        return Structure(regex.compile(_of_schema(json.loads(text)) if kind == "json" else text))
+    except (regex.error, ValueError, TypeError) as error:
+        raise BadRequest(f"Failed to compile {kind} grammar: {error}") from error
+
+
+def of_vllm(params: dict[str, Any]) -> Structure | None:
+    """Read `structured_outputs`."""
+    asked = params.get("structured_outputs")
+    if asked is None:
+        return None
+    kinds = [
+        kind for kind in ("json", "regex", "choice", "grammar", "json_object") if asked.get(kind) is not None
+    ]
+    if len(kinds) != 1:
+        raise BadRequest(f"You must use one kind of structured outputs constraint: {asked}")
+    return structure(kinds[0], asked[kinds[0]])
+
+
+def of_sglang(params: dict[str, Any]) -> Structure | None:
+    """Read `json_schema` and `regex`."""
+    asked = {name: params[name] for name in ("json_schema", "regex", "ebnf") if params.get(name)}
+    if len(asked) > 1:
+        raise BadRequest("Only one of json_schema, regex, ebnf, or structural_tag can be set.")
+    for name, text in asked.items():
+        return structure("json" if name == "json_schema" else name, text)
+    return None
+
+
+def _of_schema(schema: dict[str, Any]) -> str:
+    if "enum" in schema:
+        return "|".join(regex.escape(json.dumps(each)) for each in schema["enum"])
+    if schema.get("type") == "object" and "properties" in schema:
+        parts = [f'"{name}": ({_of_schema(each)})' for name, each in schema["properties"].items()]
+        return r"\{" + ", ".join(parts) + r"\}"
+    if schema.get("type") == "object":
+        return r'\{("[a-z]+": [0-9]+)?\}'
+    raise ValueError(f"the double knows no schema like {schema}")

@@ -1,0 +1,134 @@
+"""What replies must look like, by vLLM's and SGLang's own means, against the double of each."""
+
+import asyncio
+import json
+from dataclasses import replace
+
+import pytest
+
+from rollgym.trainer.inference.base import SamplingParams, StructuredOutput
+from rollgym.trainer.inference.calls import HttpAnswer
+from rollgym.trainer.inference.errors import RequestRefusedError, StructuredOutputError
+from rollgym.trainer.inference.server_client import ServerClient
+from rollgym.trainer.inference.sglang import SglangDialect
+from rollgym.trainer.inference.stretches import GenerationCall
+from rollgym.trainer.inference.vllm import VllmDialect
+from tests.support.inference_server.models import END_ID
+from tests.support.inference_server.running import InferenceServer
+from tests.trainer.inference.test_dialects import capabilities
+from tests.trainer.inference.test_server_client import Weights, request
+
+MOVES = StructuredOutput("regex", "(Left|Right|Up){5}")
+SCHEMA = {
+    "type": "object",
+    "properties": {"move": {"enum": ["Left", "Right"]}, "sure": {"enum": [True, False]}},
+}
+EACH = pytest.mark.parametrize(
+    ("dialect", "release", "options"),
+    [
+        ("vllm", None, {}),
+        ("vllm", "0.26.0", {"scale_out": False}),
+        ("sglang", None, {}),
+        ("sglang", None, {"incremental": True}),
+    ],
+    ids=["vllm", "vllm-completions", "sglang", "sglang-streams"],
+)
+
+
+def asked(structured, name="r", tokens=80, seed=1, **sampling):
+    return request(name, tokens, seed, structured=structured, stop_token_ids=(END_ID,), **sampling)
+
+
+def said(result):
+    assert result.token_ids[-1] == END_ID
+    return bytes(result.token_ids[:-1]).decode()
+
+
+@EACH
+async def test_replies_fit_and_bring_the_log_probabilities_that_they_were_drawn_with(
+    dialect, release, options
+):
+    with InferenceServer(dialect, release, **options) as server:
+        async with asyncio.timeout(60), ServerClient(server.url, dialect, way=None) as client:
+            told = []
+            first = await client.generate(
+                replace(asked(StructuredOutput("json", json.dumps(SCHEMA))), on_tokens=told.extend)
+            )
+            assert json.loads(said(first)).keys() == {"move", "sure"}
+            assert told in ([], first.token_ids)
+            assert bool(told) == client.capabilities.streams
+            moves = await client.generate(asked(MOVES, seed=2))
+            assert said(moves).replace("Left", "").replace("Right", "").replace("Up", "") == ""
+            anything = await client.generate(asked(StructuredOutput("json", '{"type": "object"}'), seed=4))
+            assert isinstance(json.loads(said(anything)), dict)
+        for result, entry in zip((first, moves, anything), server.log()["replies"][-3:], strict=True):
+            assert result.token_ids == entry["token_ids"]
+            assert result.logprobs == pytest.approx(entry["processed_logprobs"])
+
+
+@EACH
+async def test_what_a_server_cannot_compile_is_refused_at_once(dialect, release, options):
+    with InferenceServer(dialect, release, **options) as server:
+        async with asyncio.timeout(60), ServerClient(server.url, dialect, way=None) as client:
+            for listener in (None, lambda ids: None):
+                broken = replace(asked(StructuredOutput("regex", "(")), on_tokens=listener)
+                with pytest.raises(StructuredOutputError, match="Failed to compile"):
+                    await client.generate(broken)
+            assert await client.generate(asked(MOVES)) is not None
+            with pytest.raises(RequestRefusedError, match=r"vocabulary|context"):
+                await client.generate(replace(request("other"), prompt_ids=[299_999]))
+
+
+@pytest.mark.parametrize("dialect", ["vllm", "sglang"])
+async def test_a_reply_that_new_weights_interrupt_begins_again(dialect, tmp_path):
+    options = {"incremental": True} if dialect == "sglang" else {}
+    with InferenceServer(dialect, **options) as server:
+        async with asyncio.timeout(60), ServerClient(server.url, dialect, way="disk") as client:
+            told = []
+            server.steps(4)
+            reply = asyncio.create_task(client.generate(replace(asked(MOVES), on_tokens=told.extend)))
+            await server.until(tokens=4)
+            server.steps(0)
+            syncing = asyncio.create_task(client.sync(Weights(1, tmp_path), 1))
+            await asyncio.sleep(0.05)
+            server.steps(None)
+            await syncing
+            result = await reply
+            assert said(result).replace("Left", "").replace("Right", "").replace("Up", "") == ""
+            assert set(result.policy_versions) == {1}
+            assert told == [], "nobody has heard of what was begun again"
+
+
+VLLM, SGLANG = (
+    kind(capabilities(release=release, logprobs_of="temperature"))
+    for kind, release in ((VllmDialect, (0, 32, 0)), (SglangDialect, (0, 5, 23)))
+)
+
+
+@pytest.mark.parametrize(
+    ("kind", "field"), [("json", "json_schema"), ("regex", "regex"), ("grammar", "ebnf")]
+)
+def test_each_kind_is_asked_for_in_the_servers_own_words(kind, field):
+    call = GenerationCall("0" * 32, [5], SamplingParams(4, structured=StructuredOutput(kind, "x")), 3)
+    assert VLLM.generate(call).body["sampling_params"]["structured_outputs"] == {kind: "x"}
+    assert SGLANG.generate(call).body["sampling_params"][field] == "x"
+    plain = GenerationCall("0" * 32, [5], SamplingParams(4), 3)
+    assert "structured_outputs" not in VLLM.generate(plain).body["sampling_params"]
+    assert not {"json_schema", "regex", "ebnf"} & SGLANG.generate(plain).body["sampling_params"].keys()
+
+
+def test_an_abort_while_sglang_compiles_is_an_abort_and_no_bad_request():
+    structured = GenerationCall("0" * 32, [5], SamplingParams(4, structured=MOVES), 3)
+    refused = HttpAnswer(400, b'{"error": {"message": "Aborted by AbortReq."}}')
+    assert SGLANG.read_generation(refused, structured).finish_reason == "abort"
+    with pytest.raises(RequestRefusedError, match="AbortReq"):
+        SGLANG.read_generation(refused, GenerationCall("0" * 32, [5], SamplingParams(4), 3))
+    reason = {"type": "abort", "message": "Aborted by AbortReq.", "status_code": 400}
+    ended = {"output_ids": [], "meta_info": {"finish_reason": reason}}
+    assert (
+        SGLANG.read_generation(HttpAnswer(200, json.dumps(ended).encode()), structured).finish_reason
+        == "abort"
+    )
+    reason["message"] = "Failed to compile regex grammar"
+    with pytest.raises(RequestRefusedError, match="400, Failed to compile"):
+        SGLANG.read_generation(HttpAnswer(200, json.dumps(ended).encode()), structured)
