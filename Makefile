@@ -54,13 +54,13 @@ reproduce: $(TRAIN_STAMP)
 	  --command 'make reproduce' --output benchmarks/results/frozen_lake.json
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -n auto --dist worksteal
+	ROLLGYM_CI_STEP='make test' $(BIN)/python -m pytest -n auto --dist worksteal
 
 # Only the files that have such tests: to look through all others takes longer than two cores need for some of them.
 SLOW = $(shell grep -rl --include='test_*.py' 'mark\.slow' tests)
 
 test-slow: $(STAMP)
-	$(BIN)/python -m pytest -n auto --dist worksteal -m 'slow and not four_processes' $(SLOW)
+	ROLLGYM_CI_STEP='make test-slow' $(BIN)/python -m pytest -n auto --dist worksteal -m 'slow and not four_processes' $(SLOW)
 
 # torch stays as the constraints have it: its oldest builds are gigabytes of CUDA.
 LOWEST := .venv-lowest

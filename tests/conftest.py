@@ -14,6 +14,8 @@ from types import ModuleType
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.support.skips import SkipCheck, read_entries
+
 # What examples take on a busy machine says nothing of what is tested.
 settings.register_profile(
     "busy", parent=settings.default, deadline=None, suppress_health_check=[HealthCheck.too_slow]
@@ -57,12 +59,15 @@ class _OneName(MetaPathFinder):
         return None
 
 
-def pytest_configure() -> None:
-    """Import nothing by two names; let Ctrl-C be Ctrl-C.
+def pytest_configure(config: pytest.Config) -> None:
+    """Import nothing by two names; hold skips in CI against their list; let Ctrl-C be Ctrl-C.
 
     A shell starts what runs in its background with Ctrl-C ignored, and so would we start all.
     """
     sys.meta_path.insert(0, _OneName())
+    if os.environ.get("CI") and not hasattr(config, "workerinput"):
+        step = os.environ.get("ROLLGYM_CI_STEP", "")
+        config.pluginmanager.register(SkipCheck(read_entries(), step))
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     # The programs that tests start would compile every module anew, hundreds of times.

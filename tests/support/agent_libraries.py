@@ -1,11 +1,14 @@
 """Agents written on libraries from PyPI, each as its own documentation has it: nothing in them knows of us.
 
 Each plays one episode at `base_url`: two tools at once, streams, a second conversation (a sub-agent's), and a history
-that is shortened before it goes on. `LIBRARIES` names the distribution that each of them needs.
+that is shortened before it goes on. `LIBRARIES` names them by the distribution that they need.
+
+Usage: agent_libraries.py NAME BASE_URL, by the interpreter of an environment that has the library and nothing of ours.
 """
 
 import asyncio
 import json
+import sys
 
 QUESTION = "Add 1 and 2, and add 3 and 4."
 SUB_TASK = "You are the helper. Say one word."
@@ -213,14 +216,14 @@ async def play_litellm(base_url, key):
 
 
 LIBRARIES = {
-    "openai": (play_openai, "openai"),
-    "openai-agents": (play_openai_agents, "agents"),
-    "pydantic-ai": (play_pydantic_ai, "pydantic_ai"),
-    "smolagents": (play_smolagents, "smolagents"),
-    "langgraph": (play_langgraph, "langgraph"),
-    "litellm": (play_litellm, "litellm"),
+    "openai": play_openai,
+    "openai-agents": play_openai_agents,
+    "pydantic-ai": play_pydantic_ai,
+    "smolagents": play_smolagents,
+    "langgraph": play_langgraph,
+    "litellm": play_litellm,
 }
-"""Players by the distribution's name, with the module that must be there."""
+"""Players by the distribution's name."""
 
 _CALLS = "".join(
     f'<tool_call>\n{{"name":  "add", "arguments": {{"b": {b},  "a": {a}}}}}\n</tool_call>'
@@ -245,3 +248,7 @@ def adder(prompt: str) -> str:
     if "And again?" in last or "Shorter?" in last:
         return _FINAL if '"final_answer"' in prompt else "Still 3 and 7."
     return f"I add both.\n{_CALLS}"
+
+
+if __name__ == "__main__":
+    asyncio.run(LIBRARIES[sys.argv[1]](sys.argv[2], "any"))

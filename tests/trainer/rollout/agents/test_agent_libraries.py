@@ -1,9 +1,7 @@
 """Agents on libraries from PyPI, unchanged: every call's ids and log-probabilities are those of the engine's own log.
 
-Libraries that are not installed are skipped by name; `benchmarks/agents/libraries.py` runs all of them.
+`.ci/agents` installs them, each in an environment of its own; what is not installed is skipped by name.
 """
-
-import importlib.util
 
 import pytest
 
@@ -20,23 +18,17 @@ from tests.support.agent_policy import (
     short_sampling,
     tool_tokenizer,
 )
-
-
-def library(name):
-    play, module = LIBRARIES[name]
-    if importlib.util.find_spec(module) is None:
-        pytest.skip(f"{name} is not installed: pip install {name}")
-    return play
+from tests.support.agent_programs import interpreter_of, play
 
 
 @pytest.mark.parametrize("name", LIBRARIES)
 async def test_an_agent_that_uses_tools_streams_and_sub_agents(name):
-    play = library(name)
+    interpreter_of(name)
     tokenizer = tool_tokenizer()
     policy = ScriptedPolicy(tokenizer, adder)
     async with endpoint_of(service_of(policy, tokenizer)) as endpoint:
         key, session = endpoint.open()
-        await play(f"{endpoint.url}/s/{key}/v1", "any")
+        await play(name, f"{endpoint.url}/s/{key}/v1")
     assert_recorded(session.trajectory, policy.log)
     segments = session.trajectory.segments
     assert PrefixBreak.CONVERSATION in {segment.prefix_break for segment in segments}, (
@@ -52,7 +44,7 @@ async def test_an_agent_that_uses_tools_streams_and_sub_agents(name):
 
 @pytest.mark.parametrize("name", LIBRARIES)
 async def test_an_agent_on_a_real_engine(name):
-    play = library(name)
+    interpreter_of(name)
     tokenizer = tool_tokenizer()
     shape = TinyPolicySettings(len(tokenizer), hidden_size=16, layers=1, heads=2, max_length=16_384)
     async with TorchEngine(build_tiny_model(shape, 0), max_rows=4, max_length=16_384) as engine:
@@ -60,6 +52,6 @@ async def test_an_agent_on_a_real_engine(name):
         service = service_of(client, tokenizer, max_length=16_384, sampling=short_sampling(tokenizer))
         async with endpoint_of(service) as endpoint:
             key, session = endpoint.open()
-            await play(f"{endpoint.url}/s/{key}/v1", "any")
+            await play(name, f"{endpoint.url}/s/{key}/v1")
     assert client.log.calls
     assert_recorded(session.trajectory, client.log)
