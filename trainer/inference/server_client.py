@@ -284,7 +284,7 @@ class ServerClient:
         """End all requests, let the server go on if it is paused, and take this run's adapters from it."""
         with suppress(TrainerError, TimeoutError):
             async with asyncio.timeout(FAREWELL_S):
-                if self._pauses.mode is not None and self._weights.distrusted is None:
+                if self._pauses.is_ours and self._weights.distrusted is None:
                     await self._link.converse(self._link.dialect.resume())
                 await self._updates.leave_group()
         self._link.http.interrupt(InferenceError(f"the client of {self.url} was closed"))
