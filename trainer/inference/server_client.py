@@ -5,7 +5,7 @@ Its parts: `server_link` talks to the server, `server_weights` knows what it has
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from typing import Self
 
@@ -275,6 +275,14 @@ class ServerClient:
     async def announce(self, bucket: Bucket) -> None:
         """Tell the server which tensors the group carries now; returns when it has taken them."""
         await self._updates.announce(bucket)
+
+    async def checksums(self) -> Mapping[str, str] | None:
+        """Return the checksum of each tensor that the server holds, by the server's names; None where it tells none.
+
+        Raises:
+            InferenceError: If it does not answer as it should.
+        """
+        return await self._link.converse(self._link.dialect.checksums())
 
     async def leave_group(self) -> None:
         """Let both ends leave it."""

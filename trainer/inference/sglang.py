@@ -22,7 +22,14 @@ from rollgym.trainer.inference.dialect import (
     require,
 )
 from rollgym.trainer.inference.errors import RequestRefusedError
-from rollgym.trainer.inference.sglang_replies import cuts, drawn, joined, read_prompt_logprobs, read_stretch
+from rollgym.trainer.inference.sglang_replies import (
+    cuts,
+    drawn,
+    joined,
+    read_checksums,
+    read_prompt_logprobs,
+    read_stretch,
+)
 from rollgym.trainer.inference.stretches import GenerationCall, Stretch, common_sampling
 
 _MODES: Mapping[PauseMode, str] = {
@@ -32,6 +39,9 @@ _MODES: Mapping[PauseMode, str] = {
     "keep": "in_place",
     "recompute": "retract",
 }
+
+_CHECKSUMS = (0, 5, 23)
+"""The first release whose checksums are known to be as they are read here."""
 
 
 class SglangDialect:
@@ -207,6 +217,16 @@ class SglangDialect:
         answer = yield HttpCall("/model_info", method="GET")
         require(answer, "SGLang does not say which weights it serves")
         return str(part_of(read_object(answer.body), "weight_version", str, "SGLang's model_info"))
+
+    def checksums(self) -> Conversation[Mapping[str, str] | None]:
+        """Return the checksum of each tensor that all ranks hold alike, by SGLang's own name."""
+        if self.capabilities.release < _CHECKSUMS:
+            return None
+        answer = yield steering("/weights_checker", {"action": "checksum"})
+        _require_success(
+            answer, "SGLang did not compute checksums of its weights; weights.checksums=false asks none"
+        )
+        return read_checksums(answer)
 
     # Adapters and memory
 
