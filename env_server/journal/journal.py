@@ -1,6 +1,6 @@
 """The journal of a session: all that is needed to rebuild its episode, and the proof that it is the same one."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
 import msgpack
@@ -133,6 +133,12 @@ class Journal:
         self._settle()
         text = self._digests.hex()
         return [text[at : at + 2 * DIGEST_BYTES] for at in range(0, len(text), 2 * DIGEST_BYTES)]
+
+    def each_digest(self) -> Iterator[str]:
+        """Give one digest for each action, without a list of them."""
+        self._settle()
+        for at in range(0, len(self._digests), DIGEST_BYTES):
+            yield self._digests[at : at + DIGEST_BYTES].hex()
 
     @property
     def pending_outcome(self) -> tuple[Any, float, bool, bool] | None:

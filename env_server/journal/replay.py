@@ -93,7 +93,7 @@ async def _replay(
             key, journal.seed, decode_value(None, journal.options), timeout=timeout
         )
         _compare(observation_space, StepOutcome(observation, 0.0, False, False, {}), journal.reset_digest)
-        for number, (action, digest) in enumerate(zip(journal.actions, journal.digests, strict=True)):
+        for number, (action, digest) in enumerate(zip(journal.actions, journal.each_digest(), strict=True)):
             if number in reseeds:
                 await slices.turn()
                 await worker.reseed(key, reseeds[number], timeout=timeout)

@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
 from hashlib import blake2b
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import orjson
@@ -49,6 +49,9 @@ from rollgym.env_server.workers.base import (
 
 _Request = MakeRequest | ForkRequest | RestoreRequest
 _OPS: dict[type[_Request], str] = {MakeRequest: "make", ForkRequest: "fork", RestoreRequest: "restore"}
+_Read = TypeVar("_Read")
+_LONG = 20_000
+"""Actions that take a few milliseconds to be read."""
 _Begin = Callable[[Session, int], Coroutine[Any, Any, ResetRecord | None]]
 _REFUSED_BY_CONSTRUCTOR = frozenset({"TypeError", "ValueError", "KeyError", "AssertionError"})
 
@@ -202,7 +205,7 @@ class Making:
         entry = self._catalog.get(request.episode.env_id)
         entry.rules.check(request.episode.kwargs)
         self._resetting.check_options(entry, request.episode.options)
-        episode = episode_in_json(request.episode)
+        episode = await _aside_if_long(request.episode, episode_in_json)
         request = request.model_copy(update={"episode": episode})
         if not entry.deterministic:
             raise ProblemError("session_gone", f"{entry.env_id} cannot be rebuilt by replay", reason="lost")
@@ -240,7 +243,7 @@ class Making:
 
     async def _rebuild(self, session: Session, episode: PortableEpisode) -> None:
         try:
-            session.journal = Journal.from_portable(episode)
+            session.journal = await _aside_if_long(episode, Journal.from_portable)
             session.episode = episode.episode if episode.seed is not None else -1
             await self._runner.rebuild(session, session.journal)
         except EnvironmentRaised as error:
@@ -373,6 +376,13 @@ class Making:
                 self._sessions.end(session, "closed")
                 closed += 1
         return closed
+
+
+async def _aside_if_long(episode: PortableEpisode, read: Callable[[PortableEpisode], _Read]) -> _Read:
+    """Return what comes of reading an episode: one of so many steps that others would wait is read in a thread."""
+    if len(episode.actions) < _LONG:
+        return read(episode)
+    return await asyncio.to_thread(read, episode)
 
 
 def _said(request: _Request, more: Any) -> bytes:

@@ -170,8 +170,8 @@ class Runner:
         Raises:
             ProblemError: `session_gone`, if the environment cannot be rebuilt.
         """
-        episode = journal.portable(max(0, session.episode))
-        if episode.seed is None:
+        seed = journal.seed
+        if seed is None:
             await self.make(session)
             return None
         if not session.entry.deterministic:
@@ -195,11 +195,11 @@ class Runner:
         finally:
             self._metrics.rebuilds[session.entry.label, outcome] += 1
         session.take_spaces(point.action_space, point.observation_space)
-        session.resume(episode, point.last)
+        session.resume(max(0, session.episode), journal, point.last)
         if point.first is None:
             return None
         # What else was answered may be asked for again, and is not known where the session outlived its process.
-        began = ResetRecord(*point.first, session.episode, episode.seed)
+        began = ResetRecord(*point.first, session.episode, seed)
         session.remember_reset(journal.request_id or NO_REQUEST, began)
         if session.last is None and journal.before is not None:
             session.last = _answered(session, journal.before, began)

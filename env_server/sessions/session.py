@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gymnasium import Space
 
-from rollgym.clients.protocol.episode import PortableEpisode
 from rollgym.clients.protocol.errors import ProblemError
 from rollgym.clients.protocol.values import encode_value
 from rollgym.env_server.catalog.actions import action_reader
@@ -288,15 +287,21 @@ class Session(BaseSession):
         self.terminated = self.truncated = False
         self.attached = True
 
-    def resume(self, episode: PortableEpisode, outcome: StepOutcome | None) -> None:
-        """Go on where a replay has put the environment; `outcome` is that of its last step, if there was one."""
+    def resume(self, episode: int, journal: "Journal", outcome: StepOutcome | None) -> None:
+        """Go on where a replay has put the environment.
+
+        Args:
+            episode: Index of the episode that it is in.
+            journal: What was replayed.
+            outcome: That of its last step, if there was one.
+        """
         self.attached = True
         self.recoverable = False
-        self.episode = episode.episode
-        self.seed = episode.seed
-        self.step = len(episode.actions)
+        self.episode = episode
+        self.seed = journal.seed
+        self.step = journal.steps
         if outcome is not None:
             seen = encode_value(self.observation_space, outcome.observation, binary=False)
-            self.last = StepRecord(self.episode, self.step - 1, episode.actions[-1], outcome, seen)
+            self.last = StepRecord(self.episode, self.step - 1, journal.actions[-1], outcome, seen)
             self.terminated, self.truncated = bool(outcome.terminated), bool(outcome.truncated)
         self.playing = not (self.terminated or self.truncated)

@@ -99,7 +99,8 @@ def keep_data(found: Mapping[str, str], directory: Path, *, resuming: bool) -> N
             names = ", ".join(name.partition(" ")[2] for name in changed)
             raise CheckpointError(
                 f"cannot resume: the rows of {names} are not those that the run in {directory} began with; restore the "
-                "files, or use another output_dir"
+                "files, or use another output_dir. If the files are as they were, and a newer release reads their rows "
+                f"otherwise, delete {path} to go on with them"
             )
     if found:
         with write_errors(path):

@@ -50,6 +50,7 @@ from rollgym.trainer.inference.server_updates import TensorCarrier
 from rollgym.trainer.inference.sglang_probe import TOKENS_KEPT_FREE
 from rollgym.trainer.inference.torch_engine import TorchEngine
 from rollgym.trainer.learn.weights.broadcast import TensorBroadcast
+from rollgym.trainer.learn.weights.checksums import ChecksumCheck
 from rollgym.trainer.learn.weights.folders import ModelLayout, WeightFolders
 from rollgym.trainer.learn.weights.source import ModelWeights
 from rollgym.trainer.learn.weights.verification import WeightCheck, probe_prompts, tolerance_for
@@ -57,6 +58,7 @@ from rollgym.trainer.models.load import model_folder
 from rollgym.trainer.models.weights import base_tensors
 
 _MEGABYTE = 2**20
+_NUMBERS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 class RunServerClient(ServerClient):
@@ -252,7 +254,7 @@ async def open_inference(
             return
         layout = ModelLayout(model, tokenizer, separate_head=settings.weights.separate_head)
         folders = stack.enter_context(_folders(settings, layout))
-        check = _check(settings, model, tokenizer, prompt)
+        check = _check(settings, model, tokenizer, prompt, layout)
         device = torch_device(settings.model.device)
         urls: Sequence[str] = settings.inference.urls
         roster = None
@@ -299,17 +301,24 @@ def _folders(settings: RunSettings, layout: ModelLayout) -> WeightFolders:
 
 
 def _check(
-    settings: RunSettings, model: PreTrainedModel, tokenizer: Any, prompt: Sequence[int]
+    settings: RunSettings, model: PreTrainedModel, tokenizer: Any, prompt: Sequence[int], layout: ModelLayout
 ) -> WeightCheck:
     inference = settings.inference
     dtype = str(model.dtype).removeprefix("torch.") if inference.dtype == "auto" else inference.dtype
     vocabulary = min(len(tokenizer), model.config.get_text_config().vocab_size)
+    tolerance = tolerance_for(dtype, inference.quantization, settings.weights.tolerance)
+    longest = settings.model.max_length
+    whole = inference.quantization is None and settings.weights.transport != "adapter"
+    checksums = None
+    if settings.weights.checksums and whole and inference.kind == "sglang":
+        checksums = ChecksumCheck(_NUMBERS.get(dtype, model.dtype), layout.arrange)
     return WeightCheck(
-        probe_prompts(prompt, vocabulary, settings.model.max_length),
+        probe_prompts(prompt, vocabulary, longest, tolerance),
         settings.rollout.temperature,
-        settings.weights.tolerance or tolerance_for(dtype, inference.quantization),
+        tolerance,
         settings.seed,
-        quantised=inference.quantization is not None,
+        max_length=longest,
+        checksums=checksums,
     )
 
 

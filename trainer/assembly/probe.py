@@ -22,7 +22,6 @@ one layer are found.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from math import comb
 
 import numpy as np
 import torch
@@ -32,6 +31,7 @@ from transformers import DynamicCache, PreTrainedModel
 from rollgym.trainer.backends.heads import PolicyHead
 from rollgym.trainer.config.run import RunSettings
 from rollgym.trainer.core.errors import ConfigError
+from rollgym.trainer.core.sign_test import least_by_no_chance
 from rollgym.trainer.inference.base import (
     GenerationRequest,
     GenerationResult,
@@ -47,7 +47,6 @@ from rollgym.trainer.rollout.rendering import ChatRenderer
 TOLERANCE = 1e-3
 """Largest difference of two log-probabilities that rounding makes in float32."""
 _TOKENS = {torch.float32: 8, torch.bfloat16: 32}
-_CHANCE = 1e-7
 _COARSE = 16.0
 _HALF_A_BIT = 2.0**-9
 _UNLIKE = (
@@ -189,16 +188,6 @@ def _is_further(seen: Tensor, healthy: Tensor, other: Tensor) -> bool:
     """Whether `seen` is further from `other` than `healthy` is, more often than by chance."""
     further = (seen - other).abs().nan_to_num(nan=torch.inf) > (healthy - other).abs()
     return int(further.sum()) >= least_by_no_chance(len(further))
-
-
-def least_by_no_chance(count: int) -> int:
-    """Return how many of some tokens are further away by no chance; more than there are if that cannot be said."""
-    tail = 0.0
-    for further in range(count, -1, -1):
-        tail += comb(count, further) / 2.0**count
-        if tail > _CHANCE:
-            return further + 1
-    return 0
 
 
 @torch.no_grad()

@@ -265,8 +265,14 @@ class WeightSettings(Settings):
         None,
         gt=0.0,
         le=100.0,
-        description="Largest difference of a probe's log-probabilities after each update; if absent 0.001 for float32, "
-        "0.25 for 16 bits, 1 for fp8, where the mean of the differences is what counts.",
+        description="By how much a probe's log-probabilities may differ after each update. If absent 0.001 for "
+        "float32, where it bounds every token; 0.1 for 16 bits, where a sign test decides whether most tokens of a "
+        "prompt differ by more; 1 for fp8, where the mean of the differences counts.",
+    )
+    checksums: bool = Field(
+        True,
+        description="Compare checksums of single tensors after each update, where a server tells them (SGLang 0.5.23, "
+        "whole weights that are not quantised). Of large models 1 GiB is compared each time, in turn.",
     )
     attempts: Amount = Field(2, description="Updates of one server before its wrong weights end the run.")
 

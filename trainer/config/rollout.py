@@ -185,10 +185,12 @@ class RolloutSettings(Settings):
         description="Groups of one environment that may be dropped in a row because it fails; one more ends the run.",
     )
     max_steps_without_learning: Count | None = Field(
-        50,
+        200,
         description="Steps in a row with nothing to learn from (no optimizer step, all episodes paid alike, or replies "
         "that no longer differ) after which the run ends, where the policy is no better than at first. Steps whose "
-        "episodes are all solved do not count; null: it never ends for that.",
+        "episodes are all solved do not count; null: it never ends for that. A policy that solves a share p of its "
+        "episodes is ended by chance with a probability of about (1 - p) to the number of episodes in these steps: "
+        "with 64 a step and p 0.001, three times in a million. Raise it where steps have fewer episodes.",
     )
     max_concurrent_sequences: Count = Field(
         256,

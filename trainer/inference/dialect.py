@@ -237,6 +237,10 @@ class Dialect(Protocol):
         """Return what the weights are called; None where the server does not say."""
         ...
 
+    def checksums(self) -> Conversation[Mapping[str, str] | None]:
+        """Return the checksum of each tensor that all ranks hold alike, by its name; None where none are told."""
+        ...
+
     def load_adapter(self, name: str, folder: str) -> Conversation[None]:
         """Load an adapter."""
         ...

@@ -5,7 +5,7 @@ Its parts: `server_link` talks to the server, `server_weights` knows what it has
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from typing import Self
 
@@ -276,6 +276,14 @@ class ServerClient:
         """Tell the server which tensors the group carries now; returns when it has taken them."""
         await self._updates.announce(bucket)
 
+    async def checksums(self) -> Mapping[str, str] | None:
+        """Return the checksum of each tensor that the server holds, by the server's names; None where it tells none.
+
+        Raises:
+            InferenceError: If it does not answer as it should.
+        """
+        return await self._link.converse(self._link.dialect.checksums())
+
     async def leave_group(self) -> None:
         """Let both ends leave it."""
         await self._updates.leave_group()
@@ -284,7 +292,7 @@ class ServerClient:
         """End all requests, let the server go on if it is paused, and take this run's adapters from it."""
         with suppress(TrainerError, TimeoutError):
             async with asyncio.timeout(FAREWELL_S):
-                if self._pauses.mode is not None and self._weights.distrusted is None:
+                if self._pauses.is_ours and self._weights.distrusted is None:
                     await self._link.converse(self._link.dialect.resume())
                 await self._updates.leave_group()
         self._link.http.interrupt(InferenceError(f"the client of {self.url} was closed"))

@@ -33,6 +33,12 @@ class ServerPauses:
         self.steering = asyncio.Lock()
         self.mode: PauseMode | None = None
         self.by_caller = False
+        self._found = False
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether it is paused, and was not when it was met: somebody else may need that pause."""
+        return self.mode is not None and not self._found
 
     async def pause(self, mode: PauseMode) -> None:
         """Stop generating; requests that come meanwhile wait here.
@@ -68,7 +74,9 @@ class ServerPauses:
         Nobody's wish to have it paused holds any longer, and requests wait for the weights that it is to be given.
         """
         self.by_caller = False
-        if self.mode is None or not self._link.capabilities.tried:
+        tried = self._link.capabilities.tried
+        self._found = not tried and (self._found or self.mode is None)
+        if self.mode is None or not tried:
             return  # it is paused yet, and goes on with its next weights
         self.mode = None
         if self._link.need.way not in ("disk", "broadcast"):
@@ -91,7 +99,8 @@ class ServerPauses:
         except BaseException:
             self.mode = None
             self._under_way.release()
-            self._link.undo(self._link.dialect.resume(), after=pausing)
+            if not self._found:
+                self._link.undo(self._link.dialect.resume(), after=pausing)
             raise
 
     async def end(self) -> None:
@@ -105,7 +114,7 @@ class ServerPauses:
                 WeightUpdateError(f"{self._link.url} did not go on after a pause: {words_of(error)}")
             )
             raise
-        self.mode = None
+        self.mode, self._found = None, False
         self._under_way.release()
 
     async def sleep(self, *, keep_weights: bool) -> None:

@@ -125,7 +125,12 @@ class ServerReplies:
             self._weights.trust()
             reply.begin_again()
             holds = self._under_way.holds
+            tried = self._link.capabilities.tried
+            if tried:
+                self.check_sampling(reply.request.sampling)
             stretch = await self._stretch(ongoing)
+            if not tried and stretch is not None:
+                await self._look_at_last(reply.request.sampling)
             if stretch is not None and stretch.finish_reason != "abort":
                 return stretch.finish_reason
             if (finished := reply.finished()) is not None:
@@ -143,6 +148,15 @@ class ServerReplies:
                     "a token, and nobody here asked for it: does something else pause this server?"
                 )
             await asyncio.sleep(min(0.01 * 2**unexplained, 0.5))
+
+    async def _look_at_last(self, sampling: SamplingParams) -> None:
+        """Look at sampling that a server was asked for in the pause in which it was met: it could not say what it does.
+
+        Raises:
+            ConfigError: As `check_sampling` does.
+        """
+        await self._link.try_out()
+        self.check_sampling(sampling)
 
     async def _stretch(self, ongoing: OngoingReply) -> Stretch | None:
         """Ask for what is left of a reply and add what comes; None where the call was dropped or not admitted."""

@@ -113,10 +113,12 @@ class WeightUpdates:
         """Load an adapter from a folder that the server can read, under a new name.
 
         Replies under way end with the adapter that they began with (pause mode "wait"), or are taken up again with the
-        new one ("abort"). The old one is unloaded when nobody uses it any more.
+        new one ("abort"). The old one is unloaded when nobody uses it any more. A server that was met in a pause goes
+        on with its first adapter, and stays as it was found if it does not take that.
         """
         async with self._pauses.steering:
-            pauses = self._link.need.mode == "abort" and self._pauses.mode is None
+            met_paused = not self._link.capabilities.tried
+            pauses = self._link.need.mode == "abort" and self._pauses.mode is None and not met_paused
             if pauses:
                 await self._pauses.begin("abort")
             try:
@@ -129,8 +131,7 @@ class WeightUpdates:
             finally:
                 if pauses:
                     await self._pauses.end()
-            # One that was met in a pause waits for what it is sent first.
-            if not self._link.capabilities.tried and not self._pauses.by_caller:
+            if met_paused and not self._pauses.by_caller:
                 await self._pauses.end()
         self._adapters.unload_unused()
 

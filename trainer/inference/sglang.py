@@ -27,6 +27,7 @@ from rollgym.trainer.inference.sglang_replies import (
     cuts,
     drawn,
     joined,
+    read_checksums,
     read_prompt_logprobs,
     read_stretch,
 )
@@ -40,6 +41,9 @@ _MODES: Mapping[PauseMode, str] = {
     "keep": "in_place",
     "recompute": "retract",
 }
+
+_CHECKSUMS = (0, 5, 23)
+"""The first release whose checksums are known to be as they are read here."""
 
 
 class SglangDialect:
@@ -218,6 +222,16 @@ class SglangDialect:
         answer = yield HttpCall("/model_info", method="GET")
         require(answer, "SGLang does not say which weights it serves")
         return str(part_of(read_object(answer.body), "weight_version", str, "SGLang's model_info"))
+
+    def checksums(self) -> Conversation[Mapping[str, str] | None]:
+        """Return the checksum of each tensor that all ranks hold alike, by SGLang's own name."""
+        if self.capabilities.release < _CHECKSUMS:
+            return None
+        answer = yield steering("/weights_checker", {"action": "checksum"})
+        _require_success(
+            answer, "SGLang did not compute checksums of its weights; weights.checksums=false asks none"
+        )
+        return read_checksums(answer)
 
     # Adapters and memory
 

@@ -217,3 +217,26 @@ def _of_prompt(triple: Any, token: int, index: int) -> Any:
     if not isinstance(triple, list) or len(triple) < 2 or triple[1] != token:
         raise MalformedReplyError(f"{_REPLY}: log-probability {index} is not of the prompt's token")
     return triple[0]
+
+
+def read_checksums(answer: HttpAnswer) -> dict[str, str]:
+    """Return the checksums of the tensors that all ranks hold alike: others are shares of a tensor.
+
+    Args:
+        answer: The server's, which says yes.
+
+    Raises:
+        MalformedReplyError: If it breaks the contract.
+    """
+    ranks = part_of(read_object(answer.body), "ranks", list, "SGLang's weights_checker")
+    of_ranks = [_checksums_of(rank) for rank in ranks]
+    if not of_ranks:
+        raise MalformedReplyError("SGLang's weights_checker has no ranks")
+    first, *others = of_ranks
+    return {name: told for name, told in first.items() if all(each.get(name) == told for each in others)}
+
+
+def _checksums_of(rank: object) -> dict[str, str]:
+    where = "a rank in SGLang's weights_checker"
+    told = part_of(rank if isinstance(rank, dict) else {}, "checksums", dict, where)
+    return {name: each for name, each in told.items() if isinstance(each, str)}

@@ -188,8 +188,9 @@ class RunHealth:
             total, in_a_row = self._told[sign.reason], len(self._row)
             # The first ones, and ever more rarely after them: many runs have such a step now and then.
             if _doubles(total) or (in_a_row >= _FIRST_STEPS and _doubles(in_a_row)):
-                since = f"steps {step + 2 - in_a_row} to {step + 1}" if in_a_row > 1 else f"step {step + 1}"
-                self._say(f"{since}: nothing to learn from: {sign.reason} ({sign.remedy})")
+                self._say(
+                    f"health: nothing to learn from {_when(step + 1, in_a_row)}: {sign.reason} ({sign.remedy})"
+                )
         return {"health/steps_without_learning": float(len(self._row))}
 
     def check(self) -> None:
@@ -241,6 +242,11 @@ class RunHealth:
         first, now = _means(self._first), _means(self._row)
         place = 0 if first[0] or now[0] else 1
         return now[place] > first[place]
+
+
+def _when(step: int, in_a_row: int) -> str:
+    """Say which steps had nothing to learn from, by words that no step's own line begins with."""
+    return f"since step {step + 1 - in_a_row} (now {step})" if in_a_row > 1 else f"in step {step}"
 
 
 def _means(played: Sequence[tuple[float, float]]) -> tuple[float, float]:

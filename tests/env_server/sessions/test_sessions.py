@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from rollgym.env_server.operations import making
 from tests.support.wire import ENVS, INLINE, Server, Socket
 
 
@@ -138,6 +139,14 @@ async def test_a_session_without_an_episode_has_nothing_to_seed_anew(server: Ser
         assert (await socket.call("episode", session_id=copy))["seed"] is None
 
 
+@pytest.fixture(params=[0, 20_000], ids=["aside", "at_once"])
+def long_from(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """From how many actions on an episode is read beside the loop."""
+    monkeypatch.setattr(making, "_LONG", request.param)
+    return int(request.param)
+
+
+@pytest.mark.usefixtures("long_from")
 @pytest.mark.parametrize("env_id", ["Count", "SlowCount"])
 async def test_a_portable_episode_is_restored(server: Server, env_id: str) -> None:
     async with server.http() as client:
@@ -171,6 +180,7 @@ async def test_a_portable_episode_is_restored(server: Server, env_id: str) -> No
         assert problem["code"] == "episode_over"
 
 
+@pytest.mark.usefixtures("long_from")
 async def test_an_episode_that_does_not_fit_is_not_restored(server: Server) -> None:
     async with server.socket() as socket:
         made = await socket.make()

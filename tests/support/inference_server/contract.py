@@ -73,6 +73,9 @@ USES = {
             "UnloadLoRAAdapterReqInput": ("lora_name",),
             "ReleaseMemoryOccupationReqInput": ("tags",),
             "ResumeMemoryOccupationReqInput": ("tags",),
+            "CheckWeightsReqInput": ("action", "skip_tensor_list", "selector"),
+            "ChecksumInfo": ("checksums", "per_gpu_checksum", "parallelism_info"),
+            "CheckWeightsReqOutput": ("success", "message", "payload"),
         },
         (
             *(
@@ -95,7 +98,7 @@ USES = {
         ),
         (
             *("output_token_logprobs", "output_token_ids_logprobs", "output_token_sampling_logprobs"),
-            *("weight_versions", "max_req_input_len", "completion_tokens"),
+            *("weight_versions", "max_req_input_len", "completion_tokens", "per_engine_checksum"),
         ),
     ),
     "vllm": Uses(

@@ -207,6 +207,9 @@ class HuggingFaceModel:
             digest.update(name.encode() + tensor.detach().contiguous().numpy().tobytes())
         return digest.hexdigest()
 
+    def tensors(self) -> dict[str, np.ndarray]:
+        return {name: tensor.detach().numpy() for name, tensor in self.model.named_parameters()}
+
 
 def _rounded(weight: Tensor) -> Tensor:
     """Round to 8 bits with one scale for each row, as servers do."""

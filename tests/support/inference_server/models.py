@@ -81,6 +81,10 @@ class ServedModel(Protocol):
         """A digest of all weights."""
         ...
 
+    def tensors(self) -> dict[str, np.ndarray]:
+        """The weights by name."""
+        ...
+
 
 @dataclass
 class HashModel:
@@ -203,6 +207,9 @@ class HashModel:
 
     def checksum(self) -> str:
         return self._digest().hex()
+
+    def tensors(self) -> dict[str, np.ndarray]:
+        return self.weights
 
     def write(self, folder: Path) -> Path:
         """Write the weights as a folder that `load_folder` reads."""

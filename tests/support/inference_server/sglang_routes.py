@@ -37,6 +37,7 @@ from tests.support.inference_server.weights import (
     receive_flattened,
     sglang_prefixes,
 )
+from tests.support.inference_server.weights_checker import CheckError, WeightsChecker, per_engine
 
 _OPEN = ("/health", "/ready", "/metrics")
 _HEALTH_S = 20.0
@@ -79,6 +80,7 @@ class SglangRoutes:
     def __init__(self, engine: Engine, updates: WeightUpdates, tokens: Tokens, options: Options) -> None:
         self._engine = engine
         self._updates = updates
+        self._checker = WeightsChecker(engine.model)
         self._options = options
         self._since = options.numbers
         self._tokens = tokens
@@ -123,7 +125,7 @@ class SglangRoutes:
             both("/resume_memory_occupation", self.resume_memory),
             post("/load_lora_adapter", self.load_adapter),
             post("/unload_lora_adapter", self.unload_adapter),
-            both("/weights_checker", self.checksum),
+            both("/weights_checker", self.check_weights),
         ]
         if self._since >= (0, 5, 21):
             routes += [
@@ -461,8 +463,16 @@ class SglangRoutes:
         self._engine.version = str(body["new_version"])
         return outcome(new_version=self._engine.version)
 
-    async def checksum(self, request: Request) -> Response:
-        return outcome(checksum=self._engine.model.checksum())
+    async def check_weights(self, request: Request) -> Response:
+        body = await body_of(request)
+        action, skip = body.get("action", "checksum"), body.get("skip_tensor_list") or []
+        try:
+            ranks = await self._engine.alone(lambda: self._checker.handle(action, skip))
+        except CheckError as error:
+            return outcome(str(error), success=False)
+        if ranks is None:
+            return outcome("Success.")
+        return outcome("Success.", ranks=ranks, per_engine_checksum=per_engine(ranks))
 
     # -- memory and adapters
 

@@ -10,7 +10,7 @@ from transformers import CONFIG_MAPPING, LlamaConfig
 from rollgym.trainer.assembly.inference import RunServerClient
 from rollgym.trainer.config.run import RunSettings
 from rollgym.trainer.core.errors import ConfigError
-from rollgym.trainer.inference.errors import ServerGoneError, ServerSetupError
+from rollgym.trainer.inference.errors import ServerGoneError, ServerSetupError, WeightUpdateError
 from rollgym.trainer.inference.served_model import check_same_model, config_in, shape_of
 from rollgym.trainer.inference.server_client import ServerClient
 from rollgym.trainer.models.tiny import TinyPolicySettings, build_tiny_model
@@ -181,6 +181,64 @@ async def test_an_adapter_ends_the_pause_that_a_server_was_met_in(dialect, mode,
                 assert client.capabilities.tried
                 assert (await client.generate(request())).policy_versions == [version] * 6
             assert server.state()["paused"] is None
+
+
+_ADAPTERS = {"vllm": "/v1/load_lora_adapter", "sglang": "/load_lora_adapter"}
+
+
+@BOTH
+@pytest.mark.parametrize("mode", ["abort", "wait"])
+async def test_an_adapter_that_is_not_taken_leaves_a_server_in_the_pause_that_it_was_met_in(
+    dialect, mode, tmp_path
+):
+    with InferenceServer(dialect) as server:
+        async with httpx.AsyncClient(base_url=server.url) as other:
+            await other.post(_PAUSES[dialect], json={"mode": "in_place"})
+        found = server.state()["paused"]
+        assert found is not None
+        async with asyncio.timeout(30):
+            async with ServerClient(server.url, dialect, way="adapter", pause_mode=mode) as client:
+                server.fail({"kind": "answer", "path": _ADAPTERS[dialect], "status": 400})
+                with pytest.raises(WeightUpdateError, match="adapter of version 1"):
+                    await client.sync(Weights(1, tmp_path), 1)
+                assert server.state()["paused"] == found
+            assert server.state()["paused"] == found
+            async with ServerClient(server.url, dialect, way="adapter", pause_mode=mode) as client:
+                await client.sync(Weights(1, tmp_path), 1)
+                assert server.state()["paused"] is None
+
+
+@BOTH
+async def test_weights_that_are_not_taken_leave_a_server_in_the_pause_that_it_was_met_in(dialect, tmp_path):
+    with InferenceServer(dialect) as server:
+        async with httpx.AsyncClient(base_url=server.url) as other:
+            await other.post(_PAUSES[dialect], json={"mode": "in_place"})
+        server.weights(fail=True)
+        async with asyncio.timeout(30):
+            async with ServerClient(server.url, dialect, way="disk") as client:
+                with pytest.raises(WeightUpdateError):
+                    await client.sync(Weights(1, tmp_path), 1)
+            assert server.state()["paused"] is not None
+
+
+async def test_a_request_that_came_in_that_pause_is_looked_at_when_the_server_can_be(tmp_path):
+    with InferenceServer("sglang", original_logprobs=True) as server:
+        async with httpx.AsyncClient(base_url=server.url) as other:
+            await other.post("/pause_generation", json={"mode": "in_place"})
+            for goes_on in ("somebody", "weights"):
+                async with asyncio.timeout(30), ServerClient(server.url, "sglang", way="disk") as client:
+                    early = asyncio.create_task(client.generate(request(temperature=0.7)))
+                    plain = asyncio.create_task(client.generate(request()))
+                    while client.counters.running < 2:
+                        await asyncio.sleep(0)
+                    if goes_on == "weights":
+                        await client.sync(Weights(1, tmp_path), 1)
+                    else:
+                        await other.post("/continue_generation", json={})
+                    with pytest.raises(ConfigError, match="SGLANG_RETURN_ORIGINAL_LOGPROB"):
+                        await early
+                    assert len((await plain).token_ids) == 6
+                await other.post("/pause_generation", json={"mode": "in_place"})
 
 
 @BOTH

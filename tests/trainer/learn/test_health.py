@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from rollgym.trainer.config.rollout import RolloutSettings
 from rollgym.trainer.learn.health import Learning, RunHealth, episode_health, sign_of
 from rollgym.trainer.rollout.scheduler import NothingToLearnError
 from tests.support.played_groups import played_groups
@@ -100,8 +101,9 @@ class Followed:
 
 def test_it_is_told_at_the_first_step_and_ever_more_rarely():
     run = Followed(limit=None).go(3).go(40, **NO_ADVANTAGE)
-    heads = [line.partition(":")[0] for line in run.said]
-    assert heads == ["step 4", *(f"steps 4 to {last}" for last in (5, 7, 11, 19, 35))]
+    heads = [line.split(": ")[:2] for line in run.said]
+    since = [f"since step 4 (now {step})" for step in (5, 7, 11, 19, 35)]
+    assert heads == [["health", f"nothing to learn from {when}"] for when in ("in step 4", *since)]
     assert run.numbers == [0.0] * 3 + [float(count) for count in range(1, 41)]
     assert "rollout/valid_replies" in run.said[0]
 
@@ -187,3 +189,13 @@ def test_how_far_the_episodes_of_a_step_differ():
 def test_a_group_of_one_is_compared_with_nobody():
     groups = played_groups(sharp_model(), groups=2, members=1)
     assert set(episode_health(groups)) == {"health/distinct_rewards"}
+
+
+def test_a_run_that_solves_one_episode_in_a_thousand_is_hardly_ever_ended_by_the_default():
+    rollout = RolloutSettings()
+    success, size = 0.001, rollout.group_size
+    equal_group = success**size + (1 - success) ** size
+    assert rollout.max_steps_without_learning is not None
+    ended = equal_group ** (rollout.groups_per_step * rollout.max_steps_without_learning)
+    assert ended < 1e-5
+    assert ended == pytest.approx(3e-6, rel=0.2), "as the setting says"

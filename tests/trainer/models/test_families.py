@@ -20,12 +20,13 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from rollgym.trainer.assembly.probe import least_by_no_chance, probe_log_probabilities
+from rollgym.trainer.assembly.probe import probe_log_probabilities
 from rollgym.trainer.backends.base import TrainRow
 from rollgym.trainer.backends.heads import PolicyHead
 from rollgym.trainer.backends.torch_backend import Schedule, TorchBackend
 from rollgym.trainer.config.optimizer import OptimizerSettings
 from rollgym.trainer.core.errors import ConfigError
+from rollgym.trainer.core.sign_test import least_by_no_chance
 from rollgym.trainer.inference.base import GenerationRequest, SamplingParams
 from rollgym.trainer.inference.torch_engine import TorchEngine
 from rollgym.trainer.models.chance import without_chance

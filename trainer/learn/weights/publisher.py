@@ -68,4 +68,6 @@ class WeightPublisher:
             metrics["sync/bytes"] = float(self._folders.bytes_written - written)
         if self._check is not None:
             metrics["sync/probe_difference"] = self._check.largest
+            if self._check.tensors_compared is not None:
+                metrics["sync/checksums_equal"] = float(self._check.tensors_compared)
         return metrics

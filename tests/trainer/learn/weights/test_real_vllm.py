@@ -29,7 +29,7 @@ from rollgym.trainer.inference.server_programs import SERVED_NAME, ServedModel, 
 from rollgym.trainer.learn.weights.broadcast import TensorBroadcast
 from rollgym.trainer.learn.weights.folders import ModelLayout, WeightFolders
 from rollgym.trainer.learn.weights.publisher import WeightPublisher
-from rollgym.trainer.learn.weights.verification import WeightCheck, probe_prompts
+from rollgym.trainer.learn.weights.verification import Tolerance, WeightCheck, probe_prompts
 from rollgym.trainer.models.language_head import cache_argument
 from rollgym.trainer.models.lora import add_lora, is_adapter
 from rollgym.trainer.models.tiny import TinyPolicySettings, build_tiny_model
@@ -129,7 +129,9 @@ async def opened(url, way, folder, **settings):
         timeout_s=60.0,
     )
     client = ServerClient(url, "vllm", way=way, carrier=carrier, patience_s=60.0, **settings)
-    check = WeightCheck(probe_prompts([3, 4, 5], VOCABULARY, MAX_LENGTH), 1.0, 1e-3, seed=0)
+    tolerance = Tolerance(1e-3)
+    prompts = probe_prompts([3, 4, 5], VOCABULARY, MAX_LENGTH, tolerance)
+    check = WeightCheck(prompts, 1.0, tolerance, seed=0)
     with WeightFolders(folder / "weights", layout) as folders:
         async with ServerPool({url: client}, max_concurrent=8, patience_s=60.0, check=check) as pool:
             yield pool, WeightPublisher([pool], folders, check)

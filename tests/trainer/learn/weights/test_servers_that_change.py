@@ -13,7 +13,7 @@ from rollgym.trainer.inference.roster import FileRoster
 from rollgym.trainer.inference.server_client import ServerClient
 from rollgym.trainer.learn.weights.folders import ModelLayout, WeightFolders
 from rollgym.trainer.learn.weights.publisher import WeightPublisher
-from rollgym.trainer.learn.weights.verification import WeightCheck, probe_prompts
+from rollgym.trainer.learn.weights.verification import Tolerance, WeightCheck, probe_prompts
 from rollgym.trainer.models.tokenizer import build_tiny_tokenizer
 from tests.support.inference_server.running import InferenceServer, InferenceServerProcess
 from tests.support.tiny_models import VOCABULARY, reference_logprobs, sharp_model
@@ -67,7 +67,8 @@ async def following(folder, *servers, look_every_s=0.05, patience_s=20.0):
     def meet(url: str) -> ServerClient:
         return ServerClient(url, servers[0].dialect, way="disk", patience_s=5.0)
 
-    check = WeightCheck(probe_prompts([3, 4, 5], VOCABULARY, 64), 1.0, 1e-3, seed=0)
+    tolerance = Tolerance(1e-3)
+    check = WeightCheck(probe_prompts([3, 4, 5], VOCABULARY, 64, tolerance), 1.0, tolerance, seed=0)
     with WeightFolders(folder / "weights", ModelLayout(sharp_model(), build_tiny_tokenizer())) as folders:
         listed.pool = ServerPool(
             {url: meet(url) for url in await roster.names()},

@@ -14,6 +14,7 @@ from rollgym.trainer.inference.errors import WrongWeightsError
 from rollgym.trainer.inference.torch_engine import TorchEngine
 from rollgym.trainer.learn.weights.publisher import WeightPublisher
 from rollgym.trainer.learn.weights.verification import (
+    Tolerance,
     UnverifiedError,
     WeightCheck,
     probe_prompts,
@@ -43,7 +44,12 @@ async def engine(model):
 
 @pytest.fixture
 def check(backend):
-    made = WeightCheck(probe_prompts([3, 4, 5, 6], VOCABULARY, 64), TEMPERATURE, 1e-3, seed=1)
+    return begun(backend, Tolerance(1e-3))
+
+
+def begun(backend, tolerance):
+    prompts = probe_prompts([3, 4, 5, 6], VOCABULARY, 64, tolerance)
+    made = WeightCheck(prompts, TEMPERATURE, tolerance, seed=1, max_length=64)
     made.begin(1, backend)
     return made
 
@@ -103,12 +109,7 @@ class Shifted(Altered):
 
 
 async def test_single_tokens_may_be_far_apart_where_weights_are_quantised(backend, engine):
-    prompts = probe_prompts([3, 4, 5, 6], VOCABULARY, 64)
-    quantised, plain = (
-        WeightCheck(prompts, TEMPERATURE, 1.0, seed=1, quantised=quantised) for quantised in (True, False)
-    )
-    for check in (quantised, plain):
-        check.begin(1, backend)
+    quantised, plain = (begun(backend, Tolerance(1.0, measure)) for measure in ("mean", "largest"))
     one = Shifted(engine, tokens=1, by=5.0)
     assert await quantised("server", one) == pytest.approx(5.0, abs=1e-3)
     assert quantised.largest == pytest.approx(5.0, abs=1e-3)
@@ -140,17 +141,84 @@ async def test_publishing_reports_how_far_the_server_is(check, engine, backend):
 
 @pytest.mark.parametrize("max_length", [9, 12, 64])
 def test_probes_fit_the_longest_row(max_length):
-    prompts = probe_prompts(list(range(30)), VOCABULARY, max_length)
+    prompts = probe_prompts(list(range(30)), VOCABULARY, max_length, Tolerance(1e-3))
     assert all(1 <= len(prompt) <= max_length - 8 for prompt in prompts)
     assert prompts[0] == list(range(30))[-(max_length - 8) :]
     assert set(prompts[1]) <= set(range(VOCABULARY))
 
 
+@pytest.mark.parametrize("max_length", [2, 12, 64])
+async def test_rows_that_are_short_have_short_replies(backend, engine, max_length):
+    tolerance = tolerance_for("bfloat16", None)
+    asked = []
+
+    class Noting(Altered):
+        async def generate(self, request):
+            asked.append(len(request.prompt_ids) + request.sampling.max_new_tokens)
+            return await self._engine.generate(request)
+
+    prompts = probe_prompts(list(range(3, 30)), VOCABULARY, max_length, tolerance)
+    check = WeightCheck(prompts, TEMPERATURE, tolerance, seed=1, max_length=max_length)
+    check.begin(1, backend)
+    await check("server", Noting(engine))
+    assert max(asked) <= max_length
+
+
+async def test_in_16_bits_single_tokens_may_be_far_apart_and_most_may_not(backend, engine):
+    check = begun(backend, tolerance_for("bfloat16", None))
+    assert await check("server", Shifted(engine, tokens=8, by=5.0)) == pytest.approx(5.0, abs=1e-3)
+    assert await check("server", Shifted(engine, tokens=16, by=0.09)) < 0.1
+    with pytest.raises(
+        WrongWeightsError, match=r"\d+ of \d+ log-probabilities of a probe are more than 0\.1 from"
+    ):
+        await check("server", Shifted(engine, tokens=16, by=0.11))
+
+
+@pytest.mark.parametrize("wrong", [math.nan, -math.inf])
+async def test_in_16_bits_one_token_without_a_number_is_a_fault(backend, engine, wrong):
+    check = begun(backend, tolerance_for("bfloat16", None))
+
+    class Broken(Altered):
+        async def generate(self, request):
+            reply = await self._engine.generate(request)
+            first = request.order[0] == request.order[1] == 0
+            return dataclasses.replace(reply, logprobs=[wrong, *reply.logprobs[1:]]) if first else reply
+
+    with pytest.raises(WrongWeightsError, match="up to inf"):
+        await check("server", Broken(engine))
+
+
+async def test_in_16_bits_replies_of_one_token_are_compared_too(backend, engine):
+    """A policy that ends every reply at once draws too few tokens for a chance of one in ten million."""
+    tolerance = tolerance_for("bfloat16", None)
+    check = WeightCheck([[3, 4]], TEMPERATURE, tolerance, seed=1, max_length=3)
+    check.begin(1, backend)
+    assert await check("server", engine) < 1e-4
+    with pytest.raises(WrongWeightsError, match="4 of 4"):
+        await check("server", Shifted(engine, tokens=1, by=0.2))
+
+
+async def test_in_16_bits_a_prompt_whose_embedding_did_not_arrive_is_found(backend, engine, model):
+    """Half of the vocabulary is the old one at the server: a conversation may never read it."""
+    other = sharp_model()
+    with torch.no_grad():
+        other.get_input_embeddings().weight[VOCABULARY // 4 :] = 0.0
+    await engine.sync(WeightsOf(other), 1)
+    with pytest.raises(WrongWeightsError, match="of 64 log-probabilities"):
+        await begun(backend, tolerance_for("bfloat16", None))("server", engine)
+
+
 def test_the_spread_prompt_reads_the_whole_vocabulary():
-    spread = probe_prompts([1], 32_000, 4096)[1]
+    spread = probe_prompts([1], 32_000, 4096, Tolerance(1e-3))[1]
     assert (spread[0], len(spread)) == (0, 32)
     assert max(later - earlier for earlier, later in itertools.pairwise(spread)) == 1000
 
 
 def test_rounding_is_allowed_for():
-    assert tolerance_for("float32", None) < tolerance_for("bfloat16", None) < tolerance_for("bfloat16", "fp8")
+    exact, rounded, quantised = (
+        tolerance_for(*each) for each in (("float32", None), ("bfloat16", None), ("bfloat16", "fp8"))
+    )
+    assert exact.nats < rounded.nats < quantised.nats
+    assert [each.measure for each in (exact, rounded, quantised)] == ["largest", "most", "mean"]
+    assert tolerance_for("bfloat16", None, 0.5) == Tolerance(0.5, "most")
+    assert tolerance_for("auto", None) == rounded

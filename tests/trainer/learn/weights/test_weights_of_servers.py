@@ -77,13 +77,8 @@ async def opened(servers, way, tmp_path, said=None, look_every_s=5.0, quantised=
         folders = stack.enter_context(
             WeightFolders(tmp_path / "weights", ModelLayout(sharp_model(), build_tiny_tokenizer()))
         )
-        check = WeightCheck(
-            probe_prompts([3, 4, 5], VOCABULARY, 64),
-            1.0,
-            tolerance_for("float32", "fp8" if quantised else None),
-            seed=0,
-            quantised=quantised,
-        )
+        tolerance = tolerance_for("float32", "fp8" if quantised else None)
+        check = WeightCheck(probe_prompts([3, 4, 5], VOCABULARY, 64, tolerance), 1.0, tolerance, seed=0)
         pool = ServerPool(
             {server.url: client_of(server, way) for server in servers},
             max_concurrent=8,
@@ -166,7 +161,7 @@ async def test_weights_that_a_server_quantises_are_allowed_for_where_the_run_kno
                 metrics = await publisher.publish(backend_of(sharp_model(version)), version)
                 assert metrics["sync/probe_difference"] > 1e-2
             reply = await pool.generate(GenerationRequest("r", [3, 4], SamplingParams(8), 0))
-            ours = log_probabilities(backend_of(sharp_model(2)), [3, 4], reply.token_ids)
+            (ours,) = log_probabilities(backend_of(sharp_model(2)), [([3, 4], reply.token_ids)])
             assert reply.logprobs != pytest.approx(ours, abs=1e-3), (
                 "what samples is not quite what is trained"
             )
@@ -287,7 +282,7 @@ async def test_a_server_that_was_killed_is_brought_up_to_date_before_it_answers(
             async with asyncio.timeout(60):
                 while server.url not in pool.serving:
                     await asyncio.sleep(0.05)
-            expected = log_probabilities(backend_of(sharp_model(8)), [3, 4], [5, 6])
+            (expected,) = log_probabilities(backend_of(sharp_model(8)), [([3, 4], [5, 6])])
             assert server.logprobs([3, 4, 5, 6])[1:] == pytest.approx(expected, abs=1e-4)
 
 
