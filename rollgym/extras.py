@@ -33,6 +33,7 @@ EXTRAS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "transformers",
         ),
         "lora": ("peft",),
+        "gguf": ("accelerate", "gguf"),
         "vllm": ("vllm",),
         "sglang": ("sglang",),
         "deepspeed": ("deepspeed",),

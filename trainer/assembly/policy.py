@@ -9,6 +9,7 @@ import torch
 from transformers import PreTrainedModel
 
 from rollgym.trainer.config.checks import why_blind
+from rollgym.trainer.config.model_paths import gguf_file
 from rollgym.trainer.config.run import RunSettings
 from rollgym.trainer.core.device import DTYPES, torch_device
 from rollgym.trainer.core.errors import ConfigError
@@ -70,7 +71,9 @@ def build_policy(
     if path is not None:
         model = load_model(path, dtype, settings.model.attention)
         check_positions(model, settings.model.max_length)
-        model.name_or_path = settings.model.path or str(path)
+        named = settings.model.path
+        # Adapters name what they belong to, and other tools know neither our names of packages nor GGUF files.
+        model.name_or_path = str(path) if named is None or gguf_file(named) is not None else named
         tokenizer = load_tokenizer(path)
         pictures = (why_blind(settings) or load_pictures(path, tokenizer)) if sees(model) else BLIND
     else:
