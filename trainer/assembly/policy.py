@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 from rollgym.trainer.config.checks import why_blind
 from rollgym.trainer.config.model_paths import gguf_file
 from rollgym.trainer.config.run import RunSettings
+from rollgym.trainer.config.worked_examples import read_examples
 from rollgym.trainer.core.device import DTYPES, torch_device
 from rollgym.trainer.core.errors import ConfigError
 from rollgym.trainer.core.numbers import MOST_IDS
@@ -123,11 +124,34 @@ def chat_renderer(
         vocabulary: How many token ids the model knows.
 
     Raises:
-        ConfigError: If the template cannot be read or used.
+        ConfigError: If the template cannot be read or used, or the worked turns leave no room for an episode.
     """
     if settings.prompt.chat_template is not None:
         try:
             tokenizer.chat_template = Path(settings.prompt.chat_template).read_text(encoding="utf-8")
         except (OSError, ValueError) as error:
             raise ConfigError(f"prompt.chat_template: {error}") from error
-    return ChatRenderer(tokenizer, settings.prompt.template_kwargs, stops, pictures, vocabulary)
+    renderer = ChatRenderer(tokenizer, settings.prompt.template_kwargs, stops, pictures, vocabulary)
+    _check_room(settings, renderer)
+    return renderer
+
+
+def _check_room(settings: RunSettings, renderer: ChatRenderer) -> None:
+    """Refuse worked turns that leave no room for an episode behind them.
+
+    Raises:
+        ConfigError: If they do not.
+    """
+    examples = read_examples(settings.prompt.examples, settings.prompt.instruction)
+    if not examples:
+        return
+    tokens = len(renderer.prompt([*examples, {"role": "user", "content": ""}]))
+    limits = {"model.max_length": settings.model.max_length - settings.rollout.max_new_tokens}
+    if settings.prompt.compact_above is not None:
+        limits["prompt.compact_above"] = settings.prompt.compact_above
+    for key, limit in limits.items():
+        if tokens >= limit:
+            raise ConfigError(
+                f"prompt.examples take {tokens} tokens of every prompt, and {key} leaves no room for an episode behind "
+                "them: show fewer, or raise it"
+            )

@@ -17,6 +17,7 @@ from rollgym.trainer.config.output import TrackingSettings
 from rollgym.trainer.config.run import RunSettings
 from rollgym.trainer.config.servers_file import read_servers
 from rollgym.trainer.config.unread import check_unread
+from rollgym.trainer.config.worked_examples import read_examples
 from rollgym.trainer.core.errors import ConfigError
 from rollgym.trainer.core.plugins import load_attribute
 
@@ -45,6 +46,7 @@ def check_settings(settings: RunSettings) -> None:
             raise ConfigError(
                 f"{key}: there is no {path} here; paths are taken from the directory of the command"
             )
+    read_examples(settings.prompt.examples, settings.prompt.instruction)
     if settings.model.path is not None:
         check_model_path(settings.model.path)
     _check_other_models(settings)
