@@ -12,10 +12,10 @@ import pytest
 
 from rollgym.trainer.cli import main
 from rollgym.trainer.config.load import load_settings
-from rollgym.trainer.config.worked_examples import read_examples
 from rollgym.trainer.models.load import load_model, load_tokenizer, model_folder
 from rollgym.trainer.models.tokenizer import stop_ids
 from rollgym.trainer.records.trajectory import Trajectory
+from rollgym.trainer.rollout.context import example_messages
 from rollgym.trainer.rollout.rendering import ChatRenderer
 from tests.support.processes import ROOT
 
@@ -86,7 +86,7 @@ def test_it_takes_two_steps(file, renderer, tmp_path):
     base = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())["base_model_name_or_path"]
     assert (Path(base) / "config.json").exists()
 
-    examples = read_examples(settings.prompt.examples, settings.prompt.instruction)
+    examples = example_messages(settings.prompt)
     opening = renderer.prompt(examples or [{"role": "system", "content": ""}])[: -_generation_ids(renderer)]
     played = list(_episodes(tmp_path))
     assert len(played) == 4

@@ -11,7 +11,6 @@ from transformers import PreTrainedModel
 from rollgym.trainer.config.checks import why_blind
 from rollgym.trainer.config.model_paths import gguf_file
 from rollgym.trainer.config.run import RunSettings
-from rollgym.trainer.config.worked_examples import read_examples
 from rollgym.trainer.core.device import DTYPES, torch_device
 from rollgym.trainer.core.errors import ConfigError
 from rollgym.trainer.core.numbers import MOST_IDS
@@ -24,6 +23,7 @@ from rollgym.trainer.models.pictures import load_pictures, sees
 from rollgym.trainer.models.tiny import TinyPolicySettings, build_tiny_model, tiny_pictures
 from rollgym.trainer.models.tokenizer import IMAGE, build_tiny_tokenizer, stop_ids, vocabulary_of
 from rollgym.trainer.models.weights import place
+from rollgym.trainer.rollout.context import example_messages
 from rollgym.trainer.rollout.rendering import ChatRenderer
 
 
@@ -142,7 +142,7 @@ def _check_room(settings: RunSettings, renderer: ChatRenderer) -> None:
     Raises:
         ConfigError: If they do not.
     """
-    examples = read_examples(settings.prompt.examples, settings.prompt.instruction)
+    examples = example_messages(settings.prompt)
     if not examples:
         return
     tokens = len(renderer.prompt([*examples, {"role": "user", "content": ""}]))

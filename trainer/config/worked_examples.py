@@ -28,10 +28,6 @@ class ExampleMessage(Settings):
     tool_call_id: str | None = Field(None, description="Which call a tool's message answers.")
     name: str | None = Field(None, description="Name of the tool that answers.")
 
-    def as_message(self) -> dict[str, Any]:
-        """Return the message as a chat template takes it."""
-        return self.model_dump(exclude_none=True)
-
 
 def _form(value: Any) -> str:
     return "str" if isinstance(value, str) else "list"
@@ -45,8 +41,10 @@ WorkedExamples = Annotated[
 _MESSAGES: TypeAdapter[list[ExampleMessage]] = TypeAdapter(ExampleMessages)
 
 
-def read_examples(examples: Sequence[ExampleMessage] | str | None, placement: str) -> list[dict[str, Any]]:
-    """Return the messages of worked turns as a chat template takes them.
+def read_examples(
+    examples: Sequence[ExampleMessage] | str | None, placement: str
+) -> Sequence[ExampleMessage]:
+    """Return the messages of worked turns.
 
     Args:
         examples: The messages, or the file that holds them, in YAML or JSON; None where there are none.
@@ -56,12 +54,12 @@ def read_examples(examples: Sequence[ExampleMessage] | str | None, placement: st
         ConfigError: If a file cannot be read, or the messages are no whole turns.
     """
     if examples is None:
-        return []
+        return ()
     messages = _in_file(Path(examples)) if isinstance(examples, str) else examples
     where = f"{_KEY}: {examples}" if isinstance(examples, str) else _KEY
     if problem := _problem(messages, placement):
         raise ConfigError(f"{where}: {problem}")
-    return [each.as_message() for each in messages]
+    return messages
 
 
 def _problem(messages: Sequence[ExampleMessage], placement: str) -> str | None:

@@ -66,7 +66,8 @@ def kept_model(file: Path, write: Callable[[Path], None]) -> Path:
     Raises:
         ConfigError: If nothing can be kept; the message says where.
     """
-    folder = kept_folder(file)
+    with _reading(file):
+        folder = kept_folder(file)
     if folder.is_dir():
         return folder
     try:

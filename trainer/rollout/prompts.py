@@ -6,7 +6,6 @@ from typing import Any
 
 from rollgym.clients.protocol.arrays import DecodeError
 from rollgym.trainer.config.rollout import PromptSettings
-from rollgym.trainer.config.worked_examples import read_examples
 from rollgym.trainer.records.trajectory import Trajectory
 from rollgym.trainer.rollout.chat_template import Tool
 from rollgym.trainer.rollout.context import (
@@ -16,6 +15,7 @@ from rollgym.trainer.rollout.context import (
     Message,
     compaction,
     context_policy,
+    example_messages,
     with_examples,
     with_instruction,
 )
@@ -148,5 +148,5 @@ def prompt_maker(renderer: ChatRenderer, settings: PromptSettings) -> Callable[[
     Raises:
         ConfigError: If what they name cannot be read or imported.
     """
-    context, examples = context_policy(settings), read_examples(settings.examples, settings.instruction)
+    context, examples = context_policy(settings), example_messages(settings)
     return lambda: PromptBuilder(renderer, context, settings, examples)

@@ -147,6 +147,7 @@ def test_a_folder_in_hugging_face_layout_stays_one(file, tmp_path):
         ("package:", "names no package"),
         ("package:../x", "names no package"),
         ("package:json", "the package json brings no GGUF file"),
+        ("package:__main__", "there is no package __main__ here|brings no GGUF file"),
         ("package:sys", "the package sys brings no GGUF file"),
         ("several", r"holds several GGUF files: name one of them; it has a\.gguf, b\.gguf"),
         ("parts", "llama-gguf-split --merge x-00001-of-00002.gguf"),
