@@ -18,6 +18,7 @@ FOLDERS = {
     "": "Configurations of runs, environments, rewards and agents",
     "presets": "Models of several sizes on 1, 8 and 64 GPUs: `roll-train --config presets/NAME`",
     "one_gpu": "Short runs on one GPU",
+    "pretrained": "A pretrained model of 135 million parameters, on one GPU or a laptop",
     "extensions": "Parts of a run in a few lines each",
     "serving": "Configurations of servers: `roll-serve --config examples/serving/NAME.yaml`",
     "kuberay": "Kubernetes",

@@ -34,6 +34,7 @@ EXTRAS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         ),
         "lora": ("peft",),
         "structured": ("llguidance",),
+        "gguf": ("accelerate", "gguf"),
         "vllm": ("vllm",),
         "sglang": ("sglang",),
         "deepspeed": ("deepspeed",),

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from rollgym.trainer.config.backend import BackendSettings
-from rollgym.trainer.config.checks import HUB_NAME
 from rollgym.trainer.config.distillation import DistillSettings
 from rollgym.trainer.config.model import LoraSettings, ModelSettings
+from rollgym.trainer.config.model_paths import HUB_NAME, gguf_file
 from rollgym.trainer.config.run import RunSettings
 from rollgym.trainer.core.errors import ConfigError
 from rollgym.trainer.models.memory_plan import (
@@ -67,13 +67,18 @@ def model_config(model: ModelSettings) -> Mapping[str, Any]:
 
 
 def config_at(path: str) -> Mapping[str, Any]:
-    """Return the config.json of a model's folder, or of its name on the hub, where it is known or was fetched before.
+    """Return the config.json of a model's folder or GGUF file, or of its name on the hub, where it is known or was
+    fetched before.
 
     Raises:
         ConfigError: If it is not here, or cannot be read; the message has a remedy.
     """
     if path in KNOWN:
         return KNOWN[path]
+    if (packed := gguf_file(path)) is not None:
+        from rollgym.trainer.models.gguf import gguf_config  # Imported late: few plans need it.
+
+        return gguf_config(packed)
     file = Path(path) / "config.json"
     if not file.exists():
         from huggingface_hub import try_to_load_from_cache  # Imported late: few plans need it.

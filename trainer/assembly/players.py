@@ -22,10 +22,9 @@ from rollgym.trainer.learn.weights.publisher import WeightPublisher
 from rollgym.trainer.models.picture_processor import PictureProcessor
 from rollgym.trainer.rollout.actors import ModelActor
 from rollgym.trainer.rollout.batcher import DeterministicBatcher
-from rollgym.trainer.rollout.context import context_policy
 from rollgym.trainer.rollout.environments import EnvironmentPool
 from rollgym.trainer.rollout.logged_client import LoggedClient
-from rollgym.trainer.rollout.prompts import PromptBuilder
+from rollgym.trainer.rollout.prompts import PromptBuilder, prompt_maker
 from rollgym.trainer.rollout.recall import Recall
 from rollgym.trainer.rollout.rendering import ChatRenderer
 from rollgym.trainer.rollout.slots import BoundedSlots, EpisodeSlots
@@ -88,13 +87,10 @@ async def open_players(
         ConfigError: If engine and training do not agree on log-probabilities.
     """
     torch.set_num_threads(settings.threads)
-    context = context_policy(settings.prompt)
+    make_prompts = prompt_maker(policy.renderer, settings.prompt)
     policy.renderer.template.say = console.say
     if settings.prompt.tools == "template":
         policy.renderer.require_tools()
-
-    def make_prompts() -> PromptBuilder:
-        return PromptBuilder(policy.renderer, context, settings.prompt)
 
     prompt = policy.renderer.prompt([{"role": "user", "content": "Which way?"}])
     opening = open_inference(

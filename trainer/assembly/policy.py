@@ -9,6 +9,7 @@ import torch
 from transformers import PreTrainedModel
 
 from rollgym.trainer.config.checks import why_blind
+from rollgym.trainer.config.model_paths import gguf_file
 from rollgym.trainer.config.run import RunSettings
 from rollgym.trainer.core.device import DTYPES, torch_device
 from rollgym.trainer.core.errors import ConfigError
@@ -22,6 +23,7 @@ from rollgym.trainer.models.pictures import load_pictures, sees
 from rollgym.trainer.models.tiny import TinyPolicySettings, build_tiny_model, tiny_pictures
 from rollgym.trainer.models.tokenizer import IMAGE, build_tiny_tokenizer, stop_ids, vocabulary_of
 from rollgym.trainer.models.weights import place
+from rollgym.trainer.rollout.context import example_messages
 from rollgym.trainer.rollout.rendering import ChatRenderer
 
 
@@ -70,7 +72,9 @@ def build_policy(
     if path is not None:
         model = load_model(path, dtype, settings.model.attention)
         check_positions(model, settings.model.max_length)
-        model.name_or_path = settings.model.path or str(path)
+        named = settings.model.path
+        # Adapters name what they belong to, and other tools know neither our names of packages nor GGUF files.
+        model.name_or_path = str(path) if named is None or gguf_file(named) is not None else named
         tokenizer = load_tokenizer(path)
         pictures = (why_blind(settings) or load_pictures(path, tokenizer)) if sees(model) else BLIND
     else:
@@ -120,11 +124,34 @@ def chat_renderer(
         vocabulary: How many token ids the model knows.
 
     Raises:
-        ConfigError: If the template cannot be read or used.
+        ConfigError: If the template cannot be read or used, or the worked turns leave no room for an episode.
     """
     if settings.prompt.chat_template is not None:
         try:
             tokenizer.chat_template = Path(settings.prompt.chat_template).read_text(encoding="utf-8")
         except (OSError, ValueError) as error:
             raise ConfigError(f"prompt.chat_template: {error}") from error
-    return ChatRenderer(tokenizer, settings.prompt.template_kwargs, stops, pictures, vocabulary)
+    renderer = ChatRenderer(tokenizer, settings.prompt.template_kwargs, stops, pictures, vocabulary)
+    _check_room(settings, renderer)
+    return renderer
+
+
+def _check_room(settings: RunSettings, renderer: ChatRenderer) -> None:
+    """Refuse worked turns that leave no room for an episode behind them.
+
+    Raises:
+        ConfigError: If they do not.
+    """
+    examples = example_messages(settings.prompt)
+    if not examples:
+        return
+    tokens = len(renderer.prompt([*examples, {"role": "user", "content": ""}]))
+    limits = {"model.max_length": settings.model.max_length - settings.rollout.max_new_tokens}
+    if settings.prompt.compact_above is not None:
+        limits["prompt.compact_above"] = settings.prompt.compact_above
+    for key, limit in limits.items():
+        if tokens >= limit:
+            raise ConfigError(
+                f"prompt.examples take {tokens} tokens of every prompt, and {key} leaves no room for an episode behind "
+                "them: show fewer, or raise it"
+            )

@@ -4,7 +4,6 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,6 +16,7 @@ from rollgym.trainer.backends.heads import PolicyHead
 from rollgym.trainer.backends.prefix_costs import sharing_costs
 from rollgym.trainer.backends.reference import FrozenModel
 from rollgym.trainer.config.distillation import DistillSettings, TeacherSettings
+from rollgym.trainer.config.model_paths import check_model_path
 from rollgym.trainer.config.run import RunSettings
 from rollgym.trainer.core.device import DTYPES
 from rollgym.trainer.core.errors import ConfigError
@@ -113,9 +113,7 @@ def check_reference(path: str, tokenizer: Any, rows: Iterable[TrainRow]) -> None
 
 def _tokenizer(setting: str, path: str) -> Any:
     """Load the tokenizer of a model that is not the policy's; errors name the setting that names it."""
-    folder = Path(path)
-    if folder.is_dir() and not (folder / "config.json").exists():
-        raise ConfigError(f"{setting}: {path} holds no model: it has no config.json")
+    check_model_path(path, setting)
     try:
         return load_tokenizer(model_folder(path))
     except ConfigError as error:

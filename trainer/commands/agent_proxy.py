@@ -210,7 +210,7 @@ def _require_sampling(options: argparse.Namespace) -> None:
 async def opened_policy(options: argparse.Namespace) -> AsyncIterator["PolicyService"]:
     """Open whatever samples, and give what answers agents."""
     from rollgym.trainer.assembly.engine import open_engine, open_server
-    from rollgym.trainer.config.checks import check_model_path
+    from rollgym.trainer.config.model_paths import check_model_path
     from rollgym.trainer.inference.base import SamplingParams
     from rollgym.trainer.models.load import load_config, load_model, load_tokenizer, model_folder
 

@@ -138,7 +138,8 @@ def _settings_parser(command: str) -> Parser:
         parser.add_argument(
             "--checkpoint",
             type=user_path,
-            help="checkpoint folder or model directory; default: the run's newest",
+            help="checkpoint folder or model directory; default: the run's newest"
+            + ("" if command == "export" else ", or the model of model.path as it is before there is a run"),
         )
     if command == "export":
         parser.add_argument("--output", type=user_path, required=True, help="folder to write, new or empty")

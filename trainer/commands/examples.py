@@ -53,8 +53,7 @@ from rollgym.trainer.learn.tracking import Tracker
 from rollgym.trainer.models.reward_model import empty_classifier, save_reward_model
 from rollgym.trainer.records.checkpoint import RunState
 from rollgym.trainer.records.checkpoint_store import CheckpointStore
-from rollgym.trainer.rollout.context import context_policy
-from rollgym.trainer.rollout.prompts import PromptBuilder
+from rollgym.trainer.rollout.prompts import prompt_maker
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,13 +204,13 @@ async def _demonstrations(
     settings: RunSettings, expert: ExpertSettings, policy: Policy, console: RunConsole
 ) -> list[TrainRow]:
     """Return the rows of the environments' experts' episodes, played again where a run is resumed."""
-    context = context_policy(settings.prompt)
+    make_prompts = prompt_maker(policy.renderer, settings.prompt)
     console.begin("expert demonstrations", expert.demonstrations)
     async with open_environments(settings, console, embedded_server) as pool:
         shown = await collect_demonstrations(
             task_source(settings),
             expert.demonstrations,
-            lambda: PromptBuilder(policy.renderer, context, settings.prompt),
+            make_prompts,
             expert.reply,
             pool,
             settings.rollout.max_turns,

@@ -64,6 +64,28 @@ def trained_policy(settings: RunSettings, checkpoint: Path | None) -> Policy:
     return _of_checkpoint(settings, load_checkpoint(checkpoint))
 
 
+def playing_policy(settings: RunSettings, checkpoint: Path | None) -> Policy:
+    """Load the policy that plays: the trained one, or where no run has trained one yet, the model as it is.
+
+    Raises:
+        CheckpointError: If there is none, and the settings name no model.
+    """
+    if checkpoint is not None or _has_trained(Path(settings.output_dir)):
+        return trained_policy(settings, checkpoint)
+    if settings.model.path is None:
+        raise CheckpointError(
+            f"there is no trained policy in {settings.output_dir}; name one with --checkpoint, or a model with "
+            "model.path, which plays as it is"
+        )
+    _say(f"no run has trained a policy in {settings.output_dir}: {settings.model.path} plays as it is")
+    return build_policy(settings)
+
+
+def _has_trained(directory: Path) -> bool:
+    """Whether a run has left something in its directory that a policy is, or was meant to be."""
+    return any((directory / name).exists() for name in (MODEL_FOLDER, ADAPTER_FOLDER, "checkpoints"))
+
+
 def _is_its_end(ready: Path, newest: Path | None) -> bool:
     """Whether a run has ended with a model that is whole, and has not gone on since.
 
@@ -146,7 +168,7 @@ async def evaluate(settings: RunSettings, checkpoint: Path | None) -> int:
     check_inference(settings)
     async with AsyncExitStack() as stack:
         console = RunConsole(settings.steps, live=False)
-        policy = trained_policy(settings, checkpoint)
+        policy = playing_policy(settings, checkpoint)
         settings = await open_judges_alone(settings, stack, console.say)
         pool = await stack.enter_async_context(open_environments(settings, console))
         players = await stack.enter_async_context(open_players(settings, policy, pool, console))

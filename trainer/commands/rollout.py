@@ -59,7 +59,7 @@ async def rollout(
     if evaluation_set is not None and evaluation_set not in settings.evaluation.sets:
         names = ", ".join(settings.evaluation.sets) or "none"
         raise ConfigError(f"no evaluation set '{evaluation_set}'; the config has {names}")
-    policy = _trained_policy(settings, checkpoint) if player == "model" else None
+    policy = _playing_policy(settings, checkpoint) if player == "model" else None
     scripts = read_recording(recorded)[:episodes] if recorded is not None else []
     async with AsyncExitStack() as stack:
         writer = stack.enter_context(EpisodeWriter(output)) if output is not None else None
@@ -95,16 +95,16 @@ async def rollout(
     return 0
 
 
-def _trained_policy(settings: RunSettings, checkpoint: Path | None) -> "Policy":
+def _playing_policy(settings: RunSettings, checkpoint: Path | None) -> "Policy":
     # Imported late: torch and transformers take seconds, and no other player needs them.
     with large_imports("rollout --policy model"):
         from transformers.utils.logging import disable_progress_bar
 
         from rollgym.trainer.assembly.inference import check_inference
-        from rollgym.trainer.commands.policy import trained_policy
+        from rollgym.trainer.commands.policy import playing_policy
     disable_progress_bar()  # the command has a console of its own
     check_inference(settings)
-    return trained_policy(settings, checkpoint)
+    return playing_policy(settings, checkpoint)
 
 
 async def _open_player(

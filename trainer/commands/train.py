@@ -54,9 +54,8 @@ from rollgym.trainer.learn.utilisation import training_work
 from rollgym.trainer.records.checkpoint import Checkpoint, RunState
 from rollgym.trainer.records.checkpoint_store import CheckpointStore
 from rollgym.trainer.records.ledger import LEDGER_FILE, Ledger
-from rollgym.trainer.rollout.context import context_policy
 from rollgym.trainer.rollout.environments import EnvironmentPool
-from rollgym.trainer.rollout.prompts import PromptBuilder
+from rollgym.trainer.rollout.prompts import prompt_maker
 from rollgym.trainer.tasks.curriculum import CurriculumTaskSource
 from rollgym.trainer.tasks.dataset import row_streams
 from rollgym.trainer.tasks.task import TaskSource
@@ -264,12 +263,12 @@ async def _warm_start(
     console: RunConsole,
     made: ModelSource,
 ) -> None:
-    context = context_policy(settings.prompt)
+    make_prompts = prompt_maker(policy.renderer, settings.prompt)
     console.begin("expert demonstrations", warm.demonstrations)
     shown = await collect_demonstrations(
         source,
         warm.demonstrations,
-        lambda: PromptBuilder(policy.renderer, context, settings.prompt),
+        make_prompts,
         warm.reply,
         pool,
         settings.rollout.max_turns,

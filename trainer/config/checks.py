@@ -1,6 +1,5 @@
 """What settings name outside of themselves, files and code: all of it is looked for before anything else is begun."""
 
-import re
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,15 +12,14 @@ from rollgym.extras import install_line
 from rollgym.gymnasium_plugin import NAMESPACE, register_environments
 from rollgym.suggestions import did_you_mean
 from rollgym.trainer.config.agents import AgentsSettings, agent_kind, command_line
+from rollgym.trainer.config.model_paths import check_model_path
 from rollgym.trainer.config.output import TrackingSettings
 from rollgym.trainer.config.run import RunSettings
 from rollgym.trainer.config.servers_file import read_servers
 from rollgym.trainer.config.unread import check_unread
+from rollgym.trainer.config.worked_examples import read_examples
 from rollgym.trainer.core.errors import ConfigError
 from rollgym.trainer.core.plugins import load_attribute
-
-HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?")
-"""What a model on the Hugging Face hub may be called."""
 
 _PARTS_OF_ONES_OWN = ("advantage", "surrogate", "selection", "filter", "episodes")
 """Parts of an algorithm that may be a function of the user's."""
@@ -48,6 +46,7 @@ def check_settings(settings: RunSettings) -> None:
             raise ConfigError(
                 f"{key}: there is no {path} here; paths are taken from the directory of the command"
             )
+    read_examples(settings.prompt.examples, settings.prompt.instruction)
     if settings.model.path is not None:
         check_model_path(settings.model.path)
     _check_other_models(settings)
@@ -241,24 +240,6 @@ def _check_other_models(settings: RunSettings) -> None:
                 check_model_path(teacher.path, f"distill.teachers.{name}.path")
     if settings.dpo is not None and settings.dpo.reference not in (None, "none"):
         check_model_path(str(settings.dpo.reference), "dpo.reference")
-
-
-def check_model_path(path: str, key: str = "model.path") -> None:
-    """Refuse what is neither a folder with a model nor of the form of a name on the Hugging Face hub.
-
-    Args:
-        path: What was named.
-        key: The setting that names it.
-
-    Raises:
-        ConfigError: If it is neither.
-    """
-    folder = Path(path)
-    if folder.is_dir():
-        if not (folder / "config.json").exists():
-            raise ConfigError(f"{key}: {path} holds no model: it has no config.json")
-    elif not HUB_NAME.fullmatch(path) or folder.exists():
-        raise ConfigError(f"{key}: there is no folder {path}, and no model of the hub is called so")
 
 
 def _check_trackers(tracking: TrackingSettings) -> None:

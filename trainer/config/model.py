@@ -58,8 +58,10 @@ class ModelSettings(Settings):
     path: UserPath | None = Field(
         None,
         min_length=1,
-        description="Directory in Hugging Face layout, or the name of a model on the Hugging Face hub, such as "
-        "Qwen/Qwen2.5-0.5B-Instruct, which is fetched once; absent: build the tiny policy.",
+        description="Directory in Hugging Face layout; or the name of a model on the Hugging Face hub, such as "
+        "Qwen/Qwen2.5-0.5B-Instruct, which is fetched once; or a GGUF file, a directory that holds one, or "
+        "package:NAME for the one that an installed package brings, which is dequantized once (extra [gguf]); absent: "
+        "build the tiny policy.",
     )
     hidden_size: int = Field(64, ge=1, le=65_536, description="Tiny policy: width.")
     layers: int = Field(2, ge=1, le=1024, description="Tiny policy: depth.")

@@ -5,6 +5,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from rollgym.trainer.config.agents import agent_kind
+from rollgym.trainer.config.worked_examples import WorkedExamples
 from rollgym.trainer.core.strict import (
     Amount,
     Count,
@@ -69,6 +70,12 @@ class PromptSettings(Settings):
         min_length=1,
         description="File with a Jinja template that replaces the tokenizer's, such as one that keeps the thoughts of "
         "earlier turns where the model's own drops them. It is saved with the tokenizer.",
+    )
+    examples: WorkedExamples | None = Field(
+        None,
+        description="A few worked turns that every prompt shows before the episode: messages (role, content), or a "
+        "YAML or JSON file with a list of them. A system message among them, the first, needs another `instruction` "
+        "than `system`.",
     )
     custom_context: str | None = Field(
         None, description="module:attr of a function (history, observation) -> messages; replaces `context`."

@@ -14,7 +14,7 @@ EXAMPLES = Path(str(files("rollgym") / "examples"))
 """The folder of the examples: in the package, as in a clone."""
 
 _PREFIX = "examples/"
-_FOLDERS = ("", "one_gpu", "presets")
+_FOLDERS = ("", "one_gpu", "presets", "pretrained")
 _SUFFIXES = (".yaml", ".yml")
 _SENTENCE = re.compile(r"(.+?[.:])(?:\s|$)")
 _MOST_SHOWN = 100

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from rollgym.trainer.config.run import RunSettings
 from rollgym.trainer.core.errors import ConfigError
 
-_OF_OUR_PROMPTS = ("context", "turns", "instruction", "tools", "custom_context")
+_OF_OUR_PROMPTS = ("context", "turns", "instruction", "tools", "examples", "custom_context")
 """What of `prompt` makes conversations of episodes; the rest of it is of the chat template, whoever makes them."""
 _OF_EVALUATION_SETS = ("sampled", "greedy", "interim_episodes")
 _OF_THE_STREAM = ("shuffle", "weight", "domain")
@@ -98,6 +98,12 @@ def _of_examples(settings: RunSettings) -> Iterator[str]:
     if how is None:
         return
     section = settings.section
+    expert = settings.sft is not None and settings.sft.expert is not None
+    if settings.prompt.examples is not None and not expert:
+        yield (
+            f"prompt.examples are shown in prompts of episodes, and {section} learns from conversations as they are "
+            "written: put them there, or leave prompt.examples out"
+        )
     if how.batch_tokens is not None and how.changed("batch"):
         yield f"{section}.batch is not read with {section}.batch_tokens, which takes its place: leave one of them out"
     if how.held_out:
@@ -107,7 +113,7 @@ def _of_examples(settings: RunSettings) -> Iterator[str]:
             f"{section}.held_out_every is about {section}.held_out, and there is none: name held-out examples, or "
             "leave it out"
         )
-    if settings.sft is not None and settings.sft.expert is not None and how.changed("longer"):
+    if expert and how.changed("longer"):
         yield (
             "sft.longer is about examples of files, and demonstrations of sft.expert that are longer than "
             "model.max_length are left out and counted in any case: leave it out"

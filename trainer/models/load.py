@@ -27,9 +27,10 @@ from transformers import (
     PreTrainedModel,
 )
 
-from rollgym.trainer.config.checks import check_model_path
+from rollgym.trainer.config.model_paths import check_model_path, gguf_file
 from rollgym.trainer.core.errors import ConfigError
 from rollgym.trainer.models.chance import without_chance
+from rollgym.trainer.models.gguf import kept_model, read_gguf
 from rollgym.trainer.models.shards import SHARD_BYTES, ShardWriter
 from rollgym.trainer.models.weights import hub_tensors
 
@@ -48,15 +49,18 @@ _UNREADABLE = (
 
 
 def model_folder(path: str, *, fetch: bool = True) -> Path:
-    """Return the folder of a model: itself, or the copy of the hub's model of that name in the local cache.
+    """Return the folder of a model: itself, or the local copy of a GGUF file's model, or of the hub's of that name.
 
     Args:
-        path: A folder, or a name on the hub such as `Qwen/Qwen2.5-0.5B-Instruct`.
+        path: A folder, a GGUF file (`gguf_file`), or a name on the hub such as `Qwen/Qwen2.5-0.5B-Instruct`.
         fetch: Whether to fetch what the cache does not have; if not, the hub is only asked whether it has it.
 
     Raises:
         ConfigError: If it is neither here nor to be had; the message says what to do.
     """
+    if (packed := gguf_file(path)) is not None:
+        check_model_path(path)
+        return kept_model(packed, lambda folder: save_model(*read_gguf(packed), folder))
     if Path(path).is_dir():
         return Path(path)
     check_model_path(path)

