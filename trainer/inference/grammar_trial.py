@@ -8,6 +8,7 @@ import json
 import random
 import resource
 import sys
+from typing import Any
 
 SECONDS = 5
 """Of processor time, after which the program is ended."""
@@ -19,12 +20,14 @@ def tried(kind: str, text: str) -> str:
     """Return what is wrong with a structured output; empty where replies begin well with it."""
     import llguidance
 
+    library: Any = llguidance  # its kinds are texts that it looks at itself
+
     try:
-        grammar = llguidance.grammar_from(kind, text)
+        grammar = library.grammar_from(kind, text)
     except ValueError as error:
         return str(error)
-    limits = llguidance.LLParserLimits(verbose_errors=False)
-    matcher = llguidance.LLMatcher(llguidance.LLTokenizer("byte"), grammar, log_level=0, limits=limits)
+    limits = library.LLParserLimits(verbose_errors=False)
+    matcher = library.LLMatcher(library.LLTokenizer("byte"), grammar, log_level=0, limits=limits)
     choice = random.Random(0)
     for _ in range(_STEPS):
         if matcher.is_error() or matcher.is_stopped():

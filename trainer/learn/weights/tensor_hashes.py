@@ -25,7 +25,7 @@ _STREAMS = (
 def sha256_hash(tensor: Tensor) -> str:
     """Return the first eight bytes of a tensor's SHA-256, in hexadecimal."""
     data = _bytes(tensor).cpu().numpy()
-    return hashlib.sha256(memoryview(data)).digest()[:8].hex()
+    return hashlib.sha256(data.data).digest()[:8].hex()
 
 
 def tile_hash(tensor: Tensor) -> str:
