@@ -190,7 +190,8 @@ async def test_every_turn_is_a_segment_where_the_template_rewrites_the_past(pool
 
 async def test_the_same_seed_gives_the_same_episode_with_a_real_engine(pool):
     shape = TinyPolicySettings(len(TOKENIZER), hidden_size=16, layers=1, heads=2, max_length=ROOM)
-    async with TorchEngine(build_tiny_model(shape, 0), max_rows=4, max_length=ROOM) as engine:
+    model = build_tiny_model(shape, 0)
+    async with TorchEngine(model, max_rows=4, max_length=ROOM) as engine:
         client = LoggedClient(engine)
         first = await play(pool, client)
         assert_recorded(first, client.log)
@@ -199,7 +200,9 @@ async def test_the_same_seed_gives_the_same_episode_with_a_real_engine(pool):
         requests = [request for request, _ in client.log.calls]
         assert len({request.seed for request in requests}) == len(requests)
         assert len({request.request_id for request in requests}) == len(requests)
-        assert await play(pool, engine) == first
+    # To the bit only where as much is known of prompts before: behind what is known, sums are of other shapes.
+    async with TorchEngine(model, max_rows=4, max_length=ROOM) as another:
+        assert await play(pool, another) == first
     assert Trajectory.from_record(json.loads(json.dumps(first.as_record()))) == first
 
 
