@@ -25,6 +25,8 @@ _LEAST_SHARED = 16
 """Tokens for which it pays to look elsewhere."""
 _TOKENS_AT_ONCE = 16_384
 """Of prompts that one call of the model reads."""
+_MASKED_AT_ONCE = 2**26
+"""Pairs of tokens that one mask says of whether one sees the other."""
 _NOTHING = -1
 """Stands where no token is."""
 _COLUMNS = 64
@@ -338,8 +340,12 @@ def _longest(held: NDArray[np.int64], row: SlotRow) -> tuple[int, int]:
 def _portions(rows: Sequence[SlotRow]) -> Iterator[list[SlotRow]]:
     """Yield rows of like lengths that are read together."""
     part: list[SlotRow] = []
+    width = 1
     for row in sorted(rows, key=lambda row: len(row.sequence) - row.length):
-        if part and (len(row.sequence) - row.length) * (len(part) + 1) > _TOKENS_AT_ONCE:
+        tokens = (len(row.sequence) - row.length) * (len(part) + 1)
+        # Those that read on behind what is known have a mask: of each token, all that stands before it.
+        width = max(width, len(row.sequence) if row.length else 1)
+        if part and (tokens > _TOKENS_AT_ONCE or tokens * width > _MASKED_AT_ONCE):
             yield part
             part = []
         part.append(row)

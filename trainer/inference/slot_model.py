@@ -5,7 +5,7 @@ its number of rows and a rounded length, so it can be recorded once and launched
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -34,7 +34,7 @@ class SlotModel:
 
     def __init__(self, model: PreTrainedModel, max_length: int) -> None:
         self._model = model
-        self._body: Any = model.base_model  # the library's types know it as a module
+        self._body = cast(PreTrainedModel, model.base_model)
         self._head = LanguageHead(model)
         self._cache_argument = cache_argument(self._body)
         self._window, self._all_near = _window(model.config.get_text_config(), max_length)
