@@ -1,12 +1,13 @@
-"""Those who have no token and send too much, too little or the same again, and what a server owes to each."""
+"""Those who send too much, too little or the same again, most without a token, and what a server owes to each."""
 
 import asyncio
+import json
 import random
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
-_PATIENCE_S = 60.0
+_PATIENCE_S = 75.0
 _HANDSHAKE = (
     b"GET /v1/ws HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
     b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
@@ -31,19 +32,23 @@ class Floods:
 
     Args:
         port: Where the server is.
+        token: Of one who may register servers.
         chance: What is done.
         faults: Where faults go.
         answers: Where answers are counted.
     """
 
-    def __init__(self, port: int, chance: random.Random, faults: list[str], answers: "Counter[str]") -> None:
+    def __init__(
+        self, port: int, token: str, chance: random.Random, faults: list[str], answers: "Counter[str]"
+    ) -> None:
         self._port = port
+        self._token = token
         self._chance = chance
         self._faults = faults
         self._answers = answers
         self._kinds: tuple[Callable[[], Awaitable[str]], ...] = (
             *(self._frames, self._large_frame, self._dripped_frame, self._dripped_head),
-            *(self._dripped_body, self._not_found, self._expecting, self._half),
+            *(self._dripped_body, self._not_found, self._expecting, self._half, self._continuing),
         )
 
     async def one(self) -> None:
@@ -161,6 +166,29 @@ class Floods:
             for number in range(count):
                 what = await self._expect(reader, f"expecting request {number} of {count}", {401, 429})
             return what
+
+    async def _continuing(self) -> str:
+        """Register a server that answers nothing but that one may go on."""
+        count = self._chance.choice(_SIZES)
+
+        async def go_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            with suppress(asyncio.IncompleteReadError, ConnectionError):
+                await reader.readuntil(b"\r\n\r\n")
+                writer.write(b"HTTP/1.1 100 Continue\r\n\r\n" * count)
+                await writer.drain()
+            writer.close()
+
+        async with await asyncio.start_server(go_on, "127.0.0.1") as upstream:
+            url = f"http://127.0.0.1:{upstream.sockets[0].getsockname()[1]}"
+            body = json.dumps({"env_id": f"Upstream{count}", "url": url, "protocol": "http"}).encode()
+            async with self._raw() as (reader, writer):
+                writer.write(
+                    b"POST /v1/envs HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+                    b"Authorization: Bearer %s\r\nContent-Length: %d\r\n\r\n"
+                    % (self._token.encode(), len(body))
+                    + body
+                )
+                return await self._expect(reader, "a registration of a server that says nothing", {405, 422})
 
     async def _expect(self, reader: asyncio.StreamReader, what: str, statuses: set[int]) -> str:
         """Read one answer, which has one of these statuses and a body that says why."""

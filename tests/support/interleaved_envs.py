@@ -24,7 +24,11 @@ def left_open(directory: Path) -> list[str]:
 
 
 class Inline(gymnasium.Env[str, str]):
-    """Waits, fails and answers what cannot be sent, as its actions ask for."""
+    """Waits, fails and answers what cannot be sent, as its actions ask for.
+
+    Attributes:
+        longest_wait_s: Waits are no longer: what runs in the loop would keep everybody else waiting.
+    """
 
     metadata: ClassVar[dict[str, Any]] = {
         "render_modes": ["ansi"],
@@ -40,13 +44,15 @@ class Inline(gymnasium.Env[str, str]):
         "additionalProperties": False,
     }
 
+    longest_wait_s: ClassVar[float] = 0.001
+
     def __init__(self, length: int = 5, wait: float = 0.0, render_mode: str | None = None) -> None:
         self.render_mode = render_mode
         self.action_space = UnicodeText()
         self.observation_space = UnicodeText()
         self._length = length
         self._steps = 0
-        time.sleep(wait)
+        self._wait(wait)
         if length == 13:
             raise ValueError("thirteen brings bad luck")
         self._file = Path(os.environ[DIRECTORY], f"{os.getpid()}-{next(_numbers)}-{type(self).__name__}")
@@ -65,7 +71,7 @@ class Inline(gymnasium.Env[str, str]):
         return f"{self._steps} {action}", 1.0, self._steps >= self._length, False, info
 
     def render(self) -> str:
-        time.sleep(0.002)
+        self._wait(0.002)
         return f"<{self._steps}>"
 
     def close(self) -> None:
@@ -76,20 +82,26 @@ class Inline(gymnasium.Env[str, str]):
         if verb == "raise":
             raise RuntimeError(rest)
         if verb == "wait":
-            time.sleep(float(rest))
+            self._wait(float(rest))
+
+    def _wait(self, seconds: float) -> None:
+        time.sleep(min(seconds, self.longest_wait_s))
 
 
 class Threaded(Inline):
+    longest_wait_s: ClassVar[float] = 1.0
     metadata: ClassVar[dict[str, Any]] = Inline.metadata | {"inline": False, "thread": True}
 
 
 class Pinned(Inline):
+    longest_wait_s: ClassVar[float] = 1.0
     metadata: ClassVar[dict[str, Any]] = Inline.metadata | {"inline": False, "pinned_thread": True}
 
 
 class Child(Inline):
     """Can take its process down."""
 
+    longest_wait_s: ClassVar[float] = 1.0
     metadata: ClassVar[dict[str, Any]] = Inline.metadata | {"inline": False}
 
     def _do(self, what: str) -> None:

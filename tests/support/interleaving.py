@@ -14,10 +14,11 @@ from typing import Any
 from rollgym.clients.net.transport import WebSocket, open_socket
 from rollgym.clients.protocol.errors import CODES
 from rollgym.clients.protocol.frames import SUBPROTOCOLS, dumps, loads
+from tests.support.floods import Floods
 from tests.support.interleaved_envs import EPISODIC
 
-# Nothing that is asked for here takes longer than a second, even on a machine that is busy with other things.
-PATIENCE_S = 30.0
+# Nothing that is asked for here takes longer than seconds; a machine that is busy with other things takes its time.
+PATIENCE_S = 90.0
 IDLE_S = 3.0
 _OPS = {
     "step": 30,
@@ -55,8 +56,9 @@ _HTTP = {
 class Http:
     """HTTP with nothing between: a connection for each request that is on its way."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, token: str) -> None:
         self._port = port
+        self._token = token
         self._free: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
 
     async def ask(
@@ -65,6 +67,7 @@ class Http:
         """Send a request; gives the status, the headers and the body of its answer."""
         reader, writer = await self._connection()
         content = b"" if body is None else json.dumps(body).encode()
+        headers += f"Authorization: Bearer {self._token}\r\n"
         head = f"{method} {path} HTTP/1.1\r\nHost: test\r\nContent-Type: application/json\r\n{headers}"
         writer.write(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
         status_line, *lines = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")[:-2]
@@ -97,10 +100,10 @@ class Frames:
         connection.on_message = self._take
 
     @classmethod
-    async def open(cls, port: int, binary: bool, faults: list[str]) -> "Frames":
+    async def open(cls, port: int, token: str, binary: bool, faults: list[str]) -> "Frames":
         connection = await open_socket(
             f"ws://127.0.0.1:{port}/v1/ws",
-            headers={},
+            headers={"Authorization": f"Bearer {token}"},
             subprotocol=SUBPROTOCOLS[binary],
             timeout_s=PATIENCE_S,
         )
@@ -143,10 +146,10 @@ class OpenEnvFrames:
         connection.closed.add_done_callback(lambda _: self.drop())
 
     @classmethod
-    async def open(cls, port: int, env_id: str, faults: list[str]) -> "OpenEnvFrames":
+    async def open(cls, port: int, token: str, env_id: str, faults: list[str]) -> "OpenEnvFrames":
         connection = await open_socket(
             f"ws://127.0.0.1:{port}/openenv/{env_id}/ws",
-            headers={},
+            headers={"Authorization": f"Bearer {token}"},
             subprotocol=None,
             timeout_s=PATIENCE_S,
         )
@@ -179,16 +182,18 @@ class Round:
 
     Args:
         port: Where the server is.
+        token: Who does it.
         seed: What is done.
         exits: Whether environments in child processes may end these.
     """
 
-    def __init__(self, port: int, seed: str, *, exits: bool = True) -> None:
+    def __init__(self, port: int, token: str, seed: str, *, exits: bool = True) -> None:
         self._port = port
+        self._token = token
         self._seed = seed
         self._random = random.Random(seed)
         self._exits = exits
-        self._http = Http(port)
+        self._http = Http(port, token)
         self._sockets: list[Frames] = []
         self._asked: dict[asyncio.Future[Any], str] = {}
         self._sessions: list[str] = []
@@ -198,11 +203,14 @@ class Round:
         self._focus = ""
         self.faults: list[str] = []
         self.answers: Counter[str] = Counter()
+        self._floods = Floods(port, token, random.Random(f"floods {seed}"), self.faults, self.answers)
 
     async def play(self, bursts: int) -> None:
         """Do it all; what goes wrong is in `faults`."""
         draw = self._random
-        self._sockets = [await Frames.open(self._port, number % 2 == 1, self.faults) for number in range(4)]
+        self._sockets = [
+            await Frames.open(self._port, self._token, number % 2 == 1, self.faults) for number in range(4)
+        ]
         for env_id in EPISODIC:
             for _ in range(draw.randint(1, 2)):
                 self._shoot("make", {"env_id": env_id, "reset": {"seed": 1}, "idle_timeout_s": IDLE_S})
@@ -236,6 +244,10 @@ class Round:
                 self._spawn("GEM", self._gem())
             elif chance < 0.12:
                 self._spawn("MCP", self._mcp())
+            elif chance < 0.15:
+                self._spawn("a flood", self._floods.one())
+            elif chance < 0.16:
+                self._overload()
             else:
                 op = draw.choices(list(_OPS), list(_OPS.values()))[0]
                 self._shoot(op, self._fields(op))
@@ -245,10 +257,24 @@ class Round:
                     self._shoot(other, self._fields(other) | {"session_id": self._focus})
         await asyncio.sleep(draw.choice((0, 0, 0, 0.001, 0.003, 0.01, 0.03)))
 
+    def _overload(self) -> None:
+        """More at once than a server does in a second: each of them is answered, or refused for now."""
+        draw = self._random
+        for _ in range(draw.choice((100, 400))):
+            op = draw.choice(("step", "step", "session", "info"))
+            fields = self._fields(op)
+            if op == "step":
+                # Work that takes no time by itself, so that only the number of it counts.
+                fields["action"] = "go"
+            self._shoot(op, fields)
+
     async def _drop_a_socket(self) -> None:
         place = self._random.randrange(len(self._sockets))
         self._sockets[place].drop()
-        self._sockets[place] = await Frames.open(self._port, place % 2 == 1, self.faults)
+        self._sockets[place] = await self._open_socket(place)
+
+    async def _open_socket(self, place: int) -> Frames:
+        return await Frames.open(self._port, self._token, place % 2 == 1, self.faults)
 
     def _shoot(self, op: str, fields: dict[str, Any]) -> None:
         if op not in ("batch", "make", "restore", "verify", "sessions", "info") and not fields.get(
@@ -391,7 +417,7 @@ class Round:
 
     async def _openenv(self) -> None:
         draw = self._random
-        socket = await OpenEnvFrames.open(self._port, draw.choice(EPISODIC), self.faults)
+        socket = await OpenEnvFrames.open(self._port, self._token, draw.choice(EPISODIC), self.faults)
         kinds = [draw.choice(("reset", "step", "step", "state", "close")) for _ in range(draw.randint(1, 5))]
         answers = [socket.ask(kind, {"action": "wait 0.005"} if kind == "step" else {}) for kind in kinds]
         if draw.random() < 0.5:
@@ -470,7 +496,7 @@ class Round:
                 problem = await self._problem("POST", f"{path}/step", {"action": "go"})
             # What sockets had asked for before they dropped is done all the same, cancels among it: an episode
             # that is broken off between our reset and our step is reset again.
-            disturbed = problem in ("busy", "step_timeout", "not_reset")
+            disturbed = problem in ("busy", "step_timeout", "not_reset", "overloaded")
             if not disturbed or asyncio.get_running_loop().time() > deadline:
                 break
         if problem is not None and problem not in ("session_gone", "unknown_session"):
@@ -488,7 +514,7 @@ class Round:
             if status < 400:
                 return None
             code = str(json.loads(body)["code"])
-            if code != "busy" or asyncio.get_running_loop().time() > deadline:
+            if code not in ("busy", "overloaded") or asyncio.get_running_loop().time() > deadline:
                 return code
             await self._http.ask("POST", f"{path}/cancel")
             await asyncio.sleep(0.01)
