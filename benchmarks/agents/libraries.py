@@ -1,98 +1,183 @@
-"""Runs the agent libraries against the endpoint, and writes which versions were compared.
+"""Plays agents on many libraries from PyPI against the endpoint, by the libraries' own defaults.
 
-    python -m venv agents && agents/bin/pip install -e '.[dev]' openai-agents pydantic-ai smolagents langgraph \
-        langchain-openai litellm
-    agents/bin/python benchmarks/agents/libraries.py [--output benchmarks/results/agent_libraries.json]
+    python benchmarks/agents/libraries.py [NAME ...] [--output benchmarks/results/agent_libraries.json]
 
-Each library's agent plays with prepared replies (tools in parallel, streams, sub-agents, shortened histories) and on a
-real engine; every call's ids and log-probabilities in the record must be those of the engine's own log. A library that
-is missing fails.
+Each program of `benchmarks/agents/players/` is run by an interpreter of its own, which has the newest release of its
+library and nothing of ours. The policy behind the endpoint says what it is told to; its ids and log-probabilities in
+the episode's record must be those of its own log. The result tells, for each library, the parts of its episode, the
+routes and fields that it asked for, what was ignored (`x-rollgym-ignored`) and what was refused.
 """
 
 import argparse
 import asyncio
 import json
+import re
+import subprocess
 import sys
+import tempfile
+import time
 import traceback
-from importlib.metadata import PackageNotFoundError, version
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
-from rollgym.trainer.inference.torch_engine import TorchEngine  # noqa: E402
-from rollgym.trainer.models.tiny import TinyPolicySettings, build_tiny_model  # noqa: E402
-from tests.support.agent_libraries import LIBRARIES, adder  # noqa: E402
+from rollgym.trainer.records.trajectory import Trajectory  # noqa: E402
+from rollgym.trainer.rollout.agents.black_box import SessionTable  # noqa: E402
+from rollgym.trainer.rollout.agents.endpoint import agents_app  # noqa: E402
+from rollgym.trainer.rollout.agents.serving import serve_app  # noqa: E402
+from rollgym.trainer.rollout.agents.session import AgentSession  # noqa: E402
+from rollgym.trainer.tasks.task import Task  # noqa: E402
 from tests.support.agent_policy import (  # noqa: E402
-    LoggedClient,
+    EngineLog,
     ScriptedPolicy,
     assert_recorded,
-    endpoint_of,
     service_of,
-    short_sampling,
     tool_tokenizer,
 )
+from tests.support.agent_witness import Asked, Witness  # noqa: E402
+from tests.support.helpful_policy import helpful  # noqa: E402
+from tests.support.peer_processes import peer_environment  # noqa: E402
+
+PLAYERS = Path(__file__).parent / "players"
+ENVIRONMENTS = ROOT / "build" / "agents" / "newest"
+_HEADER = re.compile(r"^# dependencies = (\[.*\])$", re.MULTILINE)
+_PATIENCE_S = 600.0
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--output", type=Path)
-    parser.add_argument("--only", choices=tuple(LIBRARIES), action="append")
+    names = sorted(path.stem.removeprefix("play_") for path in PLAYERS.glob("play_*.py"))
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"some of {', '.join(names)}; all by default"
+    )
+    parser.add_argument("--environments", type=Path, default=ENVIRONMENTS, help="where the libraries lie")
+    parser.add_argument("--output", type=Path, help="a JSON file; rows of other libraries in it are kept")
     options = parser.parse_args()
-    results = {name: asyncio.run(_compared(name)) for name in options.only or LIBRARIES}
-    text = json.dumps(results, indent=2)
-    print(text)
-    if options.output is not None:
-        options.output.write_text(text + "\n")
-    return 0 if all("failed" not in result for result in results.values()) else 1
+    unknown = sorted(set(options.names) - set(names))
+    if unknown:
+        parser.error(f"there is no player {', '.join(unknown)}; there are {', '.join(names)}")
+    before = json.loads(options.output.read_text()) if options.output and options.output.exists() else {}
+    results = {}
+    for name in options.names or names:
+        results[name] = asyncio.run(measured(PLAYERS / f"play_{name}.py", options.environments / name))
+        print(name, json.dumps(results[name], indent=1), flush=True)
+        if options.output is not None:
+            merged = dict(sorted((before | results).items()))
+            options.output.write_text(json.dumps(merged, indent=2) + "\n")
+    return 0 if all(result.get("record_equals_log") for result in results.values()) else 1
 
 
-async def _compared(name: str) -> dict:
+async def measured(player: Path, environment: Path) -> dict[str, Any]:
+    """Install a library, play its episode, and compare the record with the policy's log."""
+    dependencies = json.loads(_HEADER.search(player.read_text())[1])
     try:
-        found = {"version": version(name)}
-    except PackageNotFoundError:
-        return {"failed": f"{name} is not installed"}
-    try:
-        found["scripted"] = await _scripted(LIBRARIES[name][0])
-        found["engine"] = await _on_engine(LIBRARIES[name][0])
-    except Exception as error:  # noqa: BLE001 - a library that fails is a line of the result
-        traceback.print_exc()
-        found["failed"] = f"{type(error).__name__}: {error}"
-    return found
-
-
-async def _scripted(play) -> dict:
+        found = {"library": dependencies[0], "version": installed(dependencies, environment)}
+    except subprocess.CalledProcessError as error:
+        return {"library": dependencies[0], "not_installed": error.stderr.decode()[-400:]}
     tokenizer = tool_tokenizer()
-    policy = ScriptedPolicy(tokenizer, adder)
-    return await _played(play, policy, service_of(policy, tokenizer))
+    policy = ScriptedPolicy(tokenizer, helpful)
+    service = service_of(policy, tokenizer)
+    table = SessionTable(service.model)
+    witness = Witness(agents_app(table, 1 << 22))
+    async with serve_app(witness, "127.0.0.1", 0) as url:
+        session = AgentSession(service, Trajectory(Task(0, "Any-v0", seed=0), 0), None, time.time)
+        address = f"{url}/s/{table.add(session, None)}"
+        printed = await played(environment / "bin" / "python", player, address)
+    found["parts"] = parts_of(printed)
+    return found | asked_of(witness.asked) | compared(session.trajectory, policy.log)
 
 
-async def _on_engine(play) -> dict:
-    tokenizer = tool_tokenizer()
-    shape = TinyPolicySettings(len(tokenizer), hidden_size=16, layers=1, heads=2, max_length=16_384)
-    async with TorchEngine(build_tiny_model(shape, 0), max_rows=4, max_length=16_384) as engine:
-        client = LoggedClient(engine)
-        sampling = short_sampling(tokenizer)
-        return await _played(
-            play, client, service_of(client, tokenizer, max_length=16_384, sampling=sampling)
+def installed(dependencies: list[str], environment: Path) -> str:
+    """Install what is not there yet; returns the version of the first of the dependencies."""
+    python, done = environment / "bin" / "python", environment / "complete"
+    uv = [sys.executable, "-m", "uv"]
+    if not done.exists():
+        subprocess.run([*uv, "venv", "-q", "--clear", "--python", sys.executable, environment], check=True)
+        subprocess.run(
+            [*uv, "pip", "install", "-q", "--python", python, *dependencies], check=True, stderr=-1
         )
+        done.touch()
+    name = re.match(r"[\w.-]+", dependencies[0])[0]
+    code = f"from importlib.metadata import version; print(version({name!r}))"
+    return subprocess.run([python, "-c", code], check=True, capture_output=True, text=True).stdout.strip()
 
 
-async def _played(play, client, service) -> dict:
-    async with endpoint_of(service) as endpoint:
-        key, session = endpoint.open()
-        await play(f"{endpoint.url}/s/{key}/v1", "any")
-    assert_recorded(session.trajectory, client.log)
-    segments = session.trajectory.segments
-    return {
-        "calls": len(client.log.calls),
-        "tokens": sum(len(result.token_ids) for _, result in client.log.calls),
-        "segments": len(segments),
-        "forks": sorted(str(segment.prefix_break) for segment in segments if segment.prefix_break),
-        "all_equal": True,
+async def played(python: Path, player: Path, address: str) -> str:
+    """Run the program to its end; returns what it printed."""
+    variables = {
+        "OPENAI_BASE_URL": f"{address}/v1",
+        "OPENAI_API_BASE": f"{address}/v1",
+        "OPENAI_API_KEY": "any",
+        "ANTHROPIC_BASE_URL": address,
+        "ANTHROPIC_API_KEY": "any",
+        # Telemetry of theirs has no server here.
+        "OTEL_SDK_DISABLED": "true",
+        "CREWAI_DISABLE_TELEMETRY": "true",
+        "ANONYMIZED_TELEMETRY": "false",
+        "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+        "MSWEA_COST_TRACKING": "ignore_errors",
     }
+    with tempfile.TemporaryDirectory() as folder, (Path(folder) / "printed").open("w+b") as printed:
+        process = await asyncio.create_subprocess_exec(
+            python,
+            player,
+            env=peer_environment() | variables,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=printed,
+            stderr=asyncio.subprocess.STDOUT,
+            cwd=folder,
+        )
+        try:
+            async with asyncio.timeout(_PATIENCE_S):
+                await process.wait()
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+        printed.seek(0)
+        text = printed.read().decode(errors="replace")
+    if process.returncode:
+        print(text[-3000:], file=sys.stderr)
+    return text
+
+
+def parts_of(printed: str) -> dict[str, str]:
+    """What became of each part; the end of what was printed if the program told nothing."""
+    lines = [json.loads(line[5:]) for line in printed.splitlines() if line.startswith("PART ")]
+    if not lines:
+        return {"program": f"failed: {printed[-300:]}"}
+    return {
+        line["part"]: line.get("said") or f"failed: {line.get('error', 'nothing said')}" for line in lines
+    }
+
+
+def asked_of(asked: list[Asked]) -> dict[str, Any]:
+    """Routes with the number of their requests, fields, what was ignored, and what was refused."""
+    return {
+        "requests": dict(Counter(f"{each.route}{' (stream)' if each.stream else ''}" for each in asked)),
+        "fields": sorted({name for each in asked for name in each.fields}),
+        "ignored": sorted({name for each in asked for name in each.ignored}),
+        "refused": dict(Counter(f"{each.status} {each.error}" for each in asked if each.status >= 400)),
+    }
+
+
+def compared(trajectory: Trajectory, log: EngineLog) -> dict[str, Any]:
+    """Whether every prompt, id, log-probability and version in the record is that of the policy's log."""
+    found = {
+        "calls": len(log.calls),
+        "tokens": sum(len(result.token_ids) for _, result in log.calls),
+        "segments": len(trajectory.segments),
+    }
+    try:
+        assert_recorded(trajectory, log)
+    except AssertionError:
+        traceback.print_exc()
+        return found | {"record_equals_log": False}
+    return found | {"record_equals_log": bool(log.calls)}
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from tests.support.peer_processes import peer_environment
 
 _ENVIRONMENTS = Path(__file__).parents[2] / "build" / "agents"
 _PLAYERS = Path(__file__).with_name("agent_libraries.py")
-_PATIENCE_S = 120.0
+_PATIENCE_S = 240.0
 
 
 def interpreter_of(library: str) -> Path:

@@ -1,0 +1,58 @@
+"""Writes what `libraries.py` has measured as the table of docs/guides/agent_libraries.md.
+
+python benchmarks/agents/library_table.py
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "benchmarks" / "results" / "agent_libraries.json"
+PAGE = ROOT / "docs" / "guides" / "agent_libraries.md"
+BEGIN, END = "<!-- libraries -->\n", "<!-- end -->"
+
+
+def table(results: dict[str, dict[str, Any]]) -> str:
+    """The libraries as a table of Markdown, by the names of their players."""
+    titles = ("library", "version", "its episode", "asked for", "ignored", "refused", "calls", "record")
+    head = f"| {' | '.join(titles)} |\n|{'---|' * len(titles)}"
+    return "\n".join([head, *map(row, results.values())]) + "\n"
+
+
+def row(found: dict[str, Any]) -> str:
+    if "not_installed" in found:
+        return f"| {found['library']} | | cannot be installed | | | | | |"
+    cells = [
+        found["library"].partition("[")[0],
+        found["version"],
+        "; ".join(
+            f"{name}: {'no' if said.startswith('failed: ') else 'yes'}"
+            for name, said in found["parts"].items()
+        ),
+        ", ".join(f"`{route.removeprefix('/v1/')}` {count}" for route, count in found["requests"].items()),
+        ", ".join(f"`{name}`" for name in found["ignored"]),
+        ", ".join(f"{count} × {_short(error)}" for error, count in found["refused"].items()),
+        str(found["calls"]),
+        "equal" if found["record_equals_log"] else "none" if not found["calls"] else "**differs**",
+    ]
+    return "| " + " | ".join(cells) + " |"
+
+
+def _short(error: str) -> str:
+    words = error.replace("|", "/").replace("\n", " ")
+    return words if len(words) <= 80 else f"{words[:77]}..."
+
+
+def page_with(text: str, made: str) -> str:
+    """A page whose part between the marks is made anew."""
+    before, _, rest = text.partition(BEGIN)
+    return before + BEGIN + made + END + rest.partition(END)[2]
+
+
+def main() -> None:
+    PAGE.write_text(page_with(PAGE.read_text(), table(json.loads(RESULTS.read_text()))))
+
+
+if __name__ == "__main__":
+    main()

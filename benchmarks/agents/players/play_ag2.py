@@ -1,0 +1,28 @@
+"""ag2: its agent, plain, streaming and with a structured reply."""
+# /// script
+# dependencies = ["ag2[openai]"]
+# ///
+
+import parts
+from ag2 import Agent
+from ag2.config import OpenAIConfig
+from pydantic import BaseModel
+
+
+class Total(BaseModel):
+    """The sum."""
+
+    total: int
+
+
+async def run(streaming=False, **fields):
+    config = OpenAIConfig(parts.MODEL, api_key=parts.KEY, base_url=parts.BASE_URL, streaming=streaming)
+    agent = Agent("adder", parts.INSTRUCTIONS, config=config, **fields)
+    return await (await agent.ask(parts.QUESTION)).content()
+
+
+parts.play(
+    tools=lambda: run(tools=[parts.add]),
+    stream=lambda: run(streaming=True, tools=[parts.add]),
+    structured=lambda: run(response_schema=Total),
+)
