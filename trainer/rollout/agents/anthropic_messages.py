@@ -37,6 +37,8 @@ _ERRORS = {
     429: "rate_limit_error",
 }
 _CALL_PREFIX = "toolu_"
+_NO_THREADS = "thread_unsupported_request"
+"""By this code the library knows that it has to send the whole conversation, and without a thread."""
 
 
 def parse_messages(body: Mapping[str, Any], *, counted: bool = False) -> AgentCall:
@@ -49,6 +51,9 @@ def parse_messages(body: Mapping[str, Any], *, counted: bool = False) -> AgentCa
     Raises:
         ApiError: If it is malformed, or asks for what is not done here.
     """
+    if body.get("thread") is not None:
+        message = "thread: no conversation is held here: send all of its messages, without thread"
+        raise ApiError(400, message, _NO_THREADS, "thread")
     wanted = _wanted(body)
     longest = whole(body, "max_tokens", 1)
     if longest is None and not counted:
@@ -316,7 +321,13 @@ class MessageEvents:
 def error_body(error: ApiError) -> dict[str, Any]:
     """Return a refusal in the shape of this API."""
     kind = "invalid_request_error" if error.status < 500 else "api_error"
-    told = {"type": _ERRORS.get(error.status, kind), "message": error.message, "code": error.code}
+    told: dict[str, Any] = {
+        "type": _ERRORS.get(error.status, kind),
+        "message": error.message,
+        "code": error.code,
+    }
+    if error.code == _NO_THREADS:
+        told["details"] = {"error_code": error.code}
     return {"type": "error", "error": told}
 
 

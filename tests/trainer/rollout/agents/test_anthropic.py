@@ -260,3 +260,41 @@ async def test_a_conversation_of_which_nothing_is_said_is_refused(content):
         for path in ("messages", "messages/count_tokens"):
             got = await client.post(f"{one.url}/v1/{path}", json=body)
             assert (got.status_code, got.json()["error"]["type"]) == (400, "invalid_request_error")
+
+
+@pytest.mark.parametrize("streams", [False, True])
+async def test_the_tool_runner_sends_its_whole_conversation_since_no_thread_is_held(streams):
+    @anthropic.beta_async_tool
+    async def add(a: int, b: int) -> str:
+        """Adds."""
+        return str(a + b)
+
+    async with talk([f"<think>\nhm\n</think>\n\nAdding.\n{CALL}", "It is 3"]) as one:
+        runner = one.client.beta.messages.tool_runner(
+            model="claude",
+            max_tokens=256,
+            system="Be brief.",
+            messages=[user("1 + 2?")],
+            tools=[add],
+            stream=streams,
+        )
+        last = await runner.until_done()
+        shown = TOKENIZER.decode(one.policy.log.calls[1][0].prompt_ids)
+        (segment,) = one.session.trajectory.segments
+    assert last.content[0].text == "It is 3"
+    assert shown.count("Be brief.") == shown.count("1 + 2?") == shown.count("<tool_response>") == 1
+    assert shown.index("1 + 2?") < shown.index("Adding.") < shown.index("<tool_response>\n3")
+    assert segment.prefix_break is None
+
+
+@pytest.mark.parametrize(
+    "thread", [{"type": "create"}, {"type": "continue", "previous_message_id": "msg_1"}, 7]
+)
+async def test_a_thread_is_refused_by_the_code_that_the_library_goes_on_without_one_for(thread):
+    body = {"model": "claude", "max_tokens": 8, "messages": [user("Hi")], "thread": thread}
+    async with talk([]) as one, httpx.AsyncClient() as client:
+        got = await client.post(f"{one.url}/v1/messages", json=body)
+    error = got.json()["error"]
+    assert (got.status_code, error["type"]) == (400, "invalid_request_error")
+    assert error["details"] == {"error_code": "thread_unsupported_request"}
+    assert "without thread" in error["message"]
