@@ -91,12 +91,12 @@ async def test_a_name_that_was_given_this_address_gets_nowhere(open_server: Serv
             "[2001:db8::1]",
             "localhost.",
             "",
-            "a b:c",
         ):
             rebound = {"Host": host, "Origin": f"http://{host}"}
             assert (await client.get("/v1/envs", headers=rebound)).status_code == 403
             answer = await client.get("/v1/envs", headers={"Host": host})
             assert (answer.status_code, answer.json()["code"]) == (403, "forbidden")
+        assert (await client.get("/v1/envs", headers={"Host": "a b:c"})).status_code == 400, "no name at all"
         for host in (
             "localhost",
             "localhost:9",

@@ -196,6 +196,7 @@ OF_SERVERS = {
     "weights.pause": "wait",
     "weights.tolerance": "0.5",
     "weights.attempts": "3",
+    "weights.checksums": "false",
 }
 """Settings that the engine in the run's own process has no use for, each with a value that is not its default."""
 

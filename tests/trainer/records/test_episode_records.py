@@ -147,6 +147,7 @@ def full_episode() -> Trajectory:
             [0.25, -0.25],
             {"judge": 0.5},
             True,
+            True,
         )
     )
     timeline = Timeline.from_seconds({phase.value: 0.5 + place for place, phase in enumerate(Phase)})

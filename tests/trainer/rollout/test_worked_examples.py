@@ -199,6 +199,7 @@ def test_training_warm_start_and_evaluation_show_them(tmp_path):
     words = small_run(
         tmp_path / "run",
         "warm_start={demonstrations: 4, epochs: 1, batch_rows: 4}",
+        "rollout.max_turns=8",
         "evaluation.sets={lakes: {env_id: FrozenLake-v0, kwargs: {size: 3}, episodes: 2}}",
     )
     assert main([*words, "steps=1"]) == 0
