@@ -16,8 +16,10 @@ from side_by_side import WITHOUT_BOARDS, last_line, records, start, tiny, wait
 
 ROOT = Path(__file__).resolve().parents[2]
 RUNS = {
-    "FrozenLake": "examples/one_gpu/frozen_lake.yaml",
-    "sums": "examples/one_gpu/arithmetic.yaml",
+    "FrozenLake": "examples/pretrained/frozen_lake.yaml",
+    "sums": "examples/pretrained/arithmetic.yaml",
+    "Sokoban": "examples/pretrained/sokoban.yaml",
+    "tools": "examples/pretrained/tools.yaml",
 }
 _CURVE = (
     "step",

@@ -42,7 +42,7 @@ PACKAGES = (
     "hypothesis",
 )
 """What parts need beside rollgym's extra `train`."""
-EXTRAS = "train,lora"
+EXTRAS = "train,lora,gguf"
 # Names that uv must not choose a release of: they belong to the machine.
 _OF_THE_MACHINE = ("torch", "triton", "nvidia-", "cuda-")
 _LEFT_OUT = (".git", ".venv", "runs", "node_modules", "__pycache__", "build", "dist", "site")

@@ -100,9 +100,10 @@ def _training(place: Place) -> Sequence[str]:
 
 
 def _sampling(place: Place) -> Sequence[str]:
-    script = str(ROOT / "benchmarks/training/one_gpu.py")
+    script = str(ROOT / "benchmarks/training/decoding.py")
     own = ("--tiny",) if place.tiny else ()
-    return (sys.executable, script, *own, "--output", str(place.result("sampling")), "--only", "generation")
+    minutes = f"{0.6 * place.seconds / 60:.1f}"
+    return (sys.executable, script, *own, "--minutes", minutes, "--output", str(place.result("sampling")))
 
 
 def _beside_trl(lengths: str) -> Callable[[Place], Sequence[str]]:
@@ -136,7 +137,7 @@ def _vllm(place: Place) -> Sequence[str]:
 PARTS = (
     Part("tests", "the accelerator's results beside the processor's", 100, 30, _tests),
     Part("training", "a training step of 0.5B in each way: tokens a second, MFU, memory", 150, 40, _training),
-    Part("sampling", "the embedded engine", 90, 25, _sampling),
+    Part("sampling", "the embedded engine at 64 and 256 rows, and `generate`", 150, 25, _sampling),
     Part("beside_trl_equal", "TRL, rows of equal lengths", 75, 40, _beside_trl("equal"), _needs_trl),
     Part("beside_trl_padded", "TRL, rows of unequal lengths", 75, 40, _beside_trl("padded"), _needs_trl),
     Part(

@@ -13,6 +13,7 @@ import argparse
 import json
 import os
 import platform
+import shutil
 import signal
 import subprocess
 import sys
@@ -67,6 +68,9 @@ class Results:
 def measured(part: Part, place: Place, environment: dict[str, str]) -> tuple[dict[str, Any], str]:
     """Run a part within its time, and return its figures and what it said."""
     log = place.work / f"{part.name}.log"
+    # What an earlier run has left would be gone on with.
+    shutil.rmtree(place.work / part.name, ignore_errors=True)
+    place.result(part.name).unlink(missing_ok=True)
     begun = time.monotonic()
     with log.open("w", encoding="utf-8") as output:
         process = subprocess.Popen(

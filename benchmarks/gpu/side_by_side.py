@@ -16,6 +16,7 @@ _TINY = (
     "rollout.group_size=2",
     "rollout.max_new_tokens=4",
     "rollout.max_turns=2",
+    "warm_start=null",
 )
 """Settings that a processor is quick with."""
 WITHOUT_BOARDS = ("tracking={tensorboard: false, console: false}",)

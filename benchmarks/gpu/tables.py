@@ -55,12 +55,23 @@ def _training(figures: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for case, each in figures["results"].items():
         if "not_run" in each:
             yield case, f"not run: {each['not_run'][:120]}"
-        elif "generated_tokens_per_s" in each:
-            yield case, f"{each['generated_tokens_per_s']:,.0f} tokens drawn a second"
         else:
             mfu = "" if each["mfu"] is None else f", MFU {100 * each['mfu']:.1f} %"
             memory = "" if each["peak_gib"] is None else f", {each['peak_gib']:g} GiB"
             yield case, f"{each['tokens_per_s']:,.0f} tokens a second{mfu}{memory}"
+
+
+def _sampling(figures: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for rows, found in figures["results"].items():
+        if "not_run" in found:
+            yield rows, f"not run: {found['not_run'][:120]}"
+            continue
+        for who, each in found.items():
+            if "not_run" in each:
+                yield f"{rows}, {who}", f"not run: {each['not_run'][:120]}"
+                continue
+            step = f", {each['ms_per_decoding_step']:.1f} ms a step" if "ms_per_decoding_step" in each else ""
+            yield f"{rows}, {who}", f"{each['tokens_per_s']:,.0f} tokens a second{step}"
 
 
 def _beside_trl(figures: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -94,7 +105,7 @@ def _plain(figures: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 _ROWS = {
     "training": _training,
-    "sampling": _training,
+    "sampling": _sampling,
     "beside_trl_equal": _beside_trl,
     "beside_trl_padded": _beside_trl,
     "learning": _learning,

@@ -120,6 +120,18 @@ def test_a_record_becomes_a_table(module):
             "last_words": ["a | b"],
             "figures": {"fsdp2": {"steps": 3, "step_s": [1, 2, 0.5]}},
         },
+        "sampling": {
+            "exit_code": 0,
+            "seconds": 9.0,
+            "figures": {
+                "results": {
+                    "64 rows": {
+                        "slots": {"tokens_per_s": 12_000.4, "ms_per_decoding_step": 5.33},
+                        "generate": {"tokens_per_s": 975.0},
+                    }
+                }
+            },
+        },
         "vllm": {"not_run": "no program vllm"},
     }
     about = {
@@ -137,6 +149,8 @@ def test_a_record_becomes_a_table(module):
     assert "|  | flash attention | not run: no flash_attn |" in lines
     assert "| backends |  | exit code 1: a / b |" in lines
     assert "|  | fsdp2 | 3 of 3 steps; 0.50 s a step |" in lines
+    assert "| sampling | 64 rows, slots | 12,000 tokens a second, 5.3 ms a step |" in lines
+    assert "|  | 64 rows, generate | 975 tokens a second |" in lines
     assert "| vllm |  | not run: no program vllm |" in lines
     assert "old" not in lines
 
