@@ -131,7 +131,7 @@ class Frames:
         answer, _ = self.waiting.pop(frame["id"], (None, ""))
         if answer is None:
             self._faults.append(f"a frame was answered that nobody waits for: {frame}")
-        else:
+        elif not answer.done():  # who asked may have given up
             answer.set_result(frame)
 
 
