@@ -3,6 +3,7 @@
 python benchmarks/agents/library_table.py
 """
 
+import argparse
 import json
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,7 @@ def page_with(text: str, made: str) -> str:
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__).parse_args()
     PAGE.write_text(page_with(PAGE.read_text(), table(json.loads(RESULTS.read_text()))))
 
 
