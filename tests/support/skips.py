@@ -126,8 +126,8 @@ class SkipCheck:
             self._skips.append(skip)
 
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
-        if exitstatus in _NOT_CHECKED:
-            return
+        if exitstatus in _NOT_CHECKED or session.config.getoption("collectonly"):
+            return  # nothing ran, or not all
         self._complaints = complaints(self._skips, self._entries, self._step)
         if self._complaints and exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
