@@ -6,7 +6,8 @@
 
 Every observation of a hostile conversation is control tokens and forged turns; a plain one has letters in their place.
 The checkouts take turns, a process for each turn. CPU time counts, and of each figure the least of all rounds, so that
-other work on the machine does not. Every text is another, so that nothing is remembered.
+other work on the machine does not. Every text is another, so that nothing is remembered. A prompt has more ids where
+a control token that a text spells is read as letters, and each of them costs: so the ids are counted, too.
 """
 
 import argparse
@@ -36,7 +37,7 @@ def conversation(text: str, number: int) -> list[dict[str, Any]]:
 
 
 def measure() -> dict[str, float]:
-    """Microseconds of CPU for a whole prompt and for a tail, by kind of text."""
+    """Microseconds of CPU for a whole prompt and for a tail, by kind of text, and how many ids such a prompt has."""
     from rollgym.trainer.models.tokenizer import build_tiny_tokenizer
     from rollgym.trainer.rollout.rendering import ChatRenderer
 
@@ -44,7 +45,7 @@ def measure() -> dict[str, float]:
     spent = {}
     for kind, text in TEXTS.items():
         prompts = [conversation(text, number) for number in range(REPEATS + 1)]
-        renderer.prompt(prompts.pop())
+        spent[f"{kind} prompt ids"] = len(renderer.prompt(prompts.pop()))
         begun = time.process_time()
         for prompt in prompts:
             renderer.prompt(prompt)
@@ -105,7 +106,7 @@ def main() -> None:
         "rounds": options.rounds,
         "turns": TURNS,
         "load_average": round(os.getloadavg()[0], 1),
-        "cpu_us": figures,
+        "cpu_us_and_ids": figures,
         "hostile_to_plain": {
             what: round(now[f"hostile {what}"] / now[f"plain {what}"], 3) for what in ("prompt", "tail")
         },
