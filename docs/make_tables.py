@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from rollgym.clients.protocol.problems import PROBLEMS, Fault, Problem
+from rollgym.env_server.operations.server_metrics import SERVER_METRICS
 
 DOCS = Path(__file__).parent
 
@@ -80,9 +81,26 @@ def _row(problem: Problem) -> list[str]:
     return [f"`{problem.code}`", str(problem.status), _FAULTS[problem.fault], problem.meaning]
 
 
+def server_metrics() -> str:
+    """The metrics of a server."""
+    return table(
+        ("name", "type", "labels", "what it says"),
+        (
+            (
+                f"`{metric.exported}`",
+                metric.kind,
+                ", ".join(f"`{label}`" for label in metric.labels),
+                metric.described,
+            )
+            for metric in SERVER_METRICS
+        ),
+    )
+
+
 TABLES: Mapping[str, Callable[[], str]] = {
     "problems": lambda: problems(of_gateways=False),
     "problems_of_gateways": lambda: problems(of_gateways=True),
+    "server_metrics": server_metrics,
 }
 """What makes each table, by the name that a page has for it."""
 
