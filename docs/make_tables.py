@@ -12,6 +12,8 @@ from pathlib import Path
 
 from rollgym.clients.protocol.problems import PROBLEMS, Fault, Problem
 from rollgym.env_server.operations.server_metrics import SERVER_METRICS
+from rollgym.trainer.core.run_metric import RunMetric
+from rollgym.trainer.records.run_metrics import RUN_METRICS
 
 DOCS = Path(__file__).parent
 
@@ -97,10 +99,36 @@ def server_metrics() -> str:
     )
 
 
+def run_metrics(metrics: Iterable[RunMetric]) -> str:
+    """Numbers of a step."""
+    return table(
+        ("name", "unit", "what it is"), ((f"`{each.name}`", each.unit, each.help) for each in metrics)
+    )
+
+
+def numbers_of_a_step() -> str:
+    """All of them but times."""
+    return run_metrics(each for each in RUN_METRICS if not each.name.startswith(("time/", "episode/")))
+
+
+def step_times() -> str:
+    """Where the time of a step goes, and after that what was done in it."""
+    timed = [each for each in RUN_METRICS if each.name.startswith("time/")]
+    return run_metrics(sorted(timed, key=lambda metric: metric.unit != "s"))
+
+
+def episode_times() -> str:
+    """Where the time of an episode goes."""
+    return run_metrics(each for each in RUN_METRICS if each.name.startswith("episode/"))
+
+
 TABLES: Mapping[str, Callable[[], str]] = {
     "problems": lambda: problems(of_gateways=False),
     "problems_of_gateways": lambda: problems(of_gateways=True),
     "server_metrics": server_metrics,
+    "run_metrics": numbers_of_a_step,
+    "step_times": step_times,
+    "episode_times": episode_times,
 }
 """What makes each table, by the name that a page has for it."""
 

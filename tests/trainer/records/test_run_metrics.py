@@ -1,0 +1,66 @@
+"""The numbers of a run: declared once, whoever shows them."""
+
+import pytest
+
+from rollgym.trainer.commands.plots import _TRAIN_CURVES
+from rollgym.trainer.core.run_metric import RunMetric, pictures, span_of
+from rollgym.trainer.records.run_metrics import RUN_METRICS
+from rollgym.trainer.records.timeline import Phase
+from rollgym.trainer.records.trajectory import Outcome
+
+
+def declared(name: str) -> list[str]:
+    return [metric.name for metric in RUN_METRICS if metric.is_of(name)]
+
+
+def test_each_is_declared_once():
+    names = [metric.name for metric in RUN_METRICS]
+    assert len(set(names)) == len(names)
+
+
+def test_a_kind_of_numbers_has_one_declaration():
+    kind = RunMetric("outcome/{outcome}", "")
+    assert kind.is_of("outcome/solved")
+    assert not kind.is_of("outcome/")
+    assert not kind.is_of("outcomes/solved")
+    assert RunMetric("rollout/success", "").is_of("rollout/success")
+    assert not RunMetric("rollout/success", "").is_of("rollout/successes")
+    # What stands in a name is no pattern.
+    assert not RunMetric("a.b/{c}", "").is_of("axb/d")
+
+
+@pytest.mark.parametrize("name", ["rollout/successes", "rollouts/success", "time", "nothing/at_all", ""])
+def test_what_is_not_recorded_is_not_declared(name):
+    assert declared(name) == []
+
+
+def test_phases_and_outcomes_are():
+    assert [name for phase in Phase if not declared(name := f"episode/{phase.value}_s")] == []
+    assert [name for outcome in Outcome if not declared(name := f"outcome/{outcome.value}")] == []
+
+
+def test_the_console_shows_them_in_this_order():
+    shown = [metric.console.label for metric in RUN_METRICS if metric.console is not None]
+    assert shown == [
+        *("success", "reward", "loss", "loss", "accuracy", "loss", "accuracy", "loss", "reverse KL"),
+        *("entropy", "tokens/s", "staleness", "s/step"),
+    ]
+
+
+def test_the_parts_of_a_step_are_its_first_seven_times():
+    parts = [span_of(metric.name) for metric in RUN_METRICS if metric.is_part]
+    assert parts == ["generate", "environment", "verify", "wait", "train", "sync", "record"]
+
+
+def test_pictures_are_of_the_run_or_of_its_learning():
+    of_run, of_learning = pictures(RUN_METRICS), pictures(RUN_METRICS, of_learning=True)
+    assert of_run["Loss"] == {"loss/policy": "policy", "loss/critic": "critic"}
+    assert of_learning["Groups that teach nothing (share)"] == {
+        "health/equal_groups": "paid alike",
+        "health/alike_groups": "same replies",
+    }
+    assert of_run.keys().isdisjoint(of_learning)
+
+
+def test_the_picture_of_a_run_draws_what_there_is():
+    assert [name for name, _ in _TRAIN_CURVES if not declared(name)] == []
