@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from rollgym.clients.protocol.problems import PROBLEMS, Fault, Problem
+from rollgym.clients.protocol.problems import PROBLEMS, Fault, ProblemKind
 from rollgym.env_server.operations.server_metrics import SERVER_METRICS
 from rollgym.trainer.core.run_metric import RunMetric
 from rollgym.trainer.records.run_metrics import RUN_METRICS
@@ -79,7 +79,7 @@ def problems(*, of_gateways: bool) -> str:
     return table(heads, (_row(each) for each in PROBLEMS if each.of_gateways is of_gateways))
 
 
-def _row(problem: Problem) -> list[str]:
+def _row(problem: ProblemKind) -> list[str]:
     return [f"`{problem.code}`", str(problem.status), _FAULTS[problem.fault], problem.meaning]
 
 

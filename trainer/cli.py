@@ -11,7 +11,7 @@ from rollgym.clients.process.terminal import visible
 from rollgym.clients.protocol.arrays import DecodeError, EncodeError
 from rollgym.clients.protocol.errors import ProblemError
 from rollgym.extras import missing_extra
-from rollgym.trainer.commands.command import Call, Command
+from rollgym.trainer.commands.command import Command, Invocation
 from rollgym.trainer.commands.internal_errors import (
     described,
     is_short_of_memory,
@@ -39,15 +39,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     atexit.register(gc.freeze)
     command, words = split_command(list(sys.argv[1:] if arguments is None else arguments))
     parser = parser_of(command)
-    return _carry_out(command, Call(parser.parse_intermixed_args(words), parser))
+    return _carry_out(command, Invocation(parser.parse_intermixed_args(words), parser))
 
 
-def _carry_out(command: Command, call: Call) -> int:
+def _carry_out(command: Command, invocation: Invocation) -> int:
     """Carry out a command, print one line for any error that ends it, and return the exit code."""
     try:
-        return command.run(call)
+        return command.run(invocation)
     except USER_ERRORS as error:
-        settings, kept = call.settings, ""
+        settings, kept = invocation.settings, ""
         if isinstance(error, PluginError):
             kept = f"; traceback in {keep_traceback(settings, error)}"
         if isinstance(error, ProblemError) and settings is not None:
@@ -62,7 +62,7 @@ def _carry_out(command: Command, call: Call) -> int:
         if (missing := missing_extra(error, command.name)) is not None:
             print(f"roll-train: {missing}", file=sys.stderr)
             return 2
-        settings = call.settings
+        settings = invocation.settings
         if settings is not None and is_short_of_memory(error):
             line = memory_does_not_suffice(settings, error, remedies_of_playing(settings))
             print(f"roll-train: {line}", file=sys.stderr)

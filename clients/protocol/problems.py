@@ -15,7 +15,7 @@ score responses without a session."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Problem:
+class ProblemKind:
     """A kind of failure.
 
     Attributes:
@@ -55,7 +55,7 @@ class Problem:
 
 
 PROBLEMS = (
-    Problem(
+    ProblemKind(
         code="invalid_request",
         status=422,
         fault="values",
@@ -65,8 +65,8 @@ PROBLEMS = (
         "names options that the environment does not have (`reset_options` in its `metadata`) or refuses (the episode "
         "before it is over); `errors: [{field, reason}]`",
     ),
-    Problem(code="unknown_op", status=422, fault="call", meaning="`known`"),
-    Problem(
+    ProblemKind(code="unknown_op", status=422, fault="call", meaning="`known`"),
+    ProblemKind(
         code="invalid_action",
         status=422,
         fault="action",
@@ -74,24 +74,24 @@ PROBLEMS = (
         meaning="not in the action space, or with more than 32,768 numbers, texts or plain arrays in its sequences "
         "(1,024 other items); the episode goes on. A text is never refused",
     ),
-    Problem(
+    ProblemKind(
         code="invalid_kwargs",
         status=422,
         fault="values",
         answers=("make",),
         meaning="the schema, the operator or the environment's constructor refuses them; `errors`",
     ),
-    Problem(code="not_found", status=404, fault="call", meaning="no such path"),
-    Problem(
+    ProblemKind(code="not_found", status=404, fault="call", meaning="no such path"),
+    ProblemKind(
         code="method_not_allowed",
         status=405,
         fault="call",
         meaning="the path has other methods: `allow`, and the header `Allow`",
     ),
-    Problem(
+    ProblemKind(
         code="unknown_env", status=404, fault="call", answers=("score",), meaning="`suggestions`: near names"
     ),
-    Problem(
+    ProblemKind(
         code="unknown_session",
         status=404,
         fault="state",
@@ -99,7 +99,7 @@ PROBLEMS = (
         answers=("session",),
         meaning="not there, or not the caller's",
     ),
-    Problem(
+    ProblemKind(
         code="session_gone",
         status=410,
         fault="state",
@@ -108,7 +108,7 @@ PROBLEMS = (
         meaning="`reason`: `evicted`, `closed`, `lost` (its worker died and it cannot be rebuilt), `replay_diverged` "
         "(rebuilt, it was not the same)",
     ),
-    Problem(
+    ProblemKind(
         code="not_reset",
         status=409,
         fault="state",
@@ -117,20 +117,20 @@ PROBLEMS = (
         meaning="a step before the first reset, or after an episode broke off; a `fork` with `reseed` before the first "
         "reset",
     ),
-    Problem(
+    ProblemKind(
         code="episode_over", status=409, fault="state", told_to_agents=True, meaning="a step after the end"
     ),
-    Problem(
+    ProblemKind(
         code="step_mismatch", status=409, fault="state", meaning="`episode`, `step`: where the session is"
     ),
-    Problem(
+    ProblemKind(
         code="request_mismatch",
         status=409,
         fault="state",
         answers=("make",),
         meaning="the `request_id` of a make, fork or restore was already used with other fields",
     ),
-    Problem(
+    ProblemKind(
         code="busy",
         status=409,
         fault="state",
@@ -138,20 +138,20 @@ PROBLEMS = (
         answers=("run",),
         meaning="`running`: the operation that runs",
     ),
-    Problem(
+    ProblemKind(
         code="fork_unsupported",
         status=409,
         fault="call",
         meaning="the environment cannot be copied, or not seeded anew",
     ),
-    Problem(
+    ProblemKind(
         code="not_stateless",
         status=409,
         fault="call",
         answers=("score",),
         meaning="the environment scores no single responses",
     ),
-    Problem(
+    ProblemKind(
         code="unauthorized",
         status=401,
         fault="caller",
@@ -159,7 +159,7 @@ PROBLEMS = (
         answers=("any",),
         meaning="no token, or a wrong one",
     ),
-    Problem(
+    ProblemKind(
         code="forbidden",
         status=403,
         fault="caller",
@@ -168,7 +168,7 @@ PROBLEMS = (
         meaning="not with this role, not on this server, or [not for a page of another "
         "site](server.md#web-pages-of-others)",
     ),
-    Problem(
+    ProblemKind(
         code="too_large",
         status=413,
         fault="values",
@@ -176,14 +176,14 @@ PROBLEMS = (
         meaning='the request, the reply (`part: "reply"`: what was asked for was done), or an action that would make '
         "the episode longer than `limit` (it was not taken)",
     ),
-    Problem(
+    ProblemKind(
         code="unsupported_media_type",
         status=415,
         fault="call",
         answers=("any",),
         meaning="neither JSON nor MessagePack, or packed (`Content-Encoding`)",
     ),
-    Problem(
+    ProblemKind(
         code="rate_limited",
         status=429,
         fault="server",
@@ -192,7 +192,7 @@ PROBLEMS = (
         meaning="too many operations of this token in a second; nothing was done; `retry_after` seconds, and as "
         "`Retry-After`",
     ),
-    Problem(
+    ProblemKind(
         code="at_capacity",
         status=503,
         fault="server",
@@ -200,7 +200,7 @@ PROBLEMS = (
         answers=("make",),
         meaning="no room for one more: `limit` names the setting; nothing was done; `retry_after`",
     ),
-    Problem(
+    ProblemKind(
         code="draining",
         status=503,
         fault="server",
@@ -208,7 +208,7 @@ PROBLEMS = (
         answers=("session", "make", "score"),
         meaning="it ends when what runs is finished, or starts; nothing was done; `retry_after`",
     ),
-    Problem(
+    ProblemKind(
         code="overloaded",
         status=503,
         fault="server",
@@ -216,7 +216,7 @@ PROBLEMS = (
         answers=("run", "make", "score"),
         meaning="it is [behind](fleet_operation.md#overload); nothing was done; `retry_after`",
     ),
-    Problem(
+    ProblemKind(
         code="env_error",
         status=500,
         fault="environment",
@@ -225,7 +225,7 @@ PROBLEMS = (
         meaning="the environment raised, or gave what has no form on the wire; `error_class`, `message`. The episode "
         "broke off; reset goes on",
     ),
-    Problem(
+    ProblemKind(
         code="step_timeout",
         status=504,
         fault="environment",
@@ -233,7 +233,7 @@ PROBLEMS = (
         answers=("run", "make", "score"),
         meaning="no answer in time, or cancelled (`cancelled`); the episode broke off; reset goes on",
     ),
-    Problem(
+    ProblemKind(
         code="internal",
         status=500,
         fault="server",
@@ -241,35 +241,35 @@ PROBLEMS = (
         answers=("any",),
         meaning="an internal error of the server: please report it",
     ),
-    Problem(
+    ProblemKind(
         code="unknown_registration",
         status=404,
         fault="state",
         of_gateways=True,
         meaning="it expired, or is another token's: register again",
     ),
-    Problem(
+    ProblemKind(
         code="env_exists",
         status=409,
         fault="call",
         of_gateways=True,
         meaning="the id is that of an environment of the gateway's own",
     ),
-    Problem(
+    ProblemKind(
         code="spec_mismatch",
         status=409,
         fault="environment",
         of_gateways=True,
         meaning="`fields`: what a replica says otherwise than those that are registered",
     ),
-    Problem(
+    ProblemKind(
         code="probe_failed",
         status=422,
         fault="environment",
         of_gateways=True,
         meaning="`report`: `[{check, ok, detail}, ...]`",
     ),
-    Problem(
+    ProblemKind(
         code="upstream_error",
         status=502,
         fault="server",
@@ -281,6 +281,6 @@ PROBLEMS = (
 """All of them, in the order of the protocol's page."""
 
 
-def codes_of(is_meant: Callable[[Problem], bool]) -> frozenset[str]:
+def codes_of(is_meant: Callable[[ProblemKind], bool]) -> frozenset[str]:
     """Return the codes of the problems that are meant."""
     return frozenset(problem.code for problem in PROBLEMS if is_meant(problem))

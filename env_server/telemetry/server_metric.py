@@ -9,15 +9,15 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 
 from rollgym.env_server.telemetry.durations import BOUNDS, Durations
 
-State = TypeVar("State")
-Kind = Literal["gauge", "counter", "histogram"]
+StateT = TypeVar("StateT")
+MetricKind = Literal["gauge", "counter", "histogram"]
 Combine = Literal["sum", "largest", "smallest"]
 
 _LE = (*map(str, BOUNDS), "+Inf")
 
 
 @dataclass(frozen=True)  # a generic class with slots cannot say what it is of
-class ServerMetric(Generic[State]):
+class ServerMetric(Generic[StateT]):
     """A metric of a server.
 
     Attributes:
@@ -32,9 +32,9 @@ class ServerMetric(Generic[State]):
     """
 
     name: str
-    kind: Kind
+    kind: MetricKind
     help: str
-    values: Callable[[State], Mapping[Any, Any]]
+    values: Callable[[StateT], Mapping[Any, Any]]
     labels: tuple[str, ...] = ()
     meaning: str = ""
     combine: Combine = "sum"
@@ -49,7 +49,7 @@ class ServerMetric(Generic[State]):
         """What the documentation says of it."""
         return self.meaning or self.help[0].lower() + self.help[1:]
 
-    def measured(self, state: State) -> Metric:
+    def measured(self, state: StateT) -> Metric:
         """Return it with its present values."""
         values = self.values(state)
         if self.kind == "histogram":

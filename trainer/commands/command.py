@@ -16,8 +16,8 @@ class Parser(CommandParser):
 
 
 @dataclass(slots=True)
-class Call:
-    """One call of a command.
+class Invocation:
+    """One invocation of a command.
 
     Attributes:
         options: Its words, read.
@@ -45,7 +45,7 @@ class Command:
     name: str
     summary: str
     description: str
-    run: Callable[[Call], int]
+    run: Callable[[Invocation], int]
     add_arguments: Callable[[Parser], None]
 
     def parser(self) -> Parser:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from rollgym.clients.process.installed import add_version
 from rollgym.suggestions import did_you_mean
 from rollgym.trainer.commands.arguments import FormerOption, add_checkpoint, add_run, count, port, step
-from rollgym.trainer.commands.command import Call, Command, Parser
+from rollgym.trainer.commands.command import Command, Invocation, Parser
 from rollgym.trainer.commands.learning import large_imports
 from rollgym.trainer.commands.with_settings import learning_command, settings_command
 from rollgym.trainer.config.checks import check_environments
@@ -114,14 +114,14 @@ def _add_replay(parser: Parser) -> None:
     )
 
 
-def _replay(call: Call) -> int:
+def _replay(invocation: Invocation) -> int:
     """Take steps of a run again; its settings are those that it wrote."""
     with large_imports("replay"):
         from transformers.utils.logging import disable_progress_bar
 
         from rollgym.trainer.commands.replay import replay
     disable_progress_bar()  # the command has a console of its own
-    options = call.options
+    options = invocation.options
     return asyncio.run(
         replay(options.run, options.step, from_start=options.from_start, output=options.output)
     )
@@ -139,13 +139,13 @@ def _add_report(parser: Parser) -> None:
     parser.add_argument("--port", type=port, default=0, help="port for --serve; default: any that is free")
 
 
-def _report(call: Call) -> int:
+def _report(invocation: Invocation) -> int:
     """Make the page of a run; needs no settings, and nothing that trains."""
-    options = call.options
+    options = invocation.options
     if options.serve and options.output is not None:
-        call.parser.error("--serve writes no file: leave --output out")
+        invocation.parser.error("--serve writes no file: leave --output out")
     if options.port and not options.serve:
-        call.parser.error("--port belongs to --serve")
+        invocation.parser.error("--port belongs to --serve")
     from rollgym.trainer.commands.report import report, serve
 
     if options.serve:
@@ -157,11 +157,11 @@ def _add_algorithms(parser: Parser) -> None:
     parser.add_argument("name", nargs="?", metavar="NAME", help="show what this one sets")
 
 
-def _algorithms(call: Call) -> int:
+def _algorithms(invocation: Invocation) -> int:
     """List the presets, or show one; needs no settings, and nothing that trains."""
     from rollgym.trainer.commands.algorithms import algorithms
 
-    return algorithms(call.options.name)
+    return algorithms(invocation.options.name)
 
 
 def _add_config(parser: Parser) -> None:
@@ -169,11 +169,11 @@ def _add_config(parser: Parser) -> None:
     parser.add_argument("--list", action="store_true", help="list them (what is done without a name)")
 
 
-def _config(call: Call) -> int:
+def _config(invocation: Invocation) -> int:
     """List the configurations of the package, or print one; needs nothing that trains."""
     from rollgym.trainer.commands.configs import configs
 
-    return configs(None if call.options.list else call.options.name)
+    return configs(None if invocation.options.list else invocation.options.name)
 
 
 def _add_init(parser: Parser) -> None:
@@ -194,12 +194,16 @@ def _add_init(parser: Parser) -> None:
     parser.add_argument("--list", action="store_true", help="list the configurations, and write nothing")
 
 
-def _init(call: Call) -> int:
+def _init(invocation: Invocation) -> int:
     """Write the folder of a first run; needs nothing that trains."""
     from rollgym.trainer.commands.configs import configs
     from rollgym.trainer.commands.init import init
 
-    return configs(None) if call.options.list else init(call.options.folder, call.options.config)
+    return (
+        configs(None)
+        if invocation.options.list
+        else init(invocation.options.folder, invocation.options.config)
+    )
 
 
 TRAIN = learning_command(

@@ -9,7 +9,7 @@ from functools import partial
 from rollgym.trainer.assembly.layout import check_model
 from rollgym.trainer.cluster.placement import picture, place_roles
 from rollgym.trainer.commands.arguments import add_settings
-from rollgym.trainer.commands.command import Call, Command, Parser
+from rollgym.trainer.commands.command import Command, Invocation, Parser
 from rollgym.trainer.commands.learning import large_imports, learn
 from rollgym.trainer.commands.memory import plan_lines
 from rollgym.trainer.config.checks import check_environments, check_settings
@@ -46,9 +46,9 @@ def settings_command(
         add_settings(parser)
         add_arguments(parser)
 
-    def run(call: Call) -> int:
-        check(call.options)
-        return _run(name, carry_out, call)
+    def run(invocation: Invocation) -> int:
+        check(invocation.options)
+        return _run(name, carry_out, invocation)
 
     return Command(name, summary, description, run, add)
 
@@ -60,8 +60,8 @@ def learning_command(name: str, summary: str, description: str) -> Command:
     )
 
 
-def _run(name: str, carry_out: CarryOut, call: Call) -> int:
-    options = call.options
+def _run(name: str, carry_out: CarryOut, invocation: Invocation) -> int:
+    options = invocation.options
     if options.probe and not options.dry_run:
         raise ConfigError("--probe belongs to --dry-run, which trains nothing")
     if options.device_memory is not None and not options.dry_run:
@@ -69,7 +69,7 @@ def _run(name: str, carry_out: CarryOut, call: Call) -> int:
     overrides = list(options.overrides)
     if options.env_url is not None:
         overrides.append(f"env_url={options.env_url}")
-    settings = call.settings = load_settings(options.config, overrides, name)
+    settings = invocation.settings = load_settings(options.config, overrides, name)
     if options.dry_run:
         _show(settings, options.device_memory, name)
         if not options.probe:

@@ -22,7 +22,7 @@ _LONGEST_ANCHOR = 8192
 FAULTS = {"timeout": Outcome.TIMEOUT, "error": Outcome.ENVIRONMENT_ERROR}
 """Verdicts that say nothing about the reply."""
 
-Stage = Literal["make", "reset", "play"]
+EpisodeStage = Literal["make", "reset", "play"]
 """How far an episode has come: its session is made, the environment is reset, its steps are taken."""
 
 
@@ -95,7 +95,9 @@ def step_phase(session: EnvSession) -> Phase:
 
 
 def note_failure(
-    trajectory: Trajectory, error: ProblemError | DecodeError | InvalidNumberError, stage: Stage = "play"
+    trajectory: Trajectory,
+    error: ProblemError | DecodeError | InvalidNumberError,
+    stage: EpisodeStage = "play",
 ) -> None:
     """Give an episode the outcome of what ended it, which says nothing about the policy.
 
@@ -129,7 +131,7 @@ def note_failure(
             trajectory.outcome = Outcome.ENVIRONMENT_ERROR
 
 
-def _is_too_large_a_row(problem: ProblemError, stage: Stage) -> bool:
+def _is_too_large_a_row(problem: ProblemError, stage: EpisodeStage) -> bool:
     return problem.code == "too_large" and stage == "reset"
 
 
