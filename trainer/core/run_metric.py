@@ -1,10 +1,7 @@
-"""A number of a run: declared once, beside what computes it, with all that is shown and said of it."""
+"""A number of a run: declared once, with all that is shown and said of it."""
 
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-
-_PLACE = re.compile(r"\{\w+\}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +52,6 @@ class RunMetric:
     console: Column | None = None
     curve: Curve | None = None
     is_part: bool = False
-
-    def is_of(self, name: str) -> bool:
-        """Whether a number that was recorded is this one, or one of this kind."""
-        return re.fullmatch(".+".join(map(re.escape, _PLACE.split(self.name))), name) is not None
 
 
 def pictures(metrics: Iterable[RunMetric], *, of_learning: bool = False) -> dict[str, dict[str, str]]:

@@ -7,10 +7,8 @@ from rollgym.trainer.core.run_metric import RunMetric, pictures, span_of
 from rollgym.trainer.records.run_metrics import RUN_METRICS
 from rollgym.trainer.records.timeline import Phase
 from rollgym.trainer.records.trajectory import Outcome
-
-
-def declared(name: str) -> list[str]:
-    return [metric.name for metric in RUN_METRICS if metric.is_of(name)]
+from tests.support.processes import ROOT
+from tests.support.recorded_numbers import declarations_of, is_of
 
 
 def test_each_is_declared_once():
@@ -18,25 +16,42 @@ def test_each_is_declared_once():
     assert len(set(names)) == len(names)
 
 
-def test_a_kind_of_numbers_has_one_declaration():
-    kind = RunMetric("outcome/{outcome}", "")
-    assert kind.is_of("outcome/solved")
-    assert not kind.is_of("outcome/")
-    assert not kind.is_of("outcomes/solved")
-    assert RunMetric("rollout/success", "").is_of("rollout/success")
-    assert not RunMetric("rollout/success", "").is_of("rollout/successes")
-    # What stands in a name is no pattern.
-    assert not RunMetric("a.b/{c}", "").is_of("axb/d")
+def test_each_is_computed_somewhere():
+    table = ROOT / "trainer" / "records" / "run_metrics.py"
+    code = "".join(path.read_text() for path in (ROOT / "trainer").rglob("*.py") if path != table)
+    phases = {f"{group}/{phase.value}_s" for group in ("time", "episode") for phase in Phase}
+    names = {metric.name for metric in RUN_METRICS if "{" not in metric.name} - phases
+
+    def is_written(name: str) -> bool:
+        last = name.rpartition("/")[2]
+        return any(word in code for word in (f'"{name}"', f'"{last}"', f'/{last}"', f"{last}="))
+
+    assert [name for name in sorted(names) if not is_written(name)] == []
+
+
+@pytest.mark.parametrize(
+    ("metric", "name", "expected"),
+    [
+        ("outcome/{outcome}", "outcome/solved", True),
+        ("outcome/{outcome}", "outcome/", False),
+        ("outcome/{outcome}", "outcomes/solved", False),
+        ("rollout/success", "rollout/success", True),
+        ("rollout/success", "rollout/successes", False),
+        ("a.b/{c}", "axb/d", False),
+    ],
+)
+def test_a_kind_of_numbers_has_one_declaration(metric, name, expected):
+    assert is_of(name, RunMetric(metric, "")) is expected
 
 
 @pytest.mark.parametrize("name", ["rollout/successes", "rollouts/success", "time", "nothing/at_all", ""])
 def test_what_is_not_recorded_is_not_declared(name):
-    assert declared(name) == []
+    assert declarations_of(name) == []
 
 
 def test_phases_and_outcomes_are():
-    assert [name for phase in Phase if not declared(name := f"episode/{phase.value}_s")] == []
-    assert [name for outcome in Outcome if not declared(name := f"outcome/{outcome.value}")] == []
+    assert [name for phase in Phase if not declarations_of(name := f"episode/{phase.value}_s")] == []
+    assert [name for outcome in Outcome if not declarations_of(name := f"outcome/{outcome.value}")] == []
 
 
 def test_the_console_shows_them_in_this_order():
@@ -63,4 +78,4 @@ def test_pictures_are_of_the_run_or_of_its_learning():
 
 
 def test_the_picture_of_a_run_draws_what_there_is():
-    assert [name for name, _ in _TRAIN_CURVES if not declared(name)] == []
+    assert [name for name, _ in _TRAIN_CURVES if not declarations_of(name)] == []
