@@ -101,9 +101,11 @@ def server_metrics() -> str:
 
 def run_metrics(metrics: Iterable[RunMetric]) -> str:
     """Numbers of a step."""
-    return table(
-        ("name", "unit", "what it is"), ((f"`{each.name}`", each.unit, each.help) for each in metrics)
-    )
+    return table(("name", "what it is"), ((f"`{each.name}`", _described(each)) for each in metrics))
+
+
+def _described(metric: RunMetric) -> str:
+    return f"{metric.help} [{metric.unit}]" if metric.unit not in ("", "s") else metric.help
 
 
 def numbers_of_a_step() -> str:

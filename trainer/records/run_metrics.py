@@ -281,7 +281,8 @@ _HEALTH = (
     ),
     RunMetric(
         "health/steps_without_learning",
-        "how many steps in a row, this one the last, had nothing to learn from ([below](#runs-that-learn-nothing))",
+        "how many steps in a row, this one the last, had nothing to learn from "
+        "([why](seeing.md#runs-that-learn-nothing))",
         "steps",
         curve=Curve("Steps in a row without learning", "steps", of_learning=True),
     ),
