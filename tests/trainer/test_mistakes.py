@@ -317,3 +317,6 @@ def test_kwargs_that_are_more_than_the_server_takes_end_the_run_at_once(capfd, t
             assert said is not None, printed.err
             assert "--max-request-bytes" in said[1]
             assert "environment_error" not in printed.out
+        words = ["--dry-run", "--probe", *TINY, f"env_url={url}", f"output_dir={tmp_path}/out", *LAKE, junk]
+        assert main(words) == 2
+        assert "--max-request-bytes" in capfd.readouterr().err
