@@ -13,13 +13,10 @@ from rollgym.clients.net.caller import Caller
 from rollgym.clients.net.connection import Reply
 from rollgym.clients.protocol.arrays import DecodeError
 from rollgym.clients.protocol.episode import PortableEpisode
-from rollgym.clients.protocol.errors import ProblemError
+from rollgym.clients.protocol.errors import GONE, ProblemError
 from rollgym.clients.protocol.values import encode_value
 
 _TAKE_BACK_S = 60.0
-
-GONE = frozenset({"session_gone", "unknown_session"})
-"""What an operation on a session is answered that the server does not have any more."""
 
 UNANSWERED = (asyncio.CancelledError, TimeoutError, ConnectionError)
 """What a request ends in that the server may have done, or may still do."""

@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from rollgym.clients.client.answers import member, reading, reward_of
-from rollgym.clients.client.opener import GONE, UNANSWERED
+from rollgym.clients.client.opener import UNANSWERED
 from rollgym.clients.client.operation import Operation, ResetResult, StepResult, wire_seed
 from rollgym.clients.client.record import EpisodeRecord
 from rollgym.clients.client.waiting import wait_for_all
 from rollgym.clients.protocol.arrays import DecodeError
 from rollgym.clients.protocol.episode import PortableEpisode
-from rollgym.clients.protocol.errors import ProblemError
+from rollgym.clients.protocol.errors import GONE, ProblemError
 from rollgym.clients.protocol.messages import EnvInfo
 from rollgym.clients.protocol.spaces import parse_space
 from rollgym.clients.protocol.values import decode_value, encode_value

@@ -22,9 +22,6 @@ from rollgym.clients.protocol.errors import ProblemError
 from rollgym.clients.protocol.messages import EnvInfo
 from rollgym.clients.protocol.spaces import UnicodeText, parse_space
 
-_OF_THE_MODEL = frozenset({"invalid_action", "too_large"})
-"""Codes of problems that a reply causes, such as one of more than a server takes."""
-
 
 class NotPlayableError(Exception):
     """The environment cannot be played by text."""
@@ -150,7 +147,7 @@ class _Player:
             except (ProblemError, DecodeError, EncodeError) as error:
                 if self._session is None:
                     raise
-                of_the_model = isinstance(error, ProblemError) and error.code in _OF_THE_MODEL
+                of_the_model = isinstance(error, ProblemError) and _is_of_the_reply(error)
                 episode.outcome = Outcome.FAILED if of_the_model else Outcome.ENVIRONMENT_ERROR
                 episode.detail = str(error)
                 if of_the_model and episode.turns:
@@ -229,3 +226,9 @@ def _number(value: Any) -> float | None:
 
 def _text(value: Any) -> str | None:
     return value if isinstance(value, str) else None
+
+
+def _is_of_the_reply(problem: ProblemError) -> bool:
+    """Whether what the model said is the cause: an answer of the environment may be too large, too."""
+    is_too_long = problem.code == "too_large" and problem.extra.get("part") != "reply"
+    return problem.kind.fault == "action" or is_too_long

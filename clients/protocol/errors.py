@@ -7,47 +7,18 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-CODES: Mapping[str, int] = MappingProxyType(
-    {
-        "invalid_request": 422,
-        "unknown_op": 422,
-        "invalid_action": 422,
-        "invalid_kwargs": 422,
-        "not_found": 404,
-        "method_not_allowed": 405,
-        "unknown_env": 404,
-        "unknown_session": 404,
-        "unknown_registration": 404,
-        "session_gone": 410,
-        "not_reset": 409,
-        "episode_over": 409,
-        "step_mismatch": 409,
-        "request_mismatch": 409,
-        "busy": 409,
-        "env_exists": 409,
-        "spec_mismatch": 409,
-        "fork_unsupported": 409,
-        "not_stateless": 409,
-        "probe_failed": 422,
-        "unauthorized": 401,
-        "forbidden": 403,
-        "too_large": 413,
-        "unsupported_media_type": 415,
-        "rate_limited": 429,
-        "at_capacity": 503,
-        "draining": 503,
-        "overloaded": 503,
-        "env_error": 500,
-        "step_timeout": 504,
-        "upstream_error": 502,
-        "internal": 500,
-    }
-)
+from rollgym.clients.protocol.problems import PROBLEMS, codes_of
+
+CODES: Mapping[str, int] = MappingProxyType({problem.code: problem.status for problem in PROBLEMS})
 """Every problem code of the protocol with its HTTP status."""
 
-RETRY_LATER = frozenset({"rate_limited", "at_capacity", "draining", "overloaded"})
+RETRY_LATER = codes_of(lambda problem: problem.retry_later)
 """Codes that say: nothing was done, the same request may succeed after `retry_after` seconds."""
 
+GONE = codes_of(lambda problem: problem.session_is_gone)
+"""Codes that say that the server does not have the session, or not any more."""
+
+_KINDS = {problem.code: problem for problem in PROBLEMS}
 _STANDARD_MEMBERS = frozenset({"type", "title", "status", "code", "detail"})
 
 
@@ -58,6 +29,9 @@ class ProblemError(Exception):
         code: One of `CODES`.
         detail: A sentence for people about this occurrence.
         **extra: Further members of the problem object, such as `reason`, `errors` or `retry_after`.
+
+    Attributes:
+        kind: What is known of all problems with this code.
 
     Raises:
         ValueError: The code is not one of the protocol's, or an extra member hides a standard one.
@@ -70,9 +44,14 @@ class ProblemError(Exception):
             raise ValueError(f"extra members hide standard ones: {sorted(_STANDARD_MEMBERS & set(extra))}")
         super().__init__(code, detail)
         self.code = code
-        self.status = CODES[code]
+        self.kind = _KINDS[code]
         self.detail = detail
         self.extra = extra
+
+    @property
+    def status(self) -> int:
+        """Its HTTP status."""
+        return self.kind.status
 
     def __str__(self) -> str:
         return f"{self.code}: {self.detail}"

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from rollgym.clients.protocol.errors import RETRY_LATER, ProblemError
+from rollgym.clients.protocol.errors import ProblemError
 from rollgym.env_server.common.setting_sections import TimeoutSettings
 from rollgym.env_server.gateway.registry import Registration, Registry, no_server
 from rollgym.env_server.gateway.relocation import PATIENCE_S
@@ -204,7 +204,7 @@ async def _end_opened(node: Node, fields: Mapping[str, Any], binary: bool, proce
 def _leaves_it_to_others(error: BaseException) -> bool:
     """Whether another node may take what one has refused."""
     if isinstance(error, ProblemError):
-        return error.code in RETRY_LATER or error.code in ("unauthorized", "forbidden")
+        return error.kind.retry_later or error.kind.fault == "caller"
     return isinstance(error, ConnectionError | TimeoutError)
 
 
@@ -214,12 +214,8 @@ def unreadable(op: str, error: Exception) -> ProblemError:
 
 
 def _as_problem(error: BaseException) -> BaseException:
-    if isinstance(error, ProblemError) and error.code in (
-        "unauthorized",
-        "forbidden",
-        "internal",
-        "unknown_env",
-    ):
+    # The gateway has the environment: a node that has registered it and does not know it is broken.
+    if isinstance(error, ProblemError) and (error.kind.kept_from_clients or error.code == "unknown_env"):
         return ProblemError("upstream_error", f"the node answers {error}")
     if isinstance(error, ConnectionError | TimeoutError):
         return ProblemError("upstream_error", str(error) or "a node did not answer in time")

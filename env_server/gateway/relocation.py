@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, NoReturn
 
 from rollgym.clients.net.transport import ConnectionLost
-from rollgym.clients.protocol.errors import RETRY_LATER, ProblemError
+from rollgym.clients.protocol.errors import ProblemError
 from rollgym.env_server.access.tokens import Caller, Tokens
 from rollgym.env_server.catalog.catalog import Catalog
 from rollgym.env_server.common.settings import Settings
@@ -17,7 +17,6 @@ from rollgym.env_server.gateway.relayed_session import UNREADABLE, RelayedSessio
 from rollgym.env_server.gateway.session_names import SessionName, parse_session_name
 from rollgym.env_server.gateway.session_release import SessionRelease
 from rollgym.env_server.gateway.shared_relocation import (
-    NEVER_RESTORED,
     RECONNECT_S,
     SharedRelocation,
     begin_anew,
@@ -172,14 +171,14 @@ class Relocation:
         raise session_gone(session.session_id, "lost")
 
     def _not_restored(self, session: RelayedSession, home: Registration, problem: ProblemError) -> bool:
-        if problem.code in RETRY_LATER:
+        if problem.kind.retry_later:
             self._registry.failed(home)
             return False
         if problem.code == "session_gone" and problem.extra.get("reason") == "replay_diverged":
             self._metrics.rebuilds[session.entry.label, "diverged"] += 1
             self._sessions.end(session, "replay_diverged")
             raise session_gone(session.session_id, "replay_diverged") from problem
-        if problem.code in NEVER_RESTORED:
+        if problem.kind.forbids_restoring:
             _log.error(
                 "session %s is lost: %s cannot restore it: %s", session.session_id, home.target.url, problem
             )
@@ -335,7 +334,7 @@ class Relocation:
 
 def renamed(problem: ProblemError, upstream_id: str, session_id: str) -> ProblemError:
     """A node's problem for the client: with the id that it knows, and without what is between us and the node."""
-    if problem.code in ("unauthorized", "forbidden", "internal"):
+    if problem.kind.kept_from_clients:
         problem = ProblemError("upstream_error", f"the node answers {problem}")
     if upstream_id not in problem.detail:
         return problem

@@ -6,7 +6,7 @@ import logging
 from typing import TYPE_CHECKING, Any, Literal
 
 from rollgym.clients.protocol.episode import PortableEpisode
-from rollgym.clients.protocol.errors import RETRY_LATER, ProblemError
+from rollgym.clients.protocol.errors import ProblemError
 from rollgym.env_server.common.setting_sections import TimeoutSettings
 from rollgym.env_server.gateway.journal_entries import LEASE_S, Claim, JournalAway, SharedSession, Unreadable
 from rollgym.env_server.gateway.registry import Registration, Registry
@@ -28,9 +28,6 @@ _LOOK_S = 0.1
 _RENEWALS = 3
 # How often it is looked whether the journal can be reached again, where that is not known to be so.
 _LONGEST_SETTLING_S = 1.0
-
-NEVER_RESTORED = frozenset({"too_large", "invalid_request", "invalid_kwargs", "session_gone"})
-"""What a node answers to an episode that it would not restore later either."""
 
 _Move = Literal["moved", "again", "nowhere"]
 _log = logging.getLogger(__name__)
@@ -303,13 +300,13 @@ class SharedRelocation:
         if problem.code == "session_gone" and problem.extra.get("reason") == "replay_diverged":
             self._metrics.rebuilds[session.entry.label, "diverged"] += 1
             await self._end_everywhere(session, "replay_diverged", claim.generation)
-        if problem.code in NEVER_RESTORED:
+        if problem.kind.forbids_restoring:
             _log.error(
                 "session %s is lost: %s cannot restore it: %s", session.session_id, home.target.url, problem
             )
             await self._end_everywhere(session, "lost", claim.generation)
         await self._give_back(session.session_id, claim)
-        if problem.code in RETRY_LATER:
+        if problem.kind.retry_later:
             self._registry.failed(home)
             return "again"
         raise ProblemError("upstream_error", f"{home.target.url} cannot restore it: {problem}") from problem

@@ -35,7 +35,7 @@ from rollgym.clients.protocol.messages import (
     VerifyRequest,
 )
 from rollgym.env_server.http.call_routes import Call, PathId, PlainRoute, call_router
-from rollgym.env_server.http.openapi import MAKES, ON_SESSION, RUNS, problems
+from rollgym.env_server.http.openapi import MAKES, ON_SESSION, RUNS, SCORES, problems
 from rollgym.env_server.operations.information import EnvsQuery, SessionsQuery
 from rollgym.sandbox.remote.run_code import RunCodeReply, RunCodeRequest, SandboxReply
 
@@ -78,10 +78,7 @@ async def reset(call: Call, session_id: PathId, request: ResetRequest) -> Respon
 @HOT_CALLS.post(
     "/v1/verify/{env_id}",
     response_model=VerifyReply,
-    responses=problems(
-        *("unknown_env", "not_stateless", "draining", "overloaded"),
-        *("env_error", "step_timeout", "upstream_error"),
-    ),
+    responses=problems(*SCORES),
 )
 async def verify(call: Call, env_id: PathId, request: VerifyRequest) -> Response:
     """Score responses without a session."""

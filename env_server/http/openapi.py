@@ -1,7 +1,7 @@
 """What FastAPI's description of the calls lacks: problems, MessagePack, pages and sockets."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from fastapi.openapi.utils import get_openapi
@@ -11,23 +11,21 @@ from starlette.routing import BaseRoute
 from rollgym.clients.protocol.errors import CODES, RETRY_LATER
 from rollgym.clients.protocol.frames import MEDIA_TYPES
 from rollgym.clients.protocol.messages import IDENTIFIER
+from rollgym.clients.protocol.problems import codes_of
 from rollgym.env_server.messages.negotiation import PROBLEM_MEDIA_TYPE
 from rollgym.version import __version__
 
-ON_SESSION = ("unknown_session", "session_gone", "draining")
-RUNS = (*ON_SESSION, "overloaded", "busy", "not_reset", "env_error", "step_timeout", "upstream_error")
-MAKES = (
-    *(
-        "at_capacity",
-        "draining",
-        "overloaded",
-        "env_error",
-        "step_timeout",
-        "upstream_error",
-        "invalid_kwargs",
-    ),
-    "request_mismatch",
-)
+ON_SESSION = codes_of(lambda problem: "session" in problem.answers)
+"""What calls on a session may be answered with."""
+
+RUNS = ON_SESSION | codes_of(lambda problem: "run" in problem.answers)
+"""What calls may be answered with that run the environment of a session."""
+
+MAKES = codes_of(lambda problem: "make" in problem.answers)
+"""What calls may be answered with that make an environment."""
+
+SCORES = codes_of(lambda problem: "score" in problem.answers)
+"""What calls may be answered with that score responses."""
 
 _SCHEMAS = "#/components/schemas/"
 _OPENENV_VERSION = "1.0.0"
@@ -44,15 +42,7 @@ _TAGS = (
     ("/mcp", "MCP", "For agents with the Model Context Protocol.", "docs/mcp.md"),
     ("/", "server", "The server itself.", "docs/observability.md"),
 )
-_ALWAYS = (
-    "internal",
-    "invalid_request",
-    "rate_limited",
-    "too_large",
-    "unauthorized",
-    "forbidden",
-    "unsupported_media_type",
-)
+_ALWAYS = codes_of(lambda problem: "any" in problem.answers)
 
 
 class Problem(BaseModel):
@@ -67,7 +57,7 @@ class Problem(BaseModel):
     detail: str
 
 
-def problems(*codes: str, always: Iterable[str] = _ALWAYS) -> dict[int | str, dict[str, Any]]:
+def problems(*codes: str, always: Collection[str] = _ALWAYS) -> dict[int | str, dict[str, Any]]:
     """The answers of a call that are problems, by their status, for its route's `responses`.
 
     Args:
@@ -75,7 +65,7 @@ def problems(*codes: str, always: Iterable[str] = _ALWAYS) -> dict[int | str, di
         always: What every call may be answered with beside these.
     """
     by_status: dict[int, list[str]] = {}
-    for code in (*always, *codes):
+    for code in dict.fromkeys((*always, *codes)):
         by_status.setdefault(CODES[code], []).append(code)
     described: dict[int | str, dict[str, Any]] = {}
     for status, names in sorted(by_status.items()):

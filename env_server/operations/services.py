@@ -42,6 +42,7 @@ from rollgym.env_server.operations.operations import Calls, Operations
 from rollgym.env_server.operations.readiness import Readiness
 from rollgym.env_server.operations.runner import Runner
 from rollgym.env_server.operations.sandbox import RunningCode, ServedSandbox
+from rollgym.env_server.operations.server_metrics import ServerState
 from rollgym.env_server.operations.stepping import Stepping
 from rollgym.env_server.operations.verifying import Verifying
 from rollgym.env_server.operations.worker_pools import WorkerPools
@@ -112,8 +113,16 @@ class Services:
             rank, self.lifecycle, self._worker_pools, self._journal_file, roster, shared
         )
         self._exposition = Exposition(
-            *(settings, rank, self.metrics, self._sessions.by_id),
-            *(self._worker_pools, registry, self._journal_file, shared),
+            ServerState(
+                settings=settings,
+                rank=rank,
+                metrics=self.metrics,
+                sessions=self._sessions.by_id,
+                pools=self._worker_pools,
+                registry=registry,
+                journal_file=self._journal_file,
+                shared_journal=shared,
+            )
         )
         self._runner = Runner(settings, self.metrics, self._sessions)
         resetting = Resetting(settings, self.metrics, self._runner, self._journal_file)

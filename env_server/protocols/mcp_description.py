@@ -4,6 +4,7 @@ from typing import Any
 
 from rollgym.clients.protocol.frames import MEDIA_TYPES
 from rollgym.clients.protocol.messages import IDENTIFIER
+from rollgym.clients.protocol.problems import codes_of
 from rollgym.env_server.http.openapi import MAKES, RUNS, problems
 from rollgym.env_server.protocols.mcp_forms import VERSIONS
 
@@ -111,7 +112,7 @@ def described_mcp(*, openenv: bool = False) -> dict[str, Any]:
     Args:
         openenv: Whether they are those at OpenEnv's path, where its clients' messages need no session.
     """
-    codes = dict.fromkeys((*MAKES, *RUNS, "unknown_env", "episode_over", "invalid_action"))
+    codes = MAKES | RUNS | codes_of(lambda problem: problem.told_to_agents) | {"unknown_env"}
     answers: dict[str, Any] = {
         "200": {
             "description": "The result of a request, or an error that its client can mend",

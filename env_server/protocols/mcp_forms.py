@@ -33,11 +33,6 @@ PARSE_ERROR, INVALID_REQUEST, METHOD_NOT_FOUND, INVALID_PARAMS = -32700, -32600,
 UNSUPPORTED_VERSION = -32022
 _OUR_ERROR = -32050
 
-# What is wrong with one call, and may be right with the next: the agent is told, not its client.
-_FOR_THE_AGENT = frozenset(
-    {"not_reset", "episode_over", "busy", "env_error", "step_timeout", "invalid_action", "invalid_request"}
-)
-
 
 class McpToolCall(BaseModel):
     """The parameters of `tools/call`."""
@@ -215,7 +210,7 @@ def ended_text(reply: Reply, then: str = "") -> str:
 
 def failed_result(problem: ProblemError) -> dict[str, Any] | None:
     """The result of a call that went wrong, for the agent; None where its client has to be told."""
-    if problem.code not in _FOR_THE_AGENT:
+    if not problem.kind.told_to_agents:
         return None
     return _tool_result(problem.detail, {"problem": problem.to_problem()}, is_error=True)
 

@@ -21,23 +21,8 @@ TEXT_SPACES = frozenset({"Text", "UnicodeText"})
 
 _OBJECT: dict[str, Any] = {"type": "object", "additionalProperties": True}
 _METADATA: dict[str, Any] = {**_OBJECT, "default": {}, "description": "Not looked at."}
-_OPENING_CODES = {
-    "at_capacity": "CAPACITY_REACHED",
-    "overloaded": "CAPACITY_REACHED",
-    "env_error": "FACTORY_ERROR",
-    "step_timeout": "FACTORY_ERROR",
-    "upstream_error": "FACTORY_ERROR",
-}
-_CODES = {
-    "invalid_request": "VALIDATION_ERROR",
-    "invalid_action": "VALIDATION_ERROR",
-    "invalid_kwargs": "VALIDATION_ERROR",
-    "too_large": "VALIDATION_ERROR",
-    "at_capacity": "CAPACITY_REACHED",
-    "overloaded": "CAPACITY_REACHED",
-    "session_gone": "SESSION_ERROR",
-    "unknown_session": "SESSION_ERROR",
-}
+# What wants room; a token's rate and an end of the server are not what OpenEnv's clients wait for.
+_OF_CAPACITY = frozenset({"at_capacity", "overloaded"})
 
 META = "rollgym/answer"
 """Where the whole answer of our protocol is in the result of a tool."""
@@ -438,11 +423,10 @@ def error_payload(problem: ProblemError, *, opening: bool = False) -> dict[str, 
         problem: What went wrong.
         opening: Whether it was the session that could not be made.
     """
-    codes, otherwise = (_OPENING_CODES, "SESSION_ERROR") if opening else (_CODES, "EXECUTION_ERROR")
     ours = sendable(problem, binary=False)
     data: dict[str, Any] = {
         "message": ours["detail"],
-        "code": codes.get(problem.code, otherwise),
+        "code": _opening_code(problem) if opening else _code(problem),
         "problem": ours,
     }
     errors = ours.get("errors")
@@ -457,6 +441,22 @@ def error_payload(problem: ProblemError, *, opening: bool = False) -> dict[str, 
             for error in errors
         ]
     return {"type": "error", "data": data}
+
+
+def _code(problem: ProblemError) -> str:
+    if problem.code in _OF_CAPACITY:
+        return "CAPACITY_REACHED"
+    if problem.kind.session_is_gone:
+        return "SESSION_ERROR"
+    return "VALIDATION_ERROR" if problem.kind.fault in ("values", "action") else "EXECUTION_ERROR"
+
+
+def _opening_code(problem: ProblemError) -> str:
+    if problem.code in _OF_CAPACITY:
+        return "CAPACITY_REACHED"
+    # What makes a registered environment is its server.
+    is_of_factory = problem.kind.fault == "environment" or problem.code == "upstream_error"
+    return "FACTORY_ERROR" if is_of_factory else "SESSION_ERROR"
 
 
 def wire_error(code: str, message: str) -> dict[str, Any]:

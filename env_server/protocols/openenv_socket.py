@@ -9,7 +9,7 @@ from typing import Any
 from starlette.datastructures import Headers, QueryParams
 
 from rollgym.clients.protocol.arrays import DecodeError
-from rollgym.clients.protocol.errors import ProblemError
+from rollgym.clients.protocol.errors import GONE, ProblemError
 from rollgym.clients.protocol.frames import dumps, loads
 from rollgym.env_server.access.context import Context
 from rollgym.env_server.access.open_sockets import ConnectionSlot
@@ -342,10 +342,7 @@ class OpenEnvSocket:
                 answer = rpc_problem(message_id if is_request_id(message_id) else None, problem)
             else:
                 answer = await self._tools.answer(message, session_id)
-        self._ends = answer.get("error", {}).get("data", {}).get("code") in (
-            "session_gone",
-            "unknown_session",
-        )
+        self._ends = answer.get("error", {}).get("data", {}).get("code") in GONE
         return answer
 
     async def _begun_session_id(self) -> str:

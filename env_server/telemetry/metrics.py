@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from rollgym.clients.protocol.errors import ProblemError
+from rollgym.clients.protocol.errors import RETRY_LATER, ProblemError
 from rollgym.env_server.telemetry.durations import Durations
 
 OTHER = "other"
@@ -14,12 +14,9 @@ EpisodeOutcome = Literal["success", "terminated", "truncated", "error", "abandon
 """How an episode ended. One that was reset or closed before its end is abandoned."""
 
 RebuildOutcome = Literal["ok", "diverged", "failed"]
-_REFUSALS = frozenset(
-    {
-        *("rate_limited", "draining", "overloaded", "max_sessions", "max_sessions_per_token"),
-        *("max_runs", "max_runs_per_token"),
-    }
-)
+# Of capacity there are several kinds: their limits' names stand for it.
+_LIMITS = frozenset({"max_sessions", "max_sessions_per_token", "max_runs", "max_runs_per_token"})
+_REFUSALS = RETRY_LATER - {"at_capacity"} | _LIMITS
 
 
 class EnvironmentLabels:

@@ -23,7 +23,7 @@ from rollgym.env_server.common.settings import load_settings as load_server_sett
 from rollgym.envs.registry import builtin_environments
 from rollgym.sandbox.command import sandbox_parser
 from rollgym.trainer.commands import agent_proxy
-from rollgym.trainer.commands.arguments import parser_of, split_command
+from rollgym.trainer.commands.table import parser_of, split_command
 from rollgym.trainer.config.load import load_settings
 from rollgym.trainer.config.pipelines import check_command
 from rollgym.trainer.config.shipped import shipped_configs
@@ -205,7 +205,7 @@ def _train(arguments: Sequence[str]) -> None:
     config = options.config
     if config is not None and str(config) not in shipped_configs():
         config = ROOT / config if (ROOT / config).exists() else _READERS_RUN
-    check_command(load_settings(config, overrides, command), command)
+    check_command(load_settings(config, overrides, command.name), command.name)
     for word in overrides:
         for module, name in re.findall(r"(examples(?:\.\w+)+):(\w+)", word):
             _importable(module, name)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 from rollgym.trainer.backends.transport import RankFailedError
 from rollgym.trainer.cli import main
 from rollgym.trainer.core.run_lock import output_lock
+from tests.support.processes import env_server
 
 LAKE = [
     "tasks=[{env_id: FrozenLake-v0, kwargs: {size: 4}}]",
@@ -20,6 +22,7 @@ LAKE = [
 ]
 RANDOM = ["rollout", "--policy", "random", "--episodes", "1"]
 RECORDED = ["rollout", "--policy", "recorded", "--recorded"]
+SERVED = ["--env", "FrozenLake-v0=rollgym.envs.games.frozen_lake:FrozenLakeEnv"]
 TINY = ["model.hidden_size=32", "model.layers=1", "model.heads=2", "tracking.tensorboard=false"]
 
 
@@ -298,3 +301,22 @@ def test_reading_words_and_settings_waits_for_no_tensors():
         [sys.executable, "-c", said], capture_output=True, text=True, timeout=60, check=True
     )
     assert printed.stdout == "[]\n", "--help and --dry-run would take seconds"
+
+
+def test_kwargs_that_are_more_than_the_server_takes_end_the_run_at_once(capfd, tmp_path):
+    with env_server("--no-builtin", *SERVED, "--max-request-bytes", "1024") as url:
+        capfd.readouterr()
+        for words in (["rollout", "--policy", "random", "--episodes", "1"], [*TINY, "steps=1"]):
+            words = [*words, f"env_url={url}", f"output_dir={tmp_path}/out"]
+            junk = f"tasks=[{{env_id: FrozenLake-v0, kwargs: {{size: 4, junk: {'x' * 3000}}}}}]"
+            assert main([*words, *LAKE, junk]) == 2
+            printed = capfd.readouterr()
+            said = re.fullmatch(
+                r"roll-train: too_large: the request has \d+ bytes; 1024 are allowed; (.+)\n", printed.err
+            )
+            assert said is not None, printed.err
+            assert "--max-request-bytes" in said[1]
+            assert "environment_error" not in printed.out
+        words = ["--dry-run", "--probe", *TINY, f"env_url={url}", f"output_dir={tmp_path}/out", *LAKE, junk]
+        assert main(words) == 2
+        assert "--max-request-bytes" in capfd.readouterr().err

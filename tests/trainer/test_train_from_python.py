@@ -13,6 +13,7 @@ from rollgym.trainer.commands.learning import _resolved, train
 from rollgym.trainer.config.load import load_settings
 from rollgym.trainer.records.trajectory import Trajectory
 from tests.support.processes import read_lines
+from tests.support.recorded_numbers import undeclared_numbers
 
 CONFIG: dict[str, Any] = {
     "seed": 3,
@@ -50,6 +51,7 @@ def test_a_program_trains_as_the_command_does(tmp_path: Path) -> None:
     episodes = read_lines(directory / "episodes.jsonl")
     assert episodes[0]["turns"][0]["reward"] == 0.1
     assert len([line for line in read_lines(directory / "metrics.jsonl") if "time/step_s" in line]) == 1
+    assert undeclared_numbers(directory) == set()
 
 
 @pytest.mark.parametrize("kind", ["file", "mapping", "settings"])

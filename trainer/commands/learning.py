@@ -18,11 +18,11 @@ from rollgym.trainer.config.run import RunSettings
 from rollgym.trainer.core.ending import Ending
 from rollgym.trainer.core.errors import ConfigError
 
-Command = Literal["train", "sft", "dpo", "distill", "reward"]
+LearningCommand = Literal["train", "sft", "dpo", "distill", "reward"]
 Settings = RunSettings | Mapping[str, Any] | Path | str | None
 
 
-def train(settings: Settings = None, /, *, command: Command = "train", **overrides: Any) -> Path:
+def train(settings: Settings = None, /, *, command: LearningCommand = "train", **overrides: Any) -> Path:
     """Train as `roll-train` does, and return the directory that the run leaves behind.
 
         rollgym.train("frozen_lake.yaml", steps=40, rollout={"group_size": 8, "reward": my_reward})
@@ -46,7 +46,9 @@ def train(settings: Settings = None, /, *, command: Command = "train", **overrid
     raise RuntimeError("an event loop runs here, as in a notebook: await rollgym.train_async(...)")
 
 
-async def train_async(settings: Settings = None, /, *, command: Command = "train", **overrides: Any) -> Path:
+async def train_async(
+    settings: Settings = None, /, *, command: LearningCommand = "train", **overrides: Any
+) -> Path:
     """Train as `train` does, in the event loop that runs."""
     resolved = _resolved(settings, overrides, command)
     ending = Ending()

@@ -177,7 +177,8 @@ async def _play_nothing(task: Task, pool: EnvironmentPool, settings: RunSettings
             options = {**(task.options or {}), **expert}
             _, info = await session.reset(seed=task.seed, options=options or None)
     except ProblemError as problem:
-        raise ConfigError(f"{task.env_id}: {problem.code}: {problem.detail}") from problem
+        notes = "".join(f"; {note}" for note in getattr(problem, "__notes__", ()))
+        raise ConfigError(f"{task.env_id}: {problem.code}: {problem.detail}{notes}") from problem
     if expert and info.get("expert_action") is None:
         raise ConfigError(f"{task.env_id} names no expert action, which the warm start needs")
 

@@ -18,6 +18,7 @@ from rollgym.trainer.core.errors import PluginError, RoleDiedError, RunError, Tr
 from rollgym.trainer.core.run_files import WriteError
 from rollgym.trainer.core.run_lock import run_lock
 from rollgym.trainer.records.checkpoint_store import CheckpointStore
+from rollgym.trainer.records.run_metrics import RUN_METRICS
 
 _ENDS = (ConnectionError, TimeoutError, WriteError, RunError)
 """What ends a run for a reason that a user can mend."""
@@ -109,7 +110,7 @@ async def _supervised(
     while True:
         try:
             async with AsyncExitStack() as stack:
-                console = RunConsole(settings.steps, live=settings.tracking.console)
+                console = RunConsole(settings.steps, live=settings.tracking.console, metrics=RUN_METRICS)
                 stack.callback(console.close)
                 ending.say = console.say
                 await attempt(settings, store, console, ending, stack)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from rollgym.trainer.config.run import RunSettings
+from rollgym.trainer.config.run import SECTIONS, RunSettings
 from rollgym.trainer.core.errors import ConfigError
 
 _EVERY = (
@@ -34,12 +34,6 @@ _DEMONSTRATING = (
     "rollout.temperature",  # divides the logits of whoever learns
 )
 """What is read where experts play, besides."""
-_READ: dict[str, tuple[str, ...]] = {
-    "sft": (*_EVERY, "sft"),
-    "dpo": (*_EVERY, "dpo"),
-    "reward": (*_EVERY, "reward"),
-    "distill": (*_EVERY, "distill"),
-}
 _EXAMPLES = {
     "sft": "sft.data='[{path: chats.jsonl}]'",
     "dpo": "dpo.data='[{path: pairs.jsonl}]'",
@@ -65,12 +59,12 @@ def check_command(settings: RunSettings, command: str) -> None:
                 f"{section}: is read by `roll-train {section}`: use that command, or leave it out"
             )
         return
-    if command in ("rollout", "eval", "export"):
+    if command not in SECTIONS:
         _check_shown(settings, command)
         return
     if section != command:
         raise no_section(command, section)
-    read = _READ[command]
+    read: tuple[str, ...] = (*_EVERY, command)
     if settings.sft is not None and settings.sft.expert is not None:
         read = (*read, *_DEMONSTRATING)
     elif settings.plays:

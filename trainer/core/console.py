@@ -19,24 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rollgym.clients.process.terminal import visible
-
-_SHOWN = (
-    ("rollout/success", "success", "{:.3f}"),
-    ("rollout/reward", "reward", "{:.3f}"),
-    ("supervised/loss", "loss", "{:.4f}"),
-    ("preference/loss", "loss", "{:.4f}"),
-    ("preference/accuracy", "accuracy", "{:.3f}"),
-    ("reward/loss", "loss", "{:.4f}"),
-    ("reward/accuracy", "accuracy", "{:.3f}"),
-    ("distill/loss", "loss", "{:.4f}"),
-    ("distill/reverse_kl", "reverse KL", "{:.4f}"),
-    ("policy/entropy", "entropy", "{:.3f}"),
-    ("time/tokens_per_s", "tokens/s", "{:.0f}"),
-    ("rollout/lag_mean", "staleness", "{:.2f}"),
-    ("time/step_s", "s/step", "{:.2f}"),
-)
-_SPLIT = ("generate", "environment", "verify", "wait", "train", "sync", "record")
-"""What the time of a step is divided into; the table says what of it takes at least one per cent."""
+from rollgym.trainer.core.run_metric import RunMetric, span_of
 
 _UNBROKEN = "\N{NO-BREAK SPACE}"
 """Stands between a number and its name while a line is broken."""
@@ -48,9 +31,13 @@ class RunConsole:
     Args:
         steps: Training steps in all.
         live: Whether to draw a live table; only a terminal can show one.
+        metrics: The numbers of a step that may be shown, in this order: those with a column, and the parts of its time,
+            of which the table says what takes at least one per cent.
     """
 
-    def __init__(self, steps: int, *, live: bool) -> None:
+    def __init__(self, steps: int, *, live: bool, metrics: Sequence[RunMetric] = ()) -> None:
+        self._columns = [(each.name, each.console) for each in metrics if each.console is not None]
+        self._parts = [each.name for each in metrics if each.is_part]
         self._console = Console(highlight=False, emoji=False)
         self._progress = Progress(
             TextColumn("[bold]{task.description}"),
@@ -122,7 +109,11 @@ class RunConsole:
         self._latest = dict(metrics)
         self.advance(step + 1)
         if self._live is None:
-            parts = [f"{label} {form.format(metrics[key])}" for key, label, form in _SHOWN if key in metrics]
+            parts = [
+                f"{column.label} {column.form.format(metrics[name])}"
+                for name, column in self._columns
+                if name in metrics
+            ]
             self.numbers(f"[{time.monotonic() - self._started:6.1f} s] step {step + 1}: ", parts)
 
     def close(self) -> None:
@@ -137,11 +128,11 @@ class RunConsole:
 
     def _draw(self) -> Group:
         table = Table(show_header=True, box=None, pad_edge=False)
-        present = [entry for entry in _SHOWN if entry[0] in self._latest]
-        for _, label, _ in present:
-            table.add_column(label, justify="right")
+        present = [(name, column) for name, column in self._columns if name in self._latest]
+        for _, column in present:
+            table.add_column(column.label, justify="right")
         if present:
-            table.add_row(*(form.format(self._latest[key]) for key, _, form in present))
+            table.add_row(*(column.form.format(self._latest[name]) for name, column in present))
         # A table without columns is drawn as an empty line.
         tables = [table] if present else []
         lines = [text for text in (self._split(), self._status) if text is not None]
@@ -149,8 +140,6 @@ class RunConsole:
 
     def _split(self) -> Text | None:
         whole = self._latest.get("time/step_s", 0.0)
-        shares = (
-            {name: self._latest.get(f"time/{name}_s", 0.0) / whole for name in _SPLIT} if whole > 0 else {}
-        )
+        shares = {span_of(name): self._latest.get(name, 0.0) / whole for name in self._parts if whole > 0}
         shown = ", ".join(f"{name} {share:.0%}" for name, share in shares.items() if share >= 0.01)
         return Text(f"of the step: {shown}", style="dim") if shown else None

@@ -1,6 +1,6 @@
 """What a training step was like: episodes, replies, outcomes, where its time went, and memory. Pure functions.
 
-`docs/guides/seeing.md` defines every number.
+`records/run_metrics.py` says of every number what it is.
 """
 
 import contextlib

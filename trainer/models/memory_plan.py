@@ -259,11 +259,6 @@ def engine_need(shape: ModelShape, engine: Engine) -> Need:
     return Need(weights=weights, cache=cache)
 
 
-def parameters_per_device(shape: ModelShape, sharding: Sharding) -> int:
-    """Return the parameters that a device computes with: those that tensor, pipeline and experts leave it."""
-    return sum(group.held for group in _groups(shape, sharding, head=True))
-
-
 def activation_bytes(shape: ModelShape, training: Training, sharding: Sharding) -> int:
     """Return what autograd keeps of a micro-batch on a device, its logits included."""
     tokens = -(-training.micro_batch_tokens // sharding.context)

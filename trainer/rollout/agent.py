@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from rollgym.clients.client.session import EnvSession
 from rollgym.clients.protocol.arrays import DecodeError
@@ -17,26 +17,13 @@ from rollgym.trainer.rollout.context import observation_messages, pictures_of
 from rollgym.trainer.rollout.episode_metrics import EpisodeMetrics
 from rollgym.trainer.tasks.task import Task
 
-_TIMEOUT_CODES = frozenset({"step_timeout"})
-_CLIENTFAULTS = frozenset(
-    {
-        "invalid_request",
-        "unknown_op",
-        "invalid_kwargs",
-        "not_found",
-        "method_not_allowed",
-        "unknown_env",
-        "unauthorized",
-        "forbidden",
-        "unsupported_media_type",
-    }
-)
-"""Problems that playing again cannot mend: they end the run with their message."""
-
 _LONGEST_ANCHOR = 8192
 
 FAULTS = {"timeout": Outcome.TIMEOUT, "error": Outcome.ENVIRONMENT_ERROR}
 """Verdicts that say nothing about the reply."""
+
+EpisodeStage = Literal["make", "reset", "play"]
+"""How far an episode has come: its session is made, the environment is reset, its steps are taken."""
 
 
 async def play_episode(
@@ -85,7 +72,7 @@ async def play_episode(
         trajectory.outcome = Outcome.CONTEXT_OVERFLOW
         trajectory.detail = str(overflow)
     except (ProblemError, DecodeError, InvalidNumberError) as error:
-        note_failure(trajectory, error)
+        note_failure(trajectory, error, "play" if trajectory.turns else "reset")
     return trajectory
 
 
@@ -107,8 +94,18 @@ def step_phase(session: EnvSession) -> Phase:
     return Phase.VERIFY if session.env.kind == "stateless" else Phase.ENVIRONMENT
 
 
-def note_failure(trajectory: Trajectory, error: ProblemError | DecodeError | InvalidNumberError) -> None:
+def note_failure(
+    trajectory: Trajectory,
+    error: ProblemError | DecodeError | InvalidNumberError,
+    stage: EpisodeStage = "play",
+) -> None:
     """Give an episode the outcome of what ended it, which says nothing about the policy.
+
+    Args:
+        trajectory: The episode.
+        error: What ended it.
+        stage: When it ended. What is asked for in order to make a session is the run's, the reset's is the task's, and
+            what comes after it may be the policy's.
 
     Raises:
         ProblemError: If the server refuses what the run asks for: playing again cannot mend it.
@@ -117,16 +114,25 @@ def note_failure(trajectory: Trajectory, error: ProblemError | DecodeError | Inv
     trajectory.detail = str(error)
     task = trajectory.task
     match error:
-        case ProblemError() if error.code == "invalid_request" and task.row:
+        case ProblemError(code="too_large") if stage == "play" or error.extra.get("part") == "reply":
+            # A reply of the policy or an answer of the environment, and another one may be smaller.
+            trajectory.outcome = Outcome.ENVIRONMENT_ERROR
+        case ProblemError() if task.row and (
+            error.code == "invalid_request" or _is_too_large_a_row(error, stage)
+        ):
             raise UnplayableTaskError(f"{task.env_id} does not take {task.row}: {error.detail}") from error
-        case ProblemError() if error.code in _CLIENTFAULTS:
+        case ProblemError() if error.kind.is_final:
             raise error
-        case ProblemError() if error.code in _TIMEOUT_CODES:
+        case ProblemError() if error.code == "step_timeout":
             trajectory.outcome = Outcome.TIMEOUT
         case InvalidNumberError():
             trajectory.outcome = Outcome.INVALID_NUMBER
         case _:
             trajectory.outcome = Outcome.ENVIRONMENT_ERROR
+
+
+def _is_too_large_a_row(problem: ProblemError, stage: EpisodeStage) -> bool:
+    return problem.code == "too_large" and stage == "reset"
 
 
 def _options(task: Task) -> dict[str, Any] | None:

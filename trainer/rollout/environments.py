@@ -301,8 +301,12 @@ class EnvironmentPool:
     async def _make(self, server: _Server, task: Task) -> EnvSession:
         try:
             session = await server.client.make(task.env_id, dict(task.kwargs))
-        except BaseException:
+        except BaseException as error:
             _free(server)
+            if isinstance(error, ProblemError) and error.code == "too_large":
+                error.add_note(
+                    f"shorten the kwargs of {task.env_id}, or raise the server's --max-request-bytes"
+                )
             raise
         _require_text(task.env_id, session.action_space)
         return session

@@ -56,7 +56,8 @@ async def play_in_session(
             trajectory = await play(session)
     except (ProblemError, DecodeError, InvalidNumberError) as error:
         trajectory = Trajectory(task, member, attempt)
-        note_failure(trajectory, error)
+        # A problem of a session was judged where it came up: one that gets here is final.
+        note_failure(trajectory, error, "make" if lent is None else "reset")
     await mix_reward(pool, trajectory)
     trajectory.timeline.queued(asked, time.monotonic() if lent is None else lent)
     return trajectory
@@ -184,11 +185,12 @@ async def play_coroutine(
 ) -> Trajectory:
     """Let a coroutine of the user's play an episode, and check its record.
 
-    An answer of the environment that cannot be read, and a prompt without room for a reply, are outcomes like any other
-    where it leaves them to its caller.
+    A problem that its session was answered with, an answer that cannot be read, and a prompt without room for a reply
+    are outcomes like any other where it leaves them to its caller.
 
     Raises:
         PluginError: If it raises, or returns what is no record that fits together.
+        ProblemError: If the server refuses what the run asks for.
         InvalidNumberError: If a number of the record is none that can be computed with, or an id is not of the model's.
     """
     with agent.running():
@@ -199,7 +201,7 @@ async def play_coroutine(
             trajectory = await playing
         except ContextOverflowError as overflow:  # what was played is with the agent, which let go of it
             return Trajectory(task, member, attempt, outcome=Outcome.AGENT_ERROR, detail=str(overflow))
-        except DecodeError as error:
+        except (ProblemError, DecodeError) as error:
             failed = Trajectory(task, member, attempt)
             note_failure(failed, error)
             return failed

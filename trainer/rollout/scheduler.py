@@ -23,7 +23,7 @@ _LONGEST_DETAIL = 300
 
 _PATIENCE_WITH_CANCELLED_S = 10.0
 
-PlayEpisode = Callable[[Task, int, int], Awaitable[Trajectory]]
+PlayAttempt = Callable[[Task, int, int], Awaitable[Trajectory]]
 """Plays (task, member, attempt). Outcomes that are no result are replaced by the scheduler."""
 
 
@@ -64,7 +64,7 @@ class RolloutScheduler:
         self,
         source: TaskSource,
         window: AdmissionWindow,
-        play: PlayEpisode,
+        play: PlayAttempt,
         plan: GroupPlan,
         ledger: Ledger,
         slots: EpisodeSlots,

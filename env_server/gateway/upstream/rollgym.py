@@ -22,11 +22,9 @@ from rollgym.env_server.workers.base import EnvironmentRaised, OperationTimeout,
 _PATIENCE_S = 60.0
 # The server's own time-out comes first, with a better message.
 _GRACE_S = 5.0
-_OF_THE_ENVIRONMENT = frozenset(
-    {"env_error", "invalid_kwargs", "invalid_action", "invalid_request", "forbidden"}
-)
-# A node that has too much to do says so to whoever asked: a queue here would only be another one.
-_PASSED_ON = frozenset({"overloaded"})
+# A node that has too much to do says so to whoever asked: a queue here would only be another one. One that is asked for
+# too much does, too: whoever asked may ask for less at a time.
+_PASSED_ON = frozenset({"overloaded", "too_large"})
 
 
 @dataclass(slots=True)
@@ -195,13 +193,13 @@ class RollgymUpstream(Upstream):
         except ProblemError as problem:
             if problem.code in passed_on:
                 raise
-            if problem.code in _OF_THE_ENVIRONMENT:
+            if problem.code == "step_timeout":
+                raise OperationTimeout(problem.detail) from problem
+            if _is_of_the_environment(problem):
                 message = str(problem.extra.get("message", problem.detail))
                 raise EnvironmentRaised(
                     str(problem.extra.get("error_class", problem.code)), message
                 ) from problem
-            if problem.code == "step_timeout":
-                raise OperationTimeout(problem.detail) from problem
             raise UpstreamError(f"{fields['op']} is answered {problem}") from problem
         except TimeoutError as error:
             raise OperationTimeout(f"{fields['op']} was not answered in {patience:g} s") from error
@@ -210,6 +208,12 @@ class RollgymUpstream(Upstream):
         if not isinstance(reply.payload, dict):
             raise UpstreamError(f"{fields['op']} is answered with {type(reply.payload).__name__}")
         return reply.payload, reply.process
+
+
+def _is_of_the_environment(problem: ProblemError) -> bool:
+    """Whether the node works, and its environment has refused what it was given, or failed."""
+    # Some environments' experts are forbidden; a token without the role for them has registered nothing.
+    return problem.kind.fault in ("values", "action", "environment") or problem.code == "forbidden"
 
 
 def _integer(name: str, reply: Mapping[str, Any]) -> int:

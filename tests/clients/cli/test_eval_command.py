@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from rollgym.clients.cli.main import main
+from rollgym.clients.evaluation.player import _is_of_the_reply
+from rollgym.clients.protocol.errors import ProblemError
 from rollgym.trainer.evaluation.reporting.page import render_page
 from rollgym.trainer.evaluation.reporting.run_folder import read_run
 from tests.clients.cli.test_commands import Done, roll_env
@@ -123,6 +125,21 @@ def test_a_reply_that_no_server_takes_is_the_models_failure(server: ServerProces
     assert "too_large" in done.stderr
     assert "0.000 [0.000, 0.793]  0 of 1" in done.stdout
     assert "1 unreadable" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("problem", "is_the_models"),
+    [
+        (ProblemError("too_large", "the request has 2000 bytes"), True),
+        (ProblemError("invalid_action", "not in the space"), True),
+        (ProblemError("too_large", "the reply has 2000 bytes", part="reply"), False),
+        (ProblemError("env_error", "ValueError"), False),
+    ],
+)
+def test_what_the_environment_says_too_much_of_is_not_the_models(
+    problem: ProblemError, is_the_models: bool
+) -> None:
+    assert _is_of_the_reply(problem) is is_the_models
 
 
 def test_arguments_that_are_nested_deeply_are_told(server: ServerProcess, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from rollgym.clients.cli.main import main as client_main
 from rollgym.clients.process.terminal import wrapped
 from rollgym.env_server.cli import main as server_main
-from rollgym.trainer.commands.arguments import COMMANDS, parser_of
+from rollgym.trainer.commands.table import COMMANDS, parser_of
 from rollgym.version import __version__
 from tests.support.client_server import ServerProcess
 from tests.support.processes import ROOT

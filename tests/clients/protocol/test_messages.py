@@ -29,7 +29,11 @@ def test_a_problem_survives_the_wire_and_pickle(code: str) -> None:
 
 @pytest.mark.parametrize("code", CODES)
 def test_every_code_is_in_the_protocols_table(code: str) -> None:
-    rows = [row for row in (ROOT / "docs" / "protocol.md").read_text().splitlines() if row.startswith("| `")]
+    rows = [
+        row
+        for row in (ROOT / "docs" / "protocol_problems.md").read_text().splitlines()
+        if row.startswith("| `")
+    ]
     assert any(f"`{code}`" in row and str(CODES[code]) in row.split("|")[2] for row in rows)
 
 

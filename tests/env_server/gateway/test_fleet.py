@@ -179,3 +179,20 @@ async def test_a_node_that_stops_says_so(gateway: ServerProcess, nodes: list[Ser
     await replicas(gateway, 1)
     nodes[1].start()
     await replicas(gateway, 2)
+
+
+async def test_a_verifier_whose_server_takes_less_at_a_time_is_asked_for_less() -> None:
+    equal = ("--no-builtin", "--env", "Equal=tests.support.served_envs:Equal", *QUIET)
+    with (
+        ServerProcess(("--gateway", "--allow-network", "loopback", *QUIET)) as other,
+        ServerProcess((*equal, "--max-request-bytes", "4000", "--register", other.url)),
+    ):
+        async with EnvClient(other.url) as client, asyncio.timeout(60):
+            while not await client.envs():
+                await asyncio.sleep(0.1)
+            answers = [str(number) * 500 for number in range(10)]
+            items = [{"response": answer, "answer": answer} for answer in answers]
+            verdicts = await client.verify("Equal", items)
+            assert [verdict.outcome for verdict in verdicts] == ["correct"] * 10
+            with pytest.raises(ProblemError, match="too_large"):
+                await client.verify("Equal", [{"response": "x" * 5000, "answer": ""}])

@@ -13,6 +13,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from rollgym.clients.protocol.errors import ProblemError
+from rollgym.env_server.operations.server_metrics import SERVER_METRICS
 from rollgym.env_server.telemetry.metrics import EnvironmentLabels, Metrics
 from tests.support.client_server import ServerProcess
 from tests.support.metrics import Samples, scrape, value
@@ -150,6 +151,20 @@ def test_the_documentation_lists_them() -> None:
     text = (ROOT / "docs" / "metrics.md").read_text()
     rows = re.findall(r"^\| `(rollgym_\w+)` \| (\w+) \| (.*?) \|", text, re.MULTILINE)
     assert {name: (kind, set(re.findall(r"`(\w+)`", labels))) for name, kind, labels in rows} == NAMES
+
+
+def test_whoever_names_a_metric_names_one_that_there_is() -> None:
+    names = {metric.exported for metric in SERVER_METRICS}
+    names |= {f"{metric.name}_bucket" for metric in SERVER_METRICS if metric.kind == "histogram"}
+    named = {
+        (str(path.relative_to(ROOT)), name)
+        for folder in ("deploy", "docs", "env_server/http/console")
+        for path in sorted((ROOT / folder).rglob("*.*"))
+        if path.suffix in (".yaml", ".json", ".js", ".md")
+        for name in re.findall(r"\brollgym_[a-z_]+", path.read_text(encoding="utf-8"))
+    }
+    assert len({path for path, _ in named}) > 5
+    assert {each for each in named if each[1] not in names} == set()
 
 
 async def test_nobody_outside_chooses_labels(server: Server) -> None:

@@ -25,7 +25,7 @@ from rollgym.trainer.algorithms.kl import centred_kl_advantages, kl_estimate
 from rollgym.trainer.algorithms.losses import dppo_surrogate, positive_nll
 from rollgym.trainer.algorithms.objective import policy_loss
 from rollgym.trainer.algorithms.presets import resolve_preset
-from rollgym.trainer.algorithms.returns import sample_weights, token_returns, turn_returns
+from rollgym.trainer.algorithms.returns import token_returns
 from rollgym.trainer.algorithms.rewards import turn_rewards
 from rollgym.trainer.algorithms.state import AlgorithmState, moving_baseline_advantages
 
@@ -143,21 +143,6 @@ def test_returns_that_skip_are_those_of_a_critic_that_says_nothing(discount, see
     mask = torch.rand(3, 9, generator=torch.Generator().manual_seed(seed + 1)) < 0.6
     expected, _ = generalized_advantages(rewards, torch.zeros(3, 9), mask, gamma=discount, gae_lambda=1.0)
     assert torch.equal(token_returns(rewards, mask, discount=discount), expected)
-
-
-def test_returns_of_turns_are_those_of_all_their_tokens():
-    ends = torch.tensor([[0, 1, 0, 0, 0, 1], [0, 0, 1, 0, 0, 0]]).bool()
-    found = turn_returns(REWARDS, MASK, ends, discount=0.5)
-    assert found[MASK].tolist() == [1.0, 1.0, 1.0, 1.0, 2.0, 2.0, 2.0]
-
-
-def test_weights_of_samples():
-    # ROLL compute_sample_weights: 0.5 + 1.5 d, times 1.5 - normalised length, scaled to mean 1.
-    lengths, difficulty = torch.tensor([2.0, 4.0, 6.0]), torch.tensor([0.0, 0.5, 7.0])
-    raw = torch.tensor([0.5 * 1.5, 1.25 * 1.0, 2.0 * 0.5])
-    found = sample_weights(lengths, difficulty, by_length=True)
-    assert found.tolist() == pytest.approx((raw / raw.mean()).tolist(), abs=1e-6)
-    assert sample_weights(lengths).tolist() == [1, 1, 1]
 
 
 def test_a_trace_that_grows_with_the_length():

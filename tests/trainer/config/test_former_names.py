@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from rollgym.trainer.commands.arguments import parser_of
 from rollgym.trainer.commands.resume import changed_settings, keep_settings
+from rollgym.trainer.commands.table import parser_of, split_command
 from rollgym.trainer.config.evaluation import EvaluationSettings
 from rollgym.trainer.config.load import load_settings, settings_from
 from rollgym.trainer.config.run import RunSettings
@@ -117,7 +117,7 @@ def test_a_run_that_names_a_module_of_ours_as_it_was_before_goes_on(tmp_path):
 
 
 def test_the_option_is_understood_by_its_former_name_and_shown_by_the_present_one(capsys):
-    parser = parser_of("rollout")
+    parser = parser_of(split_command(["rollout"])[0])
     with pytest.warns(FutureWarning, match="^--panel is called --evaluation-set now$"):
         former = parser.parse_intermixed_args(["--panel", "lake", "steps=1"])
     assert former == parser.parse_intermixed_args(["--evaluation-set", "lake", "steps=1"])

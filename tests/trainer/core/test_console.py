@@ -3,6 +3,7 @@
 import pytest
 
 from rollgym.trainer.core.console import RunConsole
+from rollgym.trainer.records.run_metrics import RUN_METRICS
 
 BOARD = (
     """:x: :smile: a:b:c [bold]not bold[/bold] [#] [/]
@@ -17,14 +18,14 @@ BOARD = (
 def test_text_is_printed_as_it_is(monkeypatch, capsys, colours, live):
     if colours:
         monkeypatch.setenv("FORCE_COLOR", "1")
-    console = RunConsole(3, live=live)
+    console = RunConsole(3, live=live, metrics=RUN_METRICS)
     console.say(BOARD)
     console.close()
     assert BOARD in capsys.readouterr().out
 
 
 def test_a_step_is_one_line(capsys):
-    console = RunConsole(3, live=False)
+    console = RunConsole(3, live=False, metrics=RUN_METRICS)
     console.step(0, {"rollout/success": 0.5, "time/step_s": 1.0})
     assert capsys.readouterr().out.endswith("step 1: success 0.500  s/step 1.00\n")
 
@@ -41,11 +42,11 @@ ALL = {
 
 def test_a_step_is_broken_between_numbers_in_a_terminal_and_nowhere_in_a_file(monkeypatch, capsys):
     whole = "success 0.500  reward -0.250  entropy 1.234  tokens/s 12345  staleness 1.50  s/step 10.00"
-    RunConsole(3, live=False).step(0, ALL)
+    RunConsole(3, live=False, metrics=RUN_METRICS).step(0, ALL)
     assert capsys.readouterr().out.endswith(f"step 1: {whole}\n")
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "80")
-    RunConsole(3, live=False).step(0, ALL)
+    RunConsole(3, live=False, metrics=RUN_METRICS).step(0, ALL)
     first, second = capsys.readouterr().out.splitlines()
     assert len(first) <= 80
     assert first.endswith("step 1: success 0.500  reward -0.250  entropy 1.234  tokens/s 12345")
@@ -54,7 +55,7 @@ def test_a_step_is_broken_between_numbers_in_a_terminal_and_nowhere_in_a_file(mo
 
 def test_the_live_table_says_where_the_time_of_the_step_went(monkeypatch, capsys):
     monkeypatch.setenv("FORCE_COLOR", "1")
-    console = RunConsole(3, live=True)
+    console = RunConsole(3, live=True, metrics=RUN_METRICS)
     parts = {"time/generate_s": 1.0, "time/train_s": 2.98, "time/sync_s": 0.02}
     console.step(0, {"time/step_s": 4.0, **parts})
     console.close()
@@ -63,7 +64,7 @@ def test_the_live_table_says_where_the_time_of_the_step_went(monkeypatch, capsys
 
 def test_before_the_first_step_no_empty_line_stands_below_the_bar(monkeypatch, capsys):
     monkeypatch.setenv("FORCE_COLOR", "1")
-    console = RunConsole(3, live=True)
+    console = RunConsole(3, live=True, metrics=RUN_METRICS)
     console.begin_training(0)
     console.close()
     last = capsys.readouterr().out.split("training")[-1]
@@ -78,7 +79,7 @@ SHOWN = r"agent said \x1b]0;owned\x07\x1b[2Jred\r and \x9b31m"
 def test_what_a_terminal_would_obey_is_shown_as_escapes(monkeypatch, capsys, live):
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "100")
-    console = RunConsole(3, live=live)
+    console = RunConsole(3, live=live, metrics=RUN_METRICS)
     console.say(HOSTILE)
     console.explain(HOSTILE)
     console.status(HOSTILE)

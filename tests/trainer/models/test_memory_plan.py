@@ -20,8 +20,8 @@ from rollgym.trainer.models.memory_plan import (
     GIB,
     Sharding,
     Training,
+    _groups,
     activation_bytes,
-    parameters_per_device,
     trained_need,
 )
 from rollgym.trainer.models.shape import KNOWN, TINY_VOCABULARY, ModelShape
@@ -101,6 +101,11 @@ def test_plain_gradient_descent_keeps_nothing_of_a_weight():
     )
     assert sgd.parts[0].need.optimizer == 0
     assert adamw.parts[0].need.optimizer == 8 * 494_032_768
+
+
+def parameters_per_device(shape: ModelShape, sharding: Sharding) -> int:
+    """The parameters that a device computes with: those that tensor, pipeline and experts leave it."""
+    return sum(group.held for group in _groups(shape, sharding, head=True))
 
 
 def test_devices_share_what_they_can():

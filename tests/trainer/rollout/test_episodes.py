@@ -67,12 +67,12 @@ class Pool:
         yield self._session
 
 
-async def played(pool, *, actor=None, vocabulary=MOST_IDS, **plugins) -> Trajectory:
+async def played(pool, *, actor=None, vocabulary=MOST_IDS, task=TASK, **plugins) -> Trajectory:
     settings = {
         name: load_plugin(f"{__name__}:{function}", f"rollout.{name}") for name, function in plugins.items()
     }
     player = EpisodePlayer(pool, lambda: actor or ScriptedActor(["Up"]), 3, vocabulary=vocabulary, **settings)
-    return await player.play(TASK, 1, 2)
+    return await player.play(task, 1, 2)
 
 
 async def test_the_time_of_an_episode_is_told_by_what_it_waited_for():
@@ -135,9 +135,40 @@ async def test_a_session_that_cannot_be_made_is_an_outcome(problem, outcome):
 
 
 async def test_what_playing_again_cannot_mend_is_raised():
-    for code in ("unknown_env", "invalid_kwargs", "unauthorized", "forbidden"):
+    for code in ("unknown_env", "invalid_kwargs", "unauthorized", "forbidden", "too_large", "not_stateless"):
         with pytest.raises(ProblemError, match=code):
             await played(Pool(problem=ProblemError(code, "no")))
+
+
+TOO_LARGE = ProblemError("too_large", "the request has 3095 bytes; the limit is 1024")
+TOO_LARGE_ANSWER = ProblemError("too_large", "the reply has 3095 bytes", part="reply")
+
+
+class ResetRefused(Session):
+    async def reset(self, seed, options):
+        raise self.problem
+
+
+async def test_what_is_too_large_may_be_the_runs_the_rows_or_the_policys():
+    with pytest.raises(ProblemError, match="too_large"):
+        await played(Pool(ResetRefused(problem=TOO_LARGE)))
+    row = replace(TASK, row="row 3 of riddles.jsonl", options={"problem": "x" * 3000})
+    unplayable = await played(Pool(ResetRefused(problem=TOO_LARGE)), task=row)
+    assert unplayable.outcome is Outcome.UNPLAYABLE
+    assert unplayable.detail == (
+        "Any-v0 does not take row 3 of riddles.jsonl: the request has 3095 bytes; the limit is 1024"
+    )
+    for session in (
+        Session(problem=TOO_LARGE),
+        Session(problem=TOO_LARGE_ANSWER),
+        ResetRefused(problem=TOO_LARGE_ANSWER),
+    ):
+        for task in (TASK, row):
+            assert (await played(Pool(session), task=task)).outcome is Outcome.ENVIRONMENT_ERROR
+    by_agent = await played(Pool(Session(problem=TOO_LARGE)), agent="agent_that_asks")
+    assert by_agent.outcome is Outcome.ENVIRONMENT_ERROR
+    with pytest.raises(ProblemError, match="too_large"):
+        await played(Pool(problem=TOO_LARGE), task=row)  # kwargs are not the row's
 
 
 @pytest.mark.parametrize(

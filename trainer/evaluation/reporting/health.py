@@ -1,19 +1,9 @@
-"""What the page says of whether a run learns: what never happened in most runs, counted, and curves."""
+"""What the page says of whether a run learns: what never happens in most runs, counted."""
 
 from collections.abc import Sequence
 
 from rollgym.trainer.evaluation.reporting.charts import short
 from rollgym.trainer.evaluation.reporting.run_folder import Row, number
-
-CURVES: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
-    (
-        "Groups that teach nothing (share)",
-        (("health/equal_groups", "paid alike"), ("health/alike_groups", "same replies")),
-    ),
-    ("Ways in which episodes were paid", (("health/distinct_rewards", "in a step"),)),
-    ("Steps in a row without learning", (("health/steps_without_learning", "steps"),)),
-)
-"""Titles, and the metrics of each picture with their labels."""
 
 
 def findings(rows: Sequence[Row]) -> list[tuple[str, str]]:

@@ -14,10 +14,12 @@ from markupsafe import Markup
 
 from rollgym.clients.measuring.statistics import Interval, rate_difference
 from rollgym.clients.protocol.yaml_text import write_yaml
+from rollgym.trainer.core.run_metric import pictures, span_of
 from rollgym.trainer.evaluation.reporting import health
 from rollgym.trainer.evaluation.reporting.charts import Line, Point, line_chart, short, stacked_chart
 from rollgym.trainer.evaluation.reporting.episodes import episode_views, token_text
 from rollgym.trainer.evaluation.reporting.run_folder import Row, RunFolder, number
+from rollgym.trainer.records.run_metrics import RUN_METRICS
 from rollgym.trainer.records.timeline import Phase
 
 _MOST_OTHERS = 60
@@ -26,37 +28,11 @@ _MOST_DOMAINS = 40
 _RECENT = 10
 _LONGEST_SETTINGS = 60_000
 
-_PARTS = ("generate", "environment", "verify", "wait", "train", "sync", "record")
+_PARTS = tuple(metric for metric in RUN_METRICS if metric.is_part)
 """What the time of a step is divided into."""
 
-Curves = tuple[tuple[str, tuple[tuple[str, str], ...]], ...]
-"""Titles, and the metrics of each picture with their labels."""
-
-_CURVES: Curves = (
-    ("Success and reward while training", (("rollout/success", "success"), ("rollout/reward", "reward"))),
-    ("Entropy per token (nats)", (("policy/entropy", "entropy"),)),
-    ("Divergence", (("policy/kl_reference", "from the reference"), ("policy/kl_old", "of an update"))),
-    ("Clipped part", (("policy/clip_fraction", "policy"), ("critic/clip_fraction", "critic"))),
-    ("Gradient norm", (("policy/gradient_norm", "policy"), ("critic/gradient_norm", "critic"))),
-    ("Loss", (("loss/policy", "policy"), ("loss/critic", "critic"))),
-    ("Response length (tokens)", (("response/tokens_mean", "mean"), ("response/tokens_p95", "95 % within"))),
-    ("Replies", (("rollout/valid_replies", "readable"), ("response/clipped", "cut at the longest length"))),
-    ("Turns in an episode", (("rollout/turns", "turns"),)),
-    ("Staleness (versions)", (("rollout/lag_mean", "mean"), ("rollout/lag_max", "largest"))),
-    ("Engine and trainer apart (KL)", (("mismatch/k1", "k1"), ("mismatch/k3", "k3"))),
-    ("Tokens by second", (("time/tokens_per_s", "generated"), ("time/trained_tokens_per_s", "trained"))),
-    ("Seconds of an episode", (("episode/seconds_mean", "mean"), ("episode/seconds_p95", "95 % within"))),
-    ("Learning rate", (("policy/learning_rate", "policy"),)),
-    (
-        "Memory (GiB)",
-        (
-            ("memory/rss_gib", "process"),
-            ("memory/rss_peak_gib", "its peak"),
-            ("memory/accelerator_gib", "accelerator"),
-            ("memory/accelerator_peak_gib", "its peak"),
-        ),
-    ),
-)
+_OUTSIDE = "time/outside_s"
+_PLACED = frozenset(metric.name for metric in RUN_METRICS if metric.curve is not None)
 _OUTCOMES = {
     "solved": 2,
     "failed": 5,
@@ -120,8 +96,8 @@ def render_page(run: RunFolder, *, live: bool = False, now: float | None = None)
             notes=run.notes,
             evaluation_sets=_evaluation_set_figures(run.evaluations),
             evaluation_set_rows=_evaluation_set_rows(run.evaluations),
-            figures=_figures(run.training, _CURVES),
-            health_figures=_figures(run.training, health.CURVES),
+            figures=_figures(run.training),
+            health_figures=_figures(run.training, of_learning=True),
             health_rows=health.findings(run.training),
             others=_others(run.training),
             time_figure=_time_figure(run.training),
@@ -270,10 +246,13 @@ def _interval(row: Row, key: str) -> Interval:
     return Interval(value, value if low is None else low, value if high is None else high)
 
 
-def _figures(rows: Sequence[Row], curves: Curves) -> list[Figure]:
+def _figures(rows: Sequence[Row], *, of_learning: bool = False) -> list[Figure]:
     figures = []
-    for title, names in curves:
-        lines = [Line(label, points(rows, name), colour=colour) for colour, (name, label) in enumerate(names)]
+    for title, drawn in pictures(RUN_METRICS, of_learning=of_learning).items():
+        lines = [
+            Line(label, points(rows, name), colour=colour)
+            for colour, (name, label) in enumerate(drawn.items())
+        ]
         if chart := line_chart(lines):
             figures.append(Figure(title, chart))
     return figures
@@ -281,13 +260,14 @@ def _figures(rows: Sequence[Row], curves: Curves) -> list[Figure]:
 
 def _others(rows: Sequence[Row]) -> list[Figure]:
     """All numbers that have no place of their own on the page."""
-    placed = {name for _, names in (*_CURVES, *health.CURVES) for name, _ in names} | {"step"}
     names = sorted(
         {
             name
             for row in rows
             for name in row
-            if name not in placed and not name.startswith(("domain/", "time/", "outcome/"))
+            if name != "step"
+            and name not in _PLACED
+            and not name.startswith(("domain/", "time/", "outcome/"))
         }
     )
     figures = [Figure(name, line_chart([Line(name, points(rows, name))])) for name in names[:_MOST_OTHERS]]
@@ -295,14 +275,16 @@ def _others(rows: Sequence[Row]) -> list[Figure]:
 
 
 def _time_figure(rows: Sequence[Row]) -> Markup:
-    timed = [row for row in rows if all(number(row, f"time/{part}_s") is not None for part in _PARTS)]
-    values = [[max(0.0, number(row, f"time/{part}_s") or 0.0) for row in timed] for part in _PARTS]
-    return stacked_chart(_PARTS, [float(row["step"]) for row in timed], values)
+    names = [part.name for part in _PARTS]
+    timed = [row for row in rows if all(number(row, name) is not None for name in names)]
+    values = [[max(0.0, number(row, name) or 0.0) for row in timed] for name in names]
+    return stacked_chart(list(map(span_of, names)), [float(row["step"]) for row in timed], values)
 
 
 def _time_rows(run: RunFolder) -> list[tuple[str, str, float]]:
     """Where the time of the whole run went: (part, seconds, share)."""
-    spent = {part: run.sums.get(f"time/{part}_s", 0.0) for part in (*_PARTS, "outside")}
+    names = (*(part.name for part in _PARTS), _OUTSIDE)
+    spent = {span_of(name): run.sums.get(name, 0.0) for name in names}
     whole = sum(spent.values())
     return [
         (part, duration(seconds) if seconds >= 120 else f"{seconds:.1f} s", seconds / whole)

@@ -122,7 +122,7 @@ class BlackBoxPlayer:
         try:
             await environment.reset()
         except (ProblemError, DecodeError, InvalidNumberError) as error:
-            note_failure(trajectory, error)
+            note_failure(trajectory, error, "reset")
             return trajectory
         key = self.table.add(agent, environment)
         try:

@@ -21,6 +21,7 @@ from rollgym.trainer.inference.server_client import ServerClient
 from rollgym.trainer.learn.distilling import mean_loss, with_teacher
 from tests.support.inference_server.running import InferenceServer
 from tests.support.processes import read_lines
+from tests.support.recorded_numbers import undeclared_numbers
 from tests.support.tiny_models import sharp_model
 
 LAKE = (
@@ -102,6 +103,7 @@ def test_a_student_comes_nearer_to_its_teacher_on_its_own_episodes(teacher, tmp_
     name = "distill/loss" if estimate == "full" else "distill/reverse_kl"
     found = [line[name] for line in read_lines(tmp_path / "metrics.jsonl") if name in line]
     assert sum(found[-3:]) < 0.8 * sum(found[:3])
+    assert undeclared_numbers(tmp_path) == set()
     assert main(["replay", str(tmp_path), "--step", "11"]) == 0
     assert "as recorded" in capsys.readouterr().out
 

@@ -22,6 +22,7 @@ from rollgym.trainer.models.load import load_model
 from rollgym.trainer.records.checkpoint import load_checkpoint
 from rollgym.trainer.records.checkpoint_store import CheckpointStore
 from tests.support.processes import ROOT, env_server, read_lines, running, train, train_until
+from tests.support.recorded_numbers import undeclared_numbers
 
 OPPOSITE = {"Left": "Right", "Right": "Left", "Up": "Down", "Down": "Up"}
 SMALL = (
@@ -80,6 +81,7 @@ def test_replies_are_imitated_and_the_loss_of_others_falls(imitated):
     assert (imitated / "curves.png").exists()
     steps = [line for line in read_lines(imitated / "metrics.jsonl") if "supervised/loss" in line]
     assert len(steps) == 20, "5 passes of 120 examples, 32 a step"
+    assert undeclared_numbers(imitated) == set()
 
 
 @pytest.mark.slow

@@ -1,0 +1,480 @@
+"""The metrics of a server: each declared once, in the order in which they are shown."""
+
+import os
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rollgym.clients.measuring.metrics import queued_seconds
+from rollgym.env_server.common.io_process import ProcessRank
+from rollgym.env_server.common.setting_sections import Isolation
+from rollgym.env_server.common.settings import Settings
+from rollgym.env_server.gateway.registry import Registry
+from rollgym.env_server.journal.journal_file import JournalFile
+from rollgym.env_server.operations.worker_pools import WorkerPools
+from rollgym.env_server.sessions.session import BaseSession
+from rollgym.env_server.telemetry.durations import OperationTimes
+from rollgym.env_server.telemetry.metrics import Metrics
+from rollgym.env_server.telemetry.server_metric import ServerMetric
+from rollgym.version import __version__
+
+if TYPE_CHECKING:
+    from rollgym.env_server.gateway.shared_journal import SharedJournal
+
+_ISOLATIONS: tuple[Isolation, ...] = ("inline", "thread", "process")
+
+
+@dataclass(slots=True)
+class ServerState:
+    """What the figures of one process are read from.
+
+    Attributes:
+        settings: What the operator set.
+        rank: Which process this is.
+        metrics: What was counted.
+        sessions: The open sessions by their ids.
+        pools: The workers.
+        registry: The registrations.
+        journal_file: Where sessions are written down, if anywhere.
+        shared_journal: Where gateways write down sessions at nodes together, if they do.
+        ready: Whether this process is ready.
+    """
+
+    settings: Settings
+    rank: ProcessRank
+    metrics: Metrics
+    sessions: Mapping[str, BaseSession]
+    pools: WorkerPools
+    registry: Registry
+    journal_file: JournalFile | None
+    shared_journal: "SharedJournal | None"
+    ready: bool = False
+
+
+_Declared = ServerMetric[ServerState]
+
+_PROCESS = (
+    _Declared(
+        "rollgym_build_info",
+        "gauge",
+        "What runs",
+        lambda server: {(__version__, "gateway" if server.settings.gateway else "server"): 1},
+        ("version", "role"),
+        "1; the role is `server` or `gateway`",
+        combine="largest",
+    ),
+    _Declared(
+        "rollgym_processes",
+        "gauge",
+        "I/O processes that these figures are of",
+        lambda server: {(): 1},
+        meaning="I/O processes in the figures",
+    ),
+    _Declared(
+        "rollgym_process_restarts",
+        "counter",
+        "I/O processes started again",
+        lambda server: {(): server.rank.restarts},
+        meaning="I/O processes that were restarted",
+    ),
+    _Declared(
+        "rollgym_ready",
+        "gauge",
+        "Whether new sessions can be made",
+        lambda server: {(): server.ready},
+        meaning="1 if new sessions can be made",
+        combine="smallest",
+    ),
+    _Declared(
+        "rollgym_event_loop_lag_seconds",
+        "histogram",
+        "How late the event loop came to a timer, twice a second",
+        lambda server: {(): server.metrics.loop_lag},
+        meaning="delay of a timer in the event loop, measured twice a second; about 0.001 s is normal",
+    ),
+    _Declared(
+        "rollgym_event_loop_queued_seconds",
+        "counter",
+        "Time that the event loop was ready to run and had no processor",
+        lambda server: _loop_queued(),
+        meaning="time that the event loop waited for a processor (on Linux)",
+    ),
+    _Declared(
+        "rollgym_event_loop_holds",
+        "counter",
+        "Operations of environments that kept the event loop, and everybody, for long",
+        lambda server: server.metrics.loop_holds,
+        ("env_id", "op", "isolation"),
+        "operations that blocked the loop: for 0.1 s inline, or in a thread while the loop was 0.25 s late",
+    ),
+)
+
+_OPERATIONS = (
+    _Declared(
+        "rollgym_operations",
+        "counter",
+        "Operations answered",
+        lambda server: _answers(server.metrics),
+        ("op", "code"),
+        "operations answered; the code is `ok` or that of the problem",
+    ),
+    _Declared(
+        "rollgym_problems",
+        "counter",
+        "Answers that were problems",
+        lambda server: server.metrics.problems,
+        ("code",),
+        "all answers that were problems, also to requests that are not operations",
+    ),
+    _Declared(
+        "rollgym_refusals",
+        "counter",
+        "Refused for want of capacity",
+        lambda server: server.metrics.refusals,
+        ("reason",),
+        "refused for lack of capacity: `rate_limited`, `max_sessions`, `max_sessions_per_token`, `max_runs`, "
+        "`max_runs_per_token`, `draining`, `overloaded`",
+    ),
+    _Declared(
+        "rollgym_operation_seconds",
+        "histogram",
+        "From the call of an operation to its answer",
+        lambda server: server.metrics.seconds,
+        ("op",),
+        "from call to answer",
+    ),
+    _Declared(
+        "rollgym_environment_seconds",
+        "histogram",
+        "Time that environments took",
+        lambda server: {(op, of): ran for of, times in _times(server.pools) for op, ran in times.ran.items()},
+        ("op", "isolation"),
+        "the environment's part of it (`inline`, `thread`, `process`)",
+    ),
+    _Declared(
+        "rollgym_queue_seconds",
+        "histogram",
+        "Time that operations waited for their worker",
+        lambda server: {
+            (op, of): late for of, times in _times(server.pools) for op, late in times.waited.items()
+        },
+        ("op", "isolation"),
+        "the part spent waiting for a thread or a child process",
+    ),
+)
+
+_EPISODES = (
+    _Declared(
+        "rollgym_sessions",
+        "gauge",
+        "Open sessions",
+        lambda server: Counter(session.entry.label for session in server.sessions.values()),
+        ("env_id",),
+    ),
+    _Declared(
+        "rollgym_max_sessions",
+        "gauge",
+        "Sessions that the server allows",
+        lambda server: {(): server.settings.max_sessions},
+        combine="largest",
+    ),
+    _Declared(
+        "rollgym_sessions_ended",
+        "counter",
+        "Sessions ended",
+        lambda server: server.metrics.sessions_ended,
+        ("reason",),
+        "`closed`, `evicted`, `lost`, `replay_diverged`",
+    ),
+    _Declared("rollgym_steps", "counter", "Steps taken", lambda server: server.metrics.steps, ("env_id",)),
+    _Declared(
+        "rollgym_resets", "counter", "Episodes begun", lambda server: server.metrics.resets, ("env_id",)
+    ),
+    _Declared(
+        "rollgym_expert_resets",
+        "counter",
+        "Episodes begun with expert actions",
+        lambda server: server.metrics.expert_resets,
+        ("env_id",),
+        "those among them with expert actions",
+    ),
+    _Declared(
+        "rollgym_episodes",
+        "counter",
+        "Episodes ended",
+        lambda server: server.metrics.episodes,
+        ("env_id", "outcome"),
+        "episodes ended: `success` (by the last info), else `terminated` or `truncated`; `error` if the environment "
+        "raised, hung or could not be rebuilt; `abandoned` if it was reset, closed or cancelled",
+    ),
+    _Declared(
+        "rollgym_verdicts",
+        "counter",
+        "Responses scored",
+        lambda server: server.metrics.verdicts,
+        ("env_id", "outcome"),
+        "responses scored: `correct`, `wrong`, `partial`, `unparsable`, `timeout`, `error`, `other`",
+    ),
+    _Declared(
+        "rollgym_runs",
+        "counter",
+        "Programs run for callers of run_code",
+        lambda server: server.metrics.runs,
+        ("outcome",),
+        "programs of [`POST /run_code`](run_code.md#post-run_code), by how they ended: an outcome of the sandbox, or "
+        "`cancelled`",
+    ),
+    _Declared(
+        "rollgym_rebuilds",
+        "counter",
+        "Environments rebuilt by replay",
+        lambda server: server.metrics.rebuilds,
+        ("env_id", "outcome"),
+        "environments rebuilt by replay, for a fork, a restore or after a crash: `ok`, `diverged`, `failed`",
+    ),
+)
+
+_TRAFFIC = (
+    _Declared(
+        "rollgym_received_bytes",
+        "counter",
+        "Bytes of requests and frames",
+        lambda server: {"http": server.metrics.http_received, "websocket": server.metrics.socket_received},
+        ("transport",),
+        "bytes of request bodies (`http`) and of frames (`websocket`)",
+    ),
+    _Declared(
+        "rollgym_sent_bytes",
+        "counter",
+        "Bytes of responses and frames",
+        lambda server: {"http": server.metrics.http_sent, "websocket": server.metrics.socket_sent},
+        ("transport",),
+        "the same of what was answered",
+    ),
+    _Declared("rollgym_sockets", "gauge", "Open sockets", lambda server: {(): server.metrics.sockets}),
+    _Declared(
+        "rollgym_sockets_opened",
+        "counter",
+        "Sockets opened",
+        lambda server: {(): server.metrics.sockets_opened},
+    ),
+)
+
+_WORKERS = (
+    _Declared(
+        "rollgym_worker_processes",
+        "gauge",
+        "Child processes for environments",
+        lambda server: {(): len(server.pools.processes.pids())},
+        meaning="child processes that hold environments",
+    ),
+    _Declared(
+        "rollgym_worker_memory_bytes",
+        "gauge",
+        "Resident memory of child processes",
+        lambda server: {(): sum(map(_resident_bytes, server.pools.processes.pids()))},
+        meaning="their resident memory (on Linux; 0 elsewhere)",
+    ),
+    _Declared(
+        "rollgym_worker_restarts",
+        "counter",
+        "Child processes that ended",
+        lambda server: server.pools.processes.children_lost,
+        ("reason",),
+        "replaced child processes: `died`, `timeout` (an operation took too long), `start` (never ready)",
+    ),
+    _Declared(
+        "rollgym_stuck_threads",
+        "gauge",
+        "Threads left to calls that took too long",
+        lambda server: {(): server.pools.threads.stuck},
+        meaning="threads held by calls that timed out",
+    ),
+)
+
+_JOURNAL = (
+    _Declared(
+        "rollgym_journal_bytes",
+        "gauge",
+        "Bytes of records in the journal",
+        lambda server: {(): 0 if server.journal_file is None else server.journal_file.size},
+        meaning="bytes of records in the journals",
+    ),
+    _Declared(
+        "rollgym_journal_written_bytes",
+        "counter",
+        "Bytes written to the journal",
+        lambda server: {(): 0 if server.journal_file is None else server.journal_file.written},
+        meaning="bytes written to them",
+    ),
+    _Declared(
+        "rollgym_journal_damage",
+        "counter",
+        "Places at which the journal lacked something",
+        lambda server: {(): 0 if server.journal_file is None else server.journal_file.damage},
+        meaning="places where records were missing when the server started, such as after a loss of power; the "
+        "sessions concerned are lost",
+    ),
+)
+
+_GATEWAY = (
+    _Declared(
+        "rollgym_registrations",
+        "gauge",
+        "Registered servers",
+        lambda server: Counter(
+            (server.metrics.labels.of(each.env_id), each.protocol) for each in server.registry
+        ),
+        ("env_id", "protocol"),
+        "gateway: registered servers",
+    ),
+    _Declared(
+        "rollgym_healthy_replicas",
+        "gauge",
+        "Registered servers that take sessions",
+        lambda server: _healthy(server.metrics, server.registry),
+        ("env_id",),
+        "gateway: servers that take new sessions (one that failed takes none for some seconds)",
+    ),
+    _Declared(
+        "rollgym_registrations_ended",
+        "counter",
+        "Registrations ended",
+        lambda server: server.metrics.registrations_ended,
+        ("env_id", "reason"),
+        "gateway: `left`, `expired` (no heartbeat in time) or `refused` (a loop of gateways)",
+    ),
+    _Declared(
+        "rollgym_upstream_seconds",
+        "histogram",
+        "Time that registered servers took to answer",
+        lambda server: server.metrics.upstream_seconds,
+        ("op", "protocol"),
+        "gateway: response time of registered servers",
+    ),
+    _Declared(
+        "rollgym_upstream_errors",
+        "counter",
+        "Calls that registered servers failed",
+        lambda server: server.metrics.upstream_errors,
+        ("env_id", "protocol"),
+        "gateway: calls that they failed",
+    ),
+    _Declared(
+        "rollgym_failovers",
+        "counter",
+        "Operations tried again on another registered server",
+        lambda server: server.metrics.failovers,
+        ("env_id",),
+        "gateway: operations tried again on another registered server",
+    ),
+)
+
+# Names without figures where there is no such journal.
+_SHARED_JOURNAL = (
+    _Declared(
+        "rollgym_shared_journal_up",
+        "gauge",
+        "Whether the journal that gateways share can be used",
+        lambda server: _shared(server, lambda journal: {(): journal.trouble is None}),
+        meaning="gateway with a [shared journal](gateway_journal.md): 1 if it can be used",
+        combine="smallest",
+    ),
+    _Declared(
+        "rollgym_shared_journal_waiting",
+        "gauge",
+        "What was seen of sessions and has not gone to the shared journal",
+        lambda server: _shared(server, lambda journal: {(): journal.waiting}),
+        meaning="records that wait to be written: above some hundreds the journal's server is too slow",
+    ),
+    _Declared(
+        "rollgym_shared_journal_writes",
+        "counter",
+        "What was seen of sessions, by what became of it in the shared journal",
+        lambda server: _shared(server, lambda journal: journal.writes),
+        ("status",),
+        "records: `ok` once written; `fenced`, `moving`, `gap`, `behind` if another gateway was ahead; `missing`, "
+        "`ended` if the session is gone; `away` if the journal is",
+    ),
+    _Declared(
+        "rollgym_shared_journal_write_seconds",
+        "histogram",
+        "From when something was seen of a session until the shared journal had it",
+        lambda server: _shared(server, lambda journal: {(): journal.write_seconds}),
+        meaning="time to write a record, which every step waits for",
+    ),
+    _Declared(
+        "rollgym_shared_journal_calls",
+        "counter",
+        "Calls to the shared journal's server",
+        lambda server: _shared(server, lambda journal: journal.calls),
+        ("command", "outcome"),
+        "calls to its server: `write`, `open`, `load`, `claim`, `renew`, `moved`, `close`; `ok`, or `away` where no "
+        "good answer came",
+    ),
+    _Declared(
+        "rollgym_shared_journal_call_seconds",
+        "histogram",
+        "Time that the shared journal's server took to answer",
+        lambda server: _shared(server, lambda journal: journal.call_seconds),
+        ("command",),
+        "time of the answered ones",
+    ),
+    _Declared(
+        "rollgym_shared_journal_sent_bytes",
+        "counter",
+        "Bytes of the records that were sent to the shared journal",
+        lambda server: _shared(server, lambda journal: {(): journal.sent_bytes}),
+        meaning="bytes of the written records",
+    ),
+)
+
+SERVER_METRICS = (
+    *_PROCESS,
+    *_OPERATIONS,
+    *_EPISODES,
+    *_TRAFFIC,
+    *_WORKERS,
+    *_JOURNAL,
+    *_GATEWAY,
+    *_SHARED_JOURNAL,
+)
+"""All metrics of a server; those of the process as such, such as its memory, are `prometheus_client`'s."""
+
+
+def _loop_queued() -> dict[Any, float]:
+    # Whoever asks runs in the loop's thread.
+    queued = queued_seconds()
+    return {} if queued is None else {(): queued}
+
+
+def _answers(metrics: Metrics) -> Counter[tuple[str, ...]]:
+    answers: Counter[tuple[str, ...]] = Counter(metrics.failed)
+    answers.update({(op, "ok"): count for op, count in metrics.answered.items()})
+    return answers
+
+
+def _times(pools: WorkerPools) -> list[tuple[str, OperationTimes]]:
+    return [(isolation, pools.get(isolation).times) for isolation in _ISOLATIONS]
+
+
+def _healthy(metrics: Metrics, registry: Registry) -> Counter[str]:
+    # An environment whose last server has gone has none, which is what somebody waits to be told.
+    healthy = Counter(dict.fromkeys(metrics.labels.given, 0))
+    healthy.update(metrics.labels.of(each.env_id) for each in registry.healthy())
+    return healthy
+
+
+def _shared(server: ServerState, values: Callable[["SharedJournal"], Mapping[Any, Any]]) -> Mapping[Any, Any]:
+    return {} if server.shared_journal is None else values(server.shared_journal)
+
+
+def _resident_bytes(pid: int) -> int:
+    """How much memory a process has, where the system says so (Linux)."""
+    try:
+        pages = int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1])
+    except OSError:
+        return 0
+    return pages * os.sysconf("SC_PAGE_SIZE")

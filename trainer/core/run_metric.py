@@ -1,0 +1,68 @@
+"""A number of a run: declared once, with all that is shown and said of it."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A place on the console.
+
+    Attributes:
+        label: What stands before the number.
+        form: How it is written, for `str.format`.
+    """
+
+    label: str
+    form: str
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """A line of a picture in the report; those of one title are one picture.
+
+    Attributes:
+        title: The picture's.
+        label: The line's.
+        of_learning: Whether it tells if the run learns, and not how.
+    """
+
+    title: str
+    label: str
+    of_learning: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RunMetric:
+    """A number of a step.
+
+    Attributes:
+        name: Its name, such as "rollout/success"; `{...}` stands for what differs between numbers of one kind, such as
+            "outcome/{outcome}".
+        help: What the documentation says of it, in Markdown.
+        unit: What it counts; empty where it is a share, a mean of what has no unit, or a number of times.
+        console: Its place on the console, if it has one.
+        curve: Its line in the report, if it has one.
+        is_part: Whether it is one of the parts that the time of a step is divided into.
+    """
+
+    name: str
+    help: str
+    unit: str = ""
+    console: Column | None = None
+    curve: Curve | None = None
+    is_part: bool = False
+
+
+def pictures(metrics: Iterable[RunMetric], *, of_learning: bool = False) -> dict[str, dict[str, str]]:
+    """Return the pictures of the report: by their titles, the labels of their lines by the names of the metrics."""
+    found: dict[str, dict[str, str]] = {}
+    for metric in metrics:
+        if metric.curve is not None and metric.curve.of_learning is of_learning:
+            found.setdefault(metric.curve.title, {})[metric.name] = metric.curve.label
+    return found
+
+
+def span_of(name: str) -> str:
+    """Return what a part of a step's time is called, such as `train` for "time/train_s"."""
+    return name.removeprefix("time/").removesuffix("_s")
