@@ -56,7 +56,7 @@ def _how(settings: RunSettings, plan: MemoryPlan) -> str:
     devices = f"{laid.devices} devices" if laid.devices > 1 else "1 device"
     return (
         f"backend {laid.kind} on {devices} of {plan.device_bytes / 1e9:.0f} GB, {settings.model.dtype}, "
-        f"micro-batches of {settings.optimizer.tokens_per_micro_batch}"
+        f"micro-batches of {settings.optimizer.micro_batch_tokens}"
     )
 
 
