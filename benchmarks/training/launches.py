@@ -4,7 +4,7 @@
     python benchmarks/training/launches.py --before ../before --output ...   # and of another checkout beside it
 
 An operation is a leaf of the profiler's tree that computes: views and empty tensors are none, and what a device does
-for many tensors in one kernel (`_foreach_...`, `_fused_...`) is one. An allocation is one that the profiler's memory
+for many tensors in one kernel (`_foreach_...`, `_fused_...`) is one; so is each kernel that inductor has made. An allocation is one that the profiler's memory
 log has. The model has the layers of Qwen2.5's 0.5B, so that it launches as often, and narrow ones, so that a processor
 can run them. Rows are packed as on a device that has a kernel for it: here one call of attention stands in its place,
 whose numbers mean nothing.
@@ -15,12 +15,13 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch._inductor import config as inductor_config
 from torch.profiler import ProfilerActivity, profile
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
@@ -96,7 +97,9 @@ def policy_gradient(micro: Any) -> Any:
     return -(micro.outputs * micro.fields["advantages"] * micro.mask).sum() / 1000, {}
 
 
-def training(*, alike: bool, dtype: torch.dtype, **options: Any) -> dict[str, Any]:
+def training(
+    *, alike: bool, dtype: torch.dtype, compiled: str | None = None, **options: Any
+) -> dict[str, Any]:
     """Count one training step, the third."""
     packs = options.get("packed_rows") == "on" and "packed_rows" in OptimizerSettings.model_fields
     if not packs:
@@ -105,7 +108,9 @@ def training(*, alike: bool, dtype: torch.dtype, **options: Any) -> dict[str, An
         learning_rate=1e-5, shared_prefixes="off", tokens_per_micro_batch=BUDGET, **options
     )
     schedule = Schedule(1e-5, 0, 1, "constant")
-    backend = TorchBackend(PolicyHead(model_of(), 1.0), settings, schedule, dtype=dtype)
+    inductor_config.cpp.enable_kernel_profile = True  # its kernels have names for the profiler
+    head = PolicyHead(model_of(), 1.0)
+    backend = TorchBackend(head, settings, schedule, dtype=dtype, compiled=compiled)
     rows = batch(alike=alike)
     with one_call_of_attention() if packs else nullcontext():
         for _ in range(2):
@@ -162,6 +167,8 @@ def operations_of(event: Any) -> int:
     if event.name.startswith(_TOGETHER):
         return 1
     inner = sum(operations_of(child) for child in event.cpu_children)
+    if "cpp_fused" in event.name:
+        return 1
     if inner or not event.name.startswith("aten::"):
         return inner
     return int(event.name not in _NAMES)
@@ -172,19 +179,22 @@ CASES: dict[str, Any] = {
     "training, bf16, rows of unlike lengths": lambda: training(
         alike=False, dtype=torch.bfloat16, packed_rows="on"
     ),
+    "training, bf16, rows of one length, compiled layers": lambda: training(
+        alike=True, dtype=torch.bfloat16, compiled="inductor", fused=True
+    ),
     "training, fp32, rows of one length": lambda: training(alike=True, dtype=torch.float32),
     "decoding, bf16, 64 rows": decoding,
 }
 
 
-def counted() -> dict[str, Any]:
-    return {name: case() for name, case in CASES.items()}
+def counted(names: Sequence[str]) -> dict[str, Any]:
+    return {name: CASES[name]() for name in names}
 
 
-def of_checkout(folder: Path) -> dict[str, Any]:
+def of_checkout(folder: Path, names: Sequence[str]) -> dict[str, Any]:
     """Count the same with the modules of another checkout."""
     done = subprocess.run(
-        [sys.executable, str(Path(__file__).resolve()), "--inner"],
+        [sys.executable, str(Path(__file__).resolve()), "--inner", "--only", *names],
         cwd=folder,
         env=os.environ | {"PYTHONPATH": str(folder.resolve())},
         capture_output=True,
@@ -202,11 +212,12 @@ def main() -> None:
     parser.add_argument("--before", type=Path, help="another checkout, to be counted beside this one")
     parser.add_argument("--before-commit", help="its commit, where it has no history")
     parser.add_argument("--output", type=Path)
+    parser.add_argument("--only", nargs="*", choices=list(CASES), default=list(CASES))
     parser.add_argument("--inner", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     torch.set_num_threads(1)
     if options.inner:
-        print(json.dumps(counted()))
+        print(json.dumps(counted(options.only)))
         return
     record = {
         "command": "python benchmarks/training/launches.py",
@@ -215,10 +226,13 @@ def main() -> None:
         "model": SHAPE,
         "rows": ROWS,
         "micro_batch_tokens": BUDGET,
-        "results": of_checkout(ROOT),
+        "results": of_checkout(ROOT, options.only),
     }
     if options.before is not None:
-        record |= {"before_commit": options.before_commit, "before": of_checkout(options.before)}
+        record |= {
+            "before_commit": options.before_commit,
+            "before": of_checkout(options.before, options.only),
+        }
     print(json.dumps(record, indent=1))
     if options.output is not None:
         options.output.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")

@@ -1,6 +1,7 @@
 """A model's layers in training: compiled (torch.compile), or computed once more for the gradient."""
 
 import os
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -89,10 +90,14 @@ def compiler_of(setting: str | None, device: torch.device) -> str | None:
 def keep_compiled() -> None:
     """Have inductor keep what it compiles where the next run finds it, if the user has not said where.
 
-    By default torch keeps it among temporary files, which are gone when the machine, or the container, starts again.
+    By default torch keeps it among temporary files, which are gone when the machine, or the container, starts again;
+    where it has looked there already, the variable says so.
     """
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    os.environ.setdefault(_CACHE_VARIABLE, str(home / "rollgym" / "compiled"))
+    said = os.environ.get(_CACHE_VARIABLE)
+    is_torchs_own = said is not None and Path(said).parent == Path(tempfile.gettempdir())
+    if said is None or (is_torchs_own and Path(said).name.startswith("torchinductor_")):
+        home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        os.environ[_CACHE_VARIABLE] = str(home / "rollgym" / "compiled")
 
 
 class CompiledLayers:
