@@ -4,10 +4,10 @@
     python benchmarks/training/launches.py --before ../before --output ...   # and of another checkout beside it
 
 An operation is a leaf of the profiler's tree that computes: views and empty tensors are none, and what a device does
-for many tensors in one kernel (`_foreach_...`, `_fused_...`) is one; so is each kernel that inductor has made. An allocation is one that the profiler's memory
-log has. The model has the layers of Qwen2.5's 0.5B, so that it launches as often, and narrow ones, so that a processor
-can run them. Rows are packed as on a device that has a kernel for it: here one call of attention stands in its place,
-whose numbers mean nothing.
+for many tensors in one kernel (`_foreach_...`, `_fused_...`) is one; so is each kernel that inductor has made. An
+allocation is one that the profiler's memory log has. The model has the layers of Qwen2.5's 0.5B, so that it launches as
+often, and narrow ones, so that a processor can run them. Rows are packed as on a device that has a kernel for it: here
+one call of attention stands in its place, whose numbers mean nothing.
 """
 
 import argparse

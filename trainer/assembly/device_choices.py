@@ -11,23 +11,18 @@ from pathlib import Path
 
 import torch
 
-from rollgym.trainer.assembly.memory import memory_plan, model_shape
+from rollgym.trainer.assembly.memory import model_shape, planned_micro_batch
 from rollgym.trainer.backends.base import StepKernels
-from rollgym.trainer.config.optimizer import TOKENS_UNPLANNED, PlannedMicroBatch
+from rollgym.trainer.config.optimizer import TOKENS_UNPLANNED
 from rollgym.trainer.config.run import RunSettings
 from rollgym.trainer.core.device import torch_device
 from rollgym.trainer.core.errors import ConfigError
 from rollgym.trainer.core.run_files import write_errors, write_whole
 from rollgym.trainer.learn.utilisation import device_name
 from rollgym.trainer.models.device_memory import free_bytes, total_bytes
-from rollgym.trainer.models.memory_plan import GIB, RUNTIME_BYTES, MemoryPlan
-from rollgym.trainer.models.shape import ModelShape
+from rollgym.trainer.models.memory_plan import GIB
 
 CHOICES_FILE = "device.json"
-_SIZES = (32_768, 24_576, 16_384, 12_288, 8_192, 6_144, 4_096, 3_072, 2_048, 1_536, 1_024, 512, 256)
-"""Tokens of a micro-batch that are tried. A device is busy with that many; more take memory, and save few launches."""
-_USED = 0.9
-"""Part of a device's memory that a plan may fill: it meets what is measured within a tenth."""
 
 
 def with_planned_micro_batch(settings: RunSettings) -> RunSettings:
@@ -48,40 +43,6 @@ def with_planned_micro_batch(settings: RunSettings) -> RunSettings:
     chosen = planned_micro_batch(settings, shape, *memory)
     optimizer = settings.optimizer.planned(chosen)
     return settings.model_copy(update={"optimizer": optimizer})
-
-
-def planned_micro_batch(
-    settings: RunSettings, shape: ModelShape, device_bytes: int, free: int
-) -> PlannedMicroBatch:
-    """Return the largest micro-batch that a device has room for, or the smallest that there is.
-
-    Args:
-        settings: The run.
-        shape: Its model's sizes.
-        device_bytes: Memory of a device.
-        free: What of it nobody else uses.
-    """
-    sizes = [size for size in _SIZES if size > settings.model.max_length]
-    # A row is never cut, and one of the longest has room wherever the smallest micro-batch has.
-    sizes = [*sizes, max(settings.model.max_length, _SIZES[-1])]
-    allowed = int(_USED * min(device_bytes, free))
-    for tokens in sizes:
-        plan = memory_plan(_with_tokens(settings, tokens), shape, device_bytes)
-        peak = _trained_peak(plan)
-        if peak <= allowed:
-            break
-    return PlannedMicroBatch(tokens, peak)
-
-
-def _with_tokens(settings: RunSettings, tokens: int) -> RunSettings:
-    optimizer = settings.optimizer.model_copy(update={"tokens_per_micro_batch": tokens})
-    return settings.model_copy(update={"optimizer": optimizer})
-
-
-def _trained_peak(plan: MemoryPlan) -> int:
-    """Return the most of a device where something is computed in micro-batches; servers elsewhere do not count."""
-    alone = [part.need.lasting + part.need.moment for part in plan.parts if part.alone and part.need.moment]
-    return max(plan.peak, *(need + RUNTIME_BYTES for need in alone), 0)
 
 
 def _memory_of(device: torch.device, *, alone: bool) -> tuple[int, int] | None:

@@ -11,9 +11,11 @@ from rollgym.trainer.config.backend import BackendSettings
 from rollgym.trainer.config.distillation import DistillSettings
 from rollgym.trainer.config.model import LoraSettings, ModelSettings
 from rollgym.trainer.config.model_paths import HUB_NAME, gguf_file
+from rollgym.trainer.config.optimizer import PlannedMicroBatch
 from rollgym.trainer.config.run import RunSettings
 from rollgym.trainer.core.errors import ConfigError
 from rollgym.trainer.models.memory_plan import (
+    RUNTIME_BYTES,
     Engine,
     MemoryPlan,
     Need,
@@ -29,6 +31,10 @@ from rollgym.trainer.models.shape import KNOWN, ModelShape, tiny_config
 _LAUNCHED_SHARE = 0.9
 """What a server takes of its device's memory where nobody says (vLLM's own choice)."""
 _FEED_FORWARD = ("gate_proj", "up_proj", "down_proj")
+_SIZES = (32_768, 24_576, 16_384, 12_288, 8_192, 6_144, 4_096, 3_072, 2_048, 1_536, 1_024, 512, 256)
+"""Tokens of a micro-batch that are tried. A device is busy with that many; more take memory, and save few launches."""
+_USED = 0.9
+"""Part of a device's memory that a plan may fill: it meets what is measured within a tenth."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,6 +278,40 @@ def adapter_parameters(shape: ModelShape, lora: LoraSettings) -> int:
     named = sizes if every else [name for name in lora.target_modules if name in sizes]
     dense = shape.layers - shape.sparse_layers  # experts lie in one tensor, which has no adapters
     return lora.rank * sum(sizes[name] * (dense if name in _FEED_FORWARD else shape.layers) for name in named)
+
+
+def planned_micro_batch(
+    settings: RunSettings, shape: ModelShape, device_bytes: int, free: int
+) -> PlannedMicroBatch:
+    """Return the largest micro-batch that a device has room for, or the smallest that there is.
+
+    Args:
+        settings: The run.
+        shape: Its model's sizes.
+        device_bytes: Memory of a device.
+        free: What of it nobody else uses.
+    """
+    sizes = [size for size in _SIZES if size > settings.model.max_length]
+    # A row is never cut, and one of the longest has room wherever the smallest micro-batch has.
+    sizes = [*sizes, max(settings.model.max_length, _SIZES[-1])]
+    allowed = int(_USED * min(device_bytes, free))
+    for tokens in sizes:
+        plan = memory_plan(_with_tokens(settings, tokens), shape, device_bytes)
+        peak = _trained_peak(plan)
+        if peak <= allowed:
+            break
+    return PlannedMicroBatch(tokens, peak)
+
+
+def _with_tokens(settings: RunSettings, tokens: int) -> RunSettings:
+    optimizer = settings.optimizer.model_copy(update={"tokens_per_micro_batch": tokens})
+    return settings.model_copy(update={"optimizer": optimizer})
+
+
+def _trained_peak(plan: MemoryPlan) -> int:
+    """Return the most of a device where something is computed in micro-batches; servers elsewhere do not count."""
+    alone = [part.need.lasting + part.need.moment for part in plan.parts if part.alone and part.need.moment]
+    return max(plan.peak, *(need + RUNTIME_BYTES for need in alone), 0)
 
 
 def remedies(settings: RunSettings, shape: ModelShape, device_bytes: int) -> list[Remedy]:

@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 from rollgym.trainer.assembly.device_choices import (
     DeviceChoices,
     keep_choices,
-    planned_micro_batch,
     say_choices,
     with_planned_micro_batch,
 )
-from rollgym.trainer.assembly.memory import memory_plan, model_shape
+from rollgym.trainer.assembly.memory import memory_plan, model_shape, planned_micro_batch
 from rollgym.trainer.backends.base import StepKernels
 from rollgym.trainer.backends.heads import PolicyHead
 from rollgym.trainer.backends.optimizer import Schedule
