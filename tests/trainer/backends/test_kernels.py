@@ -9,12 +9,15 @@ from pathlib import Path
 import pytest
 import torch
 
+from rollgym.trainer.assembly.layout import check_combinations
 from rollgym.trainer.backends import torch_backend
 from rollgym.trainer.backends.heads import PolicyHead
 from rollgym.trainer.backends.optimizer import Schedule
 from rollgym.trainer.backends.torch_backend import TorchBackend
+from rollgym.trainer.config.load import load_settings
 from rollgym.trainer.config.model import LoraSettings
 from rollgym.trainer.core.errors import ConfigError
+from rollgym.trainer.models.fused_kernels import use_liger
 from rollgym.trainer.models.load import set_attention
 from rollgym.trainer.models.lora import add_lora
 from tests.support.rank_recipes import head_of
@@ -115,6 +118,14 @@ def test_an_attention_that_cannot_be_had_is_refused():
         set_attention([sharp_model()], "no_such_attention")
     set_attention([model := sharp_model()], "eager")
     assert model.config._attn_implementation == "eager"
+
+
+def test_ligers_kernels_are_refused_where_they_do_not_run():
+    with pytest.raises(ConfigError, match=r"model\.kernels liger: .* in Triton for accelerators"):
+        use_liger(sharp_model())
+    ranks = ["tasks=[{env_id: FrozenLake-v0}]", "model.kernels=liger", "backend={kind: fsdp2, ranks: 2}"]
+    with pytest.raises(ConfigError, match=r"model\.kernels liger: backend\.kind fsdp2 .* leave it out"):
+        check_combinations(load_settings(None, ranks))
 
 
 _COMPILED_ONCE = """
