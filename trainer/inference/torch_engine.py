@@ -250,8 +250,10 @@ class TorchEngine:
             future.cancel()
         for _, aborted in self._aborts:
             aborted.cancel()
-        for *_, taken in [*self._updates, *self._chores]:
+        for *_, taken in self._updates:
             taken.cancel()
+        for _, over in self._chores:
+            over.cancel()
         self._quiet.set()
         if self._grammars is not None:
             self._grammars.close()
@@ -328,7 +330,8 @@ class TorchEngine:
             self._failure = error
             self._quiet.set()
             asked: list[asyncio.Future[Any]] = [future for _, future in [*self._active, *self._waiting]]
-            asked += [done for *_, done in [*self._updates, *self._chores]]
+            asked += [done for *_, done in self._updates]
+            asked += [over for _, over in self._chores]
             asked += [aborted for _, aborted in self._aborts]
             for future in asked:
                 if not future.done():

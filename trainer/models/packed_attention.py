@@ -177,7 +177,7 @@ def _by_kernel(
     return computed[None]
 
 
-@torch.compiler.disable
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def _by_stretches(
     module: nn.Module,
     query: Tensor,
@@ -192,9 +192,11 @@ def _by_stretches(
     start = 0
     for length, rows in _stretches(bounds.tolist()):
         stop = start + length * rows
-        states = (_as_rows(each[:, :, start:stop], rows) for each in (query, key, value))
+        asked, keys, values = (_as_rows(each[:, :, start:stop], rows) for each in (query, key, value))
         mask = None if window is None or length <= window else _near(length, window, query.device)
-        output, _ = sdpa_attention_forward(module, *states, mask, scaling=scaling, is_causal=mask is None)
+        output, _ = sdpa_attention_forward(
+            module, asked, keys, values, mask, scaling=scaling, is_causal=mask is None
+        )
         parts.append(output.flatten(0, 1))
         start = stop
     return torch.cat(parts)[None]
