@@ -33,6 +33,7 @@ EXTRAS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "transformers",
         ),
         "lora": ("peft",),
+        "liger": ("liger_kernel",),
         "structured": ("llguidance",),
         "gguf": ("accelerate", "gguf"),
         "vllm": ("vllm",),

@@ -17,7 +17,9 @@ _SHORT_ROWS = ("--prompt", "16", "--completion", "16")
 _TRAINED_ON_A_PROCESSOR = ("sdpa", "shared prefixes")
 _TRAINED = (
     *_TRAINED_ON_A_PROCESSOR,
+    "all that is chosen by itself",
     "compiled layers, fused AdamW",
+    "packed rows",
     "fused AdamW",
     "flash attention",
     "gradient checkpointing",

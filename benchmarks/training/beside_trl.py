@@ -149,7 +149,9 @@ def our_backend(
         shared_prefixes=shared_prefixes,
     )
     head, schedule = PolicyHead(copy.deepcopy(start), 1.0), Schedule(RATE, 0, 1, "constant")
-    return TorchBackend(head, settings, schedule, dtype=DTYPES[dtype])
+    # What a run chooses by itself: on an accelerator, packed rows, fused steps and compiled layers.
+    compiled = "auto" if dtype == "bf16" else None
+    return TorchBackend(head, settings, schedule, dtype=DTYPES[dtype], compiled=compiled)
 
 
 def keep_gradients(backend: TorchBackend, kept: dict[str, torch.Tensor]) -> RemovableHandle:

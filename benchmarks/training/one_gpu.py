@@ -72,6 +72,13 @@ CASES: dict[str, dict[str, Any]] = {
     "fused AdamW": {"fused": True},
     "compiled layers": {"compiled": "inductor"},
     "compiled layers, fused AdamW": {"compiled": "inductor", "fused": True},
+    "packed rows": {"packed_rows": "auto"},
+    "all that is chosen by itself": {
+        "compiled": "inductor",
+        "fused": True,
+        "packed_rows": "auto",
+        "shared_prefixes": "auto",
+    },
     "gradient checkpointing": {"gradient_checkpointing": True},
     "shared prefixes": {"shared_prefixes": "auto"},
     "adapters of rank 32": {"lora": 32},
@@ -123,6 +130,7 @@ def stepper(case: dict[str, Any], options: argparse.Namespace, rows: list[TrainR
         learning_rate=1e-5,
         fused=case.get("fused", False),
         shared_prefixes=case.get("shared_prefixes", "off"),
+        packed_rows=case.get("packed_rows", "off"),
         tokens_per_micro_batch=options.micro_batch_tokens,
     )
     schedule = Schedule(1e-5, 0, 1, "constant")

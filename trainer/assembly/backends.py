@@ -6,6 +6,7 @@ from rollgym.trainer.assembly.teachers import distillation_head
 from rollgym.trainer.backends.base import Scorer
 from rollgym.trainer.backends.heads import Head, PolicyHead, ValueHead
 from rollgym.trainer.backends.optimizer import Schedule
+from rollgym.trainer.backends.packing import packs_rows
 from rollgym.trainer.backends.prefix_costs import sharing_costs
 from rollgym.trainer.backends.prefix_plan import Plans
 from rollgym.trainer.backends.reference import FrozenModel, PolicyWithoutAdapters
@@ -68,11 +69,13 @@ def reference_model(settings: RunSettings, model: PreTrainedModel, plans: Plans 
     adapted = settings.model.lora is not None
     frozen = model if adapted else twin_of(model, DTYPES[settings.model.dtype])
     head = policy_head(frozen, settings.rollout.temperature)
-    budget = settings.optimizer.tokens_per_micro_batch
+    budget = settings.optimizer.micro_batch_tokens
     costs = sharing_costs(head, settings.optimizer.shared_prefixes, frozen.device)
+    packs = packs_rows(head, settings.optimizer.packed_rows, frozen.device, DTYPES[settings.model.dtype])
     if adapted:
-        return PolicyWithoutAdapters(head, budget, costs, plans, warm=settings.warm_start is not None)
-    return FrozenModel(head, budget, costs, plans)
+        warm = settings.warm_start is not None
+        return PolicyWithoutAdapters(head, budget, costs, plans, warm=warm, packs=packs)
+    return FrozenModel(head, budget, costs, plans, packs=packs)
 
 
 def warm_start_backend(settings: RunSettings, model: PreTrainedModel, learning_rate: float) -> TorchBackend:

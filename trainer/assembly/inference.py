@@ -250,7 +250,8 @@ async def open_inference(
             )
             await stack.enter_async_context(engine)
             await probe_log_probabilities(model, engine, prompt, temperature, longest)
-            yield Inference(engine, updating=engine.standing_still)
+            asleep = settings.inference.sleep_level > 0
+            yield Inference(engine, updating=partial(engine.standing_still, asleep=asleep))
             return
         layout = ModelLayout(model, tokenizer, separate_head=settings.weights.separate_head)
         folders = stack.enter_context(_folders(settings, layout))

@@ -17,10 +17,15 @@ def check_combinations(settings: RunSettings) -> None:
         ConfigError: If there is such a setting; the message says what to take in its place.
     """
     kind = settings.backend.kind
-    if kind in ("deepspeed", "megatron") and settings.model.compile is not None:
+    if kind in ("deepspeed", "megatron") and settings.model.compile not in (None, "auto"):
         raise ConfigError(
             f"model.compile: what backend.kind {kind} hooks into a model is not compiled with: leave it out, or take "
             "kind torch or fsdp2"
+        )
+    if kind != "torch" and settings.model.kernels == "liger":
+        raise ConfigError(
+            f"model.kernels liger: backend.kind {kind} takes models apart, which Liger's classes are not tried with: "
+            "leave it out; model.compile fuses as much"
         )
     beside = settings.distill is not None and settings.distill.estimate != "sampled"
     if kind in ("deepspeed", "megatron") and beside:
@@ -39,10 +44,14 @@ def check_combinations(settings: RunSettings) -> None:
         )
     if kind != "megatron":
         return
-    if settings.optimizer.fused:
+    if settings.optimizer.fused is True:
         raise ConfigError(
             "optimizer.fused: Megatron-Core takes its steps by the kernels that it finds (TransformerEngine's, Apex's "
             "or torch's): leave it out"
+        )
+    if settings.optimizer.packed_rows == "on":
+        raise ConfigError(
+            "optimizer.packed_rows on: Megatron's attention is given rows of equal length here: leave it out"
         )
     if settings.model.lora is not None:
         raise ConfigError(

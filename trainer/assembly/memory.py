@@ -11,9 +11,11 @@ from rollgym.trainer.config.backend import BackendSettings
 from rollgym.trainer.config.distillation import DistillSettings
 from rollgym.trainer.config.model import LoraSettings, ModelSettings
 from rollgym.trainer.config.model_paths import HUB_NAME, gguf_file
+from rollgym.trainer.config.optimizer import PlannedMicroBatch
 from rollgym.trainer.config.run import RunSettings
 from rollgym.trainer.core.errors import ConfigError
 from rollgym.trainer.models.memory_plan import (
+    RUNTIME_BYTES,
     Engine,
     MemoryPlan,
     Need,
@@ -29,6 +31,10 @@ from rollgym.trainer.models.shape import KNOWN, ModelShape, tiny_config
 _LAUNCHED_SHARE = 0.9
 """What a server takes of its device's memory where nobody says (vLLM's own choice)."""
 _FEED_FORWARD = ("gate_proj", "up_proj", "down_proj")
+_SIZES = (32_768, 24_576, 16_384, 12_288, 8_192, 6_144, 4_096, 3_072, 2_048, 1_536, 1_024, 512, 256)
+"""Tokens of a micro-batch that are tried. A device is busy with that many; more take memory, and save few launches."""
+_USED = 0.9
+"""Part of a device's memory that a plan may fill: it meets what is measured within a tenth."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,11 +139,13 @@ def memory_plan(settings: RunSettings, shape: ModelShape, device_bytes: int) -> 
     adapters = 0 if settings.model.lora is None else adapter_parameters(shape, settings.model.lora)
     training = Training(
         number_bytes=number,
-        micro_batch_tokens=max(settings.optimizer.tokens_per_micro_batch, settings.model.max_length),
+        micro_batch_tokens=max(settings.optimizer.micro_batch_tokens, settings.model.max_length),
         checkpointing=settings.model.gradient_checkpointing,
         adapters=adapters,
         accelerator=settings.model.device != "cpu",
         moments=2 if settings.optimizer.kind == "adamw" else 0,
+        # What `auto` comes to differs from device to device: the plan has room for either.
+        fused=settings.optimizer.fused is True,
     )
     roles = settings.cluster.roles
     other = OtherModels(settings, training, laid, device_bytes)
@@ -156,10 +164,8 @@ def memory_plan(settings: RunSettings, shape: ModelShape, device_bytes: int) -> 
         apart = _apart(settings, roles.reference.devices)
         parts.append(Part("reference", need, alone=bool(apart), devices=apart))
     parts += other.parts
-    engine = _engine(settings, shape, number, device_bytes)
-    return MemoryPlan(
-        tuple(parts if engine is None else [*parts, engine]), device_bytes, tuple(other.uncounted)
-    )
+    parts += _engine(settings, shape, number, device_bytes)
+    return MemoryPlan(tuple(parts), device_bytes, tuple(other.uncounted))
 
 
 class OtherModels:
@@ -229,10 +235,10 @@ def _apart(settings: RunSettings, devices: Sequence[int]) -> frozenset[int]:
     return frozenset() if set(devices) & set(trains) else frozenset(devices)
 
 
-def _engine(settings: RunSettings, shape: ModelShape, number: int, device_bytes: int) -> Part | None:
-    """Return who samples; None where servers run elsewhere already."""
+def _engine(settings: RunSettings, shape: ModelShape, number: int, device_bytes: int) -> list[Part]:
+    """Return who samples; nobody where servers run elsewhere already."""
     if not settings.plays:
-        return None
+        return []
     rollout, launch = settings.rollout, settings.inference.launch
     devices = settings.cluster.roles.actor_inference.devices
     if settings.inference.embedded:
@@ -241,12 +247,14 @@ def _engine(settings: RunSettings, shape: ModelShape, number: int, device_bytes:
         rows = min(rollout.max_concurrent_sequences, episodes)
         # Beside ranks, the driver's process has the policy once to speak of, and the engine once to draw from.
         copies = int(rollout.max_staleness > 0) if settings.backend.kind == "torch" else 2
-        engine = Engine(number, copies, rows * settings.model.max_length)
+        engine = Engine(number, copies, rows * settings.model.max_length, rows=rows)
         # With kind `local` it is in the driver's process, on the first device, whatever is said for a cluster.
         apart = _apart(settings, devices if settings.cluster.kind == "ray" else ())
-        return Part("engine", engine_need(shape, engine), alone=bool(apart), devices=apart)
+        need = engine_need(shape, engine)
+        sleeps = settings.inference.sleep_level > 0  # then it has no weights of its own, which would stay
+        return [Part("engine", need, alone=bool(apart), sleeps=sleeps, devices=apart)]
     if launch is None:
-        return None
+        return []
     share = launch.memory_fraction or _LAUNCHED_SHARE
     size = {"float32": 4, "auto": number}.get(settings.inference.dtype, 2)
     size = 1 if settings.inference.quantization == "fp8" else size
@@ -254,7 +262,7 @@ def _engine(settings: RunSettings, shape: ModelShape, number: int, device_bytes:
     sleeps = settings.inference.sleep_level > 0
     apart = _apart(settings, devices)
     alone = bool(apart) or (bool(launch.devices) and not sleeps)
-    return Part("engine", engine_need(shape, server), alone=alone, sleeps=sleeps, devices=apart)
+    return [Part("engine", engine_need(shape, server), alone=alone, sleeps=sleeps, devices=apart)]
 
 
 def adapter_parameters(shape: ModelShape, lora: LoraSettings) -> int:
@@ -270,6 +278,40 @@ def adapter_parameters(shape: ModelShape, lora: LoraSettings) -> int:
     named = sizes if every else [name for name in lora.target_modules if name in sizes]
     dense = shape.layers - shape.sparse_layers  # experts lie in one tensor, which has no adapters
     return lora.rank * sum(sizes[name] * (dense if name in _FEED_FORWARD else shape.layers) for name in named)
+
+
+def planned_micro_batch(
+    settings: RunSettings, shape: ModelShape, device_bytes: int, free: int
+) -> PlannedMicroBatch:
+    """Return the largest micro-batch that a device has room for, or the smallest that there is.
+
+    Args:
+        settings: The run.
+        shape: Its model's sizes.
+        device_bytes: Memory of a device.
+        free: What of it nobody else uses.
+    """
+    sizes = [size for size in _SIZES if size > settings.model.max_length]
+    # A row is never cut, and one of the longest has room wherever the smallest micro-batch has.
+    sizes = [*sizes, max(settings.model.max_length, _SIZES[-1])]
+    allowed = int(_USED * min(device_bytes, free))
+    for tokens in sizes:
+        plan = memory_plan(_with_tokens(settings, tokens), shape, device_bytes)
+        peak = _trained_peak(plan)
+        if peak <= allowed:
+            break
+    return PlannedMicroBatch(tokens, peak)
+
+
+def _with_tokens(settings: RunSettings, tokens: int) -> RunSettings:
+    optimizer = settings.optimizer.model_copy(update={"tokens_per_micro_batch": tokens})
+    return settings.model_copy(update={"optimizer": optimizer})
+
+
+def _trained_peak(plan: MemoryPlan) -> int:
+    """Return the most of a device where something is computed in micro-batches; servers elsewhere do not count."""
+    alone = [part.need.lasting + part.need.moment for part in plan.parts if part.alone and part.need.moment]
+    return max(plan.peak, *(need + RUNTIME_BYTES for need in alone), 0)
 
 
 def remedies(settings: RunSettings, shape: ModelShape, device_bytes: int) -> list[Remedy]:
@@ -295,9 +337,12 @@ def _changes(settings: RunSettings) -> Iterator[tuple[str, Change]]:
     least = settings.model.max_length
     if not settings.model.gradient_checkpointing:
         yield "model.gradient_checkpointing=true", _with("model", gradient_checkpointing=True)
-    if settings.optimizer.tokens_per_micro_batch > least:
+    if settings.optimizer.micro_batch_tokens > least:
         yield f"optimizer.tokens_per_micro_batch={least}", _with("optimizer", tokens_per_micro_batch=least)
     if settings.inference.embedded:
+        shares = settings.backend.kind == "torch" and settings.cluster.kind == "local"
+        if shares and not settings.inference.sleep_level and not settings.rollout.max_staleness:
+            yield "inference.sleep_level=1", _with("inference", sleep_level=1)
         for rows in (64, 16):
             if settings.rollout.max_concurrent_sequences > rows:
                 yield (

@@ -15,6 +15,7 @@ from rollgym.trainer.core.device import DTYPES, torch_device
 from rollgym.trainer.core.errors import ConfigError
 from rollgym.trainer.core.numbers import MOST_IDS
 from rollgym.trainer.core.seeding import derive_seed
+from rollgym.trainer.models.fused_kernels import use_liger
 from rollgym.trainer.models.language_head import check_positions
 from rollgym.trainer.models.load import load_model, load_tokenizer, model_folder
 from rollgym.trainer.models.lora import ADAPTER_CONFIG, add_lora, load_adapter
@@ -84,6 +85,8 @@ def build_policy(
         pictures = BLIND if vision is None else tiny_pictures(vision, tokenizer)
     place(model, dtype, device)
     model.config.dtype = DTYPES[settings.model.dtype]
+    if settings.model.kernels == "liger" and computes:
+        use_liger(model)
     if settings.model.lora is not None and (directory is None or adapter is not None):
         add_lora(model, settings.model.lora, derive_seed(settings.seed, "adapters"))
     if adapter is not None:

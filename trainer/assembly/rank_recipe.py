@@ -13,6 +13,7 @@ from rollgym.trainer.backends.fsdp2 import fsdp2_backend, fsdp2_model
 from rollgym.trainer.backends.heads import Head
 from rollgym.trainer.backends.layers import bodies_of
 from rollgym.trainer.backends.optimizer import Schedule
+from rollgym.trainer.backends.packing import attention_of, may_pack
 from rollgym.trainer.backends.rank_group import RankGroup
 from rollgym.trainer.backends.reference import ShardedPolicyWithoutAdapters
 from rollgym.trainer.backends.zero import zero_backend
@@ -51,12 +52,12 @@ class RankRecipe:
         if self.role == "reference" and settings.model.lora is not None:
             return ShardedPolicyWithoutAdapters(backends["policy"], warm=settings.warm_start is not None)
         # The others get their pieces of the first rank's.
-        head = self._whole() if group.rank == 0 else None
+        head = self._whole(group.device) if group.rank == 0 else None
         if self.role == "reference":
             return self._read_only(head, group)
         return self._trained(head, group)
 
-    def _whole(self) -> Head:
+    def _whole(self, device: torch.device) -> Head:
         settings = self.settings
         # On the processor: only a rank's part of it comes to its device. What a head finds out of its model is found
         # out there too, by an attention that the processor has.
@@ -67,6 +68,9 @@ class RankRecipe:
             head: Head = critic_head(settings, policy.model)
         else:
             head = _role_head(settings, self.role, policy.model)
+        attention = settings.model.attention or attention_of(head)
+        if may_pack(settings.optimizer.packed_rows, attention, device, DTYPES[settings.model.dtype]):
+            _ = head.why_not_packed
         set_attention(bodies_of(head.model), settings.model.attention)
         return head
 
@@ -78,16 +82,17 @@ class RankRecipe:
                 head,
                 group,
                 dtype=DTYPES[self.settings.model.dtype],
-                tokens_per_micro_batch=self.settings.optimizer.tokens_per_micro_batch,
+                tokens_per_micro_batch=self.settings.optimizer.micro_batch_tokens,
                 sequence_parallel=self.settings.backend.sequence_parallel,
             )
         return fsdp2_model(
             head,
             group,
             dtype=DTYPES[self.settings.model.dtype],
-            tokens_per_micro_batch=self.settings.optimizer.tokens_per_micro_batch,
+            tokens_per_micro_batch=self.settings.optimizer.micro_batch_tokens,
             cpu_offload=self.settings.backend.cpu_offload,
             shared_prefixes=self.settings.optimizer.shared_prefixes,
+            packed_rows=self.settings.optimizer.packed_rows,
         )
 
     def _trained(self, head: Head | None, group: RankGroup) -> Any:

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from rollgym.trainer.backends.base import TrainRow
 from rollgym.trainer.backends.distillation_head import Distance, DistillationHead
 from rollgym.trainer.backends.heads import PolicyHead
+from rollgym.trainer.backends.packing import packs_rows
 from rollgym.trainer.backends.prefix_costs import sharing_costs
 from rollgym.trainer.backends.reference import FrozenModel
 from rollgym.trainer.config.distillation import DistillSettings, TeacherSettings
@@ -167,7 +168,9 @@ async def open_teachers(
 def _scorer(settings: RunSettings, teacher: TeacherSettings, student: PreTrainedModel) -> FrozenModel:
     head = PolicyHead(_model(settings, teacher, student), settings.rollout.temperature)
     costs = sharing_costs(head, settings.optimizer.shared_prefixes, student.device)
-    return FrozenModel(head, settings.optimizer.tokens_per_micro_batch, costs)
+    dtype = DTYPES[settings.model.dtype]
+    packs = packs_rows(head, settings.optimizer.packed_rows, student.device, dtype)
+    return FrozenModel(head, settings.optimizer.micro_batch_tokens, costs, packs=packs)
 
 
 class ModelTeacher:

@@ -112,6 +112,20 @@ class TokenCounts(NamedTuple):
     computed: int = 0
 
 
+class StepKernels(NamedTuple):
+    """What steps are computed with.
+
+    Attributes:
+        compiler: What compiles the layers, by torch's name; None where they run as they are.
+        fused: Whether the optimizer takes a step in one kernel.
+        packed: Whether rows are computed behind each other, without padding.
+    """
+
+    compiler: str | None = None
+    fused: bool = False
+    packed: bool = False
+
+
 class StepReport(NamedTuple):
     """What an optimizer step came to.
 
@@ -232,6 +246,11 @@ class TrainBackend(Scorer, Protocol):
     @property
     def why_not_shared(self) -> str | None:
         """Why rows that begin alike do not share what they begin with; None if they do, or are not meant to."""
+        ...
+
+    @property
+    def kernels(self) -> StepKernels:
+        """What its steps are computed with."""
         ...
 
     @property

@@ -93,6 +93,12 @@ class DistillationHead(Head):
         readers = (self._student, *self._readers)
         return next((why for each in readers if (why := each.why_not_shared) is not None), None)
 
+    @cached_property
+    def why_not_packed(self) -> str | None:
+        """Why student or teacher cannot compute rows behind each other; None if both can."""
+        readers = (self._student, *self._readers)
+        return next((why for each in readers if (why := each.why_not_packed) is not None), None)
+
     def forward(
         self,
         ids: Tensor,

@@ -2,18 +2,20 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from rollgym.trainer.backends.base import EntropyMode, MicroBatch, RoutedOutputs, TokenCounts, TrainRow
-from rollgym.trainer.backends.batching import length_buckets, pad_rows
+from rollgym.trainer.backends.batching import length_buckets, packed_buckets, pad_rows
 from rollgym.trainer.backends.heads import Head
 from rollgym.trainer.backends.prefix_layout import SharedTokens
 from rollgym.trainer.backends.prefix_plan import Bucket, Plans
 from rollgym.trainer.backends.prefix_tree import CallCosts, rows_apart
 from rollgym.trainer.backends.routing import packed_experts
+from rollgym.trainer.models.packed_attention import take_packed_rows
 from rollgym.trainer.models.pictures import image_tensors
 
 
@@ -26,6 +28,7 @@ class ForwardPass:
         costs: Of the model's calls: tokens of rows that begin alike go through the model once where that costs less.
             None: each row goes through it as it is.
         plans: Plans of rows that other models compute too; its own if None.
+        packs: Whether rows are computed behind each other, without padding.
     """
 
     def __init__(
@@ -34,10 +37,15 @@ class ForwardPass:
         tokens_per_micro_batch: int,
         costs: CallCosts | None = None,
         plans: Plans | None = None,
+        *,
+        packs: bool = False,
     ) -> None:
         self._head = head
         self._tokens = tokens_per_micro_batch
-        self._costs = costs
+        if packs:
+            take_packed_rows()
+        self._packs = packs
+        self._costs = costs if costs is None else replace(costs, packs=packs)
         self._plans = plans or Plans()
         self._reads = head.reads
         self._prefixes = costs is not None and head.why_not_shared is None
@@ -47,6 +55,20 @@ class ForwardPass:
     def shares(self) -> bool:
         """Whether tokens of rows that begin alike go through the model once, where that costs less."""
         return self._costs is not None
+
+    @property
+    def tokens_per_micro_batch(self) -> int:
+        """Tokens of a micro-batch."""
+        return self._tokens
+
+    def halve(self) -> None:
+        """Have micro-batches of half as many tokens from now on."""
+        self._tokens = max(1, self._tokens // 2)
+
+    @property
+    def packs(self) -> bool:
+        """Whether rows are computed behind each other, without padding."""
+        return self._packs
 
     @property
     def why_not_shared(self) -> str | None:
@@ -99,7 +121,7 @@ class ForwardPass:
             self._head.keep_experts(wanted=False)
 
     def buckets(self, rows: Sequence[TrainRow], *, apart: bool = False) -> list[Bucket]:
-        """Cut rows into micro-batches. Those with recorded experts or with pictures are computed as they are.
+        """Cut rows into micro-batches. Those with recorded experts or with pictures are computed padded, as they are.
 
         Args:
             rows: The rows.
@@ -107,8 +129,12 @@ class ForwardPass:
         """
         if any(row.images for row in rows):
             return self._buckets_beside_pictures(rows, apart=apart)
-        if apart or self._costs is None or any(row.experts is not None for row in rows):
-            return [Bucket(bucket) for bucket in length_buckets([len(row.ids) for row in rows], self._tokens)]
+        lengths = [len(row.ids) for row in rows]
+        if apart or any(row.experts is not None for row in rows):
+            return [Bucket(bucket, packs=False) for bucket in length_buckets(lengths, self._tokens)]
+        if self._costs is None:
+            cut = packed_buckets if self._packs else length_buckets
+            return [Bucket(bucket) for bucket in cut(lengths, self._tokens)]
         ids = [row.ids.numpy() for row in rows]
         return self._plans.plan(ids, self._tokens, self._costs, prefixes=self._prefixes)
 
@@ -117,7 +143,7 @@ class ForwardPass:
         shown = [index for index, row in enumerate(rows) if row.images]
         plain = [index for index, row in enumerate(rows) if not row.images]
         parts = length_buckets([len(rows[index].ids) for index in shown], self._tokens)
-        buckets = [Bucket([shown[index] for index in part]) for part in parts]
+        buckets = [Bucket([shown[index] for index in part], packs=False) for part in parts]
         if plain:
             buckets += [
                 each.of(plain) for each in self.buckets([rows[index] for index in plain], apart=apart)
@@ -181,7 +207,8 @@ class ForwardPass:
 
     def _shared(self, rows: Sequence[TrainRow], bucket: Bucket, calls: int) -> SharedTokens | None:
         shared, indices = bucket.shared, bucket.rows
-        if shared is None and calls == 1:
+        packs = self._packs and bucket.packs
+        if shared is None and calls == 1 and not packs:
             return None
         if shared is None:
             shared = rows_apart([len(rows[index].ids) for index in indices])
@@ -189,7 +216,7 @@ class ForwardPass:
             indices = shared.paths
         paths = [rows[index].ids.numpy() for index in indices]
         wanted = [rows[index].mask.numpy().nonzero()[0] for index in bucket.rows]
-        return SharedTokens.of(shared, paths, wanted, self.device, calls)
+        return SharedTokens.of(shared, paths, wanted, self.device, calls, packs=packs)
 
 
 class KeptOutputs:

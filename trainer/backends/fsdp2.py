@@ -17,9 +17,11 @@ from torch.distributed.tensor import DTensor, Replicate
 
 from rollgym.trainer.backends.dtensor_pieces import DTensorPieces, local_of, whole_of
 from rollgym.trainer.backends.heads import Head
-from rollgym.trainer.backends.layers import CompiledLayers, bodies_of, layers_of
+from rollgym.trainer.backends.layers import CompiledLayers, bodies_of, compiler_of, layers_of
 from rollgym.trainer.backends.optimizer import Schedule, make_optimizer
+from rollgym.trainer.backends.packing import PackedRows, packs_rows
 from rollgym.trainer.backends.prefix_costs import sharing_costs
+from rollgym.trainer.backends.prefix_tree import CallCosts
 from rollgym.trainer.backends.rank_group import RankGroup
 from rollgym.trainer.backends.sharded import ShardedBackend
 from rollgym.trainer.backends.sharded_model import ShardedModel
@@ -51,6 +53,9 @@ class Fsdp2Optimizer:
             only.
         settings: The optimizer's settings and gradient clip.
         rate: Learning rate of the first step.
+
+    Attributes:
+        fused: Whether a step is one kernel.
     """
 
     def __init__(
@@ -67,8 +72,8 @@ class Fsdp2Optimizer:
         self._partial = [trained[name] for name in partial if name in trained]
         self._clip = settings.gradient_clip
         self._kind = settings.kind
-        self._fused = settings.fused
         self._optimizer = make_optimizer(settings, self._trained, rate)
+        self.fused = bool(self._optimizer.defaults["fused"])
         self._incoming: dict[int, dict[str, Any]] = {}
         self._param_groups: list[dict[str, Any]] = []
 
@@ -112,7 +117,7 @@ class Fsdp2Optimizer:
                 entries = self._optimizer.state[parameter]
                 if not entries:
                     # Held where torch holds it: a fused step reads it on the device.
-                    place = parameter.device if self._fused else torch.device("cpu")
+                    place = parameter.device if self.fused else torch.device("cpu")
                     entries["step"] = torch.zeros((), device=place)
                     entries["exp_avg"] = torch.zeros_like(parameter)
                     entries["exp_avg_sq"] = torch.zeros_like(parameter)
@@ -186,6 +191,7 @@ def fsdp2_model(
     tokens_per_micro_batch: int,
     cpu_offload: bool = False,
     shared_prefixes: Literal["auto", "off"] = "off",
+    packed_rows: PackedRows = "off",
 ) -> ShardedModel:
     """Return one rank's part of a model that stays as it is.
 
@@ -196,17 +202,31 @@ def fsdp2_model(
         tokens_per_micro_batch: Tokens of a micro-batch, padding included.
         cpu_offload: Whether weights are held in the processor's memory.
         shared_prefixes: `optimizer.shared_prefixes`.
+        packed_rows: `optimizer.packed_rows`.
     """
-    whole = WholeModel(head, group, lambda each: sharing_costs(each, shared_prefixes, group.device))
+
+    def look(each: Head) -> tuple[CallCosts | None, bool]:
+        return (
+            sharing_costs(each, shared_prefixes, group.device),
+            packs_rows(each, packed_rows, group.device, dtype),
+        )
+
+    whole = WholeModel(head, group, look)
     head = whole.shell
-    costs = sharing_costs(head, shared_prefixes, group.device)
+    costs, packs = look(head)
     for parameter in head.parameters():
         parameter.requires_grad = False
     divide_layers(head.model, group)
     shard(whole, group, dtype, cpu_offload=cpu_offload)
     pieces = DTensorPieces(head, dict(head.model.named_parameters()))
     return ShardedModel(
-        head, group, pieces, dtype=dtype, tokens_per_micro_batch=tokens_per_micro_batch, costs=costs
+        head,
+        group,
+        pieces,
+        dtype=dtype,
+        tokens_per_micro_batch=tokens_per_micro_batch,
+        costs=costs,
+        packs=packs,
     )
 
 
@@ -240,12 +260,18 @@ def fsdp2_backend(
     Raises:
         ConfigError: If the model cannot be divided as the group wants it.
     """
-    setting = optimizer.shared_prefixes
-    whole = WholeModel(head, group, lambda each: sharing_costs(each, setting, group.device))
+
+    def look(each: Head) -> tuple[CallCosts | None, bool]:
+        return (
+            sharing_costs(each, optimizer.shared_prefixes, group.device),
+            packs_rows(each, optimizer.packed_rows, group.device, dtype),
+        )
+
+    whole = WholeModel(head, group, look)
     head = whole.shell
-    costs = sharing_costs(head, setting, group.device)
+    costs, packs = look(head)
     partial = divide_layers(head.model, group)
-    layers = CompiledLayers(head.model, compiled)
+    layers = CompiledLayers(head, compiler_of(compiled, group.device))
     shard(whole, group, dtype, cpu_offload=cpu_offload)
     trained = {name: each for name, each in head.model.named_parameters() if each.requires_grad}
     return ShardedBackend(
@@ -255,10 +281,11 @@ def fsdp2_backend(
         Fsdp2Optimizer(group, trained, partial, optimizer, schedule.rate(0)),
         schedule,
         dtype=dtype,
-        tokens_per_micro_batch=optimizer.tokens_per_micro_batch,
+        tokens_per_micro_batch=optimizer.micro_batch_tokens,
         gradient_checkpointing=gradient_checkpointing,
         layers=layers,
         costs=costs,
+        packs=packs,
     )
 
 

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from rollgym.trainer.backends.base import EntropyMode
 from rollgym.trainer.backends.logits_reader import LogitsReader
-from rollgym.trainer.backends.prefix_cache import hidden_states, why_not_shared
+from rollgym.trainer.backends.prefix_cache import hidden_states, why_not_packed, why_not_shared
 from rollgym.trainer.backends.prefix_layout import SharedTokens
 from rollgym.trainer.backends.routing import RoutedModel, no_experts
 from rollgym.trainer.models.pictures import ImageTensors, tokens_or_embeddings
@@ -70,6 +70,11 @@ class Head(nn.Module, ABC):
     def why_not_shared(self) -> str | None:
         """Why it cannot compute segments behind a prefix; None if it can. First asked before the model is wrapped."""
         return why_not_shared(self.body)
+
+    @cached_property
+    def why_not_packed(self) -> str | None:
+        """Why it cannot compute rows behind each other; None if it can. First asked before the model is wrapped."""
+        return why_not_packed(self.body)
 
     def forward(
         self,
@@ -163,6 +168,8 @@ class PolicyHead(Head):
 
     Attributes:
         temperature: What logits are divided by.
+        numbers_of_logits: Makes log-probabilities and entropies of logits: the function of this name, or a compiled
+            form of it.
     """
 
     def __init__(
@@ -171,6 +178,7 @@ class PolicyHead(Head):
         super().__init__()
         self.model: PreTrainedModel = model
         self.temperature = temperature
+        self.numbers_of_logits = numbers_of_logits
         self._routed = RoutedModel(model)
         self._reader = LogitsReader(model)
         self._tokens_at_once = max(1, logits_at_once // self._reader.vocabulary)
@@ -184,6 +192,11 @@ class PolicyHead(Head):
     def why_not_shared(self) -> str | None:
         """Why it cannot compute segments behind a prefix; None if it can."""
         return self._reader.why_not_shared
+
+    @cached_property
+    def why_not_packed(self) -> str | None:
+        """Why it cannot compute rows behind each other; None if it can."""
+        return self._reader.why_not_packed
 
     def keep_experts(self, *, wanted: bool) -> None:
         """Have forwards keep the experts that tokens take, or no longer."""
@@ -213,18 +226,32 @@ class PolicyHead(Head):
     def _of_states(
         self, entropy: EntropyMode, states: Tensor, targets: Tensor
     ) -> tuple[Tensor, Tensor | None]:
-        logits = self._reader.logits(states).float()
-        # A division by one changes nothing, and reads and writes all of a vocabulary for every token.
-        scaled = logits if self.temperature == 1.0 else logits / self.temperature
-        distribution = scaled.log_softmax(dim=-1)
-        # A sum of one, and no view of it: what leaves a module that is sharded must be a tensor of its own.
-        chosen = distribution.gather(-1, targets[:, None]).sum(dim=-1)
-        if entropy == "none":
-            return chosen, None
-        with torch.set_grad_enabled(entropy == "gradient" and torch.is_grad_enabled()):
-            if entropy == "collision":
-                return chosen, -(2 * distribution).logsumexp(dim=-1)
-            return chosen, -(distribution.exp() * distribution).sum(dim=-1)
+        return self.numbers_of_logits(self._reader.logits(states), targets, self.temperature, entropy)
+
+
+def numbers_of_logits(
+    logits: Tensor, targets: Tensor, temperature: float, entropy: EntropyMode
+) -> tuple[Tensor, Tensor | None]:
+    """Return the log-probability of each token `[n]` and, if asked, the entropy that it was drawn with.
+
+    Args:
+        logits: As the model makes them, `[n, vocabulary]`.
+        targets: The tokens, int64 `[n]`.
+        temperature: What logits are divided by.
+        entropy: Whether entropies are wanted.
+    """
+    numbers = logits.float()
+    # A division by one changes nothing, and reads and writes all of a vocabulary for every token.
+    scaled = numbers if temperature == 1.0 else numbers / temperature
+    distribution = scaled.log_softmax(dim=-1)
+    # A sum of one, and no view of it: what leaves a module that is sharded must be a tensor of its own.
+    chosen = distribution.gather(-1, targets[:, None]).sum(dim=-1)
+    if entropy == "none":
+        return chosen, None
+    with torch.set_grad_enabled(entropy == "gradient" and torch.is_grad_enabled()):
+        if entropy == "collision":
+            return chosen, -(2 * distribution).logsumexp(dim=-1)
+        return chosen, -(distribution.exp() * distribution).sum(dim=-1)
 
 
 class ValueHead(Head):

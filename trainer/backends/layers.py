@@ -1,13 +1,18 @@
 """A model's layers in training: compiled (torch.compile), or computed once more for the gradient."""
 
+import os
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from rollgym.trainer.backends.heads import Head, PolicyHead
 from rollgym.trainer.backends.prefix_cache import take_replays
 from rollgym.trainer.core.errors import ConfigError
 
@@ -65,32 +70,75 @@ def layers_of(body: nn.Module) -> list[nn.Module]:
     return [module for module in body.modules() if type(module).__name__ in names]
 
 
+_INDUCTOR = "inductor"
+_CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
+
+
+def compiler_of(setting: str | None, device: torch.device) -> str | None:
+    """Return what compiles layers on a device: what `model.compile` names; None if nothing does.
+
+    Args:
+        setting: `model.compile`.
+        device: Where they are computed.
+    """
+    if setting != "auto":
+        return setting
+    has_compiler = device.type != "cpu" and find_spec("triton") is not None
+    return _INDUCTOR if has_compiler and _INDUCTOR in torch.compiler.list_backends() else None
+
+
+def keep_compiled() -> None:
+    """Have inductor keep what it compiles where the next run finds it, if the user has not said where.
+
+    By default torch keeps it among temporary files, which are gone when the machine, or the container, starts again;
+    where it has looked there already, the variable says so.
+    """
+    said = os.environ.get(_CACHE_VARIABLE)
+    is_torchs_own = said is not None and Path(said).parent == Path(tempfile.gettempdir())
+    if said is None or (is_torchs_own and Path(said).name.startswith("torchinductor_")):
+        home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        os.environ[_CACHE_VARIABLE] = str(home / "rollgym" / "compiled")
+
+
 class CompiledLayers:
     """Has training steps run compiled layers, each by itself, as a model's layers share their code.
+
+    What makes log-probabilities of a policy's logits is compiled, too: it goes over all of a vocabulary for every
+    token, time and again where it is not.
 
     Whoever samples with the same weights runs them as they are.
 
     Rows are of many lengths: layers are compiled for any length, and once more where rows share what they begin with.
 
     Args:
-        model: What is trained; nothing wraps it yet.
+        head: What is trained, and what is read off it; nothing wraps it yet.
         backend: What compiles, by torch's name, such as `inductor`; None leaves the layers as they are.
+
+    Attributes:
+        compiler: What compiles.
 
     Raises:
         ConfigError: If torch has no such backend.
     """
 
-    def __init__(self, model: nn.Module, backend: str | None) -> None:
+    def __init__(self, head: Head, backend: str | None) -> None:
         self._layers: list[nn.Module] = []
+        self._policy: PolicyHead | None = None
+        self.compiler = backend
         if backend is None:
             return
         if backend not in torch.compiler.list_backends(exclude_tags=()):
             known = ", ".join(torch.compiler.list_backends())
             raise ConfigError(f"model.compile {backend}: torch has no such backend; it has {known}")
-        self._layers = [layer for body in bodies_of(model) for layer in layers_of(body)]
+        if backend == _INDUCTOR:
+            keep_compiled()
+        self._layers = [layer for body in bodies_of(head.model) for layer in layers_of(body)]
         for layer in self._layers:
             layer.compile(backend=backend, dynamic=True)
         self._compiled = [layer._compiled_call_impl for layer in self._layers]
+        if isinstance(head, PolicyHead):
+            self._policy, self._plain = head, head.numbers_of_logits
+            self._of_logits = torch.compile(head.numbers_of_logits, backend=backend, dynamic=True)
         self._use(compiled=False)
 
     @contextmanager
@@ -105,3 +153,5 @@ class CompiledLayers:
     def _use(self, *, compiled: bool) -> None:
         for number, layer in enumerate(self._layers):
             layer._compiled_call_impl = self._compiled[number] if compiled else None
+        if self._policy is not None:
+            self._policy.numbers_of_logits = self._of_logits if compiled else self._plain

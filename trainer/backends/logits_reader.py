@@ -3,10 +3,17 @@
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from rollgym.trainer.backends.prefix_cache import hidden_states, logits_of_calls, why_not_shared
+from rollgym.trainer.backends.prefix_cache import (
+    hidden_states,
+    logits_of_calls,
+    why_not_packed,
+    why_not_shared,
+)
 from rollgym.trainer.backends.prefix_layout import SharedTokens
 from rollgym.trainer.models.language_head import LanguageHead, own_logits, state_width
 from rollgym.trainer.models.pictures import ImageTensors, tokens_or_embeddings
+
+_WHOLE = "its logits are made by its whole forward, and not of its last hidden states alone"
 
 
 class LogitsReader:
@@ -46,9 +53,12 @@ class LogitsReader:
     @property
     def why_not_shared(self) -> str | None:
         """Why it cannot compute segments behind a prefix; None if it can."""
-        if self._head is None:
-            return "its logits are made by its whole forward, and not of its last hidden states alone"
-        return why_not_shared(self.body)
+        return _WHOLE if self._head is None else why_not_shared(self.body)
+
+    @property
+    def why_not_packed(self) -> str | None:
+        """Why it cannot compute rows behind each other; None if it can."""
+        return _WHOLE if self._head is None else why_not_packed(self.body)
 
     def states(
         self,

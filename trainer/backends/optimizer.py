@@ -47,14 +47,27 @@ def make_optimizer(
         parameters: What it steps.
         rate: Learning rate of the first step.
     """
-    fused = settings.fused or None  # None lets torch choose among the others
+    parameters = list(parameters)
+    if settings.fused == "auto" and all(each.device.type != "cpu" for each in parameters):
+        try:
+            return _made(settings, parameters, rate, fused=True)
+        except RuntimeError as error:  # of devices that have no such kernel
+            if "fused" not in str(error):
+                raise
+    return _made(settings, parameters, rate, fused=settings.fused is True)
+
+
+def _made(
+    settings: OptimizerSettings, parameters: list[torch.Tensor], rate: float, *, fused: bool
+) -> torch.optim.Optimizer:
+    kernel = fused or None  # None lets torch choose among the others
     if settings.kind == "sgd":
-        return torch.optim.SGD(parameters, lr=rate, weight_decay=settings.weight_decay, fused=fused)
+        return torch.optim.SGD(parameters, lr=rate, weight_decay=settings.weight_decay, fused=kernel)
     return torch.optim.AdamW(
         parameters,
         lr=rate,
         betas=settings.betas,
         eps=settings.epsilon,
         weight_decay=settings.weight_decay,
-        fused=fused,
+        fused=kernel,
     )

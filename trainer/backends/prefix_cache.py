@@ -16,9 +16,10 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from rollgym.trainer.backends.prefix_layout import CallTensors, SharedTokens
-from rollgym.trainer.backends.prefix_paths import paths_of
-from rollgym.trainer.backends.prefix_tree import CallCosts, finest_tree
+from rollgym.trainer.backends.prefix_paths import Ids, paths_of
+from rollgym.trainer.backends.prefix_tree import CallCosts, SharedRows, finest_tree, rows_apart
 from rollgym.trainer.models.language_head import cache_argument, own_logits
+from rollgym.trainer.models.packed_attention import take_packed_rows
 
 KeysAndValues = tuple[Tensor, Tensor]
 """Of the tokens of one call in one layer, `[rows, heads, tokens, width]` each."""
@@ -90,13 +91,12 @@ def hidden_states(body: PreTrainedModel, calls: Sequence[CallTensors]) -> Tensor
     name = cache_argument(body)
     for call in calls:
         cache = _cache(body, call, written) if call.is_read or call.prefix is not None else None
-        named_cache: dict[str, Any] = {} if cache is None else {name: cache}
+        given: dict[str, Any] = {} if cache is None else {name: cache}
+        given["attention_mask"] = None if call.prefix is None else call.prefix.mask
+        if call.packed is not None:
+            given |= call.packed.arguments(body)
         states = body(
-            input_ids=call.ids,
-            attention_mask=None if call.prefix is None else call.prefix.mask,
-            position_ids=call.positions,
-            use_cache=False,
-            **named_cache,
+            input_ids=call.ids, position_ids=call.positions, use_cache=False, **given
         ).last_hidden_state
         wanted.append(states.flatten(0, 1)[call.states])
         written.append([] if cache is None else _written(cache, is_read=call.is_read))
@@ -162,14 +162,10 @@ def why_not_shared(body: PreTrainedModel) -> str | None:
     What its settings do not rule out is tried on a few tokens, in a tree of three levels.
     """
     config = body.config.get_text_config()
-    if odd := sorted(
-        set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
-    ):
-        return f"it has layers of the kind {odd[0]}, whose state is more than keys and values"
+    if (odd := _odd_layers(config)) is not None:
+        return odd
     if getattr(config, "num_kv_shared_layers", 0):
         return "its layers share keys and values with each other"
-    if lengthy := sorted(_rope_types(config) & {"dynamic", "longrope"}):
-        return f"its positions ({lengthy[0]}) depend on how long the row is"
     if "flash" in (attention := str(config._attn_implementation)):
         return f"its attention ({attention}) hides nothing between a prefix and the row behind it"
     if not hasattr(GradientCheckpointingLayer, "_can_checkpoint_with_cache"):
@@ -177,11 +173,43 @@ def why_not_shared(body: PreTrainedModel) -> str | None:
     try:
         return (
             None
-            if _is_exact(body)
+            if _is_exact(body, packs=False)
             else "what it computes behind a prefix is not what it computes of whole rows"
         )
     except _UNLIKE as error:
         return f"it cannot compute what stands behind a prefix ({error})"
+
+
+@torch.no_grad()
+def why_not_packed(body: PreTrainedModel) -> str | None:
+    """Return why a model cannot compute rows that stand behind each other exactly, or None if it can.
+
+    What its settings do not rule out is tried on a few tokens.
+    """
+    config = body.config.get_text_config()
+    if (odd := _odd_layers(config)) is not None:
+        return odd
+    attention = str(config._attn_implementation)
+    if attention != "sdpa" and "flash" not in attention:
+        return f"its attention ({attention}) has no form for rows of unequal lengths"
+    take_packed_rows()
+    try:
+        if not _is_exact(body, packs=True):
+            return "what it computes of packed rows is not what it computes of each apart"
+    except _UNLIKE as error:
+        return f"it cannot compute packed rows ({error})"
+    return None
+
+
+def _odd_layers(config: Any) -> str | None:
+    """Return what of a model looks at more of a row than keys, values and positions; None if nothing does."""
+    if odd := sorted(
+        set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
+    ):
+        return f"it has layers of the kind {odd[0]}, whose state is more than keys and values"
+    if lengthy := sorted(_rope_types(config) & {"dynamic", "longrope"}):
+        return f"its positions ({lengthy[0]}) depend on how long the row is"
+    return None
 
 
 def _rope_types(config: Any) -> set[str]:
@@ -190,18 +218,25 @@ def _rope_types(config: Any) -> set[str]:
     return {str(each.get("rope_type", "default")) for each in by_layer}
 
 
-def _is_exact(body: PreTrainedModel) -> bool:
-    """Whether states behind a prefix are those of whole rows, but for rounding."""
+def _is_exact(body: PreTrainedModel, *, packs: bool) -> bool:
+    """Whether states behind a prefix, or of packed rows, are those of whole rows, but for rounding."""
     size = body.config.get_text_config().vocab_size
     rows = [
         np.array([index * 7 + 3 for index in row]) % size
         for row in (range(9), [*range(4), 20, 21, 22], [*range(6), 30, 31, 32, 33], [*range(7), 40])
     ]
+    if packs:
+        shared = rows_apart([len(row) for row in rows])
+        return _is_exact_of(body, rows, shared, packs=True)
     paths = paths_of(rows)
     # Where calls are dear, all segments of a level are padded to one: that is tried, too.
     shared = finest_tree(paths, [len(rows[row]) for row in paths.row], CallCosts(0.0, 0.0, 0.0, 1e6, 0.0))
+    return _is_exact_of(body, rows, shared, packs=False)
+
+
+def _is_exact_of(body: PreTrainedModel, rows: Sequence[Ids], shared: SharedRows, *, packs: bool) -> bool:
     wanted = [np.arange(1, len(row)) for row in rows]
-    tokens = SharedTokens.of(shared, [rows[row] for row in shared.paths], wanted, body.device)
+    tokens = SharedTokens.of(shared, [rows[row] for row in shared.paths], wanted, body.device, packs=packs)
     states = hidden_states(body, tokens.calls)[tokens.which].float()
     own = [
         body(input_ids=torch.from_numpy(row)[None].to(body.device), use_cache=False).last_hidden_state[0, :-1]

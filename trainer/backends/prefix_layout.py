@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, Self
 
 import numpy as np
@@ -10,7 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rollgym.trainer.backends.prefix_paths import Ids
-from rollgym.trainer.backends.prefix_tree import SharedRows, Tree
+from rollgym.trainer.backends.prefix_tree import Call, SharedRows, Tree
+from rollgym.trainer.models.packed_attention import PackedRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +36,12 @@ class CallTensors:
     """One call of the model.
 
     Attributes:
-        ids: Token ids, int64 `[rows, width]`.
-        positions: Their positions in their rows; None if there is no prefix.
+        ids: Token ids, int64 `[rows, width]`; `[1, tokens]` where rows are packed.
+        positions: Their positions in their rows; None if rows begin where the call's do.
         prefix: What they stand behind.
         is_read: Whether later calls read its keys and values.
         states: Indices of the states that are wanted, among its tokens, int64 `[n]`.
+        packed: Where the rows that are packed begin and end; None where rows are padded.
     """
 
     ids: Tensor
@@ -46,6 +49,7 @@ class CallTensors:
     prefix: Prefix | None
     is_read: bool
     states: Tensor
+    packed: PackedRows | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +74,8 @@ class SharedTokens:
         wanted: Sequence[Ids],
         device: torch.device,
         count: int = 1,
+        *,
+        packs: bool = False,
     ) -> Self:
         """Lay out a micro-batch.
 
@@ -79,8 +85,9 @@ class SharedTokens:
             wanted: Columns of each row's tokens that are wanted, never 0.
             device: Where the model is.
             count: Calls to make at least; those that are not needed compute a token that nobody asked for.
+            packs: Whether rows without a prefix stand behind each other, without padding.
         """
-        layout = _Layout(shared.tree)
+        layout = _Layout(shared.tree, packs=packs)
         indices = [layout.indices(path) for path in range(len(paths))]
         tokens = [indices[path][columns] for path, columns in zip(shared.path_of, wanted, strict=True)]
         states = [indices[path][columns - 1] for path, columns in zip(shared.path_of, wanted, strict=True)]
@@ -97,10 +104,13 @@ class SharedTokens:
         calls = [
             CallTensors(
                 ids=tensor(ids[number]),
-                positions=tensor(layout.positions(number)) if call.prefix else None,
+                positions=tensor(layout.positions(number)) if call.prefix or packs else None,
                 prefix=layout.prefix(number, tensor) if call.prefix else None,
                 is_read=not shared.tree.parents.isdisjoint(call.segments),
                 states=tensor(state[bounds[number] : bounds[number + 1]] - layout.base[number]),
+                packed=PackedRows.of(shared.tree.lengths(call), device)
+                if packs and not call.prefix
+                else None,
             )
             for number, call in enumerate(shared.tree.calls)
         ]
@@ -114,17 +124,30 @@ class SharedTokens:
 class _Layout:
     """Where the tokens of a tree's segments lie in its calls, one call behind the other, padding included."""
 
-    def __init__(self, tree: Tree) -> None:
+    def __init__(self, tree: Tree, *, packs: bool) -> None:
         self._tree = tree
-        sizes = [len(call.segments) * call.width for call in tree.calls]
+        self._packs = packs
+        sizes = [self._size(call) for call in tree.calls]
         self.base = np.cumsum([0, *sizes])[:-1]
         self.size = sum(sizes)
         self._call = [0] * len(tree.segments)
         self._first = [0] * len(tree.segments)
         for number, call in enumerate(tree.calls):
-            for row, segment in enumerate(call.segments):
+            for segment, first in zip(call.segments, self._firsts(call), strict=True):
                 self._call[segment] = number
-                self._first[segment] = int(self.base[number]) + row * call.width
+                self._first[segment] = int(self.base[number]) + first
+
+    def _is_packed(self, call: Call) -> bool:
+        return self._packs and not call.prefix
+
+    def _size(self, call: Call) -> int:
+        return sum(self._tree.lengths(call)) if self._is_packed(call) else len(call.segments) * call.width
+
+    def _firsts(self, call: Call) -> list[int]:
+        """Return where each segment of a call begins among its tokens."""
+        if self._is_packed(call):
+            return [0, *accumulate(self._tree.lengths(call)[:-1])]
+        return [row * call.width for row in range(len(call.segments))]
 
     def indices(self, path: int) -> Ids:
         """Return where each token of a path is computed."""
@@ -138,6 +161,11 @@ class _Layout:
         """Return the token ids of each call."""
         tables = []
         for call in self._tree.calls:
+            if self._is_packed(call):
+                of_call = (self._tree.segments[number] for number in call.segments)
+                parts = [paths[each.path][each.start : each.stop] for each in of_call]
+                tables.append(np.concatenate(parts)[None])
+                continue
             table = np.zeros((len(call.segments), call.width), dtype=np.int64)
             for row, number in enumerate(call.segments):
                 segment = self._tree.segments[number]
@@ -148,6 +176,8 @@ class _Layout:
     def positions(self, number: int) -> Ids:
         """Return the positions of a call's tokens; padding stands where its row ends, which every model can place."""
         call = self._tree.calls[number]
+        if self._is_packed(call):
+            return np.concatenate([np.arange(length) for length in self._tree.lengths(call)])[None]
         segments = [self._tree.segments[segment] for segment in call.segments]
         starts = np.array([segment.start for segment in segments])[:, None]
         stops = np.array([segment.stop for segment in segments])[:, None]
@@ -158,9 +188,7 @@ class _Layout:
         call = self._tree.calls[number]
         before = [self._before(segment) for segment in call.segments]
         sources = sorted({self._call[segment] for chain in before for segment in chain})
-        sizes = [
-            len(self._tree.calls[source].segments) * self._tree.calls[source].width for source in sources
-        ]
+        sizes = [self._size(self._tree.calls[source]) for source in sources]
         moved = {
             source: int(start - self.base[source])
             for source, start in zip(sources, np.cumsum([0, *sizes]), strict=False)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from rollgym.trainer.backends.batching import length_buckets
+from rollgym.trainer.backends.batching import length_buckets, packed_buckets
 from rollgym.trainer.backends.prefix_paths import Ids, Paths, paths_of
 from rollgym.trainer.backends.prefix_tree import CallCosts, SharedRows, Tree, rows_apart, tree_of
 
@@ -26,10 +26,12 @@ class Bucket:
     Attributes:
         rows: Indices of its rows in the batch.
         shared: What they share; None if each row goes through the model as it is.
+        packs: Whether rows may be packed; those that bring more than tokens are padded.
     """
 
     rows: Sequence[int]
     shared: SharedRows | None = None
+    packs: bool = True
 
     @property
     def calls(self) -> int:
@@ -45,7 +47,7 @@ class Bucket:
         shared = self.shared
         if shared is not None:
             shared = replace(shared, paths=[indices[path] for path in shared.paths])
-        return Bucket([indices[row] for row in self.rows], shared)
+        return replace(self, rows=[indices[row] for row in self.rows], shared=shared)
 
     def saved(self, lengths: Sequence[int]) -> int:
         """Return how many tokens of its rows, of `lengths`, do not go through the model."""
@@ -103,7 +105,8 @@ def plan(ids: Sequence[Ids], budget: int, costs: CallCosts, *, prefixes: bool = 
         Micro-batches that hold every row once.
     """
     lengths = [len(row) for row in ids]
-    flat = [Bucket(bucket) for bucket in length_buckets(lengths, budget)]
+    cut = packed_buckets if costs.packs else length_buckets
+    flat = [Bucket(bucket) for bucket in cut(lengths, budget)]
     if len(ids) < 2:
         return flat
     paths = paths_of(ids)

@@ -29,6 +29,7 @@ class CallCosts:
         call: Each call, whatever its size.
         held: Memory of the keys and values of one token of a row's prefix, as a part of all that is held of a token.
         read: Memory of what a loss reads and makes of one token of a row, as a part of the same.
+        packs: Whether rows without a prefix are computed behind each other, without padding.
     """
 
     pair: float
@@ -37,6 +38,7 @@ class CallCosts:
     call: float
     held: float
     read: float = 0.0
+    packs: bool = False
 
     def of(
         self, rows: NDArray[np.float64], width: NDArray[np.float64], prefix: NDArray[np.float64]
@@ -44,6 +46,10 @@ class CallCosts:
         """Return the costs of calls of `rows` rows of `width` tokens behind at most `prefix` tokens."""
         pair = np.where(prefix > 0, self.masked_pair, self.pair)
         return rows * (width + pair * width * (prefix + width) + self.copied * prefix) + self.call
+
+    def of_packed(self, lengths: NDArray[np.float64]) -> float:
+        """Return the cost of one call of rows of some lengths behind each other, without a prefix."""
+        return float((lengths + self.pair * lengths * lengths).sum()) + self.call
 
 
 class Segment(NamedTuple):
@@ -63,7 +69,7 @@ class Segment(NamedTuple):
 
 
 class Call(NamedTuple):
-    """Segments that go through the model together, padded to equal length.
+    """Segments that go through the model together, padded to equal length or, without a prefix, packed.
 
     Attributes:
         segments: Their numbers. Their parents belong to earlier calls.
@@ -109,12 +115,27 @@ class Tree:
 
     def cost(self, costs: CallCosts) -> float:
         """Return what computing it costs, in tokens."""
-        sizes = [(len(call.segments), call.width, call.prefix) for call in self.calls]
-        return float(costs.of(*np.array(sizes, dtype=np.float64).T).sum())
+        packed = [call for call in self.calls if costs.packs and not call.prefix]
+        padded = [call for call in self.calls if not (costs.packs and not call.prefix)]
+        cost = sum(costs.of_packed(np.array(self.lengths(call), dtype=np.float64)) for call in packed)
+        if padded:
+            sizes = [(len(call.segments), call.width, call.prefix) for call in padded]
+            cost += float(costs.of(*np.array(sizes, dtype=np.float64).T).sum())
+        return cost
 
     def held(self, costs: CallCosts) -> float:
         """Return what is held of it for the gradient, in tokens, padding included."""
-        return sum(len(call.segments) * (call.width + costs.held * call.prefix) for call in self.calls)
+        return sum(
+            sum(self.lengths(call))
+            if costs.packs and not call.prefix
+            else len(call.segments) * (call.width + costs.held * call.prefix)
+            for call in self.calls
+        )
+
+    def lengths(self, call: Call) -> list[int]:
+        """Return the tokens of each segment of a call."""
+        of_call = (self.segments[number] for number in call.segments)
+        return [segment.stop - segment.start for segment in of_call]
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,8 +270,13 @@ def _calls(segments: Sequence[Segment], costs: CallCosts) -> Iterator[Call]:
         if level_of[-1] == len(levels):
             levels.append([])
         levels[level_of[-1]].append(number)
-    for level in levels:
-        yield from _calls_of_level(segments, level, costs)
+    for number, level in enumerate(levels):
+        if costs.packs and number == 0:
+            # Lengths need not be alike. Longest first, so that those that are equal are neighbours.
+            order = sorted(level, key=lambda each: segments[each].start - segments[each].stop)
+            yield Call(tuple(order), segments[order[0]].stop, 0)
+        else:
+            yield from _calls_of_level(segments, level, costs)
 
 
 def _calls_of_level(segments: Sequence[Segment], level: Sequence[int], costs: CallCosts) -> Iterator[Call]:

@@ -27,7 +27,7 @@ from rollgym.trainer.backends.transport import (
 )
 from rollgym.trainer.core.errors import TrainerError
 
-_FIXED = ("has_adapter", "shares", "why_not_shared")
+_FIXED = ("has_adapter", "shares", "why_not_shared", "kernels")
 """What of a backend never changes, and is told once."""
 
 

@@ -18,6 +18,7 @@ from rollgym.trainer.backends.base import (
     EntropyMode,
     LossFunction,
     RoutedOutputs,
+    StepKernels,
     StepReport,
     TokenCounts,
     TrainRow,
@@ -195,6 +196,7 @@ class RankedBackend:
         self._has_adapter = bool(built["has_adapter"])
         self._shares = bool(built["shares"])
         self._why_not_shared: str | None = built["why_not_shared"]
+        self._kernels: StepKernels = built["kernels"] or StepKernels()
 
     def forward(self, rows: Sequence[TrainRow]) -> list[Tensor]:
         """Return the outputs of each row, float32 `[tokens]`, zero outside its mask, without gradient."""
@@ -252,6 +254,11 @@ class RankedBackend:
     def why_not_shared(self) -> str | None:
         """Why rows that begin alike do not share what they begin with; None if they do, or are not meant to."""
         return self._why_not_shared
+
+    @property
+    def kernels(self) -> StepKernels:
+        """What its steps are computed with."""
+        return self._kernels
 
     @property
     def has_adapter(self) -> bool:

@@ -26,6 +26,7 @@ class FrozenModel:
         tokens_per_micro_batch: Tokens of a micro-batch, padding included.
         costs: Of the model's calls, where tokens of rows that begin alike go through the model once.
         plans: Plans of rows that other models compute too.
+        packs: Whether rows are computed behind each other, without padding.
     """
 
     def __init__(
@@ -34,8 +35,10 @@ class FrozenModel:
         tokens_per_micro_batch: int,
         costs: CallCosts | None = None,
         plans: Plans | None = None,
+        *,
+        packs: bool = False,
     ) -> None:
-        self._pass = ForwardPass(head, tokens_per_micro_batch, costs, plans)
+        self._pass = ForwardPass(head, tokens_per_micro_batch, costs, plans, packs=packs)
 
     def forward(self, rows: Sequence[TrainRow]) -> list[Tensor]:
         """Return the outputs of each row, float32 `[tokens]`, zero outside its mask, without gradient."""
@@ -69,6 +72,7 @@ class PolicyWithoutAdapters:
         costs: Of the model's calls, where tokens of rows that begin alike go through the model once.
         warm: Whether adapters were trained before the run began. They are kept then.
         plans: Plans of rows that other models compute too.
+        packs: Whether rows are computed behind each other, without padding.
     """
 
     def __init__(
@@ -79,8 +83,9 @@ class PolicyWithoutAdapters:
         plans: Plans | None = None,
         *,
         warm: bool,
+        packs: bool = False,
     ) -> None:
-        self._pass = ForwardPass(head, tokens_per_micro_batch, costs, plans)
+        self._pass = ForwardPass(head, tokens_per_micro_batch, costs, plans, packs=packs)
         model = head.model
         self._start = {name: tensor.clone() for name, tensor in adapter_tensors(model)} if warm else None
 

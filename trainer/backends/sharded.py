@@ -12,7 +12,14 @@ import torch
 from torch import Tensor
 
 from rollgym.trainer.algorithms.aggregation import Metrics, merge
-from rollgym.trainer.backends.base import EntropyMode, LossFunction, MicroBatch, StepReport, TrainRow
+from rollgym.trainer.backends.base import (
+    EntropyMode,
+    LossFunction,
+    MicroBatch,
+    StepKernels,
+    StepReport,
+    TrainRow,
+)
 from rollgym.trainer.backends.forward_pass import KeptOutputs
 from rollgym.trainer.backends.heads import Head
 from rollgym.trainer.backends.layers import CompiledLayers, GradientCheckpointing
@@ -39,6 +46,7 @@ class ShardedBackend(ShardedModel):
         gradient_checkpointing: Whether activations are computed once more for the gradient in place of being kept.
         layers: Those that are compiled, if any.
         costs: Of the model's calls, where tokens of rows that begin alike go through the model once.
+        packs: Whether rows are computed behind each other, without padding.
     """
 
     def __init__(
@@ -54,6 +62,7 @@ class ShardedBackend(ShardedModel):
         gradient_checkpointing: bool,
         layers: CompiledLayers | None = None,
         costs: CallCosts | None = None,
+        packs: bool = False,
     ) -> None:
         super().__init__(
             head,
@@ -62,12 +71,18 @@ class ShardedBackend(ShardedModel):
             dtype=dtype,
             tokens_per_micro_batch=tokens_per_micro_batch,
             costs=costs,
+            packs=packs,
         )
         self._optimizer = optimizer
         self._schedule = schedule
         self._steps = 0
         self._checkpointing = GradientCheckpointing(head.model, enabled=gradient_checkpointing)
-        self._layers = layers or CompiledLayers(head.model, None)
+        self._layers = layers or CompiledLayers(head, None)
+
+    @property
+    def kernels(self) -> StepKernels:
+        """What its steps are computed with."""
+        return StepKernels(self._layers.compiler, self._optimizer.fused, self._pass.packs)
 
     def rate(self) -> float:
         """Return the learning rate of the next step."""

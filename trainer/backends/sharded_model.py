@@ -41,6 +41,7 @@ class ShardedModel:
         tokens_per_micro_batch: Tokens of a micro-batch, padding included.
         costs: Of the model's calls, where tokens of rows that begin alike go through the model once. All ranks share,
             or none does.
+        packs: Whether rows are computed behind each other, without padding.
     """
 
     def __init__(
@@ -52,12 +53,13 @@ class ShardedModel:
         dtype: torch.dtype,
         tokens_per_micro_batch: int,
         costs: CallCosts | None = None,
+        packs: bool = False,
     ) -> None:
         self._head = head
         self._group = group
         self._pieces = pieces
         self._dtype = dtype
-        self._pass = ForwardPass(head, tokens_per_micro_batch, costs, group.plans)
+        self._pass = ForwardPass(head, tokens_per_micro_batch, costs, group.plans, packs=packs)
         self._loading: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
 
     @property

@@ -28,7 +28,13 @@ class Applied(NamedTuple):
 
 
 class ShardedOptimizer(Protocol):
-    """What turns a share of the loss into a step of all ranks."""
+    """What turns a share of the loss into a step of all ranks.
+
+    Attributes:
+        fused: Whether it is one kernel.
+    """
+
+    fused: bool
 
     def backward(self, share: Tensor, *, last: bool) -> None:
         """Add the gradients of a share of the loss; the ranks' are added up, not averaged.

@@ -1,6 +1,8 @@
 """Training in one process on plain torch."""
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,21 +16,31 @@ from rollgym.trainer.backends.base import (
     EntropyMode,
     LossFunction,
     RoutedOutputs,
+    StepKernels,
     StepReport,
     TrainRow,
 )
 from rollgym.trainer.backends.forward_pass import ForwardPass, KeptOutputs
 from rollgym.trainer.backends.heads import Head
-from rollgym.trainer.backends.layers import CompiledLayers, GradientCheckpointing
+from rollgym.trainer.backends.layers import CompiledLayers, GradientCheckpointing, compiler_of
 from rollgym.trainer.backends.optimizer import Schedule, make_optimizer
+from rollgym.trainer.backends.packing import packs_rows
 from rollgym.trainer.backends.prefix_costs import sharing_costs
-from rollgym.trainer.backends.prefix_plan import Plans
+from rollgym.trainer.backends.prefix_plan import Bucket, Plans
 from rollgym.trainer.backends.skipping import LOSS, gradient_named
 from rollgym.trainer.config.optimizer import OptimizerSettings
+from rollgym.trainer.models.device_memory import give_back, peak_bytes
 from rollgym.trainer.models.load import save_weights
 from rollgym.trainer.models.lora import has_adapters, is_adapter, save_adapter
 from rollgym.trainer.models.weights import hub_tensors, parameters_of
 from rollgym.trainer.records.pieces import whole_state
+
+_log = logging.getLogger(__name__)
+_GIB = 2**30
+_NUMBERS_TOGETHER = 2**25
+"""Of gradients that are held until they are moved together (64 MiB in bfloat16)."""
+_FEWEST_TOKENS = 256
+"""Below which a micro-batch is not halved: what does not fit then is something else."""
 
 
 class TorchBackend:
@@ -62,12 +74,14 @@ class TorchBackend:
         self._settings = optimizer
         self._schedule = schedule
         self._steps = 0
+        self._has_stepped = False
         self._masters = MasterWeights(head.model, dtype)
         costs = sharing_costs(head, optimizer.shared_prefixes, head.body.device)
-        self._pass = ForwardPass(head, optimizer.tokens_per_micro_batch, costs, plans)
+        packs = packs_rows(head, optimizer.packed_rows, head.body.device, dtype)
+        self._pass = ForwardPass(head, optimizer.micro_batch_tokens, costs, plans, packs=packs)
         self._optimizer = make_optimizer(optimizer, self._masters.trained, schedule.rate(0))
         self._checkpointing = GradientCheckpointing(head.model, enabled=gradient_checkpointing)
-        self._layers = CompiledLayers(head.model, compiled)
+        self._layers = CompiledLayers(head, compiler_of(compiled, head.body.device))
 
     @property
     def learning_rate(self) -> float:
@@ -103,10 +117,54 @@ class TorchBackend:
         The losses of micro-batches are shares of one sum, so their gradients add up whatever the cut. The schedule of
         the learning rate goes on in either case: it is the run's.
         """
+        computed = self._with_gradients(rows, loss, entropy, keep_outputs=keep_outputs)
+        finite, kept = computed.finite, computed.kept
+        trained = self._masters.trained
+        norm = torch.nn.utils.get_total_norm([each.grad for each in trained if each.grad is not None])
+        for group in self._optimizer.param_groups:
+            group["lr"] = self.learning_rate
+        self._steps += 1
+        outputs = None if kept is None else kept.by_row()
+        tokens = self._pass.tokens(rows, computed.buckets)
+        if not bool(finite & norm.isfinite()):
+            broken = LOSS if not bool(finite) else gradient_named(self._broken_gradient())
+            self._optimizer.zero_grad(set_to_none=True)
+            return StepReport({}, float(norm), False, outputs, tokens, broken)
+        torch.nn.utils.clip_grads_with_norm_(trained, self._settings.gradient_clip, norm)
+        self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
-        parts: list[Metrics] = []
+        self._masters.publish()
+        if not self._has_stepped:
+            self._has_stepped = True
+            self._compare_with_plan()
+        return StepReport(merge(computed.metrics), float(norm), applied=True, outputs=outputs, tokens=tokens)
+
+    def _with_gradients(
+        self, rows: Sequence[TrainRow], loss: LossFunction, entropy: EntropyMode, *, keep_outputs: bool
+    ) -> "_Computed":
+        """Compute a batch and its gradients, in smaller micro-batches where those that were planned find no room."""
+        while True:
+            self._optimizer.zero_grad(set_to_none=True)
+            self._masters.forget()
+            try:
+                return self._all_micro_batches(rows, loss, entropy, keep_outputs=keep_outputs)
+            except torch.OutOfMemoryError:
+                if not self._may_halve():
+                    raise
+            # Only here nothing holds the tensors any more that were computed.
+            self._pass.halve()
+            give_back(self._pass.device)
+            _log.warning(
+                "memory does not suffice for the micro-batches that were planned: they have %s tokens from now on",
+                self._pass.tokens_per_micro_batch,
+            )
+
+    def _all_micro_batches(
+        self, rows: Sequence[TrainRow], loss: LossFunction, entropy: EntropyMode, *, keep_outputs: bool
+    ) -> "_Computed":
         kept = KeptOutputs(rows) if keep_outputs else None
         finite = torch.ones((), dtype=torch.bool, device=self._pass.device)
+        parts: list[Metrics] = []
         with self._checkpointing.active(), self._layers.active():
             buckets = self._pass.buckets(rows)
             for bucket in buckets:
@@ -116,23 +174,26 @@ class TorchBackend:
                 share, metrics = loss(micro)
                 finite &= share.detach().isfinite()
                 share.backward()
+                self._masters.add_gradients()
                 parts.append(metrics)
-        trained = self._masters.trained
-        norm = torch.nn.utils.get_total_norm([each.grad for each in trained if each.grad is not None])
-        for group in self._optimizer.param_groups:
-            group["lr"] = self.learning_rate
-        self._steps += 1
-        outputs = None if kept is None else kept.by_row()
-        tokens = self._pass.tokens(rows, buckets)
-        if not bool(finite & norm.isfinite()):
-            broken = LOSS if not bool(finite) else gradient_named(self._broken_gradient())
-            self._optimizer.zero_grad(set_to_none=True)
-            return StepReport({}, float(norm), False, outputs, tokens, broken)
-        torch.nn.utils.clip_grads_with_norm_(trained, self._settings.gradient_clip, norm)
-        self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=True)
-        self._masters.publish()
-        return StepReport(merge(parts), float(norm), applied=True, outputs=outputs, tokens=tokens)
+        return _Computed(buckets, parts, finite, kept)
+
+    def _may_halve(self) -> bool:
+        """Whether micro-batches may become smaller: until a step has found room, if nobody said how large they are."""
+        is_open = self._settings.tokens_per_micro_batch == "auto"
+        return is_open and not self._has_stepped and self._pass.tokens_per_micro_batch >= 2 * _FEWEST_TOKENS
+
+    def _compare_with_plan(self) -> None:
+        """Say so where the first step took more memory than was planned."""
+        planned, peak = self._settings.planned_micro_batch, peak_bytes(self._pass.device)
+        if planned is not None and peak is not None and peak > planned.peak_bytes:
+            _log.warning(
+                "the first step took up to %.1f GiB, and the memory plan said %.1f: where memory is short, set "
+                "optimizer.tokens_per_micro_batch below %s",
+                peak / _GIB,
+                planned.peak_bytes / _GIB,
+                self._pass.tokens_per_micro_batch,
+            )
 
     def _broken_gradient(self) -> str | None:
         """Return the first weight whose gradient is not finite."""
@@ -176,6 +237,11 @@ class TorchBackend:
         return self._pass.why_not_shared
 
     @property
+    def kernels(self) -> StepKernels:
+        """What its steps are computed with."""
+        return StepKernels(self._layers.compiler, bool(self._optimizer.defaults["fused"]), self._pass.packs)
+
+    @property
     def has_adapter(self) -> bool:
         """Whether adapters are trained, and the model's own weights stay as they are."""
         return has_adapters(self._head.model)
@@ -217,6 +283,23 @@ class TorchBackend:
         self._steps = state["steps"]
 
 
+@dataclass(frozen=True, slots=True)
+class _Computed:
+    """A batch whose gradients are there.
+
+    Attributes:
+        buckets: Its micro-batches.
+        metrics: Of each.
+        finite: Whether all shares of the loss are.
+        kept: What was computed of its rows, where somebody asked.
+    """
+
+    buckets: Sequence[Bucket]
+    metrics: Sequence[Metrics]
+    finite: Tensor
+    kept: KeptOutputs | None
+
+
 class MasterWeights:
     """The weights that are trained, in float32 (Micikevicius et al. 2018, section 3.1).
 
@@ -226,7 +309,8 @@ class MasterWeights:
     embedded engine could not share the weights that training computes with, bit by bit.
 
     Weights that the model computes with in float32 are their own masters. Gradients of the others move over to their
-    masters as soon as they are there, so that those of micro-batches add up in float32 and none is held twice.
+    masters in groups of some millions of numbers, as a backward pass makes them: those of micro-batches add up in
+    float32, few are held twice, and an accelerator is not launched for each weight.
 
     Args:
         model: The model. Those of its bodies' trained weights that are no adapters are rounded to `dtype`; what is
@@ -238,6 +322,8 @@ class MasterWeights:
         self._model = model
         self._rounded: dict[nn.Parameter, nn.Parameter] = {}
         self._hooks = []
+        self._ready: dict[nn.Parameter, None] = {}
+        self._numbers_ready = 0
         for name, parameter in model.named_parameters():
             if parameter.requires_grad and not is_adapter(name) and _is_of_a_body(model, name):
                 master = nn.Parameter(parameter.data.float())
@@ -261,8 +347,8 @@ class MasterWeights:
     @torch.no_grad()
     def publish(self) -> None:
         """Round the masters into the model, after a step or where they were loaded."""
-        for parameter, master in self._rounded.items():
-            parameter.copy_(master)
+        if self._rounded:
+            torch._foreach_copy_(list(self._rounded), list(self._rounded.values()))
 
     def release(self) -> None:
         """Give the model its weights in float32: who trains it next loses nothing."""
@@ -274,13 +360,45 @@ class MasterWeights:
 
     def _take_gradient(self, parameter: Tensor) -> None:
         assert isinstance(parameter, nn.Parameter)
-        assert parameter.grad is not None
-        master = self._rounded[parameter]
-        if master.grad is None:
-            master.grad = parameter.grad.float()
-        else:
-            master.grad.add_(parameter.grad)
-        parameter.grad = None
+        self._ready[parameter] = None
+        self._numbers_ready += parameter.numel()
+        if self._numbers_ready >= _NUMBERS_TOGETHER:
+            self.add_gradients()
+
+    @torch.no_grad()
+    def add_gradients(self) -> None:
+        """Move what gradients there are over to the masters."""
+        ready = [(each, self._rounded[each]) for each in self._ready if each.grad is not None]
+        first = [(parameter, master) for parameter, master in ready if master.grad is None]
+        more = [(parameter, master) for parameter, master in ready if master.grad is not None]
+        for _, master in first:
+            master.grad = torch.empty_like(master)
+        for pairs, into in ((first, _copied), (more, _added)):
+            if pairs:
+                into([_gradient(master) for _, master in pairs], [_gradient(each) for each, _ in pairs])
+        self.forget()
+
+    def forget(self) -> None:
+        """Forget gradients that have not moved over."""
+        for parameter in self._ready:
+            parameter.grad = None
+        self._ready, self._numbers_ready = {}, 0
+
+
+def _gradient(parameter: nn.Parameter) -> Tensor:
+    assert parameter.grad is not None
+    return parameter.grad
+
+
+def _copied(sums: list[Tensor], gradients: list[Tensor]) -> None:
+    torch._foreach_copy_(sums, gradients)
+
+
+def _added(sums: list[Tensor], gradients: list[Tensor]) -> None:
+    # Sums of unlike types have no common kernel, and copies have.
+    widened = [torch.empty_like(each) for each in sums]
+    torch._foreach_copy_(widened, gradients)
+    torch._foreach_add_(sums, widened)
 
 
 def _is_of_a_body(model: nn.Module, name: str) -> bool:

@@ -14,7 +14,9 @@ from transformers import PreTrainedModel
 from rollgym.trainer.backends.base import loss_of_nothing
 from rollgym.trainer.backends.heads import Head
 from rollgym.trainer.backends.optimizer import Schedule, make_optimizer
+from rollgym.trainer.backends.packing import packs_rows
 from rollgym.trainer.backends.prefix_costs import sharing_costs
+from rollgym.trainer.backends.prefix_tree import CallCosts
 from rollgym.trainer.backends.rank_group import RankGroup
 from rollgym.trainer.backends.sharded import ShardedBackend
 from rollgym.trainer.backends.sharded_optimizer import (
@@ -61,6 +63,11 @@ class EngineHead(Head):
             return "ZeRO at stage 3 gathers weights in the order of calls that it has seen, and trees differ"
         return self._wrapped[0].why_not_shared
 
+    @property
+    def why_not_packed(self) -> str | None:
+        """Why it cannot compute rows behind each other; None if it can."""
+        return self._wrapped[0].why_not_packed
+
     def keep_experts(self, *, wanted: bool) -> None:
         """Have forwards keep the experts that tokens take, or no longer."""
         self._wrapped[0].keep_experts(wanted=wanted)
@@ -94,6 +101,7 @@ class ZeroOptimizer:
 
     Attributes:
         masters: What the engine holds in float32.
+        fused: Whether a step is one kernel.
     """
 
     def __init__(
@@ -113,6 +121,7 @@ class ZeroOptimizer:
         self._group = group
         self._names = list(trained)
         self._trained = list(trained.values())
+        self.fused = settings.fused is True
         self._averages = _AVERAGES if settings.kind == "adamw" else ()
         self._param_groups = param_groups
         self._nothing = nothing
@@ -262,14 +271,22 @@ def zero_backend(
 
     """
     deepspeed = _deepspeed(group)
-    setting = optimizer.shared_prefixes
-    whole = WholeModel(head, group, lambda each: sharing_costs(each, setting, group.device))
+
+    def look(each: Head) -> tuple[CallCosts | None, bool]:
+        return (
+            sharing_costs(each, optimizer.shared_prefixes, group.device),
+            packs_rows(each, optimizer.packed_rows, group.device, dtype),
+        )
+
+    whole = WholeModel(head, group, look)
     head = whole.shell
-    costs = sharing_costs(head, setting, group.device)
+    costs, packs = look(head)
     whole.fill(head)
     head.to(group.device)  # its tables of positions
     trained = {name: each for name, each in head.model.named_parameters() if each.requires_grad}
-    inner = make_optimizer(optimizer, trained.values(), schedule.rate(0))
+    # The engine has the optimizer step pieces of its own, wherever it holds them.
+    fused = optimizer.fused is True
+    inner = make_optimizer(optimizer.model_copy(update={"fused": fused}), trained.values(), schedule.rate(0))
     param_groups = inner.state_dict()["param_groups"]
     engine, *_ = deepspeed.initialize(
         model=head,
@@ -292,9 +309,10 @@ def zero_backend(
         ZeroOptimizer(engine, masters, group, trained, optimizer, param_groups, nothing, on_host=cpu_offload),
         schedule,
         dtype=dtype,
-        tokens_per_micro_batch=optimizer.tokens_per_micro_batch,
+        tokens_per_micro_batch=optimizer.micro_batch_tokens,
         gradient_checkpointing=gradient_checkpointing,
         costs=costs,
+        packs=packs,
     )
 
 

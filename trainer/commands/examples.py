@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from rollgym.trainer.assembly.data_check import keep_data
+from rollgym.trainer.assembly.device_choices import keep_choices, say_choices
 from rollgym.trainer.assembly.environments import open_environments, task_source
 from rollgym.trainer.assembly.models import ModelSource, check_backend, open_models
 from rollgym.trainer.assembly.policy import Policy, build_policy
@@ -118,6 +119,9 @@ async def _learn(
     cluster = await stack.enter_async_context(open_cluster(settings, placement, ending.end, console.say))
     made = await stack.enter_async_context(open_models(settings, policy, directory, console, cluster))
     models = await asyncio.to_thread(made.models)
+    keep_choices(settings, models.policy.kernels, directory)
+    for line in say_choices(settings, models.policy.kernels):
+        console.say(line)
     objective = await asyncio.to_thread(prepared.objective, models, made)
     state = RunState(0, 0, 0, ())
     if checkpoint is not None:

@@ -74,9 +74,11 @@ async def learn(settings: RunSettings, ending: Ending, command: str) -> int:
     with large_imports("training"):
         from transformers.utils.logging import disable_progress_bar
 
+        from rollgym.trainer.assembly.device_choices import with_planned_micro_batch
         from rollgym.trainer.commands.examples import learn_from_examples
         from rollgym.trainer.commands.train import train as play_and_train
     disable_progress_bar()  # the run has a console of its own
+    settings = with_planned_micro_batch(settings)
     if command != "train" and not settings.plays:
         return await learn_from_examples(settings, command, ending)
     return await play_and_train(settings, ending, command)

@@ -8,6 +8,7 @@ from rollgym.trainer.assembly.memory import (
     device_memory,
     memory_plan,
     model_shape,
+    planned_micro_batch,
     remedies,
     sharding,
 )
@@ -40,7 +41,11 @@ def plan_lines(settings: RunSettings, device_gb: float | None) -> list[str]:
         shape = model_shape(settings.model)
     except ConfigError as error:
         return textwrap.wrap(f"memory plan: none; {error}", _WIDTH)
-    plan = memory_plan(settings, shape, device_memory(settings, device_gb))
+    room = device_memory(settings, device_gb)
+    if settings.model.device != "cpu":
+        chosen = planned_micro_batch(settings, shape, room, room)
+        settings = settings.model_copy(update={"optimizer": settings.optimizer.planned(chosen)})
+    plan = memory_plan(settings, shape, room)
     title = f"memory plan: {name}, {shape.parameters.total / 1e9:.2f} billion parameters"
     lines = [*textwrap.wrap(title, _WIDTH), *textwrap.wrap(_how(settings, plan), _WIDTH), *_table(plan.parts)]
     lines += textwrap.wrap(_verdict(plan), _WIDTH)
@@ -56,7 +61,7 @@ def _how(settings: RunSettings, plan: MemoryPlan) -> str:
     devices = f"{laid.devices} devices" if laid.devices > 1 else "1 device"
     return (
         f"backend {laid.kind} on {devices} of {plan.device_bytes / 1e9:.0f} GB, {settings.model.dtype}, "
-        f"micro-batches of {settings.optimizer.tokens_per_micro_batch}"
+        f"micro-batches of {settings.optimizer.micro_batch_tokens}"
     )
 
 

@@ -87,7 +87,7 @@ def _lacks_memory(error: Exception) -> bool:
 
 def _needs_less(settings: RunSettings, error: Exception) -> RunError:
     """Return an error that says what takes less memory, and what to do with its settings."""
-    tokens = settings.optimizer.tokens_per_micro_batch
+    tokens = settings.optimizer.micro_batch_tokens
     less = [f"lower optimizer.tokens_per_micro_batch (it is {tokens})"]
     if not settings.model.gradient_checkpointing:
         less.append("set model.gradient_checkpointing=true")

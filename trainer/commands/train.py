@@ -9,6 +9,7 @@ import torch
 
 from rollgym.trainer.assembly.agents import open_player
 from rollgym.trainer.assembly.data_check import check_streams, keep_digests
+from rollgym.trainer.assembly.device_choices import keep_choices, say_choices
 from rollgym.trainer.assembly.environments import open_environments, task_source
 from rollgym.trainer.assembly.inference import check_inference
 from rollgym.trainer.assembly.models import ModelSource, check_backend, open_models
@@ -124,6 +125,9 @@ async def _train(
             f"shared prefixes: {reason}; tokens of rows that begin alike go through the model once only where a row is "
             "the beginning of another one"
         )
+    keep_choices(settings, models.policy.kernels, directory)
+    for line in say_choices(settings, models.policy.kernels):
+        console.say(line)
     recall = open_recall(settings, directory, state, console)
     if recall is not None:
         stack.callback(recall.log.close)

@@ -53,6 +53,8 @@ def check_settings(settings: RunSettings) -> None:
     _check_trackers(settings.tracking)
     if settings.model.lora is not None and find_spec("peft") is None:
         raise ConfigError(f"model.lora needs the package peft: {install_line('lora')}")
+    if settings.model.kernels == "liger" and find_spec("liger_kernel") is None:
+        raise ConfigError(f"model.kernels liger needs the package liger-kernel: {install_line('liger')}")
     check_broadcast(settings)
     if settings.inference.urls_file is not None:
         read_servers(Path(settings.inference.urls_file))

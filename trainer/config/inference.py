@@ -171,7 +171,7 @@ class InferenceSettings(Settings):
     sleep_level: Annotated[int, Field(ge=0, le=2)] = Field(
         0,
         description="While the policy is trained, launched servers on its devices give back their memory: 1 keeps the "
-        "weights aside, 2 drops them, 0 is off.",
+        "weights aside, 2 drops them, 0 is off. At 1 the embedded engine gives back keys and values.",
     )
 
     @property
@@ -209,11 +209,15 @@ class InferenceSettings(Settings):
                 "routed_experts: the embedded engine does not tell which experts tokens took: set kind to vllm or "
                 "sglang, or leave routed_experts out"
             )
-        if self.sleep_level and self.launch is None:
+        if self.sleep_level and self.launch is None and not self.embedded:
             raise ValueError(
                 "sleep_level is for servers that the run starts: set launch, or leave sleep_level at 0"
             )
-        if self.embedded and (unread := self.changed()):
+        if self.sleep_level > 1 and self.embedded:
+            raise ValueError(
+                "sleep_level 2 drops weights, and the embedded engine samples with those that are trained: set it to 1"
+            )
+        if self.embedded and (unread := [name for name in self.changed() if name != "sleep_level"]):
             raise ValueError(
                 f"{', '.join(unread)}: read where servers sample only, and kind 'embedded' samples in this process: "
                 "set kind to vllm or sglang, or leave it out"

@@ -89,10 +89,15 @@ class ModelSettings(Settings):
         "the library's choice. With flash attention no rows share what they begin with.",
     )
     compile: str | None = Field(
-        None,
+        "auto",
         min_length=1,
         description="torch, fsdp2: compile the layers for training steps, by this backend of torch.compile's, such as "
-        "inductor; absent: not at all.",
+        "inductor. auto: by inductor on accelerators that it has a compiler for (Triton); null: not at all.",
+    )
+    kernels: Literal["torch", "liger"] = Field(
+        "torch",
+        description="Whose kernels norms, gates and rotary embeddings are computed by: torch's, or Liger's, on an "
+        "accelerator in one process; needs the extra [liger].",
     )
     gradient_checkpointing: bool = Field(
         False,

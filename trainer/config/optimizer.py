@@ -1,12 +1,29 @@
 """How weights are stepped: the optimizer and its schedule."""
 
+from dataclasses import dataclass
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, PositiveFloat, model_validator
+from pydantic import Field, PositiveFloat, PrivateAttr, model_validator
 
 from rollgym.trainer.core.strict import Amount, LearningRate, Settings
 
+TOKENS_UNPLANNED = 16_384
+"""Tokens of a micro-batch where nobody says, and nobody has planned."""
+
 _Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedMicroBatch:
+    """A micro-batch as the memory plan has room for it.
+
+    Attributes:
+        tokens: Its tokens, padding included.
+        peak_bytes: The most that the plan expects on a device of the policy's.
+    """
+
+    tokens: int
+    peak_bytes: int
 
 
 class OptimizerSettings(Settings):
@@ -22,9 +39,10 @@ class OptimizerSettings(Settings):
     betas: tuple[_Beta, _Beta] = Field((0.9, 0.95), description="Decay of AdamW's two averages.")
     epsilon: float = Field(1e-8, gt=0.0, le=1.0, description="Added to the divisor of AdamW's steps.")
     weight_decay: float = Field(0.0, ge=0.0, le=100.0)
-    fused: bool = Field(
-        False,
-        description="Take a step in one kernel of torch's, where the device has one: faster, rounded otherwise.",
+    fused: bool | Literal["auto"] = Field(
+        "auto",
+        description="Take a step in one kernel of torch's: faster, rounded otherwise. auto: on accelerators that have "
+        "one (torch, fsdp2).",
     )
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     warmup_steps: int = Field(0, ge=0, le=1_000_000_000)
@@ -34,7 +52,18 @@ class OptimizerSettings(Settings):
         description="Optimizer steps in a row that may be left out because loss or gradient is not finite; one more "
         "ends the run.",
     )
-    tokens_per_micro_batch: Amount = 16384
+    tokens_per_micro_batch: Amount | Literal["auto"] = Field(
+        "auto",
+        description="Tokens of a micro-batch, padding included. auto: on an accelerator as many as the memory plan has "
+        "room for, at most 32768, and half of them where a first step in one process finds too little memory; else "
+        "16384.",
+    )
+    packed_rows: Literal["auto", "on", "off"] = Field(
+        "auto",
+        description="Compute rows behind each other, without padding. auto: where attention has a kernel for rows of "
+        "unequal lengths (torch's own in bf16, or flash attention) and the model is exact so; on: everywhere, by "
+        "a slower form where there is no kernel; off: pad rows of like length.",
+    )
     shared_prefixes: Literal["auto", "off"] = Field(
         "auto",
         description="Whether tokens of rows that begin alike go through the model once: where that is exact and costs "
@@ -45,6 +74,26 @@ class OptimizerSettings(Settings):
         description="Mixtures of experts: the optimizer steps of a batch take the experts that the policy took when "
         "its old log-probabilities were computed (R2). Experts of the rollout (inference.routed_experts) stay.",
     )
+
+    _planned: PlannedMicroBatch | None = PrivateAttr(default=None)
+
+    @property
+    def micro_batch_tokens(self) -> int:
+        """Tokens of a micro-batch: those that are set, those that were planned, or what a processor takes."""
+        if isinstance(self.tokens_per_micro_batch, int):
+            return self.tokens_per_micro_batch
+        return TOKENS_UNPLANNED if self._planned is None else self._planned.tokens
+
+    @property
+    def planned_micro_batch(self) -> PlannedMicroBatch | None:
+        """What was planned, where the settings leave it open."""
+        return self._planned if self.tokens_per_micro_batch == "auto" else None
+
+    def planned(self, micro_batch: PlannedMicroBatch) -> Self:
+        """Return the same with a micro-batch that was planned for a device; what is set stays."""
+        settings = self.model_copy()
+        settings._planned = micro_batch
+        return settings
 
     @model_validator(mode="after")
     def _numbers_are_read(self) -> Self:

@@ -268,6 +268,12 @@ class RunSettings(Settings):
                 "inference.sleep_level puts servers to sleep while the policy is trained, and rollout.max_staleness "
                 f"{self.rollout.max_staleness} samples meanwhile: set one of them to 0"
             )
+        shares = self.backend.kind == "torch" and self.cluster.kind == "local"
+        if self.inference.sleep_level and self.inference.embedded and not shares:
+            raise ValueError(
+                f"inference.sleep_level {self.inference.sleep_level}: the embedded engine gives memory back where it "
+                "samples with the very weights that are trained (backend.kind torch, cluster.kind local): leave it out"
+            )
         return self
 
     @model_validator(mode="after")

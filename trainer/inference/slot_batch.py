@@ -120,6 +120,8 @@ class SlotBatch:
         gone = set(indices)
         for index in gone:
             row = self._rows[index]
+            if row.slot == _NOTHING:
+                continue  # it was given back
             self._left[row.slot] = self._clock if self._remembers else 0
             if not self._remembers:
                 self._held[row.slot] = _NOTHING
@@ -145,6 +147,20 @@ class SlotBatch:
         # The last token of a row is not in its slot: it is what the next step reads.
         for _ in self._admit(rows, upto=-1):
             pass
+
+    @property
+    def is_released(self) -> bool:
+        """Whether rows are under way whose keys and values were given back."""
+        return any(row.slot == _NOTHING for row in self._rows)
+
+    @torch.inference_mode()
+    def release(self) -> None:
+        """Give back the memory of all keys and values; `recompute` computes those of rows under way again."""
+        self._slots.release()
+        self._held = np.full((0, 0), _NOTHING)
+        self._left = np.zeros(0, dtype=np.int64)
+        for row in self._rows:
+            row.slot, row.length = _NOTHING, 0
 
     def _decode(self) -> Part:
         """Run one more token of every row."""

@@ -146,6 +146,14 @@ class SlotCache:
                 layer.keys, layer.values = (_resized(held, slots, columns + 1) for held in layer.tensors)
         self.slots, self.columns = slots, columns
 
+    def release(self) -> None:
+        """Give back the memory of all slots: there are none until the next `resize`."""
+        for layer in self._layers:
+            layer.keys = layer.values = None
+            layer.is_initialized = False
+            layer.call = None
+        self.resize(0, 0)
+
     def copy(self, sources: Sequence[int], targets: Sequence[int], columns: int) -> None:
         """Copy the first columns of slots into others; all are read before one is written."""
         for layer in self._layers:

@@ -102,6 +102,11 @@ class SlotModel:
         self.cache.resize(slots, columns)
         self._void()
 
+    def release(self) -> None:
+        """Give back the memory of all slots, and of what was recorded with them."""
+        self.cache.release()
+        self._void()
+
     def take_weights(self) -> None:
         """Go on with new weights: what was recorded with tensors elsewhere is void."""
         self.cache.clear()

@@ -8,7 +8,7 @@ own; families for which that is not exact are decoded in one cache that rows joi
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Any, Self
@@ -30,6 +30,7 @@ from rollgym.trainer.inference.errors import StructuredOutputError
 from rollgym.trainer.inference.slot_batch import SlotBatch
 from rollgym.trainer.inference.slot_trial import why_no_slots
 from rollgym.trainer.inference.structured import Grammars
+from rollgym.trainer.models.device_memory import give_back
 from rollgym.trainer.models.tokenizer import vocabulary_of
 from rollgym.trainer.models.weights import load_weights, twin_of
 
@@ -86,6 +87,7 @@ class TorchEngine:
         self._paused: PauseMode | None = None
         self._quiet = asyncio.Event()
         self._aborts: deque[tuple[set[str] | None, asyncio.Future[int]]] = deque()
+        self._chores: deque[tuple[Callable[[], None], asyncio.Future[None]]] = deque()
         self._requests = 0
         self._prompt_tokens = 0
         self._tokens_generated = 0
@@ -196,16 +198,47 @@ class TorchEngine:
         await future
 
     @asynccontextmanager
-    async def standing_still(self) -> AsyncIterator[None]:
-        """Draw nothing while inside, where weights are shared; new ones can be announced by `sync` all the same."""
+    async def standing_still(self, *, asleep: bool = False) -> AsyncIterator[None]:
+        """Draw nothing while inside, where weights are shared; new ones can be announced by `sync` all the same.
+
+        Args:
+            asleep: Whether keys and values give their memory back meanwhile. Those of replies that are under way are
+                computed again, with the weights that came or at the end.
+        """
         if not self._shares_weights:
             yield
             return
         await self.pause("keep")
         try:
+            if asleep:
+                await self._between_steps(self._release)
             yield
         finally:
-            await self.resume()
+            try:
+                if asleep:
+                    await self._between_steps(self._take_up)
+            finally:
+                await self.resume()
+
+    async def _between_steps(self, work: Callable[[], None]) -> None:
+        """Do something in the engine's thread between two decoding steps, and wait for it."""
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._chores.append((work, done))
+        self._wake()
+        await done
+
+    def _release(self) -> None:
+        for batch in self._slot_batches():
+            batch.release()
+        give_back(self._model.device)
+
+    def _take_up(self) -> None:
+        for batch in self._slot_batches():
+            if batch.is_released:
+                batch.recompute()
+
+    def _slot_batches(self) -> list[SlotBatch]:
+        return [each for each in (self._batch, self._alone) if isinstance(each, SlotBatch)]
 
     async def close(self) -> None:
         """Stop; requests that still wait are cancelled."""
@@ -219,6 +252,8 @@ class TorchEngine:
             aborted.cancel()
         for *_, taken in self._updates:
             taken.cancel()
+        for _, over in self._chores:
+            over.cancel()
         self._quiet.set()
         if self._grammars is not None:
             self._grammars.close()
@@ -269,6 +304,12 @@ class TorchEngine:
                         done.set_exception(left_off)
                     elif not done.done():
                         done.set_result(None)
+                while self._chores:
+                    chore, over = self._chores[0]
+                    await loop.run_in_executor(self._thread, chore)
+                    self._chores.popleft()
+                    if not over.done():
+                        over.set_result(None)
                 if self._stands_still():
                     self._quiet.set()
                     await self._work.wait()
@@ -290,6 +331,7 @@ class TorchEngine:
             self._quiet.set()
             asked: list[asyncio.Future[Any]] = [future for _, future in [*self._active, *self._waiting]]
             asked += [done for *_, done in self._updates]
+            asked += [over for _, over in self._chores]
             asked += [aborted for _, aborted in self._aborts]
             for future in asked:
                 if not future.done():

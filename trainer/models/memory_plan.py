@@ -83,6 +83,7 @@ class Training:
         vocabulary_head: Whether it has logits (a policy) or one number for each token (a critic).
         accelerator: Whether it is on an accelerator: AdamW works on all weights at once there, which takes room.
         moments: Numbers that the optimizer keeps of each weight: AdamW two, SGD none.
+        fused: Whether it takes a step in one kernel, which makes no intermediate numbers.
     """
 
     number_bytes: int = 4
@@ -92,6 +93,7 @@ class Training:
     vocabulary_head: bool = True
     accelerator: bool = True
     moments: int = 2
+    fused: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +104,7 @@ class Engine:
         number_bytes: Of weights and of keys and values.
         copies: How often it has the weights for itself: 0 where it reads those in training.
         cached_tokens: Tokens whose keys and values are kept at most.
+        rows: Replies that are drawn at once, where this process draws them.
         reserved_bytes: What a server takes of the device whatever it needs; None: what it needs.
         tensor: Devices that share its model.
     """
@@ -109,6 +112,7 @@ class Engine:
     number_bytes: int
     copies: int
     cached_tokens: int = 0
+    rows: int = 0
     reserved_bytes: int | None = None
     tensor: int = 1
 
@@ -232,7 +236,8 @@ def trained_need(shape: ModelShape, training: Training, sharding: Sharding) -> N
         host=sum(each.host for each in states),
     )
     # On an accelerator torch's AdamW goes over all weights at once, with one more number for each.
-    workspace = need.optimizer // 2 if training.accelerator and sharding.kind in ("torch", "fsdp2") else 0
+    at_once = training.accelerator and not training.fused and sharding.kind in ("torch", "fsdp2")
+    workspace = need.optimizer // 2 if at_once else 0
     gathered = _gathered_bytes(shape, training, sharding)
     activations = activation_bytes(shape, training, sharding) + gathered
     return replace(need, activations=activations, workspace=workspace)
@@ -256,7 +261,9 @@ def engine_need(shape: ModelShape, engine: Engine) -> Need:
     cache = shape.cache_numbers_per_token * engine.number_bytes * engine.cached_tokens // engine.tensor
     if engine.reserved_bytes is not None:
         cache = max(engine.reserved_bytes - weights, 0)
-    return Need(weights=weights, cache=cache)
+    # Logits as they are, and in fp32 as they are scaled, sorted or drawn from.
+    logits = engine.rows * shape.vocabulary * (engine.number_bytes + 12)
+    return Need(weights=weights, cache=cache, activations=logits)
 
 
 def activation_bytes(shape: ModelShape, training: Training, sharding: Sharding) -> int:

@@ -1,14 +1,23 @@
 """Kernels that a run may choose: compiled layers, fused optimizers, attention. Here, and on an accelerator if any."""
 
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 
+from rollgym.trainer.assembly.layout import check_combinations
 from rollgym.trainer.backends import torch_backend
 from rollgym.trainer.backends.heads import PolicyHead
 from rollgym.trainer.backends.optimizer import Schedule
 from rollgym.trainer.backends.torch_backend import TorchBackend
+from rollgym.trainer.config.load import load_settings
 from rollgym.trainer.config.model import LoraSettings
 from rollgym.trainer.core.errors import ConfigError
+from rollgym.trainer.models.fused_kernels import use_liger
 from rollgym.trainer.models.load import set_attention
 from rollgym.trainer.models.lora import add_lora
 from tests.support.rank_recipes import head_of
@@ -18,6 +27,7 @@ from tests.support.tiny_models import sharp_model
 from tests.trainer.backends.test_shared_prefixes import tree_rows, weighted
 from tests.trainer.models.test_families import model_of
 
+ROOT = Path(__file__).resolve().parents[3]
 ACCELERATOR = torch.accelerator.current_accelerator(check_available=True)
 PROCESSOR = torch.device("cpu")
 DEVICES = [PROCESSOR] if ACCELERATOR is None else [PROCESSOR, ACCELERATOR]
@@ -108,6 +118,49 @@ def test_an_attention_that_cannot_be_had_is_refused():
         set_attention([sharp_model()], "no_such_attention")
     set_attention([model := sharp_model()], "eager")
     assert model.config._attn_implementation == "eager"
+
+
+def test_ligers_kernels_are_refused_where_they_do_not_run():
+    with pytest.raises(ConfigError, match=r"model\.kernels liger: .* in Triton for accelerators"):
+        use_liger(sharp_model())
+    ranks = ["tasks=[{env_id: FrozenLake-v0}]", "model.kernels=liger", "backend={kind: fsdp2, ranks: 2}"]
+    with pytest.raises(ConfigError, match=r"model\.kernels liger: backend\.kind fsdp2 .* leave it out"):
+        check_combinations(load_settings(None, ranks))
+
+
+_COMPILED_ONCE = """
+import sys, torch
+from torch._dynamo.utils import counters
+from tests.trainer.backends.test_kernels import PROCESSOR, SUPERVISED, backend_of, some_rows
+torch.set_num_threads(1)
+assert backend_of(PROCESSOR, compiled="inductor", shared_prefixes="off").step(some_rows(), SUPERVISED).applied
+print(counters["inductor"]["fxgraph_cache_hit"], counters["inductor"]["fxgraph_cache_miss"])
+"""
+
+
+@pytest.mark.slow
+def test_what_was_compiled_is_found_by_the_next_run(tmp_path):
+    """It is kept in the user's cache, and not among temporary files."""
+    if shutil.which("g++") is None and shutil.which("clang++") is None:
+        pytest.skip("there is no C++ compiler")
+    environment = {name: text for name, text in os.environ.items() if name != "TORCHINDUCTOR_CACHE_DIR"}
+    environment |= {"XDG_CACHE_HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    counted = []
+    for _ in range(2):
+        done = subprocess.run(
+            [sys.executable, "-c", _COMPILED_ONCE],
+            cwd=ROOT,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        counted.append([int(number) for number in done.stdout.splitlines()[-1].split()])
+    (_, compiled), (found, again) = counted
+    assert compiled > 0
+    assert found > 0
+    assert again == 0
+    assert any((tmp_path / "rollgym" / "compiled").iterdir())
 
 
 # On an accelerator

@@ -9,6 +9,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from rollgym.trainer.algorithms.aggregation import collect
+from rollgym.trainer.backends import torch_backend
 from rollgym.trainer.backends.base import TrainRow
 from rollgym.trainer.backends.heads import PolicyHead, ValueHead
 from rollgym.trainer.backends.torch_backend import Schedule, TorchBackend
@@ -85,6 +86,31 @@ def test_gradients_of_micro_batches_add_up_in_fp32(budget):
     norm = backend.step(rows(), likelihood).gradient_norm
     assert norm == pytest.approx(backend_of(torch.float32).step(rows(), likelihood).gradient_norm, rel=0.05)
     assert all(parameter.grad is None for parameter in backend._head.model.parameters())
+
+
+def test_gradients_move_to_the_masters_together_as_they_do_one_by_one(monkeypatch):
+    """And those that a loss which fails has left behind are in none of the next step."""
+    found = []
+    for numbers in (1, 200, 2**25):
+        monkeypatch.setattr(torch_backend, "_NUMBERS_TOGETHER", numbers)
+        backend = backend_of(torch.bfloat16, budget=7)
+
+        def failing(micro, seen=[]):  # noqa: B006
+            seen.append(micro)
+            if len(seen) % 2 == 0:
+                raise ValueError("of no use")
+            return likelihood(micro)
+
+        with pytest.raises(ValueError, match="of no use"):
+            backend.step(rows(), failing)
+        losses_of(backend, 3)
+        found.append(backend.state_dict()["model"])
+    for name, one in found[0].items():
+        assert torch.equal(one, found[1][name]), name
+        assert torch.equal(one, found[2][name]), name
+    fresh = backend_of(torch.bfloat16, budget=7)
+    losses_of(fresh, 3)
+    assert all(torch.equal(one, found[0][name]) for name, one in fresh.state_dict()["model"].items())
 
 
 def test_a_checkpoint_of_bf16_holds_the_masters_and_goes_on_exactly():

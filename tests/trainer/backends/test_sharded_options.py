@@ -103,6 +103,23 @@ def test_options_mean_what_they_mean_in_one_process(ranks, kind, options, tolera
     assert any(bool((each > 0).any()) for each in moved)
 
 
+@pytest.mark.parametrize("kind", ["fsdp2", "zero3"])
+def test_ranks_pack_their_rows(ranks, kind):
+    needs(kind)
+    packed, padded = (settings_of(epsilon=1e-5, packed_rows=setting) for setting in ("on", "off"))
+    found = Made(ranks, kind, packed, 1e-3).backend("policy")
+    expected = Made(None, kind, padded, 1e-3).backend("policy")
+    assert found.kernels.packed
+    assert not expected.kernels.packed
+    torch.testing.assert_close(
+        found.forward(some_rows()), expected.forward(some_rows()), rtol=1e-4, atol=1e-5
+    )
+    for _ in range(3):
+        found.step(some_rows(), SUPERVISED)
+        expected.step(some_rows(), SUPERVISED)
+    assert relative([dict(found.export())], [dict(expected.export())]) < 1e-6
+
+
 @pytest.mark.parametrize("kind", ["fsdp2", "zero2", "zero3"])
 def test_adapters_are_trained_saved_and_switched_off(ranks, kind, tmp_path):
     needs(kind)

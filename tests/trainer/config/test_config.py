@@ -185,7 +185,7 @@ OF_SERVERS = {
     "inference.patience_s": "3",
     "inference.update_timeout_s": "3",
     "inference.max_concurrent_requests": "3",
-    "inference.sleep_level": "1",
+    "inference.sleep_level": "2",
     "weights.transport": "disk",
     "weights.directory": "folder",
     "weights.directory_on_servers": "folder",
@@ -207,6 +207,14 @@ def test_what_only_servers_need_is_refused_where_there_are_none(key):
     words = [*MINIMAL, "algorithm.correction={kind: truncate}", f"{key}={OF_SERVERS[key]}"]
     with pytest.raises(ConfigError, match=key.rpartition(".")[2]):
         load_settings(None, words)
+
+
+def test_the_engine_in_the_runs_own_process_sleeps_where_it_samples_with_what_is_trained():
+    words = [*MINIMAL, "inference.sleep_level=1"]
+    assert load_settings(None, words).inference.sleep_level == 1
+    for other in ("backend={kind: fsdp2, ranks: 2}", "cluster.kind=ray", "rollout.max_staleness=1"):
+        with pytest.raises(ConfigError, match=r"inference\.sleep_level"):
+            load_settings(None, [*words, other])
 
 
 def test_each_setting_of_servers_is_among_them():

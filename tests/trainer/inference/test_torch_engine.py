@@ -370,3 +370,60 @@ async def test_nothing_is_drawn_while_shared_weights_change(model):
         assert change == drawn
         expected = reference_logprobs(model, [3, 4, *result.token_ids])[1:]
         assert result.logprobs[change:] == pytest.approx(expected[change:], abs=2e-4)
+
+
+def held_numbers(engine):
+    """Numbers of keys and values that an engine holds."""
+    batches = [each for each in (engine._batch, engine._alone) if each is not None]
+    return sum(
+        held.numel() for batch in batches for layer in batch._slots.cache._layers for held in layer.tensors
+    )
+
+
+@pytest.mark.parametrize("updated", [True, False])
+async def test_keys_and_values_are_given_back_while_the_engine_sleeps(model, updated):
+    """A reply that is under way goes on as if nothing had happened, with the weights that there are then."""
+    async with TorchEngine(model, max_rows=3, max_length=64, shares_weights=True) as engine:
+        await engine.generate_together(requests_of([[5, 6], [7]], SamplingParams(4)))
+        replies = [
+            asyncio.create_task(engine.generate(each))
+            for each in requests_of([[3, 4], [9, 8, 7]], SamplingParams(40))
+        ]
+        while engine.counters.tokens_generated < 20:
+            await asyncio.sleep(0)
+        assert held_numbers(engine)
+        async with engine.standing_still(asleep=True):
+            assert held_numbers(engine) == 0
+            if updated:
+                await engine.sync(WeightsOf(model), version=1)
+        for prompt, reply in zip([[3, 4], [9, 8, 7]], await asyncio.gather(*replies), strict=True):
+            expected = reference_logprobs(model, [*prompt, *reply.token_ids])[len(prompt) - 1 :]
+            assert reply.logprobs == pytest.approx(expected, abs=2e-4)
+            assert (1 in reply.policy_versions) == updated
+        (alone,) = await engine.generate_together(requests_of([[3, 4]], SamplingParams(40)))
+        assert alone.token_ids
+
+
+async def test_a_reply_that_nobody_waits_for_any_more_leaves_an_engine_that_sleeps(model):
+    async with TorchEngine(model, max_rows=2, max_length=64, shares_weights=True) as engine:
+        gone, stays = (
+            asyncio.create_task(engine.generate(each))
+            for each in requests_of([[3, 4], [9, 8, 7]], SamplingParams(40))
+        )
+        while engine.counters.tokens_generated < 8:
+            await asyncio.sleep(0)
+        async with engine.standing_still(asleep=True):
+            gone.cancel()
+            await asyncio.gather(gone, return_exceptions=True)
+            late = asyncio.create_task(engine.generate(requests_of([[5]], SamplingParams(3))[0]))
+            await asyncio.sleep(0)
+        replies = await asyncio.gather(stays, late)
+        assert [len(reply.token_ids) for reply in replies] == [40, 3]
+
+
+async def test_an_engine_that_never_drew_sleeps_and_wakes(model):
+    async with TorchEngine(model, max_rows=2, max_length=64, shares_weights=True) as engine:
+        async with engine.standing_still(asleep=True):
+            pass
+        reply = await engine.generate(requests_of([[3, 4]], SamplingParams(4))[0])
+        assert len(reply.token_ids) == 4

@@ -161,7 +161,7 @@ def megatron_backend(
         steps,
         schedule,
         dtype=dtype,
-        tokens_per_micro_batch=optimizer.tokens_per_micro_batch,
+        tokens_per_micro_batch=optimizer.micro_batch_tokens,
         gradient_checkpointing=gradient_checkpointing,
     )
     backend.source = _language_model(whole.shell)

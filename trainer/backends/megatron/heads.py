@@ -64,6 +64,11 @@ class MegatronHead(Head):
         return "Megatron's attention takes no keys and values from outside"
 
     @property
+    def why_not_packed(self) -> str | None:
+        """Why it cannot compute rows behind each other."""
+        return "Megatron's attention is given rows of equal length here"
+
+    @property
     def is_last(self) -> bool:
         """Whether this is the last stage, where what is read off the model is computed."""
         return self._place.stage == self._group.shape.pipeline - 1

@@ -110,6 +110,9 @@ class MegatronSteps:
         rate: Learning rate of the first step.
     """
 
+    fused = False
+    """Whether the setting of that name was followed: Megatron takes the kernels that it finds."""
+
     def __init__(
         self,
         wrapped: DistributedDataParallel,
