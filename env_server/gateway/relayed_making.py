@@ -153,7 +153,7 @@ class RelayedMaking:
         if self._journal is not None:
             self._require_journal()
             deadline = asyncio.get_running_loop().time() + PATIENCE_S
-            await self._relocation.bring_back(session, gone=False, deadline=deadline)
+            await self._relocation.bring_back(session, gone=False, deadline=deadline, binary=False)
         generation = session.generation
         fields = {"op": "fork", "session_id": session.upstream_id, "count": request.count, "lingers": False}
         if request.reseed is not None:
