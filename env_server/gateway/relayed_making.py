@@ -126,7 +126,7 @@ class RelayedMaking:
         episode = request.episode
         fields = {
             "op": "restore",
-            "episode": episode.model_dump(mode="json"),
+            "episode": episode.in_json(),
             "idle_timeout_s": idle_timeout_s,
             "lingers": False,
         }
@@ -136,7 +136,7 @@ class RelayedMaking:
             self._require_journal()
             await self._placement.make(entry.env_id, fields, 1, context.binary, made)
             session = self._open(context, entry, made[0], episode.kwargs, idle_timeout_s)
-            session.take_episode(episode.model_dump(mode="json"))
+            session.take_portable(episode)
             await self._write_down([session])
         except BaseException:
             self._sessions.release(context.caller, 1)

@@ -203,7 +203,10 @@ class RelayedSession(BaseSession):
 
     def take_episode(self, reply: Reply) -> None:
         """Learn from the node what others have done with it."""
-        episode = PortableEpisode.model_validate({**reply, "env_id": self.entry.env_id})
+        self.take_portable(PortableEpisode.model_validate({**reply, "env_id": self.entry.env_id}))
+
+    def take_portable(self, episode: PortableEpisode) -> None:
+        """Take over an episode."""
         self.journal = Journal.from_portable(episode)
         self.incomplete = False
         if episode.seed is not None:
@@ -296,7 +299,7 @@ class RelayedSession(BaseSession):
 
     def portable(self) -> dict[str, Any]:
         """How another node can begin it anew."""
-        return self.journal.portable(max(0, self.episode)).model_dump(mode="json")
+        return self.journal.portable(max(0, self.episode)).in_json()
 
     # -- spaces --------------------------------------------------------------------------------------------------
 

@@ -44,6 +44,11 @@ def _most(value: Any) -> int:
     return _INT_BYTES if type(value) is int else _LONGEST_NUMBER * len(orjson.dumps(value))
 
 
+def unpacked(digests: bytes) -> list[str]:
+    """Digests that were packed end to end, each by itself."""
+    return digests.hex(" ", DIGEST_BYTES).split()
+
+
 class EndedStep(NamedTuple):
     """The step that ended an episode and began the next one in the same call, as it was answered."""
 
@@ -130,9 +135,7 @@ class Journal:
     @property
     def digests(self) -> list[str]:
         """One digest for each action."""
-        self._settle()
-        text = self._digests.hex()
-        return [text[at : at + 2 * DIGEST_BYTES] for at in range(0, len(text), 2 * DIGEST_BYTES)]
+        return unpacked(self.packed_digests())
 
     def each_digest(self) -> Iterator[str]:
         """Give one digest for each action, without a list of them."""
@@ -217,13 +220,15 @@ class Journal:
         """The size that the episode would have with one more action."""
         return self.size + _size(action) + _STEP_BYTES
 
-    def portable(self, episode: int) -> PortableEpisode:
+    def portable(self, episode: int, digests: list[str] | None = None) -> PortableEpisode:
         """The journal as others can use it.
 
         Args:
             episode: The index of the episode in its session.
+            digests: Its digests, if they were unpacked before.
         """
-        return PortableEpisode(
+        # What is in a journal has been validated, and there may be a great deal of it.
+        return PortableEpisode.model_construct(
             env_id=self.env_id,
             env_version=self.env_version,
             kwargs=self.kwargs,
@@ -232,7 +237,7 @@ class Journal:
             options=self.options,
             reset_digest=self._reset,
             actions=list(self.actions),
-            digests=self.digests,
+            digests=self.digests if digests is None else digests,
             reseeds=list(self.reseeds),
         )
 

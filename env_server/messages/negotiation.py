@@ -10,6 +10,7 @@ from rollgym.clients.protocol.arrays import DecodeError, EncodeError
 from rollgym.clients.protocol.errors import ProblemError
 from rollgym.clients.protocol.frames import MEDIA_TYPES, dumps, loads
 from rollgym.env_server.messages.envelope import sendable
+from rollgym.env_server.messages.long_content import LONG, read_long
 
 _JSON = frozenset({"application/json", "text/json"})
 _MSGPACK = frozenset({"application/msgpack", "application/x-msgpack", "application/vnd.msgpack"})
@@ -98,8 +99,9 @@ async def read_value(request: Request, headers: Mapping[str, str], limit: int) -
             "unsupported_media_type",
             f"{media_type[:100]} is neither application/json nor application/msgpack",
         )
+    binary = media_type in _MSGPACK
     try:
-        return loads(body, binary=media_type in _MSGPACK)
+        return await read_long(body, binary=binary) if len(body) > LONG else loads(body, binary=binary)
     except DecodeError as error:
         raise ProblemError(
             "invalid_request", str(error), errors=[{"field": "", "reason": str(error)}]

@@ -24,6 +24,7 @@ from rollgym.env_server.gateway.relayed_session import RelayedSession
 from rollgym.env_server.journal.journal import Journal
 from rollgym.env_server.journal.journal_file import JournaledSession, JournalFile, Opening
 from rollgym.env_server.journal.replay import ReplayDiverged
+from rollgym.env_server.messages.long_episode import restore_request
 from rollgym.env_server.messages.validation import episode_in_json, invalid, kwargs_in_json, requested
 from rollgym.env_server.operations.episodes import Resetting
 from rollgym.env_server.operations.failures import (
@@ -201,7 +202,7 @@ class Making:
 
     async def restore(self, context: Context, fields: Mapping[str, Any]) -> Reply:
         """Make a session at the point of a portable episode."""
-        request = requested(RestoreRequest, fields)
+        request = await restore_request(fields)
         entry = self._catalog.get(request.episode.env_id)
         entry.rules.check(request.episode.kwargs)
         self._resetting.check_options(entry, request.episode.options)
@@ -387,10 +388,14 @@ async def _aside_if_long(episode: PortableEpisode, read: Callable[[PortableEpiso
 
 def _said(request: _Request, more: Any) -> bytes:
     """What tells a request from others; of an episode, digests stand for the actions."""
-    fields = request.model_dump(exclude={"request_id": True, "kwargs": True, "episode": {"actions"}})
-    return blake2b(
-        orjson.dumps((fields, more), default=repr, option=orjson.OPT_SORT_KEYS), digest_size=16
-    ).digest()
+    lists = {"actions", "digests", "reseeds"}
+    fields = request.model_dump(exclude={"request_id": True, "kwargs": True, "episode": lists})
+    content = orjson.dumps((fields, more), default=repr, option=orjson.OPT_SORT_KEYS)
+    said = blake2b(content, digest_size=16)
+    if isinstance(request, RestoreRequest):
+        said.update("".join(request.episode.digests).encode())
+        said.update(orjson.dumps(request.episode.reseeds))
+    return said.digest()
 
 
 def _opening(request: _Request, opened: list[Session]) -> Opening | None:
