@@ -19,7 +19,7 @@ from rollgym.env_server.gateway.relayed_session import UNREADABLE, RelayedSessio
 from rollgym.env_server.gateway.relocation import PATIENCE_S, Relocation, renamed
 from rollgym.env_server.gateway.session_names import session_name
 from rollgym.env_server.gateway.session_release import SessionRelease
-from rollgym.env_server.journal.journal import Journal
+from rollgym.env_server.journal.journal import Journal, journal_of
 from rollgym.env_server.sessions.replies import Reply
 from rollgym.env_server.sessions.sessions import Sessions
 from rollgym.env_server.telemetry.metrics import Metrics
@@ -136,7 +136,7 @@ class RelayedMaking:
             self._require_journal()
             await self._placement.make(entry.env_id, fields, 1, context.binary, made)
             session = self._open(context, entry, made[0], episode.kwargs, idle_timeout_s)
-            session.take_portable(episode)
+            session.take_portable(episode, await journal_of(episode))
             await self._write_down([session])
         except BaseException:
             self._sessions.release(context.caller, 1)

@@ -203,11 +203,12 @@ class RelayedSession(BaseSession):
 
     def take_episode(self, reply: Reply) -> None:
         """Learn from the node what others have done with it."""
-        self.take_portable(PortableEpisode.model_validate({**reply, "env_id": self.entry.env_id}))
+        episode = PortableEpisode.model_validate({**reply, "env_id": self.entry.env_id})
+        self.take_portable(episode, Journal.from_portable(episode))
 
-    def take_portable(self, episode: PortableEpisode) -> None:
-        """Take over an episode."""
-        self.journal = Journal.from_portable(episode)
+    def take_portable(self, episode: PortableEpisode, journal: Journal) -> None:
+        """Take over an episode, and the journal that was made of it."""
+        self.journal = journal
         self.incomplete = False
         if episode.seed is not None:
             self.episode, self.seed, self.step = episode.episode, episode.seed, len(episode.actions)

@@ -13,6 +13,7 @@ from starlette.datastructures import Headers
 from rollgym.clients.protocol.arrays import DecodeError, EncodeError
 from rollgym.clients.protocol.errors import ProblemError
 from rollgym.clients.protocol.frames import SUBPROTOCOLS, dumps, loads
+from rollgym.clients.protocol.long_content import LONG, read_long
 from rollgym.env_server.access.context import Context
 from rollgym.env_server.access.open_sockets import ConnectionSlot
 from rollgym.env_server.common.event_loop import SLICE_S, Pending
@@ -21,7 +22,6 @@ from rollgym.env_server.common.overload import Arrivals, QueueDelay
 from rollgym.env_server.http.batch import Results, Unfinished, encode_results, read_batch, run_batch
 from rollgym.env_server.http.transport.write_coalescing import ARRIVALS, AWAITS_TOKEN, MORE, TRUSTED
 from rollgym.env_server.messages.envelope import FrameId, as_problem, bad_frame, frame_id, sendable
-from rollgym.env_server.messages.long_content import LONG, read_long
 from rollgym.env_server.messages.negotiation import (
     PROBLEM_MEDIA_TYPE,
     is_portable,

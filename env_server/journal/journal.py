@@ -1,5 +1,6 @@
 """The journal of a session: all that is needed to rebuild its episode, and the proof that it is the same one."""
 
+import asyncio
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -9,6 +10,8 @@ import orjson
 from rollgym.clients.protocol.episode import PortableEpisode, step_digest
 
 DIGEST_BYTES = 8
+MANY_STEPS = 20_000
+"""So many take a few milliseconds to be read."""
 
 EndReason = Literal["evicted", "closed", "lost", "replay_diverged"]
 """Why a session is no more."""
@@ -42,6 +45,17 @@ def _most(value: Any) -> int:
     if type(value) is str:
         return _LONGEST_SIGN * len(value) + 2
     return _INT_BYTES if type(value) is int else _LONGEST_NUMBER * len(orjson.dumps(value))
+
+
+async def journal_of(episode: PortableEpisode) -> "Journal":
+    """A journal that goes on where a portable episode is; a long one is read in a thread.
+
+    Raises:
+        ValueError: A digest is not one.
+    """
+    if len(episode.actions) < MANY_STEPS:
+        return Journal.from_portable(episode)
+    return await asyncio.to_thread(Journal.from_portable, episode)
 
 
 def unpacked(digests: bytes) -> list[str]:

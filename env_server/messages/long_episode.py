@@ -7,11 +7,11 @@ from typing import Any
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from rollgym.clients.protocol.episode import Digest, Reseed
+from rollgym.clients.protocol.episode import Digest, PortableEpisode, Reseed
 from rollgym.clients.protocol.errors import ProblemError
 from rollgym.clients.protocol.messages import RestoreRequest
 from rollgym.env_server.common.event_loop import SLICE_S
-from rollgym.env_server.messages.validation import misfit_problem, requested
+from rollgym.env_server.messages.validation import episode_in_json, misfit_problem, requested
 
 _MANY = 4096
 _STRICT = ConfigDict(strict=True)
@@ -46,6 +46,17 @@ async def restore_request(fields: Mapping[str, Any]) -> RestoreRequest:
     except ValueError as error:
         raise misfit_problem([(("episode",), f"Value error, {error}")]) from error
     return request.model_copy(update={"episode": whole})
+
+
+async def long_episode_in_json(episode: PortableEpisode) -> PortableEpisode:
+    """A portable episode in JSON's encoding; a long one is encoded in a thread.
+
+    Raises:
+        ProblemError: `invalid_request` or `invalid_kwargs`.
+    """
+    if len(episode.actions) < _MANY:
+        return episode_in_json(episode)
+    return await asyncio.to_thread(episode_in_json, episode)
 
 
 async def _validated(name: str, values: list[Any]) -> list[Any]:

@@ -9,8 +9,8 @@ from starlette.responses import Response
 from rollgym.clients.protocol.arrays import DecodeError, EncodeError
 from rollgym.clients.protocol.errors import ProblemError
 from rollgym.clients.protocol.frames import MEDIA_TYPES, dumps, loads
+from rollgym.clients.protocol.long_content import LONG, read_long
 from rollgym.env_server.messages.envelope import sendable
-from rollgym.env_server.messages.long_content import LONG, read_long
 
 _JSON = frozenset({"application/json", "text/json"})
 _MSGPACK = frozenset({"application/msgpack", "application/x-msgpack", "application/vnd.msgpack"})

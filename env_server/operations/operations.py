@@ -18,7 +18,7 @@ from rollgym.env_server.gateway.registering import Registering
 from rollgym.env_server.gateway.relay import Relay
 from rollgym.env_server.gateway.relayed_session import RelayedSession
 from rollgym.env_server.gateway.step_shares import StepShares
-from rollgym.env_server.journal.journal import DIGEST_BYTES, unpacked
+from rollgym.env_server.journal.journal import DIGEST_BYTES, MANY_STEPS, unpacked
 from rollgym.env_server.messages.validation import invalid, refuse_fields
 from rollgym.env_server.operations.closing import Closing
 from rollgym.env_server.operations.episodes import Rendering, Resetting
@@ -52,7 +52,6 @@ _BEGINS = frozenset({"make", "reset", "step", "render", "fork", "restore", "veri
 """What a server that is behind refuses. All else costs little, or leaves it with less to do."""
 
 _MAX_SHOWN = 100
-_MANY_STEPS = 20_000
 
 _log = logging.getLogger(__name__)
 
@@ -392,7 +391,7 @@ class Operations:
     ) -> Reply | Awaitable[Reply]:
         refuse_fields(fields)
         journal, episode = session.journal, max(0, session.episode)
-        if journal.steps < _MANY_STEPS:
+        if journal.steps < MANY_STEPS:
             return journal.portable(episode).in_json()
         # The session may go on while it is written.
         reply = journal.portable(episode, digests=[]).in_json()
@@ -415,7 +414,7 @@ async def _named(session: BaseSession, call_id: str | None, reply: Awaitable[Rep
 
 async def _with_digests(episode: Reply, packed: bytes) -> Reply:
     """A portable episode with its digests, of which there are many."""
-    slices, size = Slices(), _MANY_STEPS * DIGEST_BYTES
+    slices, size = Slices(), MANY_STEPS * DIGEST_BYTES
     for at in range(0, len(packed), size):
         await slices.turn()
         episode["digests"] += unpacked(packed[at : at + size])

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rollgym.clients.protocol import long_content
 from rollgym.clients.protocol.arrays import DecodeError
 from rollgym.clients.protocol.frames import loads
-from rollgym.env_server.messages import long_content
-from rollgym.env_server.messages.long_content import read_in_pieces
+from rollgym.clients.protocol.long_content import read_in_pieces
 
 _TEXTS = st.text(st.characters(codec="utf-8")) | st.sampled_from(
     ['"', "\\", "],[", '"a":[', "{", "é\u2028", "\x00"]

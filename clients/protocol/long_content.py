@@ -4,6 +4,8 @@ Readers of JSON and MessagePack read a message in one go, beside which no other 
 smallest values takes them tens of milliseconds. Here they get a piece of it at a time.
 """
 
+from __future__ import annotations
+
 import asyncio
 import re
 from collections.abc import Generator
@@ -14,12 +16,12 @@ import msgpack
 
 from rollgym.clients.protocol.arrays import DecodeError
 from rollgym.clients.protocol.frames import loads
-from rollgym.env_server.common.event_loop import SLICE_S
 
 LONG = 2**17
 """What has fewer bytes takes a few milliseconds at most to be read in one go."""
 
 _PIECE = 2**15
+_SLICE_S = 0.005
 # As deep as the readers go themselves.
 _MAX_DEPTH = 1024
 _BLANK = b" \t\r\n"
@@ -41,7 +43,7 @@ async def read_long(data: bytes, *, binary: bool) -> Any:
         DecodeError: It is not valid.
     """
     reading = read_in_pieces(data, binary=binary)
-    end = perf_counter() + SLICE_S
+    end = perf_counter() + _SLICE_S
     while True:
         try:
             next(reading)
@@ -49,7 +51,7 @@ async def read_long(data: bytes, *, binary: bool) -> Any:
             return read.value
         if perf_counter() >= end:
             await asyncio.sleep(0)
-            end = perf_counter() + SLICE_S
+            end = perf_counter() + _SLICE_S
 
 
 def read_in_pieces(data: bytes, *, binary: bool) -> Reading:
