@@ -13,6 +13,27 @@ from rollgym.clients.measuring.metrics import queued_seconds
 _Result = TypeVar("_Result")
 
 
+class Queued:
+    """How long this thread and the main threads of processes stand in line for a processor, from when it is made.
+
+    Of a process that ends meanwhile it counts what was known of it when it was looked at last.
+
+    Args:
+        pids: The processes.
+    """
+
+    def __init__(self, pids: Sequence[int]) -> None:
+        self._before = {pid: queued_seconds(pid) or 0.0 for pid in (None, *pids)}
+        self._now = dict(self._before)
+
+    @property
+    def seconds(self) -> float:
+        """How long, together."""
+        for pid in self._now:
+            self._now[pid] = queued_seconds(pid) or self._now[pid]
+        return sum(self._now.values()) - sum(self._before.values())
+
+
 class Patience:
     """So much time, from when it is made.
 
@@ -23,15 +44,14 @@ class Patience:
 
     def __init__(self, seconds: float, pids: Sequence[int]) -> None:
         self._seconds = seconds
-        self._pids = pids
         self._loop = asyncio.get_running_loop()
         self._began = self._loop.time()
-        self._queued = self._queued_s()
+        self._queued = Queued(pids)
 
     @property
     def left_s(self) -> float:
         """How much of it is left at least."""
-        waited = self._loop.time() - self._began - (self._queued_s() - self._queued)
+        waited = self._loop.time() - self._began - self._queued.seconds
         return self._seconds - waited
 
     async def wait_for(self, awaited: Awaitable[_Result]) -> _Result:
@@ -49,6 +69,3 @@ class Patience:
             return task.result()
         finally:
             task.cancel()
-
-    def _queued_s(self) -> float:
-        return (queued_seconds() or 0.0) + sum(queued_seconds(pid) or 0.0 for pid in self._pids)
