@@ -10,6 +10,7 @@ from rollgym.clients.net.transport import ConnectionLost, WebSocket
 from rollgym.clients.protocol.arrays import DecodeError
 from rollgym.clients.protocol.errors import ProblemError
 from rollgym.clients.protocol.frames import dumps, loads
+from rollgym.clients.protocol.long_content import LONG, read_long
 
 _TICK_S = 1.0
 
@@ -55,6 +56,7 @@ class Connection:
         self._pong_s = pong_s
         self._next_id = 0
         self._waiting: dict[int, tuple[asyncio.Future[Reply], float]] = {}
+        self._reading: set[asyncio.Task[None]] = set()
         self._tick_handle: asyncio.TimerHandle | None = None
         self._heard_at = self._loop.time()
         self._pinged_at: float | None = None
@@ -105,10 +107,29 @@ class Connection:
 
     def _receive(self, data: bytes) -> None:
         self._heard_at = self._loop.time()
+        if len(data) > LONG:
+            task = self._loop.create_task(self._receive_long(data))
+            self._reading.add(task)
+            task.add_done_callback(self._reading.discard)
+            return
         try:
             message = loads(data, binary=self._binary)
+        except DecodeError:
+            message = None
+        self._take(message, data)
+
+    async def _receive_long(self, data: bytes) -> None:
+        """Take in what others on this loop would have to wait for."""
+        try:
+            message = await read_long(data, binary=self._binary)
+        except DecodeError:
+            message = None
+        self._take(message, data)
+
+    def _take(self, message: Any, data: bytes) -> None:
+        try:
             request_id = message["id"]
-        except (DecodeError, TypeError, KeyError):
+        except (TypeError, KeyError):
             request_id = ""
         if request_id is None:
             return  # said of a frame whose id could not be read, which is none of ours

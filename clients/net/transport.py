@@ -163,6 +163,8 @@ class WebSocket(asyncio.Protocol):
             elif isinstance(event, Response):
                 self._finish_handshake(event)
         self._flush()
+        if self._protocol.parser_exc is not None:
+            self._say_goodbye()
 
     def eof_received(self) -> None:
         """Let the framing see the end, then close."""
@@ -236,8 +238,11 @@ class WebSocket(asyncio.Protocol):
         if opcode is Opcode.PONG:
             self.on_pong()
             return
+        if opcode is Opcode.CLOSE:
+            self._say_goodbye()
+            return
         if opcode not in (Opcode.TEXT, Opcode.BINARY, Opcode.CONT):
-            return  # pings and closes are answered by the framing itself
+            return  # pings are answered by the framing itself
         if frame.fin and not self._fragments:
             self.on_message(cast("bytes", frame.data))
             return
@@ -246,6 +251,12 @@ class WebSocket(asyncio.Protocol):
             message = b"".join(self._fragments)
             self._fragments.clear()
             self.on_message(message)
+
+    def _say_goodbye(self) -> None:
+        """Note that nothing more can come or go; a peer may be slow to hang up, or never do so."""
+        if not self.closed.done():
+            self.closed.set_result(self._close_reason())
+            self._loop.call_later(_CLOSE_TIMEOUT_S, self.abort)
 
     def _flush_soon(self) -> None:
         if not self._flush_scheduled:
@@ -264,10 +275,12 @@ class WebSocket(asyncio.Protocol):
             transport.close()
 
     def _close_reason(self) -> str:
-        code, reason = self._protocol.close_code, self._protocol.close_reason
-        if code is None or code == 1006:
-            return "the connection broke"
-        return f"closed by the server ({code}{' ' + reason if reason else ''})"
+        goodbye = self._protocol.close_rcvd
+        if goodbye is None:
+            error = self._protocol.parser_exc
+            broke = error is None or isinstance(error, EOFError)
+            return "the connection broke" if broke else f"what came cannot be read: {error}"
+        return f"closed by the server ({goodbye.code:d}{' ' + goodbye.reason if goodbye.reason else ''})"
 
 
 def _ignore(*_: object) -> None:

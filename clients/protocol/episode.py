@@ -63,7 +63,19 @@ class PortableEpisode(BaseModel):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        """Refuse what no session can have left behind: a part that is missing would be dropped without a word."""
+        self.refuse_misfit()
+        return self
+
+    def in_json(self) -> dict[str, Any]:
+        """Return its fields as JSON has them; the actions, options and kwargs are as they were given."""
+        return {**dict(self), "reseeds": [list(each) for each in self.reseeds]}
+
+    def refuse_misfit(self) -> None:
+        """Refuse what no session can have left behind: a part that is missing would be dropped without a word.
+
+        Raises:
+            ValueError: Its parts do not fit together.
+        """
         if (self.seed is None) != (self.reset_digest is None):
             raise ValueError("an episode has a seed and a reset_digest, or neither")
         if self.seed is None and (self.actions or self.digests or self.reseeds or self.options):
@@ -75,7 +87,6 @@ class PortableEpisode(BaseModel):
         steps = [step for step, _ in self.reseeds]
         if steps != sorted(steps) or (steps and steps[-1] > len(self.actions)):
             raise ValueError(f"reseeds are in the order of steps, and the episode has {len(self.actions)}")
-        return self
 
 
 def step_digest(observation: Any, reward: float, terminated: bool, truncated: bool) -> str:

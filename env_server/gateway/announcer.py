@@ -142,7 +142,8 @@ class Announcer:
         headers = {}
         if settings.register_token_file is not None:
             headers["Authorization"] = f"Bearer {_read_token(settings.register_token_file)}"
-        self._client = connect(headers=headers, timeout=_TIMEOUT_S)
+        verify = any(gateway.startswith("https:") for gateway in settings.register_with)
+        self._client = connect(headers=headers, timeout=_TIMEOUT_S, verify=verify)
         self._gateways = [_Gateway(gateway.rstrip("/")) for gateway in settings.register_with]
         self._tasks: list[asyncio.Task[None]] = []
 

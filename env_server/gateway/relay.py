@@ -5,6 +5,7 @@ given a task, which looks for the session and asks again.
 """
 
 import asyncio
+import itertools
 import time
 from collections.abc import Coroutine, Mapping, Sequence
 from functools import partial
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from rollgym.env_server.gateway.shared_journal import SharedJournal
 
 _RETRY_S = 1.0
+_FIRST_PAUSE_S = 0.05
 _PROTOCOL = "rollgym"
 
 
@@ -282,12 +284,14 @@ class Relay:
                 await asyncio.sleep(after_s)
                 if operation.op == "step" and session.lacks_steps_before(operation.fields):
                     session.incomplete = True
-                await self._relocation.bring_back(session, gone=gone, deadline=deadline)
+                await self._relocation.bring_back(
+                    session, gone=gone, deadline=deadline, binary=operation.binary
+                )
             await self._ask(operation, deadline)
 
     async def _ask(self, operation: "InFlight", deadline: float) -> None:
         session = operation.session
-        while True:
+        for attempt in itertools.count():
             operation.fields["session_id"] = session.upstream_id
             operation.generation = session.generation
             gone = False
@@ -305,10 +309,12 @@ class Relay:
                     raise not_known(error) from error
                 if self._loop.time() >= deadline:
                     raise ProblemError("upstream_error", str(error)) from error
+                # What breaks at once would break at once again, and keep the loop from everybody meanwhile.
+                await asyncio.sleep(_pause_s(attempt))
             else:
                 self.answered(operation, reply)
                 return
-            await self._relocation.bring_back(session, gone=gone, deadline=deadline)
+            await self._relocation.bring_back(session, gone=gone, deadline=deadline, binary=operation.binary)
 
     def _refuse_found(self, operation: "InFlight", problem: ProblemError) -> None:
         if problem.code == "unknown_session":
@@ -394,6 +400,11 @@ class InFlight(Passage):
     def is_safe_to_repeat(self) -> bool:
         """Whether the node knows it again."""
         return self.op != "step" or self.fields.get("step") is not None
+
+
+def _pause_s(attempt: int) -> float:
+    """How long to wait before a node is asked again whose connection has broken so many times before."""
+    return min(_RETRY_S, _FIRST_PAUSE_S * 2.0 ** min(attempt - 1, 16)) if attempt else 0.0
 
 
 def _time_to_wait(problem: ProblemError) -> float:

@@ -19,7 +19,7 @@ from rollgym.env_server.gateway.relayed_session import UNREADABLE, RelayedSessio
 from rollgym.env_server.gateway.relocation import PATIENCE_S, Relocation, renamed
 from rollgym.env_server.gateway.session_names import session_name
 from rollgym.env_server.gateway.session_release import SessionRelease
-from rollgym.env_server.journal.journal import Journal
+from rollgym.env_server.journal.journal import Journal, journal_of
 from rollgym.env_server.sessions.replies import Reply
 from rollgym.env_server.sessions.sessions import Sessions
 from rollgym.env_server.telemetry.metrics import Metrics
@@ -126,7 +126,7 @@ class RelayedMaking:
         episode = request.episode
         fields = {
             "op": "restore",
-            "episode": episode.model_dump(mode="json"),
+            "episode": episode.in_json(),
             "idle_timeout_s": idle_timeout_s,
             "lingers": False,
         }
@@ -136,7 +136,7 @@ class RelayedMaking:
             self._require_journal()
             await self._placement.make(entry.env_id, fields, 1, context.binary, made)
             session = self._open(context, entry, made[0], episode.kwargs, idle_timeout_s)
-            session.take_episode(episode.model_dump(mode="json"))
+            session.take_portable(episode, await journal_of(episode))
             await self._write_down([session])
         except BaseException:
             self._sessions.release(context.caller, 1)
@@ -153,7 +153,7 @@ class RelayedMaking:
         if self._journal is not None:
             self._require_journal()
             deadline = asyncio.get_running_loop().time() + PATIENCE_S
-            await self._relocation.bring_back(session, gone=False, deadline=deadline)
+            await self._relocation.bring_back(session, gone=False, deadline=deadline, binary=False)
         generation = session.generation
         fields = {"op": "fork", "session_id": session.upstream_id, "count": request.count, "lingers": False}
         if request.reseed is not None:

@@ -204,7 +204,11 @@ class RelayedSession(BaseSession):
     def take_episode(self, reply: Reply) -> None:
         """Learn from the node what others have done with it."""
         episode = PortableEpisode.model_validate({**reply, "env_id": self.entry.env_id})
-        self.journal = Journal.from_portable(episode)
+        self.take_portable(episode, Journal.from_portable(episode))
+
+    def take_portable(self, episode: PortableEpisode, journal: Journal) -> None:
+        """Take over an episode, and the journal that was made of it."""
+        self.journal = journal
         self.incomplete = False
         if episode.seed is not None:
             self.episode, self.seed, self.step = episode.episode, episode.seed, len(episode.actions)
@@ -296,7 +300,7 @@ class RelayedSession(BaseSession):
 
     def portable(self) -> dict[str, Any]:
         """How another node can begin it anew."""
-        return self.journal.portable(max(0, self.episode)).model_dump(mode="json")
+        return self.journal.portable(max(0, self.episode)).in_json()
 
     # -- spaces --------------------------------------------------------------------------------------------------
 

@@ -78,19 +78,20 @@ class Relocation:
 
     # -- a node that is away -------------------------------------------------------------------------------------
 
-    async def bring_back(self, session: RelayedSession, *, gone: bool, deadline: float) -> None:
+    async def bring_back(self, session: RelayedSession, *, gone: bool, deadline: float, binary: bool) -> None:
         """See to it that a session is at a node that answers.
 
         Args:
             session: The session.
             gone: Whether its node does not have it any more.
             deadline: When to give up, on the loop's clock.
+            binary: The encoding in which it will be asked: each has connections of its own.
 
         Raises:
             ProblemError: `session_gone`, or `upstream_error` if no node answers in time.
         """
         if self._shared is not None:
-            await self._shared.bring_back(session, gone=gone, deadline=deadline)
+            await self._shared.bring_back(session, gone=gone, deadline=deadline, binary=binary)
             return
         trouble = "its node does not have it any more"
         while True:
@@ -98,7 +99,7 @@ class Relocation:
                 node = self._nodes.find(session.node.key) or session.node
                 try:
                     async with asyncio.timeout(RECONNECT_S):
-                        await node.link(False).caller.pool.connection(session.process)
+                        await node.link(binary).caller.pool.connection(session.process)
                 except (ConnectionError, TimeoutError, ProblemError) as error:
                     trouble = str(error) or f"{node.target.url} does not answer"
                     self._registry.failed(session.home)

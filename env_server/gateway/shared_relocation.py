@@ -78,13 +78,14 @@ class SharedRelocation:
             raise session_gone(session_id, found.ended)
         return found
 
-    async def bring_back(self, session: RelayedSession, *, gone: bool, deadline: float) -> None:
+    async def bring_back(self, session: RelayedSession, *, gone: bool, deadline: float, binary: bool) -> None:
         """See to it that a session is known to be where the gateways have it, at a node that answers.
 
         Args:
             session: The session.
             gone: Whether its node does not have it any more, or not all that was answered.
             deadline: When to give up, on the loop's clock.
+            binary: The encoding in which it will be asked: each has connections of its own.
 
         Raises:
             ProblemError: `session_gone`, `draining` while another gateway moves it or the journal is away, or
@@ -107,7 +108,7 @@ class SharedRelocation:
             elif not gone and found.moving_s is None:
                 try:
                     async with asyncio.timeout(RECONNECT_S):
-                        await node.link(False).caller.pool.connection(session.process)
+                        await node.link(binary).caller.pool.connection(session.process)
                 except (ConnectionError, TimeoutError, ProblemError) as error:
                     trouble = str(error) or f"{node.target.url} does not answer"
                     if home is not None:

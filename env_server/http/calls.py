@@ -116,7 +116,8 @@ async def episode(call: Call, session_id: PathId) -> Response:
     return await call.run(session_id=session_id)
 
 
-@CALLS.post(
+# Not by FastAPI, which would validate the longest episode in one go.
+@HOT_CALLS.post(
     "/v1/sessions/restore",
     status_code=201,
     response_model=SessionReply,

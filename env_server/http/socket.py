@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import itertools
 import math
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
 from time import perf_counter
 from typing import Any
 
@@ -13,6 +13,7 @@ from starlette.datastructures import Headers
 from rollgym.clients.protocol.arrays import DecodeError, EncodeError
 from rollgym.clients.protocol.errors import ProblemError
 from rollgym.clients.protocol.frames import SUBPROTOCOLS, dumps, loads
+from rollgym.clients.protocol.long_content import LONG, read_long
 from rollgym.env_server.access.context import Context
 from rollgym.env_server.access.open_sockets import ConnectionSlot
 from rollgym.env_server.common.event_loop import SLICE_S, Pending
@@ -36,6 +37,7 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 POLICY_VIOLATION = 1008
+_MAX_AUTH_BYTES = 2**14
 _names = itertools.count()
 
 
@@ -124,7 +126,13 @@ async def _identify(
             message = await receive()
         if message["type"] != "websocket.receive":
             return
-        frame = loads(message.get("text") or message.get("bytes") or b"", binary=binary)
+        content = message.get("text") or message.get("bytes") or b""
+        if len(content) > _MAX_AUTH_BYTES:
+            # To read megabytes would keep others waiting, and nobody knows yet who that is.
+            raise ProblemError(
+                "unauthorized", f"a first frame with a token has at most {_MAX_AUTH_BYTES} bytes"
+            )
+        frame = loads(content, binary=binary)
         if type(frame) is not dict or frame.get("op") != "auth":
             raise ProblemError(
                 "unauthorized", "this server needs a token: a header, or a first frame with op 'auth'"
@@ -223,9 +231,9 @@ class Socket:
                     # Frames that are here already are received, and their answers sent, without the loop's going on.
                     worked = 0.0
                     await asyncio.sleep(0)
-                if self._beginning is not None:
-                    await asyncio.wait((self._beginning,))
+                while (beginning := self._beginning) is not None:
                     self._beginning = None
+                    await asyncio.wait((beginning,))
                 if content is not None:
                     self._metrics.socket_sent += len(content)
                     await send(_message(content, binary))
@@ -270,14 +278,38 @@ class Socket:
         self._services.unanswered.add(asyncio.get_running_loop().create_task(close_revoked(self._send)))
 
     def _take(self, data: str | bytes) -> bytes | None:
-        """Handle one frame; the answer, if it is ready at once."""
-        number: FrameId = None
+        """Read and handle one frame; the answer, if it is ready at once."""
         # A text's length is that of its bytes where it is ASCII, which costs nothing to ask.
         self._metrics.socket_received += (
             len(data) if isinstance(data, bytes) or data.isascii() else len(data.encode())
         )
+        if len(data) > LONG:
+            self._begin(self._take_long(data))
+            return None
         try:
             frame = loads(data, binary=self._binary)
+        except DecodeError as error:
+            return self._encode_problem(None, invalid("", str(error)))
+        return self._handle(frame, data)
+
+    async def _take_long(self, data: str | bytes) -> None:
+        """Read and handle a frame that takes long to be read; no other is read before that is done."""
+        try:
+            frame = await read_long(data.encode() if isinstance(data, str) else data, binary=self._binary)
+        except DecodeError as error:
+            content: bytes | None = self._encode_problem(None, invalid("", str(error)))
+        else:
+            content = self._handle(frame, data)
+        if content is not None:
+            self._metrics.socket_sent += len(content)
+            # A client that has gone hears nothing of it.
+            with contextlib.suppress(OSError):
+                await self._send(_message(content, self._binary))
+
+    def _handle(self, frame: Any, data: str | bytes) -> bytes | None:
+        """Handle what one frame holds; the answer, if it is ready at once."""
+        number: FrameId = None
+        try:
             number = frame_id(frame)
             if 4 * len(data) > self._request_limit:
                 self._check_size(data, frame)
@@ -315,15 +347,19 @@ class Socket:
 
     def _begun(self, batch: Unfinished) -> Awaitable[Results]:
         """The results of a batch that is begun in slices; no frame is read before that is done."""
-        beginning = asyncio.get_running_loop().create_task(batch.begin())
-        self._services.unanswered.add(beginning)
-        self._beginning = beginning
+        beginning = self._begin(batch.begin())
 
         async def results() -> Results:
             await beginning
             return await batch.results()
 
         return results()
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Begin what has to be done before the next frame is read."""
+        self._beginning = asyncio.get_running_loop().create_task(work)
+        self._services.unanswered.add(self._beginning)
+        return self._beginning
 
     def _authenticate_again(self, frame: dict[str, Any]) -> Reply:
         """A token that is not needed any more; one that is wrong or somebody else's is told so."""

@@ -1,5 +1,6 @@
 """The journal of a session: all that is needed to rebuild its episode, and the proof that it is the same one."""
 
+import asyncio
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -9,6 +10,8 @@ import orjson
 from rollgym.clients.protocol.episode import PortableEpisode, step_digest
 
 DIGEST_BYTES = 8
+MANY_STEPS = 20_000
+"""So many take a few milliseconds to be read."""
 
 EndReason = Literal["evicted", "closed", "lost", "replay_diverged"]
 """Why a session is no more."""
@@ -42,6 +45,22 @@ def _most(value: Any) -> int:
     if type(value) is str:
         return _LONGEST_SIGN * len(value) + 2
     return _INT_BYTES if type(value) is int else _LONGEST_NUMBER * len(orjson.dumps(value))
+
+
+async def journal_of(episode: PortableEpisode) -> "Journal":
+    """A journal that goes on where a portable episode is; a long one is read in a thread.
+
+    Raises:
+        ValueError: A digest is not one.
+    """
+    if len(episode.actions) < MANY_STEPS:
+        return Journal.from_portable(episode)
+    return await asyncio.to_thread(Journal.from_portable, episode)
+
+
+def unpacked(digests: bytes) -> list[str]:
+    """Digests that were packed end to end, each by itself."""
+    return digests.hex(" ", DIGEST_BYTES).split()
 
 
 class EndedStep(NamedTuple):
@@ -130,9 +149,7 @@ class Journal:
     @property
     def digests(self) -> list[str]:
         """One digest for each action."""
-        self._settle()
-        text = self._digests.hex()
-        return [text[at : at + 2 * DIGEST_BYTES] for at in range(0, len(text), 2 * DIGEST_BYTES)]
+        return unpacked(self.packed_digests())
 
     def each_digest(self) -> Iterator[str]:
         """Give one digest for each action, without a list of them."""
@@ -217,13 +234,15 @@ class Journal:
         """The size that the episode would have with one more action."""
         return self.size + _size(action) + _STEP_BYTES
 
-    def portable(self, episode: int) -> PortableEpisode:
+    def portable(self, episode: int, digests: list[str] | None = None) -> PortableEpisode:
         """The journal as others can use it.
 
         Args:
             episode: The index of the episode in its session.
+            digests: Its digests, if they were unpacked before.
         """
-        return PortableEpisode(
+        # What is in a journal has been validated, and there may be a great deal of it.
+        return PortableEpisode.model_construct(
             env_id=self.env_id,
             env_version=self.env_version,
             kwargs=self.kwargs,
@@ -232,7 +251,7 @@ class Journal:
             options=self.options,
             reset_digest=self._reset,
             actions=list(self.actions),
-            digests=self.digests,
+            digests=self.digests if digests is None else digests,
             reseeds=list(self.reseeds),
         )
 

@@ -9,6 +9,7 @@ from starlette.responses import Response
 from rollgym.clients.protocol.arrays import DecodeError, EncodeError
 from rollgym.clients.protocol.errors import ProblemError
 from rollgym.clients.protocol.frames import MEDIA_TYPES, dumps, loads
+from rollgym.clients.protocol.long_content import LONG, read_long
 from rollgym.env_server.messages.envelope import sendable
 
 _JSON = frozenset({"application/json", "text/json"})
@@ -98,8 +99,9 @@ async def read_value(request: Request, headers: Mapping[str, str], limit: int) -
             "unsupported_media_type",
             f"{media_type[:100]} is neither application/json nor application/msgpack",
         )
+    binary = media_type in _MSGPACK
     try:
-        return loads(body, binary=media_type in _MSGPACK)
+        return await read_long(body, binary=binary) if len(body) > LONG else loads(body, binary=binary)
     except DecodeError as error:
         raise ProblemError(
             "invalid_request", str(error), errors=[{"field": "", "reason": str(error)}]

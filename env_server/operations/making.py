@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
 from hashlib import blake2b
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import orjson
@@ -21,10 +21,11 @@ from rollgym.env_server.common.event_loop import Slices
 from rollgym.env_server.common.settings import Settings
 from rollgym.env_server.gateway.relayed_making import RelayedMaking, RelayedOpening
 from rollgym.env_server.gateway.relayed_session import RelayedSession
-from rollgym.env_server.journal.journal import Journal
+from rollgym.env_server.journal.journal import Journal, journal_of
 from rollgym.env_server.journal.journal_file import JournaledSession, JournalFile, Opening
 from rollgym.env_server.journal.replay import ReplayDiverged
-from rollgym.env_server.messages.validation import episode_in_json, invalid, kwargs_in_json, requested
+from rollgym.env_server.messages.long_episode import long_episode_in_json, restore_request
+from rollgym.env_server.messages.validation import invalid, kwargs_in_json, requested
 from rollgym.env_server.operations.episodes import Resetting
 from rollgym.env_server.operations.failures import (
     busy,
@@ -49,9 +50,6 @@ from rollgym.env_server.workers.base import (
 
 _Request = MakeRequest | ForkRequest | RestoreRequest
 _OPS: dict[type[_Request], str] = {MakeRequest: "make", ForkRequest: "fork", RestoreRequest: "restore"}
-_Read = TypeVar("_Read")
-_LONG = 20_000
-"""Actions that take a few milliseconds to be read."""
 _Begin = Callable[[Session, int], Coroutine[Any, Any, ResetRecord | None]]
 _REFUSED_BY_CONSTRUCTOR = frozenset({"TypeError", "ValueError", "KeyError", "AssertionError"})
 
@@ -201,11 +199,11 @@ class Making:
 
     async def restore(self, context: Context, fields: Mapping[str, Any]) -> Reply:
         """Make a session at the point of a portable episode."""
-        request = requested(RestoreRequest, fields)
+        request = await restore_request(fields)
         entry = self._catalog.get(request.episode.env_id)
         entry.rules.check(request.episode.kwargs)
         self._resetting.check_options(entry, request.episode.options)
-        episode = await _aside_if_long(request.episode, episode_in_json)
+        episode = await long_episode_in_json(request.episode)
         request = request.model_copy(update={"episode": episode})
         if not entry.deterministic:
             raise ProblemError("session_gone", f"{entry.env_id} cannot be rebuilt by replay", reason="lost")
@@ -243,7 +241,7 @@ class Making:
 
     async def _rebuild(self, session: Session, episode: PortableEpisode) -> None:
         try:
-            session.journal = await _aside_if_long(episode, Journal.from_portable)
+            session.journal = await journal_of(episode)
             session.episode = episode.episode if episode.seed is not None else -1
             await self._runner.rebuild(session, session.journal)
         except EnvironmentRaised as error:
@@ -378,19 +376,16 @@ class Making:
         return closed
 
 
-async def _aside_if_long(episode: PortableEpisode, read: Callable[[PortableEpisode], _Read]) -> _Read:
-    """Return what comes of reading an episode: one of so many steps that others would wait is read in a thread."""
-    if len(episode.actions) < _LONG:
-        return read(episode)
-    return await asyncio.to_thread(read, episode)
-
-
 def _said(request: _Request, more: Any) -> bytes:
     """What tells a request from others; of an episode, digests stand for the actions."""
-    fields = request.model_dump(exclude={"request_id": True, "kwargs": True, "episode": {"actions"}})
-    return blake2b(
-        orjson.dumps((fields, more), default=repr, option=orjson.OPT_SORT_KEYS), digest_size=16
-    ).digest()
+    lists = {"actions", "digests", "reseeds"}
+    fields = request.model_dump(exclude={"request_id": True, "kwargs": True, "episode": lists})
+    content = orjson.dumps((fields, more), default=repr, option=orjson.OPT_SORT_KEYS)
+    said = blake2b(content, digest_size=16)
+    if isinstance(request, RestoreRequest):
+        said.update("".join(request.episode.digests).encode())
+        said.update(orjson.dumps(request.episode.reseeds))
+    return said.digest()
 
 
 def _opening(request: _Request, opened: list[Session]) -> Opening | None:

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from rollgym.clients.protocol.errors import ProblemError
 from rollgym.env_server.access.context import Context
 from rollgym.env_server.access.quotas import RateLimit
-from rollgym.env_server.common.event_loop import Pending, is_given_up
+from rollgym.env_server.common.event_loop import Pending, Slices, is_given_up
 from rollgym.env_server.common.io_process import Lifecycle, ProcessRank
 from rollgym.env_server.common.overload import Overload, overloaded
 from rollgym.env_server.gateway.announcements import Announcements
@@ -18,6 +18,7 @@ from rollgym.env_server.gateway.registering import Registering
 from rollgym.env_server.gateway.relay import Relay
 from rollgym.env_server.gateway.relayed_session import RelayedSession
 from rollgym.env_server.gateway.step_shares import StepShares
+from rollgym.env_server.journal.journal import DIGEST_BYTES, MANY_STEPS, unpacked
 from rollgym.env_server.messages.validation import invalid, refuse_fields
 from rollgym.env_server.operations.closing import Closing
 from rollgym.env_server.operations.episodes import Rendering, Resetting
@@ -385,9 +386,16 @@ class Operations:
         self._lifecycle.require_open()
         return self._making.fork(context, session, fields)
 
-    def _episode(self, context: Context, session: Session, fields: Mapping[str, Any]) -> Reply:
+    def _episode(
+        self, context: Context, session: Session, fields: Mapping[str, Any]
+    ) -> Reply | Awaitable[Reply]:
         refuse_fields(fields)
-        return session.journal.portable(max(0, session.episode)).model_dump(mode="json")
+        journal, episode = session.journal, max(0, session.episode)
+        if journal.steps < MANY_STEPS:
+            return journal.portable(episode).in_json()
+        # The session may go on while it is written.
+        reply = journal.portable(episode, digests=[]).in_json()
+        return _with_digests(reply, journal.packed_digests())
 
     def _session(self, context: Context, session: Session, fields: Mapping[str, Any]) -> Reply:
         refuse_fields(fields)
@@ -402,6 +410,15 @@ async def _named(session: BaseSession, call_id: str | None, reply: Awaitable[Rep
     finally:
         if session.call_id == call_id:
             session.call_id = None
+
+
+async def _with_digests(episode: Reply, packed: bytes) -> Reply:
+    """A portable episode with its digests, of which there are many."""
+    slices, size = Slices(), MANY_STEPS * DIGEST_BYTES
+    for at in range(0, len(packed), size):
+        await slices.turn()
+        episode["digests"] += unpacked(packed[at : at + size])
+    return episode
 
 
 def unknown_op(op: Any) -> ProblemError:

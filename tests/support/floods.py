@@ -4,8 +4,10 @@ import asyncio
 import json
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
+
+from tests.support.patience import Patience
 
 _PATIENCE_S = 25.0
 _HANDSHAKE = (
@@ -36,12 +38,20 @@ class Floods:
         chance: What is done.
         faults: Where faults go.
         answers: Where answers are counted.
+        pids: The server's processes.
     """
 
     def __init__(
-        self, port: int, token: str, chance: random.Random, faults: list[str], answers: "Counter[str]"
+        self,
+        port: int,
+        token: str,
+        chance: random.Random,
+        faults: list[str],
+        answers: "Counter[str]",
+        pids: Sequence[int] = (),
     ) -> None:
         self._port = port
+        self._pids = pids
         self._token = token
         self._chance = chance
         self._faults = faults
@@ -55,8 +65,7 @@ class Floods:
         """Do one of them, and look at its end."""
         kind = self._chance.choice(self._kinds)
         try:
-            async with asyncio.timeout(_PATIENCE_S):
-                what = await kind()
+            what = await Patience(_PATIENCE_S, self._pids).wait_for(kind())
         except TimeoutError:
             self._faults.append(f"the flood {kind.__name__} was left without an end for {_PATIENCE_S} s")
         except (asyncio.IncompleteReadError, ConnectionError):

@@ -6,9 +6,10 @@ All of it follows from a seed but the moments at which the server answers.
 import asyncio
 import itertools
 import json
+import math
 import random
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from rollgym.clients.net.transport import WebSocket, open_socket
@@ -16,8 +17,9 @@ from rollgym.clients.protocol.errors import CODES
 from rollgym.clients.protocol.frames import SUBPROTOCOLS, dumps, loads
 from tests.support.floods import Floods
 from tests.support.interleaved_envs import EPISODIC
+from tests.support.patience import Patience
 
-# Nothing that is asked for here takes longer than seconds; a machine that is busy with other things takes its time.
+# Nothing that is asked for here takes longer than seconds.
 PATIENCE_S = 30.0
 IDLE_S = 3.0
 _OPS = {
@@ -88,6 +90,19 @@ class Http:
         self._free.clear()
 
 
+async def _open(port: int, token: str, path: str, subprotocol: str | None, pids: Sequence[int]) -> WebSocket:
+    opening = open_socket(
+        f"ws://127.0.0.1:{port}{path}",
+        headers={"Authorization": f"Bearer {token}"},
+        subprotocol=subprotocol,
+        timeout_s=math.inf,
+    )
+    try:
+        return await Patience(PATIENCE_S, pids).wait_for(opening)
+    except TimeoutError:
+        raise AssertionError(f"the handshake of {path} was not answered in {PATIENCE_S} s") from None
+
+
 class Frames:
     """A socket of our own protocol; frames of one turn of the loop go out together."""
 
@@ -100,13 +115,10 @@ class Frames:
         connection.on_message = self._take
 
     @classmethod
-    async def open(cls, port: int, token: str, binary: bool, faults: list[str]) -> "Frames":
-        connection = await open_socket(
-            f"ws://127.0.0.1:{port}/v1/ws",
-            headers={"Authorization": f"Bearer {token}"},
-            subprotocol=SUBPROTOCOLS[binary],
-            timeout_s=PATIENCE_S,
-        )
+    async def open(
+        cls, port: int, token: str, binary: bool, faults: list[str], pids: Sequence[int] = ()
+    ) -> "Frames":
+        connection = await _open(port, token, "/v1/ws", SUBPROTOCOLS[binary], pids)
         return cls(connection, binary, faults)
 
     def ask(self, op: str, fields: dict[str, Any]) -> "asyncio.Future[Any]":
@@ -146,14 +158,10 @@ class OpenEnvFrames:
         connection.closed.add_done_callback(lambda _: self.drop())
 
     @classmethod
-    async def open(cls, port: int, token: str, env_id: str, faults: list[str]) -> "OpenEnvFrames":
-        connection = await open_socket(
-            f"ws://127.0.0.1:{port}/openenv/{env_id}/ws",
-            headers={"Authorization": f"Bearer {token}"},
-            subprotocol=None,
-            timeout_s=PATIENCE_S,
-        )
-        return cls(connection, faults)
+    async def open(
+        cls, port: int, token: str, env_id: str, faults: list[str], pids: Sequence[int] = ()
+    ) -> "OpenEnvFrames":
+        return cls(await _open(port, token, f"/openenv/{env_id}/ws", None, pids), faults)
 
     def ask(self, kind: str, data: dict[str, Any]) -> "asyncio.Future[Any]":
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
@@ -185,10 +193,14 @@ class Round:
         token: Who does it.
         seed: What is done.
         exits: Whether environments in child processes may end these.
+        pids: The server's processes.
     """
 
-    def __init__(self, port: int, token: str, seed: str, *, exits: bool = True) -> None:
+    def __init__(
+        self, port: int, token: str, seed: str, *, exits: bool = True, pids: Sequence[int] = ()
+    ) -> None:
         self._port = port
+        self._pids = pids
         self._token = token
         self._seed = seed
         self._random = random.Random(seed)
@@ -203,14 +215,14 @@ class Round:
         self._focus = ""
         self.faults: list[str] = []
         self.answers: Counter[str] = Counter()
-        self._floods = Floods(port, token, random.Random(f"floods {seed}"), self.faults, self.answers)
+        self._floods = Floods(
+            *(port, token, random.Random(f"floods {seed}"), self.faults, self.answers), pids
+        )
 
     async def play(self, bursts: int) -> None:
         """Do it all; what goes wrong is in `faults`."""
         draw = self._random
-        self._sockets = [
-            await Frames.open(self._port, self._token, number % 2 == 1, self.faults) for number in range(4)
-        ]
+        self._sockets = [await self._open_socket(number) for number in range(4)]
         for env_id in EPISODIC:
             for _ in range(draw.randint(1, 2)):
                 self._shoot("make", {"env_id": env_id, "reset": {"seed": 1}, "idle_timeout_s": IDLE_S})
@@ -274,7 +286,7 @@ class Round:
         self._sockets[place] = await self._open_socket(place)
 
     async def _open_socket(self, place: int) -> Frames:
-        return await Frames.open(self._port, self._token, place % 2 == 1, self.faults)
+        return await Frames.open(self._port, self._token, place % 2 == 1, self.faults, self._pids)
 
     def _shoot(self, op: str, fields: dict[str, Any]) -> None:
         if op not in ("batch", "make", "restore", "verify", "sessions", "info") and not fields.get(
@@ -348,7 +360,9 @@ class Round:
     # -- answers -------------------------------------------------------------------------------------------------
 
     async def _all_answered(self) -> None:
-        late = (await asyncio.wait(self._asked, timeout=PATIENCE_S))[1] if self._asked else ()
+        patience, late = Patience(PATIENCE_S, self._pids), set(self._asked)
+        while late and (left := patience.left_s) > 0:
+            _, late = await asyncio.wait(late, timeout=left)
         for question, what in self._asked.items():
             if question in late:
                 self.faults.append(f"never answered: {what}")
@@ -417,7 +431,8 @@ class Round:
 
     async def _openenv(self) -> None:
         draw = self._random
-        socket = await OpenEnvFrames.open(self._port, self._token, draw.choice(EPISODIC), self.faults)
+        env_id = draw.choice(EPISODIC)
+        socket = await OpenEnvFrames.open(self._port, self._token, env_id, self.faults, self._pids)
         kinds = [draw.choice(("reset", "step", "step", "state", "close")) for _ in range(draw.randint(1, 5))]
         answers = [socket.ask(kind, {"action": "wait 0.005"} if kind == "step" else {}) for kind in kinds]
         if draw.random() < 0.5:
@@ -487,7 +502,7 @@ class Round:
     async def _is_not_wedged(self, session_id: str) -> None:
         """A session can be played, or has ended; half of them are closed, the others left to their time."""
         path = f"/v1/sessions/{session_id}"
-        deadline = asyncio.get_running_loop().time() + PATIENCE_S
+        patience = Patience(PATIENCE_S, self._pids)
         while True:
             problem = await self._until_not_busy(
                 lambda: self._http.ask("POST", f"{path}/reset", {"seed": 1}), path
@@ -497,7 +512,7 @@ class Round:
             # What sockets had asked for before they dropped is done all the same, cancels among it: an episode
             # that is broken off between our reset and our step is reset again.
             disturbed = problem in ("busy", "step_timeout", "not_reset", "overloaded")
-            if not disturbed or asyncio.get_running_loop().time() > deadline:
+            if not disturbed or patience.left_s <= 0:
                 break
         if problem is not None and problem not in ("session_gone", "unknown_session"):
             self.faults.append(f"{session_id} cannot be played: {problem}")
@@ -508,13 +523,13 @@ class Round:
         self, ask: Callable[[], Coroutine[Any, Any, tuple[int, dict[str, str], bytes]]], path: str
     ) -> str | None:
         """Operations of sockets that were dropped may still run; who cancels them need not wait for long."""
-        deadline = asyncio.get_running_loop().time() + PATIENCE_S
+        patience = Patience(PATIENCE_S, self._pids)
         while True:
             status, _, body = await ask()
             if status < 400:
                 return None
             code = str(json.loads(body)["code"])
-            if code not in ("busy", "overloaded") or asyncio.get_running_loop().time() > deadline:
+            if code not in ("busy", "overloaded") or patience.left_s <= 0:
                 return code
             await self._http.ask("POST", f"{path}/cancel")
             await asyncio.sleep(0.01)

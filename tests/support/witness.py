@@ -13,7 +13,7 @@ import time
 from dataclasses import asdict, dataclass
 from typing import Self
 
-from rollgym.clients.measuring.metrics import queued_seconds
+from tests.support.patience import Queued
 
 _PAUSE_S = 0.005
 _STALL_S = 0.05
@@ -76,11 +76,6 @@ class Witness:
             self.waited = Waited(**json.loads(output))
 
 
-def _queued(pids: list[int]) -> float:
-    own = queued_seconds() or 0.0
-    return own + sum(queued_seconds(pid) or 0.0 for pid in pids)
-
-
 def _ask(connection: http.client.HTTPConnection, token: str, path: str, body: object) -> dict[str, object]:
     connection.request(
         "POST",
@@ -104,9 +99,9 @@ def watch(port: int, token: str, pids: list[int]) -> Waited:
     waited = Waited()
     print("ready", flush=True)
     while not select.select([sys.stdin], [], [], _PAUSE_S)[0]:
-        queued, began = _queued(pids), time.perf_counter()
+        queued, began = Queued(pids), time.perf_counter()
         _ask(connection, token, f"{path}/step", {"action": "go"})
-        waited.took(time.perf_counter() - began - (_queued(pids) - queued))
+        waited.took(time.perf_counter() - began - queued.seconds)
     connection.request("DELETE", path, headers={"Authorization": f"Bearer {token}"})
     connection.getresponse().read()
     return waited

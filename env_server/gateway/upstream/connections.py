@@ -23,14 +23,17 @@ _MOST_INTERIM = 16
 _STATUS_BYTES = 10
 
 
-def connect(*, limits: httpx.Limits | None = None, **arguments: Any) -> httpx.AsyncClient:
+def connect(
+    *, limits: httpx.Limits | None = None, verify: bool = True, **arguments: Any
+) -> httpx.AsyncClient:
     """Make a client that raises nothing but httpx's errors where connections break.
 
     Args:
         limits: The connections that it has and keeps; httpx's own, if None.
+        verify: Whether it knows how to verify certificates; one that never speaks TLS need not.
         **arguments: Of `httpx.AsyncClient`. Variables of the environment have no say.
     """
-    transport = httpx.AsyncHTTPTransport(trust_env=False, limits=limits or httpx.Limits())
+    transport = httpx.AsyncHTTPTransport(verify=verify, trust_env=False, limits=limits or httpx.Limits())
     # httpx hands no backend on.
     transport._pool._network_backend = Backend()
     return httpx.AsyncClient(transport=transport, trust_env=False, **arguments)

@@ -127,6 +127,8 @@ class TargetClient:
             base_url=url.copy_with(host=host.strip("[]"), port=target.port),
             headers=headers,
             follow_redirects=False,
+            # To read the certificates takes tens of milliseconds.
+            verify=target.secure,
             timeout=httpx.Timeout(None, connect=_CONNECT_TIMEOUT_S),
             # The limiter bounds the connections.
             limits=httpx.Limits(

@@ -1,11 +1,15 @@
-"""The connections of a client when it ends while it connects."""
+"""The connections of a client when it ends while it connects, and when the other side says that it ends."""
 
 import asyncio
 import random
+import re
 
 import pytest
+from websockets.utils import accept_key
 
 from rollgym.clients.net.pool import ConnectionPool, Timing
+from rollgym.clients.net.transport import ConnectionLost, open_socket
+from rollgym.clients.protocol.frames import SUBPROTOCOLS
 
 
 async def say_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -46,3 +50,40 @@ async def test_who_waits_while_the_pool_is_closed_is_told() -> None:
         await pool.close()
         with pytest.raises(ConnectionError, match="closed"):
             await waiting
+
+
+@pytest.mark.parametrize(
+    ("last", "reason"),
+    [(b"\x88\x05\x03\xe9bye", "1001 bye"), (b"\x88\0", "1005"), (b"\x83\0", "cannot be read")],
+)
+async def test_a_socket_is_closed_whose_other_side_has_said_its_last_and_does_not_hang_up(
+    last: bytes, reason: str
+) -> None:
+    """Taken for open, it would be asked again and again, and each time in vain."""
+    hung_up = asyncio.Event()
+
+    async def end(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        found = re.search(rb"Sec-WebSocket-Key: (\S+)", await reader.readuntil(b"\r\n\r\n"))
+        assert found is not None
+        head = (
+            "HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+            f"Sec-WebSocket-Accept: {accept_key(found[1].decode())}\r\n"
+            f"Sec-WebSocket-Protocol: {SUBPROTOCOLS[False]}\r\n\r\n"
+        )
+        writer.write(head.encode() + last)
+        await reader.read(-1)
+        hung_up.set()
+        writer.close()
+
+    async with await asyncio.start_server(end, "127.0.0.1", 0) as server:
+        socket = await open_socket(
+            f"ws://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1/ws",
+            headers={},
+            subprotocol=SUBPROTOCOLS[False],
+            timeout_s=10,
+        )
+        async with asyncio.timeout(10):
+            assert reason in await socket.closed
+            with pytest.raises(ConnectionLost):
+                socket.send(b"{}", binary=False)
+            await hung_up.wait()

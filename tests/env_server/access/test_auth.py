@@ -48,6 +48,22 @@ async def test_http_needs_a_token(guarded: tuple[Server, Named]) -> None:
             assert (await client.get(path)).status_code == 200, "nothing to hide"
 
 
+async def test_a_first_frame_that_is_long_is_refused_unread(guarded: tuple[Server, Named]) -> None:
+    server, tokens = guarded
+    for content in (
+        "[" * 500_000,
+        '{"id": 1, "op": "auth", "token": "' + tokens["alice"] + " " * 20_000 + '"}',
+    ):
+        async with server.socket() as socket:
+            await socket.connection.send(content)
+            problem = (await socket.receive())["error"]
+            assert (problem["code"], "at most" in problem["detail"]) == ("unauthorized", True)
+            with pytest.raises(websockets.ConnectionClosed) as closed:
+                await socket.receive()
+            assert closed.value.rcvd is not None
+            assert closed.value.rcvd.code == 1008
+
+
 async def test_roles(guarded: tuple[Server, Named]) -> None:
     server, tokens = guarded
     for name, plays, sees_metrics in (("alice", True, False), ("node", False, False), ("root", True, True)):

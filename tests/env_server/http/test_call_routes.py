@@ -145,6 +145,7 @@ def test_hot_calls_are_plain_and_the_others_are_fastapis() -> None:
         "step",
         "reset",
         "verify",
+        "restore",
         *(f"gem_{op}" for op in ("step", "reset", "make", "close", "list")),
     }
     for router in (CALLS, OPENENV_CALLS, REGISTRATION_CALLS, RUN_CODE_CALLS):

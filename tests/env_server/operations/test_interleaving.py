@@ -126,12 +126,13 @@ async def test_whatever_happens_at_once_each_question_has_one_answer(
     answers: Counter[str] = Counter()
     waited, number, crashes = Waited(), 0, 0
     while loop.time() < end or not number:
+        pids = _pids(served)
         rounds = [
-            Round(served.asked.port, served.token, f"{seed}/{number + each}")
+            Round(served.asked.port, served.token, f"{seed}/{number + each}", pids=pids)
             for each in range(_ROUNDS_AT_ONCE)
         ]
         number += _ROUNDS_AT_ONCE
-        with Witness(served.asked.port, served.token, _pids(served)) as witness:
+        with Witness(served.asked.port, served.token, pids) as witness:
             await asyncio.gather(*(each.play(_BURSTS) for each in rounds))
         waited += witness.waited
         for each in rounds:

@@ -1,10 +1,13 @@
 """Sessions: made, listed, ended, forked, restored; whose they are and how long they live."""
 
 import asyncio
+from collections.abc import Iterator
 
 import pytest
 
-from rollgym.env_server.operations import making
+from rollgym.clients.protocol.episode import step_digest
+from rollgym.clients.protocol.frames import MEDIA_TYPES, dumps, loads
+from tests.support.interleaved_envs import DIRECTORY, SERVED
 from tests.support.wire import ENVS, INLINE, Server, Socket
 
 
@@ -139,14 +142,6 @@ async def test_a_session_without_an_episode_has_nothing_to_seed_anew(server: Ser
         assert (await socket.call("episode", session_id=copy))["seed"] is None
 
 
-@pytest.fixture(params=[0, 20_000], ids=["aside", "at_once"])
-def long_from(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    """From how many actions on an episode is read beside the loop."""
-    monkeypatch.setattr(making, "_LONG", request.param)
-    return int(request.param)
-
-
-@pytest.mark.usefixtures("long_from")
 @pytest.mark.parametrize("env_id", ["Count", "SlowCount"])
 async def test_a_portable_episode_is_restored(server: Server, env_id: str) -> None:
     async with server.http() as client:
@@ -180,7 +175,56 @@ async def test_a_portable_episode_is_restored(server: Server, env_id: str) -> No
         assert problem["code"] == "episode_over"
 
 
-@pytest.mark.usefixtures("long_from")
+@pytest.fixture(scope="module")
+def endless(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server of an environment whose episodes do not end."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(DIRECTORY, str(tmp_path_factory.mktemp("open")))
+        with Server(*SERVED, "--no-builtin") as running:
+            yield running
+
+
+@pytest.mark.parametrize("binary", [False, True])
+@pytest.mark.parametrize("way", ["socket", "http"])
+async def test_a_long_episode_is_restored(endless: Server, binary: bool, way: str) -> None:
+    """So long that it is read and written in pieces, and beside the event loop."""
+    steps = 21_000
+    episode = {
+        "format": 1,
+        "env_id": "Inline",
+        "env_version": "1",
+        "kwargs": {"length": 10**6},
+        "episode": 0,
+        "seed": 3,
+        "options": None,
+        "reset_digest": step_digest("begin", 0.0, False, False),
+        "actions": ["ä"] * steps,
+        "digests": [step_digest(f"{number + 1} ä", 1.0, False, False) for number in range(steps)],
+        "reseeds": [[0, 5], [steps, 7]],
+    }
+    async with endless.socket(binary=binary) as socket, endless.http() as http:
+        http.timeout = 60
+        if way == "socket":
+            restored = await socket.call("restore", episode=episode, request_id=f"one {binary}")
+            again = await socket.call("restore", episode=episode, request_id=f"one {binary}")
+            assert again["session_id"] == restored["session_id"]
+        else:
+            kind = MEDIA_TYPES[binary]
+            body = dumps({"episode": episode}, binary=binary)
+            answer = await http.post("/v1/sessions/restore", content=body, headers={"Content-Type": kind})
+            restored = loads(answer.content, binary=binary)
+        assert (restored["episode"], restored["step"]) == (0, steps)
+        session_id = restored["session_id"]
+        assert await socket.call("episode", session_id=session_id) == episode
+        assert (await http.get(f"/v1/sessions/{session_id}/episode")).json() == episode
+        step = await socket.call("step", session_id=session_id, action="b")
+        assert step["observation"] == f"{steps + 1} b"
+        await socket.call("close", session_ids=[session_id])
+        damaged = {**episode, "digests": [*episode["digests"][:-1], "0"]}
+        problem = (await socket.ask("restore", episode=damaged))["error"]
+        assert problem["errors"][0]["field"] == f"episode.digests.{steps - 1}"
+
+
 async def test_an_episode_that_does_not_fit_is_not_restored(server: Server) -> None:
     async with server.socket() as socket:
         made = await socket.make()

@@ -1,0 +1,267 @@
+"""Reading what is long a piece at a time, so that whoever else is on the event loop has turns in between.
+
+Readers of JSON and MessagePack read a message in one go, beside which no other thread runs, and a megabyte of the
+smallest values takes them tens of milliseconds. Here they get a piece of it at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Generator
+from time import perf_counter
+from typing import Any, NoReturn
+
+import msgpack
+
+from rollgym.clients.protocol.arrays import DecodeError
+from rollgym.clients.protocol.frames import loads
+
+LONG = 2**17
+"""What has fewer bytes takes a few milliseconds at most to be read in one go."""
+
+_PIECE = 2**15
+_SLICE_S = 0.005
+# As deep as the readers go themselves.
+_MAX_DEPTH = 1024
+_BLANK = b" \t\r\n"
+_BLANKS = re.compile(rb"[ \t\r\n]*")
+# A text that does not end in what is looked at has no second quotation mark.
+_TOKEN = re.compile(rb'"(?:[^"\\]+|\\.)*("?)|[\[\]{},]', re.DOTALL)
+_ARRAY, _OBJECT, _TEXT = b'[{"'
+_OPENING, _CLOSING = b"[{", b"]}"
+_OTHER_BRACKET = {_ARRAY: b"]", _OBJECT: b"}"}
+
+Reading = Generator[None, None, Any]
+"""Yields after each piece, and returns what was read."""
+
+
+async def read_long(data: bytes, *, binary: bool) -> Any:
+    """Read plain data, as `loads` does, in slices of the event loop's time.
+
+    Raises:
+        DecodeError: It is not valid.
+    """
+    reading = read_in_pieces(data, binary=binary)
+    end = perf_counter() + _SLICE_S
+    while True:
+        try:
+            next(reading)
+        except StopIteration as read:
+            return read.value
+        if perf_counter() >= end:
+            await asyncio.sleep(0)
+            end = perf_counter() + _SLICE_S
+
+
+def read_in_pieces(data: bytes, *, binary: bool) -> Reading:
+    """Read plain data, as `loads` does, a piece at a time.
+
+    Raises:
+        DecodeError: It is not valid.
+    """
+    return _read_messagepack(data) if binary else _Json(data).read()
+
+
+def _read_messagepack(data: bytes) -> Reading:
+    unpacker = msgpack.Unpacker(ext_hook=_refuse_extension, timestamp=0, max_buffer_size=len(data))
+    for end in range(_PIECE, len(data) + _PIECE, _PIECE):
+        unpacker.feed(data[end - _PIECE : end])
+        try:
+            value = unpacker.unpack()
+        except msgpack.OutOfData:
+            yield
+            continue
+        except (ValueError, TypeError, msgpack.UnpackException) as error:
+            raise DecodeError(f"not a valid MessagePack frame: {error}") from error
+        if unpacker.tell() < len(data):
+            raise DecodeError("not a valid MessagePack frame: something follows the value")
+        return value
+    raise DecodeError("not a valid MessagePack frame: it is cut off")
+
+
+def _refuse_extension(code: int, data: bytes) -> NoReturn:
+    raise DecodeError(f"MessagePack extension type {code} is not part of the protocol")
+
+
+class _Container:
+    """An array or an object that has begun and not ended.
+
+    Attributes:
+        bracket: With what it has begun.
+        content: What was read of it.
+        may_end: Whether no comma stands before what comes next.
+        needs_comma: Whether what comes next, if not its end, is a comma.
+    """
+
+    __slots__ = ("bracket", "content", "may_end", "needs_comma")
+
+    def __init__(self, bracket: int) -> None:
+        self.bracket = bracket
+        self.content: Any = [] if bracket == _ARRAY else {}
+        self.may_end = True
+        self.needs_comma = False
+
+
+class _Json:
+    """Reads JSON in runs, which are what stands side by side in one array or object.
+
+    A piece that is cut at a comma and can be read is a run: if the comma stood in a text, or in something nested, this
+    would have no end. Where a piece cannot be read, its texts and brackets are looked at one by one.
+    """
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._at = 0
+        self._open: list[_Container] = []
+
+    def read(self) -> Reading:
+        """Read it."""
+        data = self._data
+        self._at = len(data) - len(data.lstrip(_BLANK))
+        if data[self._at : self._at + 1] not in (b"[", b"{"):
+            return loads(data, binary=False)
+        root = self._begin(self._at)
+        while self._open:
+            self._take_comma()
+            if not self._take_piece():
+                self._take_tokens(_PIECE)
+            yield
+        if data[self._at :].strip(_BLANK):
+            raise _invalid("something follows the value")
+        return root.content
+
+    def _take_comma(self) -> None:
+        """Take the comma after what was nested, where there is one."""
+        data, top = self._data, self._open[-1]
+        if not top.needs_comma:
+            return
+        blanks = _BLANKS.match(data, self._at)
+        assert blanks is not None
+        self._at = blanks.end()
+        if data[self._at : self._at + 1] == b",":
+            self._at += 1
+            top.needs_comma = top.may_end = False
+
+    def _take_piece(self) -> bool:
+        """Take a piece up to a comma, if it can be read."""
+        comma = self._data.rfind(b",", self._at, self._at + _PIECE)
+        if comma <= self._at or self._open[-1].needs_comma:
+            return False
+        try:
+            self._take_run(comma)
+        except DecodeError:
+            return False
+        self._pass_comma(comma)
+        return True
+
+    def _take_tokens(self, size: int) -> None:
+        """Take what is whole of a piece, but no more than to the end of the innermost array or object that is open."""
+        data, end = self._data, min(self._at + size, len(self._data))
+        opened: list[tuple[int, int]] = []
+        comma = text = -1
+        for token in _TOKEN.finditer(data, self._at, end):
+            place, sign = token.start(), data[token.start()]
+            if sign == _TEXT:
+                if not token[1]:
+                    break
+                text = place
+            elif sign in _OPENING:
+                opened.append((place, text))
+                text = -1
+            elif sign in _CLOSING:
+                if not opened:
+                    self._end(place)
+                    return
+                opened.pop()
+                text = -1
+            elif not opened:
+                comma = place
+        if opened:
+            for place, text in opened:
+                self._descend(place, text)
+        elif comma >= 0:
+            self._take_run(comma)
+            self._pass_comma(comma)
+        elif end < len(data):
+            # A text, or a number, that is longer.
+            self._take_tokens(2 * size)
+        else:
+            raise _invalid("it is cut off")
+
+    def _begin(self, place: int) -> _Container:
+        if len(self._open) == _MAX_DEPTH:
+            raise _invalid("it is nested too deep")
+        container = _Container(self._data[place])
+        self._open.append(container)
+        self._at = place + 1
+        return container
+
+    def _descend(self, place: int, text: int) -> None:
+        """Go into what is nested, after what stands before it side by side; in an object, its name is the last text."""
+        data, top = self._data, self._open[-1]
+        name = None
+        start = place
+        if top.bracket == _OBJECT:
+            start = text
+            label = data[start:place].rstrip(_BLANK) if start >= self._at else b""
+            if not label.endswith(b":"):
+                raise self._unreadable()
+            name = loads(label[:-1], binary=False)
+        before = data[self._at : start].strip(_BLANK)
+        if before and not before.endswith(b","):
+            raise self._unreadable()
+        if before:
+            comma = data.rindex(b",", self._at, start)
+            self._take_run(comma)
+            self._pass_comma(comma)
+        elif top.needs_comma:
+            raise self._unreadable()
+        top.may_end = top.needs_comma = True
+        nested = self._begin(place).content
+        if name is None:
+            top.content.append(nested)
+        else:
+            top.content[name] = nested
+
+    def _end(self, place: int) -> None:
+        """Take the rest of the innermost array or object that is open."""
+        top = self._open[-1]
+        if self._data[place : place + 1] != _OTHER_BRACKET[top.bracket]:
+            raise self._unreadable()
+        if self._data[self._at : place].strip(_BLANK):
+            self._take_run(place)
+        elif not top.may_end:
+            raise self._unreadable()
+        self._open.pop()
+        self._at = place + 1
+
+    def _take_run(self, end: int) -> None:
+        """Take what stands side by side from here on; in brackets, as deep as it stands, it is a value by itself."""
+        run, top, around = self._data[self._at : end], self._open[-1], len(self._open) - 1
+        if top.needs_comma or not run.strip(_BLANK):
+            raise self._unreadable()
+        content = loads(
+            b"".join((b"[" * around, bytes((top.bracket,)), run, _OTHER_BRACKET[top.bracket], b"]" * around)),
+            binary=False,
+        )
+        for _ in range(around):
+            if len(content) != 1:
+                # It has ended what it stands in, and begun the like.
+                raise self._unreadable()
+            content = content[0]
+        if top.bracket == _ARRAY:
+            top.content += content
+        else:
+            top.content.update(content)
+
+    def _pass_comma(self, place: int) -> None:
+        self._at = place + 1
+        self._open[-1].may_end = False
+
+    def _unreadable(self) -> DecodeError:
+        return _invalid(f"what stands at byte {self._at} or after it cannot be read")
+
+
+def _invalid(reason: str) -> DecodeError:
+    return DecodeError(f"not a valid JSON frame: {reason}")
