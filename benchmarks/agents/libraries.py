@@ -7,6 +7,8 @@ own for each, which has the newest release of the library and nothing of ours. T
 it is told to, in the form that it is held to. Its ids and log-probabilities in the episode's record must be those of
 its own log. The result tells, for each library, the parts of its episode, the routes, forms and fields that it asked
 for, how many replies were held to a form, what was ignored (`x-rollgym-ignored`) and what was refused.
+
+Some libraries download tiktoken's vocabularies. Where there is no network, TIKTOKEN_CACHE_DIR names a folder with them.
 """
 
 import argparse

@@ -63,7 +63,7 @@ class PolicyService:
         """
         wanted, unheld = held_reply(call, self.tool_format)
         if wanted is not None and wanted.spare and (self.unstructured or self.wishes == "refuse"):
-            wanted, unheld = None, wanted.spare
+            unheld, wanted = wanted.spare, None
         self._require_structured(wanted)
         settled = replace(call, wishes=replace(call.wishes, structured=wanted))
         return settled, self._ignored(call, unheld)
