@@ -2,10 +2,13 @@
 
     python benchmarks/agents/libraries.py [NAME ...] [--output benchmarks/results/agent_libraries.json]
 
-Each program of `benchmarks/agents/players/` is run by an interpreter of its own, which has the newest release of its
-library and nothing of ours. The policy behind the endpoint says what it is told to; its ids and log-probabilities in
-the episode's record must be those of its own log. The result tells, for each library, the parts of its episode, the
-routes and fields that it asked for, what was ignored (`x-rollgym-ignored`) and what was refused.
+Each program of `benchmarks/agents/players/` plays with the libraries that it names. It is run by an interpreter of its
+own for each, which has the newest release of the library and nothing of ours. The policy behind the endpoint says what
+it is told to, in the form that it is held to. Its ids and log-probabilities in the episode's record must be those of
+its own log. The result tells, for each library, the parts of its episode, the routes, forms and fields that it asked
+for, how many replies were held to a form, what was ignored (`x-rollgym-ignored`) and what was refused.
+
+Some libraries download tiktoken's vocabularies. Where there is no network, TIKTOKEN_CACHE_DIR names a folder with them.
 """
 
 import argparse
@@ -32,18 +35,17 @@ from rollgym.trainer.rollout.agents.session import AgentSession  # noqa: E402
 from rollgym.trainer.tasks.task import Task  # noqa: E402
 from tests.support.agent_policy import (  # noqa: E402
     EngineLog,
-    ScriptedPolicy,
     assert_recorded,
     service_of,
     tool_tokenizer,
 )
 from tests.support.agent_witness import Asked, Witness  # noqa: E402
-from tests.support.helpful_policy import helpful  # noqa: E402
+from tests.support.helpful_policy import HelpfulPolicy  # noqa: E402
 from tests.support.peer_processes import peer_environment  # noqa: E402
 
 PLAYERS = Path(__file__).parent / "players"
 ENVIRONMENTS = ROOT / "build" / "agents" / "newest"
-_HEADER = re.compile(r"^# dependencies = (\[.*\])$", re.MULTILINE)
+_PLAYER = re.compile(r"^# (\w+) = (\[.*\])$", re.MULTILINE)
 _PATIENCE_S = 600.0
 
 
@@ -51,7 +53,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    names = sorted(path.stem.removeprefix("play_") for path in PLAYERS.glob("play_*.py"))
+    known = players()
+    names = sorted(known)
     parser.add_argument(
         "names", nargs="*", metavar="NAME", help=f"some of {', '.join(names)}; all by default"
     )
@@ -64,7 +67,7 @@ def main() -> int:
     before = json.loads(options.output.read_text()) if options.output and options.output.exists() else {}
     results = {}
     for name in options.names or names:
-        results[name] = asyncio.run(measured(PLAYERS / f"play_{name}.py", options.environments / name))
+        results[name] = asyncio.run(measured(name, *known[name], options.environments / name))
         print(name, json.dumps(results[name], indent=1), flush=True)
         if options.output is not None:
             merged = dict(sorted((before | results).items()))
@@ -72,22 +75,29 @@ def main() -> int:
     return 0 if all(result.get("record_equals_log") for result in results.values()) else 1
 
 
-async def measured(player: Path, environment: Path) -> dict[str, Any]:
+def players() -> dict[str, tuple[Path, list[str]]]:
+    """The programs that play and what they need, by the names of the players."""
+    programs = [(path, path.read_text()) for path in PLAYERS.glob("play_*.py")]
+    return {
+        name: (path, json.loads(needed)) for path, text in programs for name, needed in _PLAYER.findall(text)
+    }
+
+
+async def measured(name: str, program: Path, dependencies: list[str], environment: Path) -> dict[str, Any]:
     """Install a library, play its episode, and compare the record with the policy's log."""
-    dependencies = json.loads(_HEADER.search(player.read_text())[1])
     try:
         found = {"library": dependencies[0], "version": installed(dependencies, environment)}
     except subprocess.CalledProcessError as error:
         return {"library": dependencies[0], "not_installed": error.stderr.decode()[-400:]}
     tokenizer = tool_tokenizer()
-    policy = ScriptedPolicy(tokenizer, helpful)
+    policy = HelpfulPolicy(tokenizer)
     service = service_of(policy, tokenizer)
     table = SessionTable(service.model)
     witness = Witness(agents_app(table, 1 << 22))
     async with serve_app(witness, "127.0.0.1", 0) as url:
         session = AgentSession(service, Trajectory(Task(0, "Any-v0", seed=0), 0), None, time.time)
         address = f"{url}/s/{table.add(session, None)}"
-        printed = await played(environment / "bin" / "python", player, address)
+        printed = await played([environment / "bin" / "python", program, name], address)
     found["parts"] = parts_of(printed)
     return found | asked_of(witness.asked) | compared(session.trajectory, policy.log)
 
@@ -107,7 +117,7 @@ def installed(dependencies: list[str], environment: Path) -> str:
     return subprocess.run([python, "-c", code], check=True, capture_output=True, text=True).stdout.strip()
 
 
-async def played(python: Path, player: Path, address: str) -> str:
+async def played(command: list[Path | str], address: str) -> str:
     """Run the program to its end; returns what it printed."""
     variables = {
         "OPENAI_BASE_URL": f"{address}/v1",
@@ -124,8 +134,7 @@ async def played(python: Path, player: Path, address: str) -> str:
     }
     with tempfile.TemporaryDirectory() as folder, (Path(folder) / "printed").open("w+b") as printed:
         process = await asyncio.create_subprocess_exec(
-            python,
-            player,
+            *command,
             env=peer_environment() | variables,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=printed,
@@ -156,9 +165,10 @@ def parts_of(printed: str) -> dict[str, str]:
 
 
 def asked_of(asked: list[Asked]) -> dict[str, Any]:
-    """Routes with the number of their requests, fields, what was ignored, and what was refused."""
+    """Routes with the number of their requests, forms of replies, fields, what was ignored, and what was refused."""
     return {
         "requests": dict(Counter(f"{each.route}{' (stream)' if each.stream else ''}" for each in asked)),
+        "forms": dict(Counter(form for each in asked for form in each.forms)),
         "fields": sorted({name for each in asked for name in each.fields}),
         "ignored": sorted({name for each in asked for name in each.ignored}),
         "refused": dict(Counter(f"{each.status} {each.error}" for each in asked if each.status >= 400)),
@@ -169,6 +179,7 @@ def compared(trajectory: Trajectory, log: EngineLog) -> dict[str, Any]:
     """Whether every prompt, id, log-probability and version in the record is that of the policy's log."""
     found = {
         "calls": len(log.calls),
+        "held": sum(request.sampling.structured is not None for request, _ in log.calls),
         "tokens": sum(len(result.token_ids) for _, result in log.calls),
         "segments": len(trajectory.segments),
     }

@@ -16,14 +16,24 @@ BEGIN, END = "<!-- libraries -->\n", "<!-- end -->"
 
 def table(results: dict[str, dict[str, Any]]) -> str:
     """The libraries as a table of Markdown, by the names of their players."""
-    titles = ("library", "version", "its episode", "asked for", "ignored", "refused", "calls", "record")
+    titles = (
+        "library",
+        "version",
+        "its episode",
+        "asked for",
+        "held",
+        "ignored",
+        "refused",
+        "calls",
+        "record",
+    )
     head = f"| {' | '.join(titles)} |\n|{'---|' * len(titles)}"
     return "\n".join([head, *map(row, results.values())]) + "\n"
 
 
 def row(found: dict[str, Any]) -> str:
     if "not_installed" in found:
-        return f"| {found['library']} | | cannot be installed | | | | | |"
+        return f"| {found['library']} | | cannot be installed | | | | | | |"
     cells = [
         found["library"].partition("[")[0],
         found["version"],
@@ -31,7 +41,11 @@ def row(found: dict[str, Any]) -> str:
             f"{name}: {'no' if said.startswith('failed: ') else 'yes'}"
             for name, said in found["parts"].items()
         ),
-        ", ".join(f"`{route.removeprefix('/v1/')}` {count}" for route, count in found["requests"].items()),
+        ", ".join(
+            f"`{asked.removeprefix('/v1/')}` {count}"
+            for asked, count in (found["requests"] | found["forms"]).items()
+        ),
+        str(found["held"]),
         ", ".join(f"`{name}`" for name in found["ignored"]),
         ", ".join(f"{count} × {_short(error)}" for error, count in found["refused"].items()),
         str(found["calls"]),

@@ -12,6 +12,8 @@ MEASURED = {
     "version": "1.26.0",
     "parts": {"tools": "3", "structured": "failed: BadRequestError"},
     "requests": {"/v1/chat/completions": 3, "/v1/chat/completions (stream)": 1},
+    "forms": {"tool_choice: required": 2},
+    "held": 2,
     "fields": ["messages"],
     "ignored": ["tool_choice"],
     "refused": {"400 response_format: a|b": 1},
@@ -29,14 +31,14 @@ def test_the_page_shows_what_was_measured():
 def test_every_record_was_equal_to_the_engines_log():
     results = json.loads(RESULTS.read_text())
     played = [name for name, found in results.items() if found.get("calls")]
-    assert len(played) >= 20
+    assert len(played) >= 25
     assert all(results[name]["record_equals_log"] for name in played)
 
 
 def test_a_row_tells_what_worked_and_what_was_refused():
     assert table({"smolagents": MEASURED}).splitlines()[2] == (
-        "| smolagents | 1.26.0 | tools: yes; structured: no | `chat/completions` 3, `chat/completions (stream)` 1 | "
-        "`tool_choice` | 1 × 400 response_format: a/b | 3 | equal |"
+        "| smolagents | 1.26.0 | tools: yes; structured: no | `chat/completions` 3, `chat/completions (stream)` 1, "
+        "`tool_choice: required` 2 | 2 | `tool_choice` | 1 × 400 response_format: a/b | 3 | equal |"
     )
 
 

@@ -100,6 +100,10 @@ class ScriptedPolicy:
         self.asked = asyncio.Event()
         self.cancelled = 0
 
+    async def says(self, request):
+        """What it says to a request."""
+        return self._next(self._tokenizer.decode(request.prompt_ids))
+
     async def generate(self, request):
         self.asked.set()
         try:
@@ -108,7 +112,7 @@ class ScriptedPolicy:
         except asyncio.CancelledError:
             self.cancelled += 1
             raise
-        said = self._next(self._tokenizer.decode(request.prompt_ids))
+        said = await self.says(request)
         ids = self._tokenizer.encode(said, add_special_tokens=False)
         ids.append(self._tokenizer.convert_tokens_to_ids("<|im_end|>"))
         longest = request.sampling.max_new_tokens

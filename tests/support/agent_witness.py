@@ -1,7 +1,9 @@
 """Stands before the endpoint for agents and notes what each request asked for, and how it was answered."""
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -14,6 +16,7 @@ class Asked:
         route: Its path, without the key of a session.
         fields: The fields of its body.
         stream: Whether it asked for a stream.
+        forms: What it said of how replies must look, as `FIELD: KIND`.
         status: The status of the answer.
         ignored: What the answer names as ignored.
         error: The message of a refusal.
@@ -22,6 +25,7 @@ class Asked:
     route: str
     fields: tuple[str, ...] = ()
     stream: bool = False
+    forms: tuple[str, ...] = ()
     status: int = 0
     ignored: tuple[str, ...] = ()
     error: str = ""
@@ -65,5 +69,23 @@ def _note(asked: Asked, body: bytes, answer: bytes) -> None:
     if body:
         read = json.loads(body)
         asked.fields, asked.stream = tuple(read), bool(read.get("stream"))
+        asked.forms = tuple(_forms(read))
     if answer:
         asked.error = json.loads(answer)["error"]["message"]
+
+
+def _forms(read: dict[str, Any]) -> Iterator[str]:
+    for outer, inner in (
+        ("response_format", None),
+        ("output_format", None),
+        ("text", "format"),
+        ("output_config", "format"),
+    ):
+        form = read.get(outer) or {}
+        form = form if inner is None else form.get(inner) or {}
+        if form.get("type") not in (None, "text"):
+            yield f"{outer if inner is None else f'{outer}.{inner}'}: {form['type']}"
+    choice = read.get("tool_choice")
+    kind = choice.get("type") if isinstance(choice, dict) else choice
+    if kind not in (None, "auto", "none"):
+        yield f"tool_choice: {kind}"

@@ -28,11 +28,13 @@ class StructuredOutput:
     """What a reply must look like: tokens that would lead elsewhere are not drawn, from the first one on.
 
     Attributes:
-        kind: `json` for a JSON schema, `regex`, or `grammar` for a context-free grammar.
-        text: It; a grammar as those who draw the reply read it: GBNF (also called EBNF) or Lark.
+        kind: `json` for a JSON schema, `regex`, `grammar` for a context-free grammar, or `structural_tag` for JSON
+            between marks.
+        text: It; a grammar as those who draw the reply read it: GBNF (also called EBNF) or Lark; a structural tag as
+            the JSON that xgrammar reads.
     """
 
-    kind: Literal["json", "regex", "grammar"]
+    kind: Literal["json", "regex", "grammar", "structural_tag"]
     text: str
 
 

@@ -33,7 +33,12 @@ from rollgym.trainer.inference.sglang_replies import (
 )
 from rollgym.trainer.inference.stretches import GenerationCall, Stretch, common_sampling
 
-_STRUCTURES = {"json": "json_schema", "regex": "regex", "grammar": "ebnf"}
+_STRUCTURES = {
+    "json": "json_schema",
+    "regex": "regex",
+    "grammar": "ebnf",
+    "structural_tag": "structural_tag",
+}
 _MODES: Mapping[PauseMode, str] = {
     # It has no mode that waits: the client has waited, and what others sent is put back.
     "wait": "retract",

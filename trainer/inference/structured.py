@@ -19,6 +19,7 @@ from rollgym.extras import MissingExtraError, import_extra
 from rollgym.trainer.inference import grammar_trial
 from rollgym.trainer.inference.base import SamplingParams, StructuredOutput
 from rollgym.trainer.inference.errors import StructuredOutputError
+from rollgym.trainer.inference.structural_tags import lark_of
 
 _KEPT = 64
 """Grammars that are kept compiled."""
@@ -98,7 +99,7 @@ class Grammars:
         async with self._trying:
             if structured not in self._tried:
                 _library("llguidance")
-                self._tried[structured] = await _trial(structured)
+                self._tried[structured] = await _trial(*_kind_and_text(structured))
                 if len(self._tried) > _REMEMBERED:
                     self._tried.popitem(last=False)
             error = self._tried[structured]
@@ -152,7 +153,21 @@ class Grammars:
         return self._tokenizers[stops]
 
 
-async def _trial(structured: StructuredOutput) -> str:
+def _kind_and_text(structured: StructuredOutput) -> tuple[str, str]:
+    """Return a structured output as llguidance reads it.
+
+    Raises:
+        StructuredOutputError: If it has no form for it.
+    """
+    if structured.kind != "structural_tag":
+        return structured.kind, structured.text
+    try:
+        return "lark", lark_of(structured.text)
+    except ValueError as error:
+        raise StructuredOutputError(str(error)) from error
+
+
+async def _trial(kind: str, text: str) -> str:
     """Return what is wrong with a structured output, as `grammar_trial` finds it."""
     program = await asyncio.create_subprocess_exec(
         sys.executable,
@@ -162,7 +177,7 @@ async def _trial(structured: StructuredOutput) -> str:
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.DEVNULL,
     )
-    asked = orjson.dumps({"kind": structured.kind, "text": structured.text})
+    asked = orjson.dumps({"kind": kind, "text": text})
     try:
         said, _ = await program.communicate(asked)
     except BaseException:
@@ -184,7 +199,7 @@ def _library(module: str) -> Any:
 def _compiled(structured: StructuredOutput, words: Any) -> Any:
     library = _library("llguidance")
     try:
-        grammar = library.grammar_from(structured.kind, structured.text)
+        grammar = library.grammar_from(*_kind_and_text(structured))
     except ValueError as error:
         raise StructuredOutputError(f"the structured output is malformed: {_brief(str(error))}") from error
     matcher = library.LLMatcher(

@@ -9,12 +9,29 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
+from pydantic import BaseModel
+
+NAME = sys.argv[1]
+"""Who plays: some programs play with several libraries."""
 QUESTION = "Add 1 and 2."
 INSTRUCTIONS = "You add numbers with the tool."
 BASE_URL = os.environ["OPENAI_BASE_URL"]
 ANTHROPIC_URL = os.environ["ANTHROPIC_BASE_URL"]
 KEY = "any"
 MODEL = "policy"
+SCHEMA = {
+    "type": "object",
+    "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
+    "required": ["a", "b"],
+    "additionalProperties": False,
+}
+"""Of what `add` takes, for libraries that make none of a function."""
+
+
+class Total(BaseModel):
+    """The sum."""
+
+    total: int
 
 
 def add(a: int, b: int) -> int:

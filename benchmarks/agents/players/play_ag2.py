@@ -1,18 +1,10 @@
 """ag2: its agent, plain, streaming and with a structured reply."""
-# /// script
-# dependencies = ["ag2[openai]"]
-# ///
+# players:
+# ag2 = ["ag2[openai]"]
 
 import parts
 from ag2 import Agent
 from ag2.config import OpenAIConfig
-from pydantic import BaseModel
-
-
-class Total(BaseModel):
-    """The sum."""
-
-    total: int
 
 
 async def run(streaming=False, **fields):
@@ -24,5 +16,5 @@ async def run(streaming=False, **fields):
 parts.play(
     tools=lambda: run(tools=[parts.add]),
     stream=lambda: run(streaming=True, tools=[parts.add]),
-    structured=lambda: run(response_schema=Total),
+    structured=lambda: run(response_schema=parts.Total),
 )

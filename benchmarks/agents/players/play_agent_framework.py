@@ -1,18 +1,10 @@
 """agent-framework of Microsoft: its agent, plain, streaming and with a structured reply."""
-# /// script
-# dependencies = ["agent-framework-core", "agent-framework-openai"]
-# ///
+# players:
+# agent_framework = ["agent-framework-core", "agent-framework-openai"]
 
 import parts
 from agent_framework import Agent
 from agent_framework.openai import OpenAIChatCompletionClient
-from pydantic import BaseModel
-
-
-class Total(BaseModel):
-    """The sum."""
-
-    total: int
 
 
 def agent():
@@ -25,7 +17,7 @@ async def stream():
 
 
 async def structured():
-    return (await agent().run(parts.QUESTION, options={"response_format": Total})).value
+    return (await agent().run(parts.QUESTION, options={"response_format": parts.Total})).value
 
 
 parts.play(tools=lambda: agent().run(parts.QUESTION), stream=stream, structured=structured)

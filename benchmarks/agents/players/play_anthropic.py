@@ -1,16 +1,9 @@
 """anthropic: messages with a tool, its tool runner, a stream and its own structured output."""
-# /// script
-# dependencies = ["anthropic"]
-# ///
+# players:
+# anthropic = ["anthropic"]
 
 from anthropic import Anthropic, beta_tool
-from parts import INSTRUCTIONS, MODEL, QUESTION, add, play
-from pydantic import BaseModel
-
-
-class Total(BaseModel):
-    total: int
-
+from parts import INSTRUCTIONS, MODEL, QUESTION, Total, add, play
 
 client = Anthropic(api_key="any")
 ASKED = {"model": MODEL, "max_tokens": 256, "messages": [{"role": "user", "content": QUESTION}]}

@@ -1,17 +1,10 @@
 """autogen-agentchat: its assistant, plain, streaming and with a structured reply."""
-# /// script
-# dependencies = ["autogen-agentchat", "autogen-ext[openai]"]
-# ///
+# players:
+# autogen = ["autogen-agentchat", "autogen-ext[openai]"]
 
 import parts
 from autogen_agentchat.agents import AssistantAgent
 from autogen_ext.models.openai import OpenAIChatCompletionClient
-from pydantic import BaseModel
-
-
-class Total(BaseModel):
-    total: int
-
 
 INFO = {
     "vision": False,
@@ -39,7 +32,7 @@ async def stream():
 
 
 async def structured():
-    return (await agent(output_content_type=Total).run(task=parts.QUESTION)).messages[-1].content
+    return (await agent(output_content_type=parts.Total).run(task=parts.QUESTION)).messages[-1].content
 
 
 parts.play(tools=tools, stream=stream, structured=structured)

@@ -1,20 +1,11 @@
 """browser-use: its model for OpenAI's API, with the structured reply that its agent asks for (no browser)."""
-# /// script
-# dependencies = ["browser-use"]
-# ///
+# players:
+# browser_use = ["browser-use"]
 
 import parts
 from browser_use.agent.views import AgentOutput
 from browser_use.llm import ChatOpenAI, UserMessage
 from browser_use.tools.service import Tools
-from pydantic import BaseModel
-
-
-class Total(BaseModel):
-    """The sum."""
-
-    total: int
-
 
 model = ChatOpenAI(model=parts.MODEL, api_key=parts.KEY, base_url=parts.BASE_URL)
 
@@ -27,4 +18,4 @@ def actions():
     return ask(AgentOutput.type_with_custom_actions(Tools().registry.create_action_model()))
 
 
-parts.play(plain=ask, structured=lambda: ask(Total), actions=actions)
+parts.play(plain=ask, structured=lambda: ask(parts.Total), actions=actions)

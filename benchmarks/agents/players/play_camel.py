@@ -1,20 +1,12 @@
 """camel-ai: its chat agent, plain, streaming and with a structured reply."""
-# /// script
-# dependencies = ["camel-ai"]
-# ///
+# players:
+# camel = ["camel-ai", "mcp<2"]
 
 import parts
 from camel.agents import ChatAgent
 from camel.models import ModelFactory
 from camel.toolkits import FunctionTool
 from camel.types import ModelPlatformType
-from pydantic import BaseModel
-
-
-class Total(BaseModel):
-    """The sum."""
-
-    total: int
 
 
 def agent(**settings):
@@ -35,5 +27,5 @@ def stream():
 parts.play(
     tools=lambda: agent().step(parts.QUESTION).msg.content,
     stream=stream,
-    structured=lambda: agent().step(parts.QUESTION, response_format=Total).msg.parsed,
+    structured=lambda: agent().step(parts.QUESTION, response_format=parts.Total).msg.parsed,
 )

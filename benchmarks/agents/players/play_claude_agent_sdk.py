@@ -1,7 +1,6 @@
 """claude-agent-sdk: Claude Code, which comes with it, with a tool of ours."""
-# /// script
-# dependencies = ["claude-agent-sdk"]
-# ///
+# players:
+# claude_agent_sdk = ["claude-agent-sdk"]
 
 import os
 import tempfile

@@ -1,18 +1,10 @@
 """crewai: a crew of one with a tool, and a structured reply."""
-# /// script
-# dependencies = ["crewai"]
-# ///
+# players:
+# crewai = ["crewai"]
 
 import parts
 from crewai import LLM, Agent, Crew, Task
 from crewai.tools import tool
-from pydantic import BaseModel
-
-
-class Total(BaseModel):
-    """The sum."""
-
-    total: int
 
 
 def crew(stream=False, **fields):
@@ -32,5 +24,5 @@ def crew(stream=False, **fields):
 parts.play(
     tools=lambda: crew().kickoff(),
     stream=lambda: crew(stream=True).kickoff(),
-    structured=lambda: crew(output_pydantic=Total).kickoff().pydantic,
+    structured=lambda: crew(output_pydantic=parts.Total).kickoff().pydantic,
 )

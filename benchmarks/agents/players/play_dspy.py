@@ -1,7 +1,6 @@
 """dspy: a prediction and its ReAct agent, by its chat format and by its JSON format."""
-# /// script
-# dependencies = ["dspy"]
-# ///
+# players:
+# dspy = ["dspy"]
 
 import dspy
 import parts

@@ -1,7 +1,6 @@
 """google-adk on litellm: its agent, plain, streaming and with a schema as its output."""
-# /// script
-# dependencies = ["google-adk", "litellm"]
-# ///
+# players:
+# google_adk = ["google-adk", "litellm"]
 
 import parts
 from google.adk.agents import LlmAgent
@@ -9,13 +8,6 @@ from google.adk.agents.run_config import RunConfig, StreamingMode
 from google.adk.models.lite_llm import LiteLlm
 from google.adk.runners import InMemoryRunner
 from google.genai import types
-from pydantic import BaseModel
-
-
-class Total(BaseModel):
-    """The sum."""
-
-    total: int
 
 
 async def run(mode=StreamingMode.NONE, **fields):
@@ -33,5 +25,5 @@ async def run(mode=StreamingMode.NONE, **fields):
 parts.play(
     tools=lambda: run(tools=[parts.add]),
     stream=lambda: run(StreamingMode.SSE, tools=[parts.add]),
-    structured=lambda: run(output_schema=Total),
+    structured=lambda: run(output_schema=parts.Total),
 )

@@ -1,7 +1,6 @@
 """griptape: its agent, plain, streaming and with a structured reply."""
-# /// script
-# dependencies = ["griptape[drivers-prompt-openai]"]
-# ///
+# players:
+# griptape = ["griptape[drivers-prompt-openai]"]
 
 import parts
 from griptape.artifacts import TextArtifact
@@ -9,14 +8,7 @@ from griptape.drivers.prompt.openai import OpenAiChatPromptDriver
 from griptape.structures import Agent
 from griptape.tools import BaseTool
 from griptape.utils.decorators import activity
-from pydantic import BaseModel
 from schema import Schema
-
-
-class Total(BaseModel):
-    """The sum."""
-
-    total: int
 
 
 class Adding(BaseTool):
@@ -35,5 +27,5 @@ def agent(stream=False, **fields):
 parts.play(
     tools=lambda: agent(tools=[Adding()]).run(parts.QUESTION).output,
     stream=lambda: agent(stream=True).run(parts.QUESTION).output,
-    structured=lambda: agent(output_schema=Total).run(parts.QUESTION).output,
+    structured=lambda: agent(output_schema=parts.Total).run(parts.QUESTION).output,
 )

@@ -1,18 +1,12 @@
 """haystack: its agent, plain and streaming, and a schema as the format of the reply."""
-# /// script
-# dependencies = ["haystack-ai"]
-# ///
+# players:
+# haystack = ["haystack-ai"]
 
 import parts
 from haystack.components.agents import Agent
 from haystack.components.generators.chat import OpenAIChatGenerator
 from haystack.dataclasses import ChatMessage
 from haystack.tools import create_tool_from_function
-from pydantic import BaseModel
-
-
-class Total(BaseModel):
-    total: int
 
 
 def generator(**fields):
@@ -34,7 +28,7 @@ def stream():
 
 
 def structured():
-    asked = generator(generation_kwargs={"response_format": Total})
+    asked = generator(generation_kwargs={"response_format": parts.Total})
     return asked.run([ChatMessage.from_user(parts.QUESTION)])["replies"][0].text
 
 

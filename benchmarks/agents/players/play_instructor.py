@@ -1,25 +1,17 @@
 """instructor: its default mode, and its modes of JSON."""
-# /// script
-# dependencies = ["instructor"]
-# ///
+# players:
+# instructor = ["instructor"]
 
 import instructor
 import parts
 from openai import OpenAI
-from pydantic import BaseModel
-
-
-class Total(BaseModel):
-    """The sum."""
-
-    total: int
 
 
 def ask(mode):
     client = instructor.from_openai(OpenAI(api_key=parts.KEY), mode=mode)
     messages = [{"role": "user", "content": parts.QUESTION}]
     return client.chat.completions.create(
-        model=parts.MODEL, messages=messages, response_model=Total, max_retries=1
+        model=parts.MODEL, messages=messages, response_model=parts.Total, max_retries=1
     )
 
 
@@ -27,7 +19,9 @@ def stream():
     client = instructor.from_openai(OpenAI(api_key=parts.KEY))
     messages = [{"role": "user", "content": parts.QUESTION}]
     return list(
-        client.chat.completions.create_partial(model=parts.MODEL, messages=messages, response_model=Total)
+        client.chat.completions.create_partial(
+            model=parts.MODEL, messages=messages, response_model=parts.Total
+        )
     )[-1]
 
 

@@ -1,21 +1,17 @@
-"""langchain and langgraph on OpenAI's API: create_agent, and with_structured_output by its default method."""
-# /// script
-# dependencies = ["langchain", "langgraph", "langchain-openai"]
-# ///
+"""langchain and langgraph on either API: create_agent, and with_structured_output by its default method."""
+# players:
+# langchain = ["langchain", "langgraph", "langchain-openai"]
+# langchain_anthropic = ["langchain", "langgraph", "langchain-anthropic"]
 
 import parts
 from langchain.agents import create_agent
-from langchain_openai import ChatOpenAI
-from pydantic import BaseModel
 
+if parts.NAME == "langchain":
+    from langchain_openai import ChatOpenAI as Chat
+else:
+    from langchain_anthropic import ChatAnthropic as Chat
 
-class Total(BaseModel):
-    """The sum."""
-
-    total: int
-
-
-model = ChatOpenAI(model=parts.MODEL)
+model = Chat(model=parts.MODEL)
 agent = create_agent(model, tools=[parts.add], system_prompt=parts.INSTRUCTIONS)
 ASKED = {"messages": [{"role": "user", "content": parts.QUESTION}]}
 
@@ -29,11 +25,11 @@ async def stream():
 
 
 async def structured():
-    return await model.with_structured_output(Total).ainvoke(parts.QUESTION)
+    return await model.with_structured_output(parts.Total).ainvoke(parts.QUESTION)
 
 
 async def structured_agent():
-    asked = create_agent(model, tools=[parts.add], response_format=Total)
+    asked = create_agent(model, tools=[parts.add], response_format=parts.Total)
     return (await asked.ainvoke(ASKED))["structured_response"]
 
 

@@ -1,7 +1,6 @@
 """langroid: a task with a tool, which streams by itself."""
-# /// script
-# dependencies = ["langroid"]
-# ///
+# players:
+# langroid = ["langroid"]
 
 import langroid as lr
 import langroid.language_models as lm

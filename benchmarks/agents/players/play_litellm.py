@@ -1,25 +1,13 @@
 """litellm: a tool, a stream, and a schema as the format of the reply."""
-# /// script
-# dependencies = ["litellm"]
-# ///
+# players:
+# litellm = ["litellm"]
 
 import json
 
 import litellm
 import parts
-from pydantic import BaseModel
 
-
-class Total(BaseModel):
-    total: int
-
-
-SCHEMA = {
-    "type": "object",
-    "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
-    "required": ["a", "b"],
-}
-TOOL = {"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": SCHEMA}}
+TOOL = {"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": parts.SCHEMA}}
 
 
 def ask(messages, **fields):
@@ -41,8 +29,8 @@ def stream():
 
 
 def structured():
-    done = ask([{"role": "user", "content": parts.QUESTION}], response_format=Total)
-    return Total.model_validate_json(done.choices[0].message.content)
+    done = ask([{"role": "user", "content": parts.QUESTION}], response_format=parts.Total)
+    return parts.Total.model_validate_json(done.choices[0].message.content)
 
 
 def messages():

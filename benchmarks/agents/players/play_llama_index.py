@@ -1,20 +1,11 @@
 """llama-index: an agent of functions, which streams by itself, and structured prediction."""
-# /// script
-# dependencies = ["llama-index-core", "llama-index-llms-openai-like"]
-# ///
+# players:
+# llama_index = ["llama-index-core", "llama-index-llms-openai-like"]
 
 import parts
 from llama_index.core.agent.workflow import FunctionAgent, ReActAgent
 from llama_index.core.prompts import PromptTemplate
 from llama_index.llms.openai_like import OpenAILike
-from pydantic import BaseModel
-
-
-class Total(BaseModel):
-    """The sum."""
-
-    total: int
-
 
 llm = OpenAILike(
     model=parts.MODEL,
@@ -39,7 +30,7 @@ async def react():
 
 
 async def structured():
-    return await llm.astructured_predict(Total, PromptTemplate(parts.QUESTION))
+    return await llm.astructured_predict(parts.Total, PromptTemplate(parts.QUESTION))
 
 
 parts.play(tools=tools, stream=stream, react=react, structured=structured)

@@ -1,18 +1,9 @@
 """magentic: functions that a model answers, with tools, a stream and a structured reply."""
-# /// script
-# dependencies = ["magentic"]
-# ///
+# players:
+# magentic = ["magentic"]
 
 import parts
 from magentic import OpenaiChatModel, StreamedStr, prompt, prompt_chain
-from pydantic import BaseModel
-
-
-class Total(BaseModel):
-    """The sum."""
-
-    total: int
-
 
 model = OpenaiChatModel(parts.MODEL, api_key=parts.KEY, base_url=parts.BASE_URL)
 
@@ -26,7 +17,7 @@ def streamed() -> StreamedStr: ...
 
 
 @prompt(parts.QUESTION, model=model)
-def structured() -> Total: ...
+def structured() -> parts.Total: ...
 
 
 parts.play(tools=tools, stream=lambda: "".join(streamed()), structured=structured)

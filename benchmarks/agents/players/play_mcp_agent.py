@@ -1,7 +1,6 @@
 """mcp-agent: an agent on OpenAI's API with a function as its tool."""
-# /// script
-# dependencies = ["mcp-agent[openai]"]
-# ///
+# players:
+# mcp_agent = ["mcp-agent[openai]", "mcp<2"]
 
 import parts
 from mcp_agent.agents.agent import Agent
@@ -9,14 +8,6 @@ from mcp_agent.app import MCPApp
 from mcp_agent.config import LoggerSettings, OpenAISettings, Settings
 from mcp_agent.workflows.llm.augmented_llm import RequestParams
 from mcp_agent.workflows.llm.augmented_llm_openai import OpenAIAugmentedLLM
-from pydantic import BaseModel
-
-
-class Total(BaseModel):
-    """The sum."""
-
-    total: int
-
 
 SETTINGS = Settings(
     execution_engine="asyncio",
@@ -35,5 +26,5 @@ PARAMS = RequestParams(model=parts.MODEL, max_iterations=4)
 
 parts.play(
     tools=lambda: run(lambda llm: llm.generate_str(parts.QUESTION, PARAMS)),
-    structured=lambda: run(lambda llm: llm.generate_structured(parts.QUESTION, Total, PARAMS)),
+    structured=lambda: run(lambda llm: llm.generate_structured(parts.QUESTION, parts.Total, PARAMS)),
 )

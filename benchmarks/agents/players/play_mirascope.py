@@ -1,18 +1,9 @@
 """mirascope: calls with tools, a stream and a structured reply."""
-# /// script
-# dependencies = ["mirascope[openai]"]
-# ///
+# players:
+# mirascope = ["mirascope[openai]"]
 
 import parts
 from mirascope import llm
-from pydantic import BaseModel
-
-
-class Total(BaseModel):
-    """The sum."""
-
-    total: int
-
 
 llm.register_provider(
     "openai:completions", scope=f"openai/{parts.MODEL}", base_url=parts.BASE_URL, api_key=parts.KEY
@@ -45,7 +36,7 @@ def stream():
 
 
 def structured():
-    @llm.call(NAME, format=Total)
+    @llm.call(NAME, format=parts.Total)
     def ask():
         return parts.QUESTION
 

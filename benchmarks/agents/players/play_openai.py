@@ -1,25 +1,12 @@
 """openai: both of its APIs, with a tool, a stream and its own structured output."""
-# /// script
-# dependencies = ["openai"]
-# ///
+# players:
+# openai = ["openai"]
 
 import json
 
 from openai import OpenAI
-from parts import INSTRUCTIONS, MODEL, QUESTION, add, play
-from pydantic import BaseModel
+from parts import INSTRUCTIONS, MODEL, QUESTION, SCHEMA, Total, add, play
 
-
-class Total(BaseModel):
-    total: int
-
-
-SCHEMA = {
-    "type": "object",
-    "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
-    "required": ["a", "b"],
-    "additionalProperties": False,
-}
 TOOL = {"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": SCHEMA}}
 client = OpenAI(api_key="any")
 

@@ -1,16 +1,9 @@
 """openai-agents: its default model, which speaks the Responses API."""
-# /// script
-# dependencies = ["openai-agents"]
-# ///
+# players:
+# openai_agents = ["openai-agents"]
 
 import parts
 from agents import Agent, Runner, function_tool, set_tracing_disabled
-from pydantic import BaseModel
-
-
-class Total(BaseModel):
-    total: int
-
 
 set_tracing_disabled(True)
 agent = Agent(
@@ -30,7 +23,7 @@ async def stream():
 
 
 async def structured():
-    return (await Runner.run(agent.clone(output_type=Total), parts.QUESTION)).final_output
+    return (await Runner.run(agent.clone(output_type=parts.Total), parts.QUESTION)).final_output
 
 
 parts.play(tools=tools, stream=stream, structured=structured)

@@ -1,19 +1,17 @@
-"""pydantic-ai: its default output by a tool, and the model's own structured output."""
-# /// script
-# dependencies = ["pydantic-ai-slim[openai]"]
-# ///
+"""pydantic-ai on either API: its default output by a tool, and the model's own structured output."""
+# players:
+# pydantic_ai = ["pydantic-ai-slim[openai]"]
+# pydantic_ai_anthropic = ["pydantic-ai-slim[anthropic]"]
 
 import parts
-from pydantic import BaseModel
 from pydantic_ai import Agent, NativeOutput
-from pydantic_ai.models.openai import OpenAIChatModel
 
+if parts.NAME == "pydantic_ai":
+    from pydantic_ai.models.openai import OpenAIChatModel as Model
+else:
+    from pydantic_ai.models.anthropic import AnthropicModel as Model
 
-class Total(BaseModel):
-    total: int
-
-
-model = OpenAIChatModel(parts.MODEL)
+model = Model(parts.MODEL)
 agent = Agent(model, instructions=parts.INSTRUCTIONS, tools=[parts.add])
 
 
@@ -27,11 +25,11 @@ async def stream():
 
 
 async def structured():
-    return (await Agent(model, output_type=Total, tools=[parts.add]).run(parts.QUESTION)).output
+    return (await Agent(model, output_type=parts.Total, tools=[parts.add]).run(parts.QUESTION)).output
 
 
 async def native():
-    return (await Agent(model, output_type=NativeOutput(Total)).run(parts.QUESTION)).output
+    return (await Agent(model, output_type=NativeOutput(parts.Total)).run(parts.QUESTION)).output
 
 
 parts.play(tools=tools, stream=stream, structured=structured, native=native)

@@ -1,7 +1,6 @@
 """qwen-agent: its assistant, which streams by itself."""
-# /// script
-# dependencies = ["qwen-agent", "soundfile", "python-dateutil", "numpy"]
-# ///
+# players:
+# qwen_agent = ["qwen-agent", "soundfile", "python-dateutil", "numpy", "tqdm"]
 
 import json
 from typing import ClassVar

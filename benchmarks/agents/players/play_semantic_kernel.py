@@ -1,18 +1,12 @@
 """semantic-kernel: its chat agent, plain, streaming and with a schema as the format of the reply."""
-# /// script
-# dependencies = ["semantic-kernel"]
-# ///
+# players:
+# semantic_kernel = ["semantic-kernel"]
 
 import parts
 from openai import AsyncOpenAI
-from pydantic import BaseModel
 from semantic_kernel.agents import ChatCompletionAgent
 from semantic_kernel.connectors.ai.open_ai import OpenAIChatCompletion, OpenAIChatPromptExecutionSettings
 from semantic_kernel.functions import KernelArguments, kernel_function
-
-
-class Total(BaseModel):
-    total: int
 
 
 class Adding:
@@ -39,7 +33,7 @@ async def stream():
 
 
 async def structured():
-    settings = OpenAIChatPromptExecutionSettings(response_format=Total)
+    settings = OpenAIChatPromptExecutionSettings(response_format=parts.Total)
     return await agent(arguments=KernelArguments(settings)).get_response(parts.QUESTION)
 
 

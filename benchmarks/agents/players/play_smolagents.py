@@ -1,7 +1,6 @@
 """smolagents: calls of tools, and agents that write code."""
-# /// script
-# dependencies = ["smolagents[openai]"]
-# ///
+# players:
+# smolagents = ["smolagents[openai]"]
 
 import parts
 from smolagents import CodeAgent, OpenAIModel, ToolCallingAgent, tool

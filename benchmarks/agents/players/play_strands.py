@@ -1,19 +1,10 @@
 """strands-agents: its agent, which streams by itself, and its structured output."""
-# /// script
-# dependencies = ["strands-agents[openai]"]
-# ///
+# players:
+# strands = ["strands-agents[openai]"]
 
 import parts
-from pydantic import BaseModel
 from strands import Agent, tool
 from strands.models.openai import OpenAIModel
-
-
-class Total(BaseModel):
-    """The sum."""
-
-    total: int
-
 
 model = OpenAIModel(client_args={"api_key": parts.KEY, "base_url": parts.BASE_URL}, model_id=parts.MODEL)
 
@@ -33,7 +24,7 @@ async def stream():
 
 
 def structured():
-    return agent()(parts.QUESTION, structured_output_model=Total).structured_output
+    return agent()(parts.QUESTION, structured_output_model=parts.Total).structured_output
 
 
 parts.play(tools=tools, stream=stream, structured=structured)

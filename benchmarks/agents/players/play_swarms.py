@@ -1,7 +1,6 @@
 """swarms: its agent, with a tool."""
-# /// script
-# dependencies = ["swarms"]
-# ///
+# players:
+# swarms = ["swarms"]
 
 import parts
 from swarms import Agent

@@ -42,6 +42,26 @@ class Reading:
 
 
 @dataclass(frozen=True, slots=True)
+class CallGrammar:
+    """How calls look to an engine that holds a policy to them, in the words of xgrammar's structural tags.
+
+    Attributes:
+        tag: Makes the tag of a call, from the tool's name and the schema of its parameters. None where the format has
+            none for it.
+        opening: What stands before all calls.
+        separator: What stands between two.
+        closing: What stands behind them.
+        marked: Whether a call's beginning is none that JSON can have.
+    """
+
+    tag: Callable[[str, Mapping[str, Any]], Mapping[str, Any] | None]
+    opening: str = ""
+    separator: str = ""
+    closing: str = ""
+    marked: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class CallFormat:
     """How calls are written; all of it pure.
 
@@ -56,6 +76,7 @@ class CallFormat:
         mark: What stands before a call; empty where nothing tells a call from its beginning on.
         bare: How a reply begins that is a call without its mark, blanks aside; empty where there is no such form.
         whole: Whether all that follows the mark has to be calls: one that cannot be read makes text of all of them.
+        grammar: How a policy is held to calls; None where it cannot be.
     """
 
     name: str
@@ -67,6 +88,7 @@ class CallFormat:
     mark: str = ""
     bare: str = ""
     whole: bool = False
+    grammar: CallGrammar | None = None
 
     def read(self, text: str, schemas: Schemas, *, strict: bool = True) -> Reading:
         """Read what a reply says outside thinking; no text raises.
@@ -143,6 +165,33 @@ def read_calls(reply: str, form: CallFormat, schemas: Schemas, limit: int = 16) 
     if len(reading.calls) > limit:
         faults = (*faults, f"{len(reading.calls)} calls in one reply, and at most {limit} are allowed")
     return Reading(reading.calls[:limit], reading.content, faults, reading.remaining)
+
+
+# -- parts of grammars ---------------------------------------------------------------------------------------------
+
+
+def json_tag(begin: str, schema: Mapping[str, Any], end: str) -> Mapping[str, Any] | None:
+    """Return the tag of a call whose arguments are JSON; None for a schema of something that is no object.
+
+    Args:
+        begin: What stands before the arguments.
+        schema: Of the arguments. Where it does not say whether others than it names are allowed, they are not, as
+            inference servers have it.
+        end: What stands behind them.
+    """
+    if schema.get("type", "object") != "object":
+        return None
+    named = "properties" in schema and not _COMBINED & schema.keys()
+    arguments = {"type": "object", **({"additionalProperties": False} if named else {}), **schema}
+    return tag(begin, {"type": "json_schema", "json_schema": arguments}, end)
+
+
+_COMBINED = frozenset({"$ref", "allOf", "anyOf", "oneOf", "patternProperties", "unevaluatedProperties"})
+
+
+def tag(begin: str, content: Mapping[str, Any], end: str) -> Mapping[str, Any]:
+    """Return the tag of what stands between two texts."""
+    return {"type": "tag", "begin": begin, "content": content, "end": end}
 
 
 # -- parts of readers ----------------------------------------------------------------------------------------------

@@ -1,20 +1,24 @@
 """The format of Hermes, Qwen2.5 and Qwen3: JSON in tool_call tags."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Any
 
 from rollgym.clients.protocol.tool_calls import ToolCall
 from rollgym.clients.replies.formats.calls import (
     MOST_CANDIDATES,
     CallFormat,
+    CallGrammar,
     Candidate,
     Reading,
     Schemas,
     call_of_object,
     collect,
+    json_tag,
 )
 from rollgym.clients.replies.json_values import (
     CallFault,
+    as_json,
     as_json_of_calls,
     behind_blanks,
     json_end,
@@ -76,4 +80,16 @@ def _explain(schemas: Schemas) -> str:
     )
 
 
-HERMES = CallFormat("hermes", _read, _write, _explain, show_result, mark=_OPENING)
+def _tag(name: str, schema: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    return json_tag(f'{_OPENING}\n{{"name": {as_json(name)}, "arguments": ', schema, f"}}\n{_CLOSING}")
+
+
+HERMES = CallFormat(
+    "hermes",
+    _read,
+    _write,
+    _explain,
+    show_result,
+    mark=_OPENING,
+    grammar=CallGrammar(_tag, separator="\n", marked=True),
+)

@@ -1,19 +1,22 @@
 """The JSON format of Llama 3: an object with a name and parameters after the python tag, or alone."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Any
 
 from rollgym.clients.protocol.tool_calls import ToolCall
 from rollgym.clients.replies.formats.calls import (
     MOST_CANDIDATES,
     CallFormat,
+    CallGrammar,
     Reading,
     Schemas,
     call_of_object,
     collect_whole,
+    json_tag,
 )
-from rollgym.clients.replies.json_values import as_json_of_calls, json_end, parse_json
+from rollgym.clients.replies.json_values import as_json, as_json_of_calls, json_end, parse_json
 
 _TAG = "<|python_tag|>"
 _BETWEEN = re.compile(r"\s*+;?\s*+")
@@ -65,4 +68,18 @@ def _explain(schemas: Schemas) -> str:
     )
 
 
-LLAMA = CallFormat("llama", _read, _write, _explain, mark=_TAG, bare="{", whole=True)
+def _call_tag(name: str, schema: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    # Without the mark, a control token that grammars have no name for: the templates ask for the object alone.
+    return json_tag(f'{{"name": {as_json(name)}, "parameters": ', schema, "}")
+
+
+LLAMA = CallFormat(
+    "llama",
+    _read,
+    _write,
+    _explain,
+    mark=_TAG,
+    bare="{",
+    whole=True,
+    grammar=CallGrammar(_call_tag, separator="; "),
+)

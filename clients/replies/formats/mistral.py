@@ -1,17 +1,20 @@
 """The formats of Mistral: a JSON list after [TOOL_CALLS], or names with [ARGS] and an object each."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Any
 
 from rollgym.clients.protocol.tool_calls import ToolCall
 from rollgym.clients.replies.formats.calls import (
     MOST_CANDIDATES,
     CallFormat,
+    CallGrammar,
     Reading,
     Schemas,
     call_of_object,
     collect_whole,
+    json_tag,
     parse_arguments,
     parse_name,
 )
@@ -107,4 +110,19 @@ def _explain(schemas: Schemas) -> str:
     )
 
 
-MISTRAL = CallFormat("mistral", _read, _write, _explain, _show_result, mark=_MARK, bare="[{", whole=True)
+def _tag(name: str, schema: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    # Without the mark, a control token that grammars have no name for.
+    return json_tag(f'{{"name": {as_json(name)}, "arguments": ', schema, "}")
+
+
+MISTRAL = CallFormat(
+    "mistral",
+    _read,
+    _write,
+    _explain,
+    _show_result,
+    mark=_MARK,
+    bare="[{",
+    whole=True,
+    grammar=CallGrammar(_tag, opening="[", separator=", ", closing="]"),
+)

@@ -11,11 +11,13 @@ from rollgym.clients.protocol.tool_calls import ToolCall
 from rollgym.clients.replies.formats.calls import (
     MOST_CANDIDATES,
     CallFormat,
+    CallGrammar,
     Candidate,
     Reading,
     Schemas,
     collect,
     parse_name,
+    tag,
 )
 from rollgym.clients.replies.formats.hermes import show_result
 from rollgym.clients.replies.formats.literals import ExpressionParser, literal_of
@@ -184,4 +186,54 @@ def _explain(schemas: Schemas) -> str:
     )
 
 
-QWEN_XML = CallFormat("qwen-xml", _read, _write, _explain, show_result, _written_as, mark=_OPENING)
+_COMBINED = frozenset({"$ref", "allOf", "anyOf", "oneOf", "not", "if", "patternProperties"})
+
+
+def _tag(name: str, schema: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the tag of a call: its parameters in the order of the schema, those that may be missing optional."""
+    properties = schema.get("properties", {})
+    required = schema.get("required", [])
+    if (
+        _COMBINED & schema.keys()
+        or schema.get("type", "object") != "object"
+        or not isinstance(properties, Mapping)
+        or not isinstance(required, list)
+        or any(">" in each or "\n" in each for each in (name, *properties))
+    ):
+        return None
+    parts = [
+        tag(f"{_PARAMETER}{key}>\n", _content(value, schema), f"\n{_PARAMETER_END}\n")
+        for key, value in properties.items()
+    ]
+    chosen = [
+        part if key in required else {"type": "optional", "content": part}
+        for key, part in zip(properties, parts, strict=True)
+    ]
+    begin, function_end = f"{_OPENING}\n<function={name}>\n", f"{_FUNCTION_END}\n"
+    if not chosen:
+        return tag(begin, {"type": "const_string", "value": function_end}, _CLOSING)
+    return tag(begin, {"type": "sequence", "elements": chosen}, function_end + _CLOSING)
+
+
+def _content(value: Any, schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return how a parameter's value looks: text as it is, or JSON."""
+    if "string" not in kinds_of(value, schema):
+        named = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+        return {"type": "json_schema", "json_schema": {**value, **named}}
+    texts = value.get("enum") if isinstance(value, Mapping) else None
+    if isinstance(texts, list) and texts and all(isinstance(each, str) and each for each in texts):
+        constants = [{"type": "const_string", "value": each} for each in texts]
+        return {"type": "or", "elements": constants}
+    return {"type": "any_text"}
+
+
+QWEN_XML = CallFormat(
+    "qwen-xml",
+    _read,
+    _write,
+    _explain,
+    show_result,
+    _written_as,
+    mark=_OPENING,
+    grammar=CallGrammar(_tag, separator="\n", marked=True),
+)

@@ -54,7 +54,7 @@ USES = {
             ),
             "SamplingParams": (
                 *("max_new_tokens", "temperature", "top_p", "top_k", "stop_token_ids", "sampling_seed"),
-                *("skip_special_tokens", "json_schema", "regex", "ebnf"),
+                *("skip_special_tokens", "json_schema", "regex", "ebnf", "structural_tag"),
             ),
             "UpdateWeightFromDiskReqInput": (
                 *("model_path", "weight_version", "flush_cache", "abort_all_requests", "keep_pause"),
@@ -117,7 +117,7 @@ USES = {
                 *("max_tokens", "temperature", "top_p", "top_k", "stop_token_ids", "seed", "logprobs"),
                 *("prompt_logprobs", "detokenize", "structured_outputs"),
             ),
-            "StructuredOutputsParams": ("json", "regex", "grammar"),
+            "StructuredOutputsParams": ("json", "regex", "grammar", "structural_tag"),
         },
         (
             *("served_model_name", "max_model_len", "dtype", "tensor_parallel_size", "logprobs_mode"),

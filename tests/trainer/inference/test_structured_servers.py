@@ -13,6 +13,9 @@ from rollgym.trainer.inference.server_client import ServerClient
 from rollgym.trainer.inference.sglang import SglangDialect
 from rollgym.trainer.inference.stretches import GenerationCall
 from rollgym.trainer.inference.vllm import VllmDialect
+from rollgym.trainer.rollout.agents.calls import AgentCall
+from rollgym.trainer.rollout.agents.held_calls import held_reply
+from rollgym.trainer.rollout.agents.replies import read_reply
 from tests.support.inference_server.models import END_ID
 from tests.support.inference_server.running import InferenceServer
 from tests.trainer.inference.test_dialects import capabilities
@@ -23,6 +26,10 @@ SCHEMA = {
     "type": "object",
     "properties": {"move": {"enum": ["Left", "Right"]}, "sure": {"enum": [True, False]}},
 }
+GO = {"type": "function", "function": {"name": "go", "parameters": SCHEMA}}
+CALLS, _ = held_reply(
+    AgentCall([], tools=[GO], reads_tools=True, must_call=("go",), parallel_tools=False), "hermes"
+)
 EACH = pytest.mark.parametrize(
     ("dialect", "release", "options"),
     [
@@ -61,7 +68,10 @@ async def test_replies_fit_and_bring_the_log_probabilities_that_they_were_drawn_
             assert said(moves).replace("Left", "").replace("Right", "").replace("Up", "") == ""
             anything = await client.generate(asked(StructuredOutput("json", '{"type": "object"}'), seed=4))
             assert isinstance(json.loads(said(anything)), dict)
-        for result, entry in zip((first, moves, anything), server.log()["replies"][-3:], strict=True):
+            called = await client.generate(asked(CALLS.output, tokens=160, seed=5))
+            assert [call.name for call in read_reply(said(called), "hermes").calls] == ["go"]
+        replies = (first, moves, anything, called)
+        for result, entry in zip(replies, server.log()["replies"][-4:], strict=True):
             assert result.token_ids == entry["token_ids"]
             assert result.logprobs == pytest.approx(entry["processed_logprobs"])
 
@@ -106,7 +116,13 @@ VLLM, SGLANG = (
 
 
 @pytest.mark.parametrize(
-    ("kind", "field"), [("json", "json_schema"), ("regex", "regex"), ("grammar", "ebnf")]
+    ("kind", "field"),
+    [
+        ("json", "json_schema"),
+        ("regex", "regex"),
+        ("grammar", "ebnf"),
+        ("structural_tag", "structural_tag"),
+    ],
 )
 def test_each_kind_is_asked_for_in_the_servers_own_words(kind, field):
     call = GenerationCall("0" * 32, [5], SamplingParams(4, structured=StructuredOutput(kind, "x")), 3)
@@ -114,7 +130,10 @@ def test_each_kind_is_asked_for_in_the_servers_own_words(kind, field):
     assert SGLANG.generate(call).body["sampling_params"][field] == "x"
     plain = GenerationCall("0" * 32, [5], SamplingParams(4), 3)
     assert "structured_outputs" not in VLLM.generate(plain).body["sampling_params"]
-    assert not {"json_schema", "regex", "ebnf"} & SGLANG.generate(plain).body["sampling_params"].keys()
+    assert (
+        not {"json_schema", "regex", "ebnf", "structural_tag"}
+        & SGLANG.generate(plain).body["sampling_params"].keys()
+    )
 
 
 def test_an_abort_while_sglang_compiles_is_an_abort_and_no_bad_request():

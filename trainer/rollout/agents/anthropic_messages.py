@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from rollgym.trainer.rollout.agents.answers import Answer, Choice
@@ -9,7 +10,6 @@ from rollgym.trainer.rollout.agents.calls import (
     AgentCall,
     Message,
     Wishes,
-    beside_tools,
     flag,
     made_call,
     number,
@@ -20,6 +20,7 @@ from rollgym.trainer.rollout.agents.calls import (
 from rollgym.trainer.rollout.agents.errors import ApiError, invalid, unsupported
 from rollgym.trainer.rollout.agents.streaming import Delta
 from rollgym.trainer.rollout.agents.structured import STRUCTURED_FIELDS, Wanted, wanted_output
+from rollgym.trainer.rollout.agents.tool_choice import ToolChoice, read_tool_choice
 
 _KNOWN = frozenset(
     (
@@ -59,17 +60,12 @@ def parse_messages(body: Mapping[str, Any], *, counted: bool = False) -> AgentCa
     if longest is None and not counted:
         raise invalid("max_tokens: how long the reply may be must be said", "max_tokens")
     tools = _tools(body.get("tools"))
-    choice = body.get("tool_choice")
-    kind = choice.get("type") if isinstance(choice, Mapping) else None
-    if choice is not None and kind not in ("auto", "any", "tool", "none"):
-        raise invalid("tool_choice must be an object of the type auto, any, tool or none", "tool_choice")
-    one_call = isinstance(choice, Mapping) and flag(choice, "disable_parallel_tool_use")
-    forced = ("tool_choice",) if tools and kind in ("any", "tool") else ()
-    wanted, unstructured = beside_tools(wanted, tools, reads_tools=kind != "none")
+    choice = _tool_choice(body.get("tool_choice"), tools)
     unread = tuple(name for name in passed_over(body, _KNOWN) if name != "output_config" or _effort(body))
     return AgentCall(
         messages=[*_system(body.get("system")), *_messages(body.get("messages"))],
-        tools=[] if kind == "none" else tools,
+        tools=tools if choice.reads else [],
+        must_call=choice.must_call,
         wishes=Wishes(
             max_tokens=longest,
             stop=_stops(body.get("stop_sequences")),
@@ -78,11 +74,20 @@ def parse_messages(body: Mapping[str, Any], *, counted: bool = False) -> AgentCa
             top_k=whole(body, "top_k", -1),
             structured=wanted,
         ),
-        reads_tools=bool(tools) and kind != "none",
-        parallel_tools=not one_call,
+        reads_tools=choice.reads and bool(tools),
+        parallel_tools=not choice.one,
         stream=flag(body, "stream"),
-        not_enforced=(*forced, *unstructured, *unread),
+        not_enforced=(*choice.unread, *unread),
     )
+
+
+def _tool_choice(value: object, tools: list[Mapping[str, Any]]) -> ToolChoice:
+    kind = value.get("type") if isinstance(value, Mapping) else None
+    if value is not None and kind not in ("auto", "any", "tool", "none"):
+        raise invalid("tool_choice must be an object of the type auto, any, tool or none", "tool_choice")
+    choice = read_tool_choice(value, tools)
+    one = isinstance(value, Mapping) and flag(value, "disable_parallel_tool_use")
+    return replace(choice, one=choice.one or one)
 
 
 def _wanted(body: Mapping[str, Any]) -> Wanted | None:

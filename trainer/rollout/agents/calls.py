@@ -70,9 +70,10 @@ class AgentCall:
         prompts: Texts or token ids that the policy goes on with, without a chat template; each has all choices.
         echo: Whether they stand before the replies.
         tools: Declarations that the chat template writes into the prompt.
+        must_call: Tools of which one at least must be called; none where none has to be.
         wishes: How the reply should be sampled.
         reads_tools: Whether calls of tools are looked for in the reply.
-        parallel_tools: Whether more than the first of them is handed over.
+        parallel_tools: Whether there may be more than one; otherwise only the first is handed over.
         stream: Whether the answer is a stream of events.
         usage_in_stream: Whether its last chunk tells the usage.
         logprobs: Whether log-probabilities are handed over.
@@ -85,6 +86,7 @@ class AgentCall:
     prompts: tuple[str | tuple[int, ...], ...] = ()
     echo: bool = False
     tools: list[Mapping[str, Any]] = field(default_factory=list)
+    must_call: tuple[str, ...] = ()
     wishes: Wishes = Wishes()
     reads_tools: bool = False
     parallel_tools: bool = True
@@ -164,34 +166,6 @@ def sampling_wishes(
     )
 
 
-def tool_choice(body: Mapping[str, Any]) -> tuple[bool, tuple[str, ...]]:
-    """Return whether calls of tools are read, and the name of the field where it asks for more than can be done.
-
-    A policy that is trained writes what it writes: `required`, or a tool by name, cannot be forced without changing
-    the distribution that is trained.
-    """
-    value = body.get("tool_choice")
-    if value is None or value == "auto":
-        return True, ()
-    if value == "none":
-        return False, ()
-    if value in ("required", "any") or isinstance(value, Mapping):
-        return True, ("tool_choice",)
-    raise invalid("tool_choice must be none, auto, required, or name a tool", "tool_choice")
-
-
-def beside_tools(
-    wanted: Wanted | None, tools: Sequence[Mapping[str, Any]], *, reads_tools: bool
-) -> tuple[Wanted | None, tuple[str, ...]]:
-    """Return what a reply must look like, and the name of the field that asks for it where it is passed over.
-
-    Where tools are offered the reply may be a call of one, which no schema of an answer leaves room for.
-    """
-    if wanted is None or not (tools and reads_tools):
-        return wanted, ()
-    return None, (wanted.param,)
-
-
 def checked_body(body: object, refused: Sequence[str]) -> Mapping[str, Any]:
     """Return a request's body, an object without the fields that are refused.
 
@@ -204,6 +178,11 @@ def checked_body(body: object, refused: Sequence[str]) -> Mapping[str, Any]:
         if body.get(name) is not None:
             raise unsupported(f"{name} is not supported", name)
     return body
+
+
+def other_logprobs(body: Mapping[str, Any]) -> tuple[str, ...]:
+    """Name the field that asks for log-probabilities of tokens beside those that were sampled: none are known."""
+    return ("top_logprobs",) if whole(body, "top_logprobs", 0, 20) else ()
 
 
 def passed_over(body: Mapping[str, Any], known: Collection[str]) -> tuple[str, ...]:

@@ -9,19 +9,19 @@ from rollgym.trainer.rollout.agents.calls import (
     SAMPLING_FIELDS,
     WITHOUT_EFFECT,
     AgentCall,
-    beside_tools,
     chat_messages,
     checked_body,
     declared_tools,
     flag,
+    other_logprobs,
     passed_over,
     sampling_wishes,
-    tool_choice,
     whole,
 )
 from rollgym.trainer.rollout.agents.errors import ApiError, unsupported
 from rollgym.trainer.rollout.agents.streaming import Delta
 from rollgym.trainer.rollout.agents.structured import STRUCTURED_FIELDS, wanted_output
+from rollgym.trainer.rollout.agents.tool_choice import read_tool_choice
 
 _REFUSED = ("functions", "function_call", "audio", "prediction", "web_search_options")
 _KNOWN = frozenset(
@@ -43,30 +43,26 @@ def parse_chat(body: object) -> AgentCall:
     if body.get("modalities") not in (None, ["text"]):
         raise unsupported("modalities: only text is supported", "modalities")
     wanted = wanted_output(body, body.get("response_format"), "response_format")
-    if whole(body, "top_logprobs", 0, 20):
-        raise unsupported(
-            "top_logprobs is not supported: of each token only its own log-probability is known (logprobs: true)",
-            "top_logprobs",
-        )
+    unknown = other_logprobs(body)
     choices = whole(body, "n", 1)
     if choices is not None and choices > MOST_CHOICES:
         raise unsupported(f"n is at most {MOST_CHOICES} here", "n")
     longest = whole(body, "max_completion_tokens", 1)
     tools = declared_tools(body.get("tools"))
-    reads_tools, not_enforced = tool_choice(body)
-    wanted, unstructured = beside_tools(wanted, tools, reads_tools=reads_tools)
+    choice = read_tool_choice(body.get("tool_choice"), tools)
     options = body.get("stream_options")
     return AgentCall(
         messages=chat_messages(body.get("messages")),
-        tools=tools if reads_tools else [],
+        tools=tools if choice.reads else [],
+        must_call=choice.must_call,
         wishes=sampling_wishes(body, longest or whole(body, "max_tokens", 1), choices or 1, wanted),
-        reads_tools=reads_tools and bool(tools),
-        parallel_tools=flag(body, "parallel_tool_calls", default=True),
+        reads_tools=choice.reads and bool(tools),
+        parallel_tools=flag(body, "parallel_tool_calls", default=True) and not choice.one,
         stream=flag(body, "stream"),
         usage_in_stream=flag(options, "include_usage") if isinstance(options, Mapping) else False,
         logprobs=flag(body, "logprobs"),
         token_ids=flag(body, "return_token_ids"),
-        not_enforced=(*(not_enforced if tools else ()), *unstructured, *passed_over(body, _KNOWN)),
+        not_enforced=(*choice.unread, *unknown, *passed_over(body, _KNOWN)),
     )
 
 
@@ -101,13 +97,14 @@ class ChatChunks:
         self._head = _head(answer, model, "chat.completion.chunk")
         if call.usage_in_stream:
             self._head["usage"] = None
-        self._begun: set[int] = set()
+        self._begun = 0
 
     def says(self, choice: int, deltas: Sequence[Delta]) -> Iterator[dict[str, Any]]:
         """Yield the chunks of what can be handed over."""
-        if choice not in self._begun:
-            self._begun.add(choice)
-            yield self._chunk(choice, {"role": "assistant", "content": ""})
+        # OpenAI's library puts choices in the order in which they begin, and wants the first one first.
+        while self._begun <= choice:
+            self._begun += 1
+            yield self._chunk(self._begun - 1, {"role": "assistant", "content": ""})
         for delta in deltas:
             name = "reasoning_content" if delta.kind == "reasoning" else "content"
             yield self._chunk(choice, {name: delta.text})

@@ -7,6 +7,7 @@ from rollgym.trainer.core.seeding import derive_seed
 from rollgym.trainer.inference.base import InferenceClient, SamplingParams
 from rollgym.trainer.rollout.agents.calls import AgentCall, Wishes
 from rollgym.trainer.rollout.agents.errors import ApiError, unsupported
+from rollgym.trainer.rollout.agents.held_calls import held_reply
 from rollgym.trainer.rollout.agents.replies import ToolFormat
 from rollgym.trainer.rollout.agents.splicing import SplicingRenderer
 from rollgym.trainer.rollout.agents.structured import Wanted
@@ -54,21 +55,28 @@ class PolicyService:
         if self.tool_format == "hermes":
             self.renderer.renderer.template.write_tools()
 
-    def ignored(self, call: AgentCall) -> tuple[str, ...]:
-        """Return the wishes of a request that are passed over.
+    def settled(self, call: AgentCall) -> tuple[AgentCall, tuple[str, ...]]:
+        """Return a request with what its reply is held to, and the wishes of it that are passed over.
 
         Raises:
             ApiError: If they must not be.
         """
+        wanted, unheld = held_reply(call, self.tool_format)
+        if wanted is not None and wanted.spare and (self.unstructured or self.wishes == "refuse"):
+            unheld, wanted = wanted.spare, None
+        self._require_structured(wanted)
+        settled = replace(call, wishes=replace(call.wishes, structured=wanted))
+        return settled, self._ignored(call, unheld)
+
+    def _ignored(self, call: AgentCall, unheld: tuple[str, ...]) -> tuple[str, ...]:
         heeded = self.wishes == "agent"
-        self._require_structured(call.wishes.structured)
         unheeded = _unheeded(call.wishes, self.sampling, heeded=heeded)
         if unheeded and heeded:
             raise unsupported(f"{', '.join(unheeded)}: not supported here", unheeded[0])
         if unheeded and self.wishes == "refuse":
             raise _is_the_runs(*unheeded)
         unread = ("seed",) if heeded and call.wishes.seed is not None and not self.reads_seeds else ()
-        return (*unheeded, *unread, *call.not_enforced)
+        return (*unheeded, *unread, *unheld, *call.not_enforced)
 
     def _require_structured(self, wanted: Wanted | None) -> None:
         if wanted is None:

@@ -49,7 +49,12 @@ class Reply:
 
 
 def read_reply(
-    text: str, tool_format: ToolFormat | None = None, *, begun: bool = False, schemas: Schemas | None = None
+    text: str,
+    tool_format: ToolFormat | None = None,
+    *,
+    begun: bool = False,
+    schemas: Schemas | None = None,
+    begins: tuple[str, ...] = (),
 ) -> Reply:
     """Take a reply apart.
 
@@ -58,9 +63,10 @@ def read_reply(
         tool_format: How calls are written; None where none are looked for.
         begun: Whether the prompt has opened the thinking already.
         schemas: Of the tools that were offered, for formats that have no types of their own.
+        begins: How a reply begins that has calls, where it may have none else.
     """
     reasoning, said = split_thinking(text, begun=begun)
-    if tool_format is None:
+    if tool_format is None or (begins and not said.startswith(begins)):
         return Reply(said, reasoning)
     form = FAMILIES[tool_format]
     reading = form.read(said, schemas or {}, strict=False)

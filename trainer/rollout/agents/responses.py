@@ -10,21 +10,21 @@ from rollgym.trainer.rollout.agents.calls import (
     AgentCall,
     Message,
     assistant_parts,
-    beside_tools,
     checked_body,
     declared_tools,
     flag,
     made_call,
+    other_logprobs,
     passed_over,
     sampling_wishes,
     text_of,
-    tool_choice,
     whole,
 )
 from rollgym.trainer.rollout.agents.chat_completions import token_logprobs
 from rollgym.trainer.rollout.agents.errors import ApiError, invalid, unsupported
 from rollgym.trainer.rollout.agents.streaming import Delta
 from rollgym.trainer.rollout.agents.structured import STRUCTURED_FIELDS, wanted_output
+from rollgym.trainer.rollout.agents.tool_choice import read_tool_choice
 
 Conversation = Callable[[str], Sequence[Message] | None]
 """Finds the conversation up to and with an answer, by its identifier without `resp_`."""
@@ -65,21 +65,20 @@ def parse_responses(body: object, conversation: Conversation) -> AgentCall:
     text = body.get("text")
     form = text.get("format") if isinstance(text, Mapping) else None
     wanted = wanted_output(body, form, "text.format")
-    if whole(body, "top_logprobs", 0, 20):
-        raise unsupported("top_logprobs is not supported", "top_logprobs")
+    unknown = other_logprobs(body)
     tools = declared_tools(body.get("tools"))
-    reads_tools, not_enforced = tool_choice(body)
-    wanted, unstructured = beside_tools(wanted, tools, reads_tools=reads_tools)
+    choice = read_tool_choice(body.get("tool_choice"), tools)
     return AgentCall(
         messages=_conversation(body, conversation),
-        tools=tools if reads_tools else [],
+        tools=tools if choice.reads else [],
+        must_call=choice.must_call,
         wishes=sampling_wishes(body, whole(body, "max_output_tokens", 1), structured=wanted),
-        reads_tools=reads_tools and bool(tools),
-        parallel_tools=flag(body, "parallel_tool_calls", default=True),
+        reads_tools=choice.reads and bool(tools),
+        parallel_tools=flag(body, "parallel_tool_calls", default=True) and not choice.one,
         stream=flag(body, "stream"),
         logprobs="message.output_text.logprobs" in _listed(body, "include", "include"),
         token_ids=flag(body, "return_token_ids"),
-        not_enforced=(*(not_enforced if tools else ()), *unstructured, *passed_over(body, _KNOWN)),
+        not_enforced=(*choice.unread, *unknown, *passed_over(body, _KNOWN)),
         echoed={name: body[name] for name in _ECHOED if name in body}
         | {"tools": body.get("tools") or [], "tool_choice": body.get("tool_choice") or "auto"}
         | ({} if form is None else {"text": {"format": form}}),

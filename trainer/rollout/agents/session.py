@@ -21,6 +21,7 @@ from rollgym.trainer.rollout.agents.replies import Reply, ToolFormat, has_mark, 
 from rollgym.trainer.rollout.agents.splicing import Conversation, Found, Prompt, ReplyBook, SampledReply
 from rollgym.trainer.rollout.agents.stops import first_stop, stopped
 from rollgym.trainer.rollout.agents.streaming import ReplyStream
+from rollgym.trainer.rollout.agents.structured import Wanted
 from rollgym.trainer.rollout.agents.texts import TextBook, TextPrompt
 from rollgym.trainer.rollout.recall import session_key
 from rollgym.trainer.rollout.recorder import Recorder
@@ -138,10 +139,24 @@ class AgentSession:
                 f"the episode has had its {self._max_calls} turns (rollout.max_turns)",
                 "max_turns_reached",
             )
-        ignored = self.service.ignored(call)
+        call, ignored = self.service.settled(call)
         conversation = None if call.prompts else Conversation.of(call.messages, call.tools)
         # Of requests that come together the first has the lower number, whichever is rendered first.
         number, self._numbers = self._numbers, self._numbers + 1
+        try:
+            return await self._answered(number, call, conversation, ignored, listener)
+        except _UnheldError as error:
+            unheld = replace(call, wishes=replace(call.wishes, structured=None))
+            return await self._answered(number, unheld, conversation, (*error.spare, *ignored), listener)
+
+    async def _answered(
+        self,
+        number: int,
+        call: AgentCall,
+        conversation: Conversation | None,
+        ignored: tuple[str, ...],
+        listener: AnswerListener | None,
+    ) -> Answer:
         prompts = await self._prompts(call, conversation)
         try:
             samplings = [self.service.sampling_for(call.wishes, len(prompt.ids)) for prompt in prompts]
@@ -157,7 +172,11 @@ class AgentSession:
             drawn = [
                 (prompt.ids, params) for prompt, params in zip(prompts, samplings, strict=True) for _ in each
             ]
-            results = await self._owned(self._generate(number, drawn, call.wishes, told))
+            try:
+                results = await self._owned(self._generate(number, drawn, call.wishes, told))
+            except StructuredOutputError as error:
+                begun = any(stream.told for stream in streams)
+                raise _not_had(error, call.wishes.structured, begun=begun) from error
             self.require_open()
             _require_told(streams, results)
             choices = [
@@ -182,6 +201,7 @@ class AgentSession:
 
     async def tell_again(self, call: AgentCall, answer: Answer, listener: AnswerListener) -> Answer:
         """Tell a listener of an answer that is there already."""
+        call, _ = self.service.settled(call)
         for stream, choice in zip(self._streams(call, listener, answer), answer.choices, strict=True):
             stream.add(choice.sampled.token_ids)
             stream.end(choice.sampled.reply)
@@ -297,11 +317,7 @@ class AgentSession:
             for choice, ((prompt_ids, sampling), each) in enumerate(zip(drawn, told, strict=True))
         ]
         with self.trajectory.timeline.during(Phase.GENERATE):
-            try:
-                return await self._drawn(requests)
-            except StructuredOutputError as error:
-                param = None if wishes.structured is None else wishes.structured.param
-                raise ApiError(400, str(error), "structured_output_refused", param) from error
+            return await self._drawn(requests)
 
     async def _drawn(self, requests: Sequence[GenerationRequest]) -> list[GenerationResult]:
         if len(requests) == 1:
@@ -341,6 +357,8 @@ class AgentSession:
     def _give_up(self, segments: Sequence[int], error: BaseException) -> None:
         for segment in reversed(segments):
             self._recorder.withdraw(segment)
+        if isinstance(error, _UnheldError):
+            return  # it is drawn again
         if isinstance(error, asyncio.CancelledError | ApiError):
             self.counts.abandoned += 1
             self._left += 1  # what the agent did not get is no turn of the episode
@@ -417,10 +435,30 @@ class _Asked:
         """Take a reply apart."""
         if isinstance(self.prompt, TextPrompt):
             return Reply(text)
-        begun = self.prompt.thinks
-        if self.call.wishes.structured is not None and CLOSING not in text:
+        begun, wanted = self.prompt.thinks, self.call.wishes.structured
+        if wanted is not None and CLOSING not in text:
             begun = False  # it was held from its first token on, where the prompt wants thinking
-        return read_reply(text, tool_format, begun=begun, schemas=schemas_of(self.call.tools))
+        begins = () if wanted is None else wanted.begins
+        return read_reply(text, tool_format, begun=begun, schemas=schemas_of(self.call.tools), begins=begins)
+
+
+class _UnheldError(Exception):
+    """Whoever draws replies cannot hold one to what it was to look like, and it may be drawn without.
+
+    Args:
+        spare: Fields that are passed over then.
+    """
+
+    def __init__(self, spare: tuple[str, ...]) -> None:
+        super().__init__(*spare)
+        self.spare = spare
+
+
+def _not_had(error: StructuredOutputError, wanted: Wanted | None, *, begun: bool) -> Exception:
+    """Return what a request is told whose structured output cannot be had; `begun` if it has some of a reply."""
+    if wanted is not None and wanted.spare and not begun:
+        return _UnheldError(wanted.spare)
+    return ApiError(400, str(error), "structured_output_refused", None if wanted is None else wanted.param)
 
 
 def _require_told(streams: Sequence[ChoiceStream], results: Sequence[GenerationResult]) -> None:

@@ -1,5 +1,6 @@
 """What an agent wants its reply to look like, as OpenAI, Anthropic, vLLM and SGLang say it. Nothing here does I/O."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -14,6 +15,7 @@ _DEEPEST = 64
 _MOST_CHOICES = 1000
 _OBJECT = '{"type": "object"}'
 _SPECIAL = frozenset("\\.+*?()|[]{}^$/")
+_ADDRESS = re.compile(r"[\w.~:/?#\[\]@!$&'()*+,;=%-]*", re.ASCII)
 _Kind = Literal["json", "regex", "grammar", "choice"]
 _FIELDS: Mapping[str, _Kind] = {
     "guided_json": "json",
@@ -39,10 +41,16 @@ class Wanted:
     Attributes:
         output: As those who draw it are told.
         param: The field that asks for it.
+        spare: Fields that are passed over where whoever draws the reply cannot hold it to this; where there are none,
+            the request is refused.
+        begins: How a reply begins that is calls of tools, where it may be those or an answer. Of an answer nothing is
+            taken for a call.
     """
 
     output: StructuredOutput
     param: str
+    spare: tuple[str, ...] = ()
+    begins: tuple[str, ...] = ()
 
 
 def wanted_output(body: Mapping[str, Any], form: object, param: str) -> Wanted | None:
@@ -151,15 +159,24 @@ def _schema_text(value: object, param: str) -> str:
             raise invalid(f"{param} is no JSON: {str(error)[:200]}", param) from error
     if not isinstance(value, Mapping | bool):
         raise invalid(f"{param} must be a JSON schema, an object", param)
-    if _is_deep(value):
+    if is_deep(value):
         raise unsupported(f"{param}: a schema may be nested {_DEEPEST} deep here, and no deeper", param)
     try:
-        return _bounded(orjson.dumps(value).decode(), param)
+        return _bounded(orjson.dumps(plain_schema(value)).decode(), param)
     except orjson.JSONEncodeError as error:
         raise invalid(f"{param} cannot be written as JSON: {str(error)[:200]}", param) from error
 
 
-def _is_deep(value: object) -> bool:
+def plain_schema(schema: Mapping[str, Any] | bool) -> Mapping[str, Any] | bool:
+    """Return a schema without an `$id` that is a mere name: libraries that compile schemas want an address there."""
+    name = schema.get("$id") if isinstance(schema, Mapping) else None
+    if not isinstance(schema, Mapping) or not isinstance(name, str) or _ADDRESS.fullmatch(name):
+        return schema
+    return {key: value for key, value in schema.items() if key != "$id"}
+
+
+def is_deep(value: object) -> bool:
+    """Whether a schema is nested deeper than is taken."""
     level: list[Any] = [value]
     for _ in range(_DEEPEST):
         level = [

@@ -180,7 +180,7 @@ async def test_wishes_that_are_passed_over_are_named():
             extra_body={"temperature": 0.5},
             metadata={"user_id": "me"},
         )
-        assert raw.headers["x-rollgym-ignored"] == "temperature, tool_choice, thinking"
+        assert raw.headers["x-rollgym-ignored"] == "temperature, thinking"
 
 
 async def test_a_session_is_named_by_either_kind_of_key():

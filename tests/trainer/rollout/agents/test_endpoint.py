@@ -318,7 +318,8 @@ async def test_large_conversations_are_rendered_all_the_same(talk):
         ({"functions": []}, "functions"),
         ({"stop": False}, "stop"),
         ({"response_format": {"type": "grammar"}}, "response_format"),
-        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"top_logprobs": 21}, "top_logprobs"),
+        ({"top_logprobs": True}, "top_logprobs"),
         ({"modalities": ["audio"]}, "modalities"),
     ],
 )

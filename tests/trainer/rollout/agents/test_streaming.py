@@ -13,9 +13,12 @@ from hypothesis import strategies as st
 from rollgym.trainer.inference.base import GenerationRequest, GenerationResult, SamplingParams
 from rollgym.trainer.inference.torch_engine import TorchEngine
 from rollgym.trainer.models.tiny import TinyPolicySettings, build_tiny_model
+from rollgym.trainer.rollout.agents.answers import Answer
+from rollgym.trainer.rollout.agents.calls import AgentCall
+from rollgym.trainer.rollout.agents.chat_completions import ChatChunks
 from rollgym.trainer.rollout.agents.replies import FAMILIES, Reply, read_reply
 from rollgym.trainer.rollout.agents.stops import stopped
-from rollgym.trainer.rollout.agents.streaming import ReplyStream, TextStream
+from rollgym.trainer.rollout.agents.streaming import Delta, ReplyStream, TextStream
 from rollgym.trainer.rollout.rendering import ChatRenderer
 from tests.support.agent_policy import (
     ScriptedPolicy,
@@ -327,6 +330,15 @@ async def test_several_choices_may_be_streamed(talk):
         got[chunk.choices[0].index] += chunk.choices[0].delta.content or ""
     assert got == {0: "a b c", 1: "d e f"}
     assert len(session.trajectory.turns) == 2
+
+
+def test_choices_of_a_stream_begin_in_their_order_whichever_is_sampled_first():
+    answer = Answer(0, "a", 0, [1], (), ())
+    chunks = ChatChunks(AgentCall([]), answer, "policy")
+    said = [*chunks.says(2, [Delta("content", "c")]), *chunks.says(0, [Delta("content", "a")])]
+    told = [(chunk["choices"][0]["index"], chunk["choices"][0]["delta"]) for chunk in said]
+    begin = {"role": "assistant", "content": ""}
+    assert told == [(0, begin), (1, begin), (2, begin), (2, {"content": "c"}), (0, {"content": "a"})]
 
 
 async def test_the_embedded_engine_tells_its_tokens():

@@ -140,9 +140,9 @@ async def test_what_cannot_be_had_is_a_bad_request_and_no_fault_of_the_run(engin
     assert len(one.session.trajectory.turns) == 1
 
 
-async def test_tools_leave_no_room_for_a_format_which_is_named():
+async def test_where_calls_begin_as_answers_do_tools_leave_no_room_for_a_format_which_is_named():
     policy = ScriptedPolicy(TOKENIZER, ["Left", "Left"])
-    async with talk(policy) as one:
+    async with talk(policy, tool_format="llama") as one:
         got = await one.openai.chat.completions.with_raw_response.create(
             model="policy", messages=[user("Hi")], tools=TOOLS, response_format=FORMAT
         )
@@ -260,6 +260,12 @@ def test_what_is_malformed_too_large_or_said_twice_is_refused_by_name(fields, pa
         ({"structured_outputs": {"json_object": True}}, StructuredOutput("json", '{"type": "object"}')),
         ({"guided_json": '{"type": "null"}'}, StructuredOutput("json", '{"type":"null"}')),
         ({"json_schema": {"b": 1, "a": "ü"}}, StructuredOutput("json", '{"b":1,"a":"ü"}')),
+        (
+            {"json_schema": {"$id": "Output Format", "type": "null"}},
+            StructuredOutput("json", '{"type":"null"}'),
+        ),
+        ({"json_schema": {"$id": "http://a/b#"}}, StructuredOutput("json", '{"$id":"http://a/b#"}')),
+        ({"json_schema": {"$id": 5}}, StructuredOutput("json", '{"$id":5}')),
         ({"guided_choice": ["a.b", "(c)"]}, StructuredOutput("regex", r"a\.b|\(c\)")),
         ({"guided_grammar": "start: x"}, StructuredOutput("grammar", "start: x")),
     ],

@@ -1,0 +1,41 @@
+"""Libraries whose agents are given tasks, with a tool and with a structured result: controlflow, marvin, upsonic."""
+# players:
+# controlflow = ["controlflow"]
+# marvin = ["marvin", "pydantic-ai-slim<2"]
+# upsonic = ["upsonic", "openai"]
+
+import parts
+
+
+def controlflow():
+    import controlflow
+
+    controlflow.defaults.model = f"openai/{parts.MODEL}"
+    return lambda **fields: controlflow.run(parts.QUESTION, max_llm_calls=4, **fields)
+
+
+def marvin():
+    import marvin
+    from pydantic_ai.models.openai import OpenAIChatModel
+
+    def run(tools=(parts.add,), **fields):
+        model = OpenAIChatModel(parts.MODEL)
+        agent = marvin.Agent(model=model, tools=list(tools), instructions=parts.INSTRUCTIONS)
+        return marvin.run(parts.QUESTION, agents=[agent], **fields)
+
+    return run
+
+
+def upsonic():
+    from upsonic import Agent, Task
+    from upsonic.tools import tool
+
+    def run(tools=(), result_type=str):
+        task = Task(parts.QUESTION, tools=[tool(each) for each in tools], response_format=result_type)
+        return Agent(model=f"openai/{parts.MODEL}", name="adder").do(task)
+
+    return run
+
+
+run = {"controlflow": controlflow, "marvin": marvin, "upsonic": upsonic}[parts.NAME]()
+parts.play(tools=lambda: run(tools=[parts.add]), structured=lambda: run(result_type=parts.Total))
