@@ -9,18 +9,12 @@ float32 on the rounded weights. For comparison, the same servers are judged by t
 0.25 would have it. Faults are planted in a copy that computes in bfloat16.
 """
 
-import argparse
-import asyncio
 import copy
-import json
 import statistics
-import time
-from pathlib import Path
 
 import torch
-from healthy_starts import VOCABULARY, start_of
+from random_policies import FORMER_TOLERANCE, MAX_LENGTH, VOCABULARY, judged, start_of, with_layer_fault
 
-from rollgym.clients.measuring.revision import revision
 from rollgym.trainer.backends.heads import PolicyHead
 from rollgym.trainer.backends.torch_backend import Schedule, TorchBackend
 from rollgym.trainer.config.optimizer import OptimizerSettings
@@ -28,44 +22,28 @@ from rollgym.trainer.inference.errors import WrongWeightsError
 from rollgym.trainer.inference.torch_engine import TorchEngine
 from rollgym.trainer.learn.weights.verification import Tolerance, WeightCheck, probe_prompts, tolerance_for
 
-MAX_LENGTH = 128
-
-
-@torch.no_grad()
-def _layer(model, draw):
-    body = model.base_model
-    layers = getattr(body, "layers", None) or body.h
-    return layers[draw % len(layers)]
-
-
-def _noise(parameter, size, generator):
-    noise = torch.randn(parameter.shape, generator=generator)
-    return size * noise * parameter.float().square().mean().sqrt()
+SIGN_TEST, LARGEST = tolerance_for("bfloat16", None), Tolerance(FORMER_TOLERANCE)
+LAYER_NOISE = "layer_noise_"
+FAULTS = (
+    *(f"{LAYER_NOISE}{size}" for size in ("0.01", "0.1", "0.3", "1")),
+    *("embedding_of_another", "head_rolled"),
+)
 
 
 @torch.no_grad()
 def with_fault(model, kind, seed):
     """A copy with a fault."""
+    if kind.startswith(LAYER_NOISE):
+        return with_layer_fault(model, seed, float(kind.removeprefix(LAYER_NOISE)))
     faulty = copy.deepcopy(model)
-    generator = torch.Generator().manual_seed(seed)
     if kind == "embedding_of_another":
+        generator = torch.Generator().manual_seed(seed)
         embedding = faulty.get_input_embeddings().weight
         embedding.copy_(embedding[torch.randperm(len(embedding), generator=generator)])
-    elif kind == "head_rolled":
+    else:
         head = faulty.get_output_embeddings().weight
         head.copy_(head.roll(1, 0).clone())
-    else:
-        size = float(kind.removeprefix("layer_noise_"))
-        for parameter in _layer(faulty, seed).parameters():
-            if parameter.dim() > 1:
-                parameter.add_(_noise(parameter, size, generator).to(parameter.dtype))
     return faulty
-
-
-FAULTS = (
-    *("layer_noise_0.01", "layer_noise_0.1", "layer_noise_0.3", "layer_noise_1"),
-    *("embedding_of_another", "head_rolled"),
-)
 
 
 def servers_of(model):
@@ -87,68 +65,41 @@ async def refused(backend, served, prompt, temperature, tolerance):
             return True, check.largest
 
 
-async def measured(first, starts, faults, note):
-    tolerance, former = tolerance_for("bfloat16", None), Tolerance(0.25)
+def backend_of(model, temperature):
+    schedule = Schedule(1e-3, 0, 1, "constant")
+    return TorchBackend(PolicyHead(model, temperature), OptimizerSettings(), schedule, dtype=torch.bfloat16)
+
+
+def summary(healthy, largest, found):
+    """Numbers of the starts so far."""
+    return {
+        "healthy": healthy,
+        "largest_difference": {"median": statistics.median(largest), "largest": max(largest)},
+        "faults": found,
+    }
+
+
+async def measured(first, starts, faults):
     healthy, largest = {}, []
     found = {kind: {"planted": 0, "found": 0, "found_by_largest": 0} for kind in FAULTS}
     for number in range(starts):
         seed = first + number
         _, model, prompt, temperature = start_of(seed)
-        schedule = Schedule(1e-3, 0, 1, "constant")
-        backend = TorchBackend(
-            PolicyHead(model, temperature), OptimizerSettings(), schedule, dtype=torch.bfloat16
-        )
+        backend = backend_of(model, temperature)
         for kind, served in servers_of(model).items():
             counts = healthy.setdefault(kind, {"checks": 0, "refused": 0, "refused_by_largest": 0})
-            no, apart = await refused(backend, served, prompt, temperature, tolerance)
+            no, apart = await refused(backend, served, prompt, temperature, SIGN_TEST)
             counts["checks"] += 1
             counts["refused"] += no
-            counts["refused_by_largest"] += (await refused(backend, served, prompt, temperature, former))[0]
+            counts["refused_by_largest"] += (await refused(backend, served, prompt, temperature, LARGEST))[0]
             largest.append(apart)
-        if number < faults:
-            for kind in FAULTS:
-                faulty = with_fault(model, kind, seed)
-                counts = found[kind]
-                counts["planted"] += 1
-                for rule, name in ((tolerance, "found"), (former, "found_by_largest")):
-                    counts[name] += (await refused(backend, faulty, prompt, temperature, rule))[0]
-        if (number + 1) % 20 == 0 or number + 1 == starts:
-            note(
-                {
-                    "starts": number + 1,
-                    "healthy": healthy,
-                    "largest_difference": {"median": statistics.median(largest), "largest": max(largest)},
-                    "faults": found,
-                }
-            )
-
-
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--first", type=int, default=0, help="Seed of the first start.")
-    parser.add_argument("--starts", type=int, default=300)
-    parser.add_argument("--faults", type=int, default=100)
-    parser.add_argument("--out", type=Path, help="Write the numbers here, after every twenty starts.")
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    began = time.process_time()
-    of = f"--first {options.first} --starts {options.starts} --faults {options.faults}"
-    at = {
-        "command": f"python benchmarks/training/healthy_servers.py {of}",
-        "revision": revision(),
-        "torch": torch.__version__,
-    }
-
-    def note(numbers):
-        report = {**at, **numbers, "cpu_seconds": round(time.process_time() - began, 1)}
-        text = json.dumps(report, indent=1)
-        if options.out is not None:
-            options.out.write_text(text + "\n")
-        if numbers["starts"] == options.starts:
-            print(text)
-
-    asyncio.run(measured(options.first, options.starts, options.faults, note))
+        for kind in FAULTS if number < faults else ():
+            faulty, counts = with_fault(model, kind, seed), found[kind]
+            counts["planted"] += 1
+            for rule, name in ((SIGN_TEST, "found"), (LARGEST, "found_by_largest")):
+                counts[name] += (await refused(backend, faulty, prompt, temperature, rule))[0]
+        yield lambda: summary(healthy, largest, found)
 
 
 if __name__ == "__main__":
-    main()
+    judged("healthy_servers.py", __doc__.splitlines()[0], 300, measured)

@@ -48,6 +48,7 @@ from rollgym.trainer.inference.server_programs import (
 )
 from rollgym.trainer.inference.server_updates import TensorCarrier
 from rollgym.trainer.inference.sglang_probe import TOKENS_KEPT_FREE
+from rollgym.trainer.inference.starts import Starts
 from rollgym.trainer.inference.torch_engine import TorchEngine
 from rollgym.trainer.learn.weights.broadcast import TensorBroadcast
 from rollgym.trainer.learn.weights.checksums import ChecksumCheck
@@ -258,12 +259,14 @@ async def open_inference(
         check = _check(settings, model, tokenizer, prompt, layout)
         device = torch_device(settings.model.device)
         urls: Sequence[str] = settings.inference.urls
-        roster = None
+        roster, starts = None, Starts()
         if settings.inference.urls_file is not None:
             roster = FileRoster(Path(settings.inference.urls_file), console.explain)
             urls = await roster.names()
         if settings.inference.launch is not None:
-            urls = await _launch(settings, settings.inference.launch, model, folders, console, stack, cluster)
+            urls = await _launch(
+                settings, settings.inference.launch, model, folders, console, stack, cluster, starts
+            )
         here = "127.0.0.1" if cluster is None else cluster.here
         meet = partial(_server_client, settings, policy=model.config, device=device, layout=layout, here=here)
         pool = ServerPool(
@@ -276,6 +279,7 @@ async def open_inference(
             attempts=settings.weights.attempts,
             look_every_s=settings.inference.look_every_s,
             say=console.explain,
+            starts=starts,
         )
         await stack.enter_async_context(pool)
         level = settings.inference.sleep_level
@@ -331,6 +335,7 @@ async def _launch(
     console: RunConsole,
     stack: AsyncExitStack,
     cluster: Cluster | None,
+    starts: Starts,
 ) -> list[str]:
     """Start the servers and return their addresses."""
     adapters = settings.weights.transport == "adapter"
@@ -358,6 +363,7 @@ async def _launch(
             restarts=launch.restarts,
             say=console.say,
             status=console.status,
+            starts=starts,
         )
     )
 

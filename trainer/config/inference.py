@@ -72,7 +72,11 @@ class LaunchSettings(Settings):
         le=65_535,
         description="Port of the first server, the others follow it; free ones if absent.",
     )
-    startup_timeout_s: Seconds = Field(1800.0, description="A server that is not ready by then is an error.")
+    startup_timeout_s: Seconds = Field(
+        1800.0,
+        description="A server that is not ready by then is an error; when it was started again, it is ended, and the "
+        "next of its restarts is tried.",
+    )
     restarts: int = Field(
         3, ge=0, le=1000, description="How often a server that ended by itself is started again."
     )
@@ -158,7 +162,9 @@ class InferenceSettings(Settings):
         5.0, description="How often servers are asked how they are, and those that are gone are looked for."
     )
     patience_s: Seconds = Field(
-        300.0, description="Servers that are all gone are waited for so long; then the run is saved and ends."
+        300.0,
+        description="Servers that are all gone are waited for so long; then the run is saved and ends. The time in "
+        "which the run starts a server again (launch.restarts) does not count.",
     )
     update_timeout_s: Seconds = Field(
         1800.0,

@@ -15,6 +15,7 @@ from rollgym.trainer.inference.errors import (
 )
 from rollgym.trainer.inference.members import Member, PooledClient
 from rollgym.trainer.inference.places import OrderedPlaces
+from rollgym.trainer.inference.starts import Starts
 
 FAULTS = 3
 """Answers in a row that are none: of one server, then it is gone; to one request, then it is an error."""
@@ -31,6 +32,7 @@ class Attendance:
         max_concurrent: Requests under way at one server.
         patience_s: How long servers that are all gone are waited for.
         say: Told of servers that go and come back.
+        starts: Which are being started again: nobody's patience runs out meanwhile.
 
     Attributes:
         patience_s: As above.
@@ -45,6 +47,7 @@ class Attendance:
         max_concurrent: int,
         patience_s: float,
         say: Callable[[str], None],
+        starts: Starts | None = None,
     ) -> None:
         self.patience_s = patience_s
         self.version = 0
@@ -56,6 +59,8 @@ class Attendance:
         ]
         self._former: list[Member] = []
         self._changed = asyncio.Event()
+        self._starts = starts or Starts()
+        self._starts.changed = self.change
         self._closed = False
         self._failure: RunError | None = None
 
@@ -101,14 +106,14 @@ class Attendance:
         """Wait until a server may be back, or nobody is to wait for one any more.
 
         Args:
-            deadline: By the clock of the event loop.
+            deadline: By the clock of the event loop; it does not come while a server is started again.
 
         Raises:
             NoServerError: If nothing changes before the deadline.
         """
         self._changed.clear()
         try:
-            async with asyncio.timeout_at(deadline):
+            async with asyncio.timeout_at(self._starts.deadline(deadline, self.patience_s)):
                 await self._changed.wait()
         except TimeoutError:
             raise self.no_server() from None

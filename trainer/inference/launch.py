@@ -14,6 +14,7 @@ from rollgym.clients.process.python_module import python_module
 from rollgym.trainer.core.errors import RunError
 from rollgym.trainer.inference.keeper import GRACE_S
 from rollgym.trainer.inference.server_log import ServerLog
+from rollgym.trainer.inference.starts import Starts
 
 _LOOK_EVERY_S = 0.5
 _SAY_EVERY_S = 30.0
@@ -53,23 +54,27 @@ async def launched(
     say: Callable[[str], None],
     status: Callable[[str | None], None],
     gone: Callable[[str], None] = lambda _: None,
+    starts: Starts | None = None,
 ) -> AsyncIterator[list[str]]:
     """Run servers while the context is open, and give their addresses once all of them answer.
 
-    A server that ends by itself is started again. None outlives this process, however that one ends.
+    A server that ends by itself is started again, and so is one that does not answer then. None outlives this process,
+    however that one ends.
 
     Args:
         processes: The servers.
-        startup_timeout_s: How long one may take until it answers.
+        startup_timeout_s: How long one may take until it answers, each time that it is started.
         restarts: How often each is started again.
         say: Told of what stays.
         status: Told of what changes: how far the start is.
         gone: Told of a server that has ended by itself once too often.
+        starts: Told of servers that are started again, and of when they answer.
 
     Raises:
         LaunchError: If one ends before it answers, or takes too long.
     """
-    servers = [_Server(process, startup_timeout_s, say) for process in processes]
+    starts = starts or Starts()
+    servers = [_Server(process, startup_timeout_s, say, starts) for process in processes]
     watches: list[asyncio.Task[None]] = []
     try:
         for server in servers:
@@ -96,11 +101,14 @@ async def launched(
 class _Server:
     """One server and the keeper that holds it."""
 
-    def __init__(self, process: ServerProcess, startup_timeout_s: float, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, process: ServerProcess, startup_timeout_s: float, say: Callable[[str], None], starts: Starts
+    ) -> None:
         self.process = process
         self._log = ServerLog(process.log)
         self._startup_timeout_s = startup_timeout_s
         self._say = say
+        self._starts = starts
         self._keeper: asyncio.subprocess.Process | None = None
 
     async def start(self) -> None:
@@ -129,6 +137,11 @@ class _Server:
         Raises:
             LaunchError: If it ends first, or takes too long.
         """
+        if (why := await self._never_ready(status)) is not None:
+            raise LaunchError(f"{why}{self._log.last_words()}")
+
+    async def _never_ready(self, status: Callable[[str | None], None]) -> str | None:
+        """Wait until it answers, or return why it does not."""
         assert self._keeper is not None
         ended = asyncio.ensure_future(self._keeper.wait())
         answers = asyncio.ensure_future(self._answers(status))
@@ -137,13 +150,14 @@ class _Server:
                 {ended, answers}, timeout=self._startup_timeout_s, return_when=asyncio.FIRST_COMPLETED
             )
             if ended.done():
-                raise LaunchError(f"{self._named()} ended with code {ended.result()}{self._log.last_words()}")
+                return f"{self._named()} ended with code {ended.result()}"
             if not answers.done():
-                raise LaunchError(
+                return (
                     f"{self._named()} did not answer within {self._startup_timeout_s:g} s "
-                    f"(inference.launch.startup_timeout_s){self._log.last_words()}"
+                    "(inference.launch.startup_timeout_s)"
                 )
             answers.result()
+            return None
         finally:
             for task in (ended, answers):
                 task.cancel()
@@ -157,20 +171,30 @@ class _Server:
             self._say(f"{what}; {again}{self._log.last_words()}")
             await asyncio.sleep(wait_s)
             wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
-            try:
-                await self.start()
-            except LaunchError as error:
-                what = str(error)
-            else:
-                what = await self._ended()
+            what = await self._start_again()
+        self._starts.end(self.process.url)
         what = f"{what} once too often{self._log.last_words()}"
         self._say(what)
         gone(what)
 
+    async def _start_again(self) -> str:
+        """Start it, wait until it has ended or cannot answer, and return what is to be said of it."""
+        try:
+            await self.start()
+        except LaunchError as error:
+            return str(error)
+        if (why := await self._never_ready(lambda _: None)) is not None:
+            await self.stop()
+            return why
+        self._starts.end(self.process.url)
+        return await self._ended()
+
     async def _ended(self) -> str:
         """Wait until it has ended, and return what is to be said of it."""
         assert self._keeper is not None
-        return f"{self._named()} ended by itself, with code {await self._keeper.wait()}"
+        code = await self._keeper.wait()
+        self._starts.begin(self.process.url)
+        return f"{self._named()} ended by itself, with code {code}"
 
     async def stop(self) -> None:
         """End it, and wait until it and its processes have ended."""

@@ -24,6 +24,7 @@ from rollgym.trainer.inference.partial_reply import PartialReply
 from rollgym.trainer.inference.pool_watch import PoolWatch
 from rollgym.trainer.inference.pool_weights import Check, PoolWeights
 from rollgym.trainer.inference.routing import Router
+from rollgym.trainer.inference.starts import Starts
 
 _OWN_FAULT = (400, 413, 422)
 """Statuses by which a server refuses what it is asked, and would anywhere."""
@@ -42,6 +43,7 @@ class ServerPool:
         look_every_s: How often servers that are gone are looked for, and others asked how they are.
         say: Told of servers that go and come back.
         roster: Says which servers there are to be, at each look and before each update; without it they stay the same.
+        starts: Which of them are being started again: patience does not run out meanwhile.
     """
 
     def __init__(
@@ -56,8 +58,11 @@ class ServerPool:
         look_every_s: float = 5.0,
         say: Callable[[str], None] = lambda _: None,
         roster: Roster | None = None,
+        starts: Starts | None = None,
     ) -> None:
-        self._attendance = Attendance(clients, max_concurrent=max_concurrent, patience_s=patience_s, say=say)
+        self._attendance = Attendance(
+            clients, max_concurrent=max_concurrent, patience_s=patience_s, say=say, starts=starts
+        )
         self._weights = PoolWeights(
             self._attendance, check, attempts=attempts, update_timeout_s=update_timeout_s, say=say
         )

@@ -14,6 +14,7 @@ import pytest
 
 from rollgym.trainer.inference import launch
 from rollgym.trainer.inference.launch import LaunchError, ServerProcess, launched
+from rollgym.trainer.inference.starts import Starts
 
 # A server that answers /health, and has a process of its own, as real ones do. It says where both are.
 SERVER = """
@@ -165,7 +166,8 @@ async def test_a_server_that_dies_is_started_again_and_leaves_nothing(tmp_path):
                 await asyncio.sleep(0.02)
         first, second = processes_in(process.log)
         await gone(first)
-        assert "ended by itself, with code 7; it is started again in 1 s (1 times more at most)" in said[-1]
+        again = "ended by itself, with code 7; it is started again in 1 s (1 times more at most)"
+        assert sum(again in line for line in said) == 1
         os.kill(second[0], signal.SIGKILL)
         await gone(second)
         async with asyncio.timeout(30):
@@ -197,6 +199,49 @@ async def test_a_server_that_ends_at_once_is_started_again_later_each_time(tmp_p
         "it is started again in 0.2 s (2 times more at most)",
         "it is started again in 0.4 s (1 times more at most)",
     ]
+
+
+# Serves the first time that it is started and the third, and the second time it stands still.
+SERVES_NOT_AGAIN = """
+import os, pathlib, time
+times = pathlib.Path(os.environ["TIMES"])
+with times.open("a") as file:
+    file.write("started ")
+if len(times.read_text().split()) == 2:
+    time.sleep(600)
+"""
+
+
+class Noted(Starts):
+    """Which starts began and ended, in order."""
+
+    def __init__(self):
+        super().__init__()
+        self.noted = []
+
+    def begin(self, url):
+        super().begin(url)
+        self.noted.append("begins")
+
+    def end(self, url):
+        super().end(url)
+        self.noted.append("ends")
+
+
+async def test_a_server_that_stands_still_when_it_is_started_again_is_ended(tmp_path, monkeypatch):
+    monkeypatch.setattr(launch, "_FIRST_WAIT_S", 0.1)
+    said, starts = [], Noted()
+    process = process_of(tmp_path, SERVES_NOT_AGAIN + SERVER, TIMES=str(tmp_path / "times"))
+    async with open_servers([process], said, restarts=20, startup_timeout_s=5.0, starts=starts):
+        os.kill(processes_in(process.log)[0][0], signal.SIGKILL)
+        async with asyncio.timeout(60):
+            while "ends" not in starts.noted:
+                await asyncio.sleep(0.02)
+        async with httpx.AsyncClient(trust_env=False) as client:
+            assert (await client.get(f"{process.url}/health")).status_code == 200
+    assert starts.noted == ["begins", "ends"]
+    assert any("did not answer within 5 s (inference.launch.startup_timeout_s)" in line for line in said)
+    assert len((tmp_path / "times").read_text().split()) >= 3
 
 
 async def test_a_log_that_cannot_be_written_is_told_with_its_server(tmp_path):

@@ -18,6 +18,7 @@ from rollgym.trainer.inference.errors import (
 )
 from rollgym.trainer.inference.members import Roster
 from rollgym.trainer.inference.pool import ServerPool
+from rollgym.trainer.inference.starts import Starts
 from rollgym.trainer.inference.torch_engine import TorchEngine
 from tests.support.tiny_models import WeightsOf, reference_logprobs, sharp_model
 
@@ -308,6 +309,26 @@ async def test_servers_that_are_all_gone_for_too_long_are_an_error_that_names_th
             await pool.generate(request(0))
         with pytest.raises(NoServerError, match="connection refused"):
             await pool.sync(WeightsOf(model), 2)
+
+
+async def test_patience_does_not_run_out_while_a_server_is_started_again(servers, model):
+    starts = Starts()
+    async with pool_of(servers, patience_s=0.1, starts=starts) as pool:
+        await pool.sync(WeightsOf(model), 1)
+        for server in servers.values():
+            server.unplug()
+        starts.begin("a")
+        asked = asyncio.ensure_future(pool.generate(request(0)))
+        synced = asyncio.ensure_future(pool.sync(WeightsOf(model), 2))
+        done, _ = await asyncio.wait([asked, synced], timeout=0.5)
+        assert not done
+        servers["a"].plug()
+        await asyncio.wait_for(synced, 20)
+        assert len((await asyncio.wait_for(asked, 20)).token_ids) == 6
+        servers["a"].unplug()
+        starts.end("a")
+        with pytest.raises(NoServerError, match="refused"):
+            await pool.generate(request(1))
 
 
 async def test_a_server_that_cannot_be_verified_when_it_is_back_waits_for_the_next_weights(servers, model):

@@ -2,10 +2,11 @@
 
 In float32 any token that is further away than a thousandth is a fault. In 16 bits a server rounds elsewhere than the
 trainer does, and the largest difference of some tokens has no bound that holds for all models; but most tokens of a
-healthy server are near. So a sign test decides for each prompt, as in the look before a run: where no token is further
-away than the tolerance with a probability of more than a half, 53 of 64 are with one of less than one in ten million. A
-router that breaks a tie the other way refuses nobody. What changes log-probabilities less than rounding does, such as
-one small step of training, is not seen by it: checksums see that, where a server has them.
+healthy server are near. So a sign test decides for each prompt and for both together, as in the look before a run:
+where no token is further away than the tolerance with a probability of more than a half, 53 of 64 or 94 of 128 are with
+one of less than one in ten million. A router that breaks a tie the other way refuses nobody. What changes
+log-probabilities less than rounding does, such as one small step of training, is not seen by it: checksums see that,
+where a server has them.
 """
 
 import asyncio
@@ -246,14 +247,16 @@ def _beyond(apart: Sequence[Sequence[float]], tolerance: Tolerance) -> str | Non
 
 
 def _most_beyond(apart: Sequence[Sequence[float]], nats: float) -> str | None:
-    for of_prompt in apart:
+    together = [each for of_prompt in apart for each in of_prompt]
+    # What only one prompt reads is found in that one, and what is small in all that there are.
+    for tokens in (*apart, together):
         # Too few to say that it is no chance are a fault if all of them are.
-        least = min(len(of_prompt), least_by_no_chance(len(of_prompt)))
-        further = sum(each > nats for each in of_prompt)
+        least = min(len(tokens), least_by_no_chance(len(tokens)))
+        further = sum(each > nats for each in tokens)
         if further >= least:
             return (
-                f"{further} of {len(of_prompt)} log-probabilities of a probe are more than {nats:g} from the trainer's "
-                f"(up to {max(of_prompt):.3g}), and {least - 1} may be"
+                f"{further} of {len(tokens)} log-probabilities of a probe are more than {nats:g} from the trainer's "
+                f"(up to {max(tokens):.3g}), and {least - 1} may be"
             )
     return None
 

@@ -174,6 +174,13 @@ async def test_in_16_bits_single_tokens_may_be_far_apart_and_most_may_not(backen
         await check("server", Shifted(engine, tokens=16, by=0.11))
 
 
+async def test_in_16_bits_what_no_prompt_shows_alone_is_found_in_both(backend, engine):
+    check = begun(backend, tolerance_for("bfloat16", None))
+    assert await check("server", Shifted(engine, tokens=11, by=5.0)) == pytest.approx(5.0, abs=1e-3)
+    with pytest.raises(WrongWeightsError, match=r"96 of 128 log-probabilities .* and 93 may be"):
+        await check("server", Shifted(engine, tokens=12, by=5.0))
+
+
 @pytest.mark.parametrize("wrong", [math.nan, -math.inf])
 async def test_in_16_bits_one_token_without_a_number_is_a_fault(backend, engine, wrong):
     check = begun(backend, tolerance_for("bfloat16", None))
