@@ -52,6 +52,9 @@ class ServedWeights:
     def meet(self) -> None:
         """Compare what a server that was just asked calls its weights with what this run has sent."""
         label = self._link.capabilities.weight_label
+        if label not in self._labels:
+            # It may have been started again, and is in no group then.
+            self.group = None
         if label is not None and not self._synced:
             self._starts_with = {_UNNAMED, label}
         if label is not None and label not in self._labels:

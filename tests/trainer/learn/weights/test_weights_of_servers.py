@@ -286,6 +286,33 @@ async def test_a_server_that_was_killed_is_brought_up_to_date_before_it_answers(
             assert server.logprobs([3, 4, 5, 6])[1:] == pytest.approx(expected, abs=1e-4)
 
 
+@pytest.mark.slow
+async def test_a_server_that_was_killed_takes_the_next_broadcast_at_once(start, tmp_path):
+    """Its new process is in no group: the trainer meets it in a new one, without failing in the old one first."""
+    said = []
+    with (
+        InferenceServer("vllm", model=start) as other,
+        InferenceServerProcess("vllm", "--model", str(start)) as server,
+    ):
+        async with opened([other, server], "broadcast", tmp_path, said, look_every_s=0.1) as (
+            pool,
+            publisher,
+        ):
+            await publisher.publish(backend_of(sharp_model(8)), 8)
+            server.kill()
+            async with asyncio.timeout(60):
+                while server.url in pool.serving:
+                    await asyncio.sleep(0.05)
+            server.start()
+            async with asyncio.timeout(60):
+                while "are the trainer's no more" not in (await pool.health()).detail:
+                    await asyncio.sleep(0.05)
+            metrics = await publisher.publish(backend_of(sharp_model(9)), 9)
+            assert metrics["sync/probe_difference"] < 1e-4
+            assert server.url in pool.serving
+    assert not any("sent them again" in line for line in said)
+
+
 def tensors_of(model):
     return [(name, parameter.detach()) for name, parameter in model.named_parameters()]
 
