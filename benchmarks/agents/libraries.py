@@ -27,6 +27,7 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
+from benchmarks.agents.library_table import players  # noqa: E402
 from rollgym.trainer.records.trajectory import Trajectory  # noqa: E402
 from rollgym.trainer.rollout.agents.black_box import SessionTable  # noqa: E402
 from rollgym.trainer.rollout.agents.endpoint import agents_app  # noqa: E402
@@ -43,9 +44,7 @@ from tests.support.agent_witness import Asked, Witness  # noqa: E402
 from tests.support.helpful_policy import HelpfulPolicy  # noqa: E402
 from tests.support.peer_processes import peer_environment  # noqa: E402
 
-PLAYERS = Path(__file__).parent / "players"
 ENVIRONMENTS = ROOT / "build" / "agents" / "newest"
-_PLAYER = re.compile(r"^# (\w+) = (\[.*\])$", re.MULTILINE)
 _PATIENCE_S = 600.0
 
 
@@ -73,14 +72,6 @@ def main() -> int:
             merged = dict(sorted((before | results).items()))
             options.output.write_text(json.dumps(merged, indent=2) + "\n")
     return 0 if all(result.get("record_equals_log") for result in results.values()) else 1
-
-
-def players() -> dict[str, tuple[Path, list[str]]]:
-    """The programs that play and what they need, by the names of the players."""
-    programs = [(path, path.read_text()) for path in PLAYERS.glob("play_*.py")]
-    return {
-        name: (path, json.loads(needed)) for path, text in programs for name, needed in _PLAYER.findall(text)
-    }
 
 
 async def measured(name: str, program: Path, dependencies: list[str], environment: Path) -> dict[str, Any]:

@@ -5,13 +5,24 @@ python benchmarks/agents/library_table.py
 
 import argparse
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "agent_libraries.json"
 PAGE = ROOT / "docs" / "guides" / "agent_libraries.md"
+PLAYERS = Path(__file__).parent / "players"
+_PLAYER = re.compile(r"^# (\w+) = (\[.*\])$", re.MULTILINE)
 BEGIN, END = "<!-- libraries -->\n", "<!-- end -->"
+
+
+def players() -> dict[str, tuple[Path, list[str]]]:
+    """The programs that play and what they need, by the names of the players."""
+    programs = [(path, path.read_text()) for path in PLAYERS.glob("play_*.py")]
+    return {
+        name: (path, json.loads(needed)) for path, text in programs for name, needed in _PLAYER.findall(text)
+    }
 
 
 def table(results: dict[str, dict[str, Any]]) -> str:

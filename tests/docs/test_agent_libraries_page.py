@@ -32,6 +32,7 @@ def test_every_record_was_equal_to_the_engines_log():
     results = json.loads(RESULTS.read_text())
     played = [name for name, found in results.items() if found.get("calls")]
     assert len(played) >= 25
+    assert set(results) == set(MADE["players"]()), "run python benchmarks/agents/libraries.py"
     assert all(results[name]["record_equals_log"] for name in played)
 
 

@@ -10,7 +10,7 @@ from rollgym.trainer.inference.structured import Grammars
 from tests.support.agent_policy import ScriptedPolicy
 
 _TOOLS = re.compile(r"<tools>\n(.*?)\n</tools>", re.DOTALL)
-_VALUES: dict[str, Any] = {"integer": 3, "number": 3, "boolean": True, "array": [], "object": {}}
+_VALUES: dict[str, Any] = {"integer": 3, "number": 3, "boolean": True, "null": None}
 # How DSPy's format of text names what it asks for.
 _FIELDS = re.compile(r"\[\[ ## (\w+) ## \]\]")
 
@@ -116,7 +116,7 @@ def instance_of(schema: Any, root: Any = None, name: str = "", depth: int = 0) -
         return [instance_of(item, root, name, depth + 1) for _ in range(schema.get("minItems", 0))]
     if kind == "string":
         return _TEXTS.get(name, "3")
-    return _VALUES.get(kind)
+    return _VALUES.get(kind, "3")
 
 
 def helpful(prompt: str) -> str:
@@ -134,7 +134,7 @@ def helpful(prompt: str) -> str:
     if prompt.count("<tool_response>") > 1:
         taker = None  # it was told once, and nothing came of it
     if taker is not None:
-        return _call(taker, _filled(tools[taker]))
+        return _call(taker, instance_of(tools[taker]))
     if '"total"' in prompt or "JSON" in last:
         return '{"total": 3}'
     return "The sum is 3."
@@ -144,14 +144,6 @@ def _tools(prompt: str) -> dict[str, dict[str, Any]]:
     found = _TOOLS.search(prompt)
     read = [json.loads(line) for line in found[1].splitlines()] if found else []
     return {each["function"]["name"]: each["function"].get("parameters") or {} for each in read}
-
-
-def _filled(schema: dict[str, Any]) -> dict[str, Any]:
-    properties = schema.get("properties", {})
-    return {
-        name: _TEXTS.get(name) or _VALUES.get(of.get("type", "string"), "3")
-        for name, of in properties.items()
-    }
 
 
 def _call(name: str, arguments: dict[str, Any]) -> str:

@@ -1,15 +1,21 @@
 """Libraries whose agents are given tasks, with a tool and with a structured result: controlflow, marvin, upsonic."""
 # players:
 # controlflow = ["controlflow"]
-# marvin = ["marvin", "pydantic-ai-slim<2"]
+# marvin = ["marvin", "pydantic-ai<1.20", "opentelemetry-api<1.36", "mcp<2"]
 # upsonic = ["upsonic", "openai"]
+
+import os
 
 import parts
 
 
 def controlflow():
+    # Its server takes its time on a busy machine.
+    os.environ["PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS"] = "300"
     import controlflow
+    import rich.pretty  # which it uses, and imports nowhere
 
+    assert rich.pretty
     controlflow.defaults.model = f"openai/{parts.MODEL}"
     return lambda **fields: controlflow.run(parts.QUESTION, max_llm_calls=4, **fields)
 
