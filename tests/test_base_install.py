@@ -15,6 +15,7 @@ from tests.support.processes import ROOT
 
 IMPORTED_AS = {
     "huggingface-hub": "huggingface_hub",
+    "liger-kernel": "liger_kernel",
     "megatron-core": "megatron",
     "math-verify": "math_verify",
     "pillow": "PIL",

@@ -15,7 +15,7 @@ _DEEPEST = 64
 _MOST_CHOICES = 1000
 _OBJECT = '{"type": "object"}'
 _SPECIAL = frozenset("\\.+*?()|[]{}^$/")
-_ADDRESS = re.compile(r"[\w.~:/?#\[\]@!$&'()*+,;=%-]*", re.ASCII)
+_ADDRESS = re.compile(r"[\w.~:/?#\[\]@!$&'()+*,;=%-]*", re.ASCII)
 _Kind = Literal["json", "regex", "grammar", "choice"]
 _FIELDS: Mapping[str, _Kind] = {
     "guided_json": "json",
