@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, PositiveFloat, PrivateAttr, model_validator
+from pydantic import Field, PositiveFloat, PrivateAttr, field_validator, model_validator
 
 from rollgym.trainer.core.strict import Amount, LearningRate, Settings
 
@@ -74,6 +74,23 @@ class OptimizerSettings(Settings):
         description="Mixtures of experts: the optimizer steps of a batch take the experts that the policy took when "
         "its old log-probabilities were computed (R2). Experts of the rollout (inference.routed_experts) stay.",
     )
+
+    @field_validator("tokens_per_micro_batch", mode="before")
+    @classmethod
+    def _is_an_amount_or_auto(cls, value: object) -> object:
+        """Say it in one line: of several types, each would be complained about."""
+        number = int(value) if isinstance(value, str) and value.isascii() and value.isdigit() else value
+        if number != "auto" and not (type(number) is int and 1 <= number <= 1_000_000_000):
+            shown = str(value)[:60]
+            raise ValueError(f"give a number of tokens, at least 1 and at most 10^9, or auto; not {shown}")
+        return number
+
+    @field_validator("fused", mode="before")
+    @classmethod
+    def _is_told_or_auto(cls, value: object) -> object:
+        if value != "auto" and not isinstance(value, bool):
+            raise ValueError(f"give true, false or auto; not {str(value)[:60]}")
+        return value
 
     _planned: PlannedMicroBatch | None = PrivateAttr(default=None)
 
