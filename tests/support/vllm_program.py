@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from tests.support.inference_server.http import Options
 def parser() -> argparse.ArgumentParser:
     parsing = argparse.ArgumentParser(prog="vllm serve", allow_abbrev=False)
     add = parsing.add_argument
+    add("--version", action="version", version=NEWEST["vllm"])
     add("verb", choices=["serve"])
     add("model", type=Path)
     add("--served-model-name", default="")
@@ -32,11 +34,15 @@ def parser() -> argparse.ArgumentParser:
         "--enable-sleep-mode",
         "--enable-lora",
         "--enable-return-routed-experts",
+        "--enforce-eager",
+        "--no-enable-chunked-prefill",
     ):
         add(switch, action="store_true")
     add("--quantization", choices=["fp8"])
     add("--max-lora-rank", type=int, choices=[1, 8, 16, 32, 64, 128, 256, 320, 512], default=16)
     add("--max-loras", type=int)
+    add("--max-num-batched-tokens", type=int)
+    add("--weight-transfer-config", type=json.loads)
     return parsing
 
 
