@@ -24,6 +24,8 @@ _PIECE = 2**15
 _SLICE_S = 0.005
 # As deep as the readers go themselves.
 _MAX_DEPTH = 1024
+# What is nested deeper is read in one go.
+_MOST_OPEN = 32
 _BLANK = b" \t\r\n"
 _BLANKS = re.compile(rb"[ \t\r\n]*")
 # A text that does not end in what is looked at has no second quotation mark.
@@ -125,7 +127,7 @@ class _Json:
         while self._open:
             self._take_comma()
             if not self._take_piece():
-                self._take_tokens(_PIECE)
+                yield from self._take_tokens()
             yield
         if data[self._at :].strip(_BLANK):
             raise _invalid("something follows the value")
@@ -155,43 +157,59 @@ class _Json:
         self._pass_comma(comma)
         return True
 
-    def _take_tokens(self, size: int) -> None:
+    def _take_tokens(self) -> Generator[None]:
         """Take what is whole of a piece, but no more than to the end of the innermost array or object that is open."""
-        data, end = self._data, min(self._at + size, len(self._data))
+        data, at = self._data, self._at
         opened: list[tuple[int, int]] = []
         comma = text = -1
-        for token in _TOKEN.finditer(data, self._at, end):
-            place, sign = token.start(), data[token.start()]
-            if sign == _TEXT:
-                if not token[1]:
-                    break
-                text = place
-            elif sign in _OPENING:
-                opened.append((place, text))
-                text = -1
-            elif sign in _CLOSING:
-                if not opened:
-                    self._end(place)
-                    return
-                opened.pop()
-                text = -1
-            elif not opened:
-                comma = place
-        if opened:
-            for place, text in opened:
-                self._descend(place, text)
-        elif comma >= 0:
-            self._take_run(comma)
-            self._pass_comma(comma)
-        elif end < len(data):
-            # A text, or a number, that is longer.
-            self._take_tokens(2 * size)
-        else:
-            raise _invalid("it is cut off")
+        while comma < 0 or opened:
+            end = min(at + _PIECE, len(data))
+            if at == end:
+                raise _invalid("it is cut off")
+            for token in _TOKEN.finditer(data, at, end):
+                place, sign = token.start(), data[token.start()]
+                if sign == _TEXT:
+                    text = place
+                    if not token[1]:
+                        end = yield from self._end_of_text(place)
+                        break
+                elif sign in _OPENING:
+                    opened.append((place, text))
+                    text = -1
+                elif sign in _CLOSING:
+                    if not opened:
+                        self._end(place)
+                        return
+                    opened.pop()
+                    text = -1
+                elif not opened:
+                    comma = place
+            depth = len(self._open) + len(opened)
+            if depth > _MAX_DEPTH:
+                raise _invalid("it is nested too deep")
+            if opened and depth <= _MOST_OPEN:
+                for place, text in opened:
+                    self._descend(place, text)
+                return
+            at = end
+            yield
+        self._take_run(comma)
+        self._pass_comma(comma)
+
+    def _end_of_text(self, place: int) -> Generator[None, None, int]:
+        """Give where a text ends that begins there."""
+        data, at = self._data, place + 1
+        while at < len(data):
+            # Signs that are escaped are put out of the way; the last one may be half of an escape.
+            piece = data[at : at + _PIECE].replace(b"\\\\", b"__").replace(b'\\"', b"__")
+            found = piece.find(b'"')
+            if found >= 0:
+                return at + found + 1
+            at += len(piece) - (piece.endswith(b"\\") and len(piece) > 1)
+            yield
+        return at
 
     def _begin(self, place: int) -> _Container:
-        if len(self._open) == _MAX_DEPTH:
-            raise _invalid("it is nested too deep")
         container = _Container(self._data[place])
         self._open.append(container)
         self._at = place + 1

@@ -41,7 +41,7 @@ def _outcome(data: bytes, *, whole: bool, binary: bool = False) -> Any:
         return _NEVER
 
 
-@pytest.fixture(autouse=True, scope="module", params=[1, 7, 64])
+@pytest.fixture(autouse=True, scope="module", params=[2, 7, 64])
 def _piece(request: pytest.FixtureRequest) -> Any:
     """How long a piece is."""
     before, long_content._PIECE = long_content._PIECE, request.param
@@ -100,3 +100,25 @@ def test_what_is_nested_is_read_as_deep_as_in_one_go(depth: int, before: str, af
     found, expected = _outcome(data, whole=False), _outcome(data, whole=True)
     assert (found is _NEVER) == (expected is _NEVER)
     assert found is _NEVER or found == expected
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b'["' + b"a" * 300 + b'\\\\", "b"]',
+        b'["' + b'\\"' * 151 + b'", {"' + b"n" * 99 + b'\\\\":[1]}]',
+        b'["' + b"\\\\" * 150 + b'\\"]',
+        b"[1" + b" " * 300 + b"," + b"2" * 300 + b"\n]",
+        b'{"a":['
+        + b"[" * 40
+        + b"1," * 100
+        + b"2"
+        + b"]" * 40
+        + b',"x"],"b":'
+        + b'{"c":' * 50
+        + b"3"
+        + b"}" * 51,
+    ],
+)
+def test_what_is_longer_than_a_piece_is_read(data: bytes) -> None:
+    assert repr(_outcome(data, whole=False)) == repr(_outcome(data, whole=True))
