@@ -139,6 +139,7 @@ def test_a_row_of_no_numbers_spoils_nobody_who_comes_after_it():
     for seed in range(2):
         request = request_of([3, 4, 5, 6 + seed], 6, seed, top_k=4)
         (reply,) = played(batch, [request])
+        # Where it is drawn itself, what follows is not finite either.
         assert 39 not in reply.token_ids
         assert np.isfinite(reply.logprobs).all()
 
@@ -223,7 +224,10 @@ def long_model(layers=3):
         num_key_value_heads=2,
         max_position_embeddings=4096,
     )
-    return without_chance(Qwen2ForCausalLM(config)).eval()
+    # Weights that are the same in any order of the tests.
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return without_chance(Qwen2ForCausalLM(config)).eval()
 
 
 def decoding_step(batch, rows, tokens=600):
