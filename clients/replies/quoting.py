@@ -27,14 +27,16 @@ _TEXT_PREFIX = re.compile(r"(?:[rRbBfFuU]|[rR][bBfF]|[bBfF][rR])\Z")
 # The derivative of a function looks like a formatted text.
 _DERIVATIVE = re.compile(r"[fF]'+(?:\(|\s*+=)")
 _TRIPLE = re.compile(r"\"\"\"|'''")
-_FENCE_LINE = re.compile(FenceLine.PATTERN, re.MULTILINE)
+_BEHIND = r"(?<=</think>)|(?<=</thinking>)|(?<=</thought>)"
+_FENCE_LINE = re.compile(rf"(?:^|{_BEHIND}){FenceLine.PATTERN[1:]}", re.MULTILINE)
 _ELEMENT = re.compile(r"<(/?)([A-Za-z_][\w.:-]{0,63})(?:\s[^<>\n]{0,500})?>")
 _NO_ELEMENTS = frozenset({"think", "thinking", "thought", "tool_call", "tool_calls"})
 _CALL = re.compile(r"<(tool_calls?(?=>)|function(?==))[>=]")
 _XML_CLOSING = re.compile(r"</function>(?:\s*+</tool_call>)?")
 _CLOSED = re.compile(r"</(?:think|thinking|thought)>", re.IGNORECASE)
 _PROGRAM = re.compile(
-    r"\s*+(?:#!|#include\b|import [\w.]|from [\w.]++ import |def \w++\(|class \w++[(:]|async def )"
+    rf"(?:\A|{_BEHIND})\s*+"
+    r"(?:#!|#include\b|import [\w.]|from [\w.]++ import |def \w++\(|class \w++[(:]|async def )"
 )
 _COMMENT = re.compile(r"[ \t]*+>|[^\n#/]*+(?:/(?!/)[^\n#/]*+)*+(?:#|//)")
 
@@ -58,7 +60,8 @@ class Quoting:
         self._spans = _merged(spans)
         self._starts = [start for start, _ in self._spans]
         # A comment is one in code alone: in a text, the same mark begins a heading.
-        self._code = [(0, len(text))] if _PROGRAM.match(text) else left_open
+        program = _PROGRAM.search(text)
+        self._code = left_open if program is None else [(program.start(), len(text))]
         self._code_starts = [start for start, _ in self._code]
         self._line_end = self._comment = -1
         self._quotations: list[Span] = []

@@ -114,7 +114,7 @@ def test_agents_and_environments_read_the_same_thinking(reply, thought, said):
 @pytest.mark.parametrize(
     "unit", ["'</think>\n", "```a\n</think>\n", '"</think>', "<think><think></think>", "</think> a "]
 )
-def test_a_megabyte_of_tags_is_read(unit):
-    reply = unit * (1_000_000 // len(unit))
+def test_many_tags_are_read(unit):
+    reply = unit * (100_000 // len(unit))
     assert reply.endswith(strip_thinking(reply))
     assert reply.endswith(split_thinking(reply, begun=True)[1])
