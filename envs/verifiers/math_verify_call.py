@@ -21,6 +21,9 @@ logging.getLogger("math_verify").setLevel(logging.ERROR)
 _ROUNDED = Rational(1, 200)
 # Floats are read with fifteen digits, of which sums lose some.
 _FLOATS = Rational(1, 10**12)
+# A cosine is one up to the square of a small number: so a sixth of the digits of a difference are left to a number.
+_MOST_DIGITS = 2_500
+_MOST_BITS = 1_400
 _absolutely_equal = grader.sympy_numeric_eq
 
 
@@ -73,12 +76,20 @@ def _is_near(one: Expr, other: Expr, share: Expr) -> bool:
     values = {symbol: Rational(97 + 12 * index, 89) for index, symbol in enumerate(symbols)}
     # An unknown that is in none of both any more is no reason to find them equal.
     first, second = one.doit().subs(values), other.doit().subs(values)
-    difference = abs((first - second).evalf())
-    # What cancels to the last digit that is worked out is nothing; what cannot be worked out is left as it is.
-    if not difference.is_Number or difference == 0 or getattr(difference, "_prec", 0) == 1:
+    difference = abs((first - second).evalf(maxn=_MOST_DIGITS))
+    # What cannot be worked out is left as it is.
+    if not difference.is_Number:
         return True
-    size = max(abs(first.evalf()), abs(second.evalf()))
+    # What cancels to the last digit that is worked out is nothing, unless smaller numbers stand in it than that.
+    if difference == 0 or getattr(difference, "_prec", 0) == 1:
+        return first == second or not (_is_extreme(first) or _is_extreme(second))
+    size = max(abs(first.evalf(maxn=_MOST_DIGITS)), abs(second.evalf(maxn=_MOST_DIGITS)))
     return bool(difference <= share * size)
+
+
+def _is_extreme(expression: Expr) -> bool:
+    """Whether a number stands in an expression whose differences may lie below the last digit worked out."""
+    return any(max(abs(each.p), each.q).bit_length() > _MOST_BITS for each in expression.atoms(Rational))
 
 
 grader.sympy_numeric_eq = _relatively_equal
