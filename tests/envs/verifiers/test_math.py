@@ -816,7 +816,7 @@ def test_small_numbers_are_not_equal_because_what_is_left_of_them_vanishes():
             (r"10^{-200}", r"\sin(10^{-200})"),
             (r"\ln(1+10^{-99})", r"\ln(1+10^{-100})"),
             (r"1-\cos(10^{-99})", r"1-\cos(10^{-100})"),
-            (r"10^{-3000}", r"\sin(10^{-3000})"),
+            (r"10^{-800}", r"\sin(10^{-800})"),
         ):
             assert (
                 verifier.score(rf"\boxed{{{said}}}", {"question": "q", "answer": gold}).outcome == "wrong"
