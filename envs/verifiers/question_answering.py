@@ -244,7 +244,7 @@ def _compare(reference: str, said: str, rule: _Rule, asked: Asked) -> tuple[floa
         pairs = [(read_number(reference, scaled=way), read_number(said, scaled=way)) for way in ways]
         if None in pairs[0]:
             # A number that is spelt out is the number.
-            spelt = _NUMERALS.get(normal(said), said)
+            spelt = _NUMERALS.get(normal(said), "")
             if spelt.isdigit() and pairs[0][0] is not None:
                 return float(_is_near(pairs[0][0], Fraction(spelt), rule)), metric
             return _exact(reference, said), metric
@@ -276,7 +276,7 @@ def _is_of_another(reference: str, said: str) -> bool:
 def _same_quantity(reference: str, said: str, rule: _Rule) -> bool | None:
     """Whether two amounts of units that are known are equal; None where the units do not differ, or one has none."""
     wanted = read_reference(reference).quantity
-    if wanted is None:
+    if wanted is None or len(said) > _LONGEST_AMOUNT:
         return None  # and what was said, which may go on for pages, is not read as one
     answer = read_answer(said)
     given = answer.quantity

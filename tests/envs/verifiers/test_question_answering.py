@@ -225,3 +225,9 @@ def test_what_is_said_in_another_way_is_the_same(one, other):
     for gold, said in ((one, other), (other, one)):
         verdict = QuestionAnsweringEnv().score(f"<answer>{said}</answer>", {"question": "q", "answer": gold})
         assert verdict.outcome == "correct", (gold, said)
+
+
+def test_a_number_of_any_length_is_compared_and_never_an_error():
+    for said in ("1" * 20_000, "5 " + "m " * 50_000, "twelve " * 20_000):
+        for gold in ("5", "5 m", "12"):
+            assert QuestionAnsweringEnv().score(said, {"question": "q", "answer": gold}).outcome == "wrong"
