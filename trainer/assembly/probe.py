@@ -43,6 +43,7 @@ from rollgym.trainer.inference.base import (
 from rollgym.trainer.models.language_head import cache_argument
 from rollgym.trainer.models.picture_processor import PictureProcessor
 from rollgym.trainer.models.pictures import image_tensors, own_inputs
+from rollgym.trainer.models.trials import UNLIKE
 from rollgym.trainer.records.images import Picture, PlacedImage
 from rollgym.trainer.rollout.rendering import ChatRenderer
 
@@ -51,17 +52,6 @@ TOLERANCE = 1e-3
 _TOKENS = {torch.float32: 8, torch.bfloat16: 64}
 _COARSE = 16.0
 _HALF_A_BIT = 2.0**-9
-_UNLIKE = (
-    AttributeError,
-    ConfigError,
-    IndexError,
-    KeyError,
-    NotImplementedError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-)
-"""What a model's code raises that reads pictures in another way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,7 +252,7 @@ async def try_pictures(
         if len(prompt.ids) + _TOKENS[torch.float32] <= longest:
             temperature = settings.rollout.temperature
             await probe_log_probabilities(model, client, prompt.ids, temperature, longest, prompt.images)
-    except _UNLIKE as error:
+    except (*UNLIKE, ConfigError) as error:
         if settings.model.vision is not None:
             raise
         return f"{type(model).__name__} reads them in a way that is not known here: {error}"

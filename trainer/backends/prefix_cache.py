@@ -20,6 +20,7 @@ from rollgym.trainer.backends.prefix_paths import Ids, paths_of
 from rollgym.trainer.backends.prefix_tree import CallCosts, SharedRows, finest_tree, rows_apart
 from rollgym.trainer.models.language_head import cache_argument, own_logits
 from rollgym.trainer.models.packed_attention import take_packed_rows
+from rollgym.trainer.models.trials import UNLIKE, why_no_cache_of_its_own, why_not_by_keys_and_values
 
 KeysAndValues = tuple[Tensor, Tensor]
 """Of the tokens of one call in one layer, `[rows, heads, tokens, width]` each."""
@@ -143,18 +144,6 @@ def take_replays(body: PreTrainedModel) -> None:
             module._can_checkpoint_with_cache = True
 
 
-_UNLIKE = (
-    AttributeError,
-    IndexError,
-    KeyError,
-    NotImplementedError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-)
-"""What a model's code raises that makes something else of a cache."""
-
-
 @torch.no_grad()
 def why_not_shared(body: PreTrainedModel) -> str | None:
     """Return why a model cannot compute segments behind a prefix exactly, or None if it can.
@@ -162,10 +151,8 @@ def why_not_shared(body: PreTrainedModel) -> str | None:
     What its settings do not rule out is tried on a few tokens, in a tree of three levels.
     """
     config = body.config.get_text_config()
-    if (odd := _odd_layers(config)) is not None:
+    if (odd := why_no_cache_of_its_own(config)) is not None:
         return odd
-    if getattr(config, "num_kv_shared_layers", 0):
-        return "its layers share keys and values with each other"
     if "flash" in (attention := str(config._attn_implementation)):
         return f"its attention ({attention}) hides nothing between a prefix and the row behind it"
     if not hasattr(GradientCheckpointingLayer, "_can_checkpoint_with_cache"):
@@ -176,7 +163,7 @@ def why_not_shared(body: PreTrainedModel) -> str | None:
             if _is_exact(body, packs=False)
             else "what it computes behind a prefix is not what it computes of whole rows"
         )
-    except _UNLIKE as error:
+    except UNLIKE as error:
         return f"it cannot compute what stands behind a prefix ({error})"
 
 
@@ -187,7 +174,7 @@ def why_not_packed(body: PreTrainedModel) -> str | None:
     What its settings do not rule out is tried on a few tokens.
     """
     config = body.config.get_text_config()
-    if (odd := _odd_layers(config)) is not None:
+    if (odd := why_not_by_keys_and_values(config)) is not None:
         return odd
     attention = str(config._attn_implementation)
     if attention != "sdpa" and "flash" not in attention:
@@ -196,26 +183,9 @@ def why_not_packed(body: PreTrainedModel) -> str | None:
     try:
         if not _is_exact(body, packs=True):
             return "what it computes of packed rows is not what it computes of each apart"
-    except _UNLIKE as error:
+    except UNLIKE as error:
         return f"it cannot compute packed rows ({error})"
     return None
-
-
-def _odd_layers(config: Any) -> str | None:
-    """Return what of a model looks at more of a row than keys, values and positions; None if nothing does."""
-    if odd := sorted(
-        set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
-    ):
-        return f"it has layers of the kind {odd[0]}, whose state is more than keys and values"
-    if lengthy := sorted(_rope_types(config) & {"dynamic", "longrope"}):
-        return f"its positions ({lengthy[0]}) depend on how long the row is"
-    return None
-
-
-def _rope_types(config: Any) -> set[str]:
-    parameters = getattr(config, "rope_parameters", None) or {}
-    by_layer = [each for each in parameters.values() if isinstance(each, dict)] or [parameters]
-    return {str(each.get("rope_type", "default")) for each in by_layer}
 
 
 def _is_exact(body: PreTrainedModel, *, packs: bool) -> bool:

@@ -17,6 +17,7 @@ from rollgym.trainer.inference.errors import StructuredOutputError
 from rollgym.trainer.inference.structured import Grammars, GrammarState
 from rollgym.trainer.models.language_head import cache_argument, keeps_logits
 from rollgym.trainer.models.pictures import ImageTensors, image_tensors, tokens_or_embeddings
+from rollgym.trainer.models.trials import UNLIKE
 
 Drawn = GenerationResult | StructuredOutputError
 """What came of a reply: it, or why what it must look like cannot be had."""
@@ -285,24 +286,11 @@ def try_decoding(model: PreTrainedModel) -> None:
         batch.advance([], 0)
     except (ConfigError, torch.OutOfMemoryError):
         raise
-    except _UNLIKE as error:
+    except UNLIKE as error:
         reason = " ".join(str(error).split())[:300]
         raise _undecodable(
             model, f"does not take one as others do ({type(error).__name__}: {reason})"
         ) from error
-
-
-_UNLIKE = (
-    AssertionError,
-    AttributeError,
-    IndexError,
-    KeyError,
-    NotImplementedError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-)
-"""What a model's code raises that makes something else of a cache."""
 
 
 def _undecodable(model: PreTrainedModel, why: str) -> ConfigError:

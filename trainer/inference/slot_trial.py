@@ -1,27 +1,15 @@
 """Whether a model computes the same in slots as it does of whole rows: tried before it is decoded so."""
 
-from typing import Any
-
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from rollgym.trainer.inference.slot_model import SlotModel
 from rollgym.trainer.models.language_head import LanguageHead
+from rollgym.trainer.models.trials import UNLIKE, why_no_cache_of_its_own
 
 _TOKENS = 40
 """Of the longest row that is tried."""
-_UNLIKE = (
-    AssertionError,
-    AttributeError,
-    IndexError,
-    KeyError,
-    NotImplementedError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-)
-"""What a model's code raises that makes something else of a cache or a mask."""
 
 
 @torch.inference_mode()
@@ -37,14 +25,8 @@ def why_no_slots(model: PreTrainedModel, max_length: int) -> str | None:
     config = model.config.get_text_config()
     if (attention := str(config._attn_implementation)) not in ("sdpa", "eager"):
         return f"its attention ({attention}) takes no mask of ours"
-    if odd := sorted(
-        set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
-    ):
-        return f"it has layers of the kind {odd[0]}"
-    if getattr(config, "num_kv_shared_layers", 0):
-        return "its layers share keys and values with each other"
-    if lengthy := sorted(_rope_types(config) & {"dynamic", "longrope"}):
-        return f"its positions ({lengthy[0]}) depend on how long the row is"
+    if (odd := why_no_cache_of_its_own(config)) is not None:
+        return odd
     if not LanguageHead(model).is_whole():
         return "its logits are made by its whole forward, and not of its last hidden states alone"
     try:
@@ -55,14 +37,8 @@ def why_no_slots(model: PreTrainedModel, max_length: int) -> str | None:
         )
     except torch.OutOfMemoryError:
         raise
-    except _UNLIKE as error:
+    except UNLIKE as error:
         return f"it cannot compute them ({type(error).__name__}: {' '.join(str(error).split())[:200]})"
-
-
-def _rope_types(config: Any) -> set[str]:
-    parameters = getattr(config, "rope_parameters", None) or {}
-    by_layer = [each for each in parameters.values() if isinstance(each, dict)] or [parameters]
-    return {str(each.get("rope_type", "default")) for each in by_layer}
 
 
 def _is_exact(model: PreTrainedModel, max_length: int) -> bool:

@@ -15,17 +15,7 @@ from transformers.modeling_outputs import MoeModelOutputWithPast
 
 from rollgym.trainer.core.errors import ConfigError
 from rollgym.trainer.models.pictures import ImageTensors, tokens_or_embeddings
-
-_UNLIKE = (
-    AttributeError,
-    IndexError,
-    KeyError,
-    NotImplementedError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-)
-"""What a model's code raises that reads more of its body than the last hidden states, or calls a part of it."""
+from rollgym.trainer.models.trials import UNLIKE
 
 
 class _States(MoeModelOutputWithPast):
@@ -84,7 +74,8 @@ class LanguageHead:
             apart = self.logits(body.last_hidden_state[0])
         except torch.OutOfMemoryError:
             raise
-        except _UNLIKE:
+        except UNLIKE:
+            # It reads more of its body than the last hidden states, or calls a part of it.
             return False
         # The same operations on the same numbers; only the shapes that kernels are chosen by may differ.
         return apart.shape == own.shape and torch.allclose(
