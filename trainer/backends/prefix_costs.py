@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
+from torch import nn
 from transformers import PreTrainedModel
 
 from rollgym.trainer.backends.heads import Head
@@ -92,9 +93,19 @@ def _weights_of_a_token(body: PreTrainedModel) -> float:
     config = body.config.get_text_config()
     experts = getattr(config, "num_local_experts", None) or getattr(config, "num_experts", None) or 1
     active = min(1.0, (getattr(config, "num_experts_per_tok", None) or experts) / experts)
-    embedding = body.get_input_embeddings().weight
+    embedding = _embedding(body)
     return sum(
         weight.numel() * (active if ".experts." in name else 1.0)
         for name, weight in body.named_parameters()
         if weight is not embedding
     )
+
+
+def _embedding(body: PreTrainedModel) -> torch.Tensor | None:
+    """Return the weights that tokens are looked up in, and not multiplied by."""
+    try:
+        return body.get_input_embeddings().weight
+    except NotImplementedError:
+        # Decoders that were made for an encoder do not say: the largest table is that of the vocabulary.
+        tables = [each.weight for each in body.modules() if isinstance(each, nn.Embedding)]
+        return max(tables, key=torch.Tensor.numel, default=None)
