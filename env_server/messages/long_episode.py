@@ -3,9 +3,9 @@
 import asyncio
 from collections.abc import Mapping
 from time import perf_counter
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from rollgym.clients.protocol.episode import Digest, PortableEpisode, Reseed
 from rollgym.clients.protocol.errors import ProblemError
@@ -18,8 +18,8 @@ _STRICT = ConfigDict(strict=True)
 # Anything may be an action.
 _LISTS: Mapping[str, TypeAdapter[list[Any]] | None] = {
     "actions": None,
-    "digests": TypeAdapter(list[Digest], config=_STRICT),
-    "reseeds": TypeAdapter(list[Reseed], config=_STRICT),
+    "digests": TypeAdapter(Annotated[list[Digest], Field(fail_fast=True)], config=_STRICT),
+    "reseeds": TypeAdapter(Annotated[list[Reseed], Field(fail_fast=True)], config=_STRICT),
 }
 
 

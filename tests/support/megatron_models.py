@@ -50,7 +50,7 @@ class Made:
             return RankedBackend(self._ranks, role, self.recipe(role), WIDTH, in_pieces=self._in_pieces)
         head = family_head(self._family, role)
         if role == "reference":
-            return FrozenModel(head, self._optimizer.tokens_per_micro_batch)
+            return FrozenModel(head, self._optimizer.micro_batch_tokens)
         options = {name: value for name, value in self._options.items() if name != "sequence_parallel"}
         return TorchBackend(head, self._optimizer, Schedule(self._rate, 0, 1, "constant"), **options)
 

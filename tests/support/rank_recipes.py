@@ -62,7 +62,7 @@ class Recipe:
             return ShardedPolicyWithoutAdapters(backends["policy"], warm=self.warm)
         head = head_of(self.role, self.seed, lora=self.lora) if group.rank == 0 else None
         if self.role == "reference":
-            tokens = self.optimizer.tokens_per_micro_batch
+            tokens = self.optimizer.micro_batch_tokens
             return fsdp2_model(head, group, dtype=torch.float32, tokens_per_micro_batch=tokens)
         schedule = Schedule(self.rate, 0, 1, "constant")
         if self.kind == "fsdp2":

@@ -73,7 +73,7 @@ async def test_a_server_that_keeps_ending_is_told_of_with_its_last_words(tmp_pat
     async with asyncio.timeout(60):
         await host.start()
         said = await host.gone()
-    assert "ended by itself, with code 1 once too often" in said
+    assert "with code 1 once too often" in said
     assert "out of memory" in said
     await host.stop()
 

@@ -164,7 +164,7 @@ def test_steps_do_not_depend_on_micro_batches(sharing):
 def test_a_critic_and_a_reference_see_too():
     model = seeing_model()
     rows = rows_to_train()
-    budget = OptimizerSettings().tokens_per_micro_batch
+    budget = OptimizerSettings().micro_batch_tokens
     reference = FrozenModel(PolicyHead(twin_of(model), 1.0), budget)
     for mine, theirs in zip(backend_of(model).forward(rows), reference.forward(rows), strict=True):
         torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-5)

@@ -161,7 +161,10 @@ class _Thinking:
         thought = self._thought() if self._state in ("opening", "thinking") else ""
         if self._state == "closed":
             self._go_on()
-        return thought, self._waiting.take_all() if self._state == "said" else ""
+        return thought, self._waiting.take_all() if self._is_said() else ""
+
+    def _is_said(self) -> bool:
+        return self._state == "said"
 
     def _known(self) -> bool:
         """Find out whether the reply begins with its thinking; False while that is open."""
