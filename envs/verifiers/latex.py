@@ -108,7 +108,9 @@ _SHORTEST_NAME = 2
 _LONGEST_PRODUCT_OF_SMALL = 2
 # Capitals are names of points, outcomes and days, and their order counts; so it does in words. Products of variables
 # are small letters: any two of them, or the first or the last of the alphabet.
-_CAPITALS = re.compile(r".*[A-Z].*[A-Z].*|.*[a-z].*[A-Z].*|[A-Z][a-z]+")
+_CAPITAL = re.compile(r"[A-Z]")
+_SMALL = re.compile(r"[a-z]")
+_CAPITALIZED = re.compile(r"[A-Z][a-z]+")
 _VARIABLES = (frozenset("abc"), frozenset("xyz"))
 _SHORT_WORDS = frozenset(
     {
@@ -291,9 +293,20 @@ def is_name(text: str) -> bool:
         return False
     return (
         bare != text.strip().strip("$.").strip()
-        or _CAPITALS.fullmatch(bare) is not None
+        or _has_capitals(bare)
         or bare.lower() in _SHORT_WORDS
         or (bare.isalpha() and not _is_product(bare))
+    )
+
+
+def _has_capitals(text: str) -> bool:
+    """Whether a line is capitalized, or has a capital behind another letter."""
+    if "\n" in text or (first := _CAPITAL.search(text)) is None:
+        return False
+    return (
+        _SMALL.search(text, 0, first.start()) is not None
+        or _CAPITAL.search(text, first.end()) is not None
+        or _CAPITALIZED.fullmatch(text) is not None
     )
 
 

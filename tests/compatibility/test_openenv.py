@@ -44,6 +44,7 @@ def played(server: Server, openenv: Path) -> Played:
     return Played(solved, dict(zip(games, seen, strict=True)), balanced, full)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("client", CLIENTS)
 @pytest.mark.parametrize("env_id", GAMES)
 def test_openenvs_clients_solve_what_ours_does(played: Played, env_id: str, client: str) -> None:
@@ -145,6 +146,7 @@ async def test_an_mcp_environment_of_openenvs_is_played(gateway: Server, peer: P
         await http.delete(f"/v1/registrations/{registered.json()['registration_id']}")
 
 
+@pytest.mark.slow
 async def test_our_client_plays_on_openenvs_server(gateway: Server, peer: PeerServer, openenv: Path) -> None:
     async with gateway.http() as http:
         body = {"env_id": "Guess", "url": f"{peer.url}/many", "protocol": "openenv"}

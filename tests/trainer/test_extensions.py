@@ -47,6 +47,7 @@ def test_every_example_is_short_and_is_run_here():
         assert len(path.read_text().splitlines()) <= 30, path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(NAMED))
 def test_an_example_of_a_part_of_ones_own_trains(name, url, tmp_path):
     assert main([*RUN, *NAMED[name], "--env-url", url, f"output_dir={tmp_path}"]) == 0

@@ -155,6 +155,7 @@ def test_the_second_ctrl_c_ends_at_once(common, tmp_path):
         assert process.wait(20) == -signal.SIGINT
 
 
+@pytest.mark.slow
 def test_a_reward_that_blocks_does_not_put_off_the_first_ctrl_c(common, tmp_path):
     (tmp_path / "slow.py").write_text(
         "import time\n\n\ndef reward(trajectory):\n    print('asleep', flush=True)\n    time.sleep(1000)\n"
@@ -234,6 +235,7 @@ def evaluated(directory: Path) -> list[int]:
     return [line["step"] for line in lines if any(key.startswith("evaluate/") for key in line)]
 
 
+@pytest.mark.slow
 def test_a_warm_start_alone_is_no_run(run, common, tmp_path):
     warm = "warm_start={demonstrations: 6, epochs: 1}"
     slow = [EVALUATION_SET, "evaluation.sets.held_out.baselines=true"]
@@ -404,6 +406,7 @@ def test_an_embedded_server_that_dies_ends_the_run_at_once_where_nothing_is_rest
     assert newest_step(tmp_path / "run") >= 1
 
 
+@pytest.mark.slow
 def test_an_embedded_server_that_dies_is_started_again_and_the_run_goes_on(run, config, tmp_path):
     words = ["--config", str(config), f"output_dir={tmp_path}/run", "steps=4", "checkpoint.every=1"]
     code, output = run(*words, "cluster.restart_after_s=0.01", at="step 2:", act=kill_embedded_server)

@@ -100,6 +100,7 @@ def test_batches_that_are_filled_where_a_filter_drops_groups_are_equal_after_a_k
     assert sorted(event["task"] for event in [*trained, *dropped]) == list(range(10 + len(dropped)))
 
 
+@pytest.mark.slow
 def test_an_asynchronous_run_accounts_for_every_task_after_a_kill(tmp_path, config):
     with env_server("--allow-expert") as url:
         arguments = [
@@ -145,6 +146,7 @@ def contents(directory: Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in sorted(directory.rglob("*")) if path.is_file()}
 
 
+@pytest.mark.slow
 def test_a_run_never_writes_into_another(tmp_path, config):
     run, other = tmp_path / "run", tmp_path / "other"
     short = ["--config", str(config), "evaluation.sets={}", "warm_start=null"]

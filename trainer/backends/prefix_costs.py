@@ -104,7 +104,8 @@ def _weights_of_a_token(body: PreTrainedModel) -> float:
 def _embedding(body: PreTrainedModel) -> torch.Tensor | None:
     """Return the weights that tokens are looked up in, and not multiplied by."""
     try:
-        return body.get_input_embeddings().weight
+        weight = body.get_input_embeddings().weight
+        return weight if isinstance(weight, torch.Tensor) else None
     except NotImplementedError:
         # Decoders that were made for an encoder do not say: the largest table is that of the vocabulary.
         tables = [each.weight for each in body.modules() if isinstance(each, nn.Embedding)]

@@ -77,6 +77,7 @@ def auditor() -> Iterator[Auditor]:
         yield running
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("env_id", BUILT_IN)
 def test_a_built_in_environment(auditor: Auditor, env_id: str) -> None:
     case = CASES.get(env_id, Case())

@@ -99,6 +99,7 @@ class ForgetfulGateway:
                 await asyncio.sleep(0.02)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT])
 async def test_a_registration_is_kept_until_the_command_is_stopped(stop: signal.Signals) -> None:
     gateway = ForgetfulGateway()

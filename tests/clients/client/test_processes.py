@@ -70,6 +70,7 @@ async def test_a_process_killed_in_mid_episode_is_not_noticed(
     assert await playing == [local_episode(seed) for seed in range(6)]
 
 
+@pytest.mark.slow
 async def test_a_process_that_hangs_is_replaced(wide_server: ServerProcess, client: EnvClient) -> None:
     sessions = await client.make_many("Walk-v0", 6, {"risk": 0.0})
     episodes: list[list[Any]] = [[await session.reset(seed)] for seed, session in enumerate(sessions)]

@@ -310,6 +310,7 @@ async def test_a_gateway_that_was_started_anew_waits_for_what_it_had(
     assert (await http.get("/ready")).status_code == 200
 
 
+@pytest.mark.slow
 async def test_make_while_all_replicas_restart_says_when_to_ask_again(
     gateway: ServerProcess, node: ServerProcess, http: httpx.AsyncClient
 ) -> None:

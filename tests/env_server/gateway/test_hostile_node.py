@@ -292,6 +292,7 @@ async def test_a_node_that_says_nonsense_of_itself(said: Any) -> None:
                 assert asked == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("episode", [True, math.inf])
 @pytest.mark.parametrize("op", ["step", "reset"])
 async def test_a_node_that_lies_to_a_gateway_with_a_journal(tmp_path: Path, op: str, episode: Any) -> None:

@@ -46,6 +46,7 @@ async def wire_to(node: ServerProcess) -> AsyncIterator[Wire]:
         wire.cut()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sign", ["heartbeat", "registration"])
 async def test_a_node_that_is_heard_of_again_keeps_nothing(sign: str) -> None:
     with ServerProcess(GATEWAY) as gateway, ServerProcess(NODE) as first, ServerProcess(NODE) as second:
@@ -83,6 +84,7 @@ async def sessions_at(node: ServerProcess) -> int:
         return int((await http.get(f"{node.url}/v1/info")).json()["capacity"]["sessions"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("op", ["make", "fork"])
 async def test_what_a_node_opened_and_could_not_say_is_ended(op: str) -> None:
     with ServerProcess(GATEWAY) as gateway, ServerProcess(NODE) as node:

@@ -153,6 +153,7 @@ async def test_what_may_not_be_done_twice_is_not(wide: ServerProcess, beacon: Be
         assert beacon.pending() == []
 
 
+@pytest.mark.slow
 async def test_a_step_that_takes_processes_down_is_given_up(wide: ServerProcess, beacon: Beacon) -> None:
     async with calls(wide) as caller, socket_on(wide, 0) as socket:
         player, other = await caller.begin("Inline", 1), await caller.begin("Inline", 1)

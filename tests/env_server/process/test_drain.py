@@ -101,6 +101,7 @@ async def test_an_idle_server_ends_at_once() -> None:
             assert await asyncio.to_thread(server.process.wait, 20) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("processes", ["1", "2"])
 async def test_the_end_of_input_ends_it_where_that_is_asked_for(processes: str) -> None:
     with Server("--stop-at-end-of-input", "--processes", processes) as server:
@@ -114,6 +115,7 @@ async def test_a_server_that_waits_for_the_end_of_input_ends_before_it() -> None
         assert server.stop() == 0
 
 
+@pytest.mark.slow
 async def test_who_waits_for_another_server_is_told_too() -> None:
     grace = ("--drain-grace-s", "0.5")
     with (

@@ -318,6 +318,7 @@ def refused(state: Path, *arguments: str) -> str:
     return ended.stderr
 
 
+@pytest.mark.slow
 async def test_a_state_directory_has_one_server(server: ServerProcess, state: Path) -> None:
     async with calls(server) as caller:
         player = await caller.begin("Inline")
@@ -332,6 +333,7 @@ async def test_a_state_directory_has_one_server(server: ServerProcess, state: Pa
         player.check()
 
 
+@pytest.mark.slow
 def test_a_server_that_is_refused_leaves_what_processes_share_as_it_is(tmp_path: Path) -> None:
     with ServerProcess((*LIGHT, "--processes", "2", "--state-dir", str(tmp_path))):
         shared = {each.name: each.stat().st_ino for each in tmp_path.iterdir() if "ready" not in each.name}
@@ -349,6 +351,7 @@ def test_a_file_that_is_no_journal_is_left_alone(tmp_path: Path) -> None:
     assert journal.read_bytes() == b"somebody's diary"
 
 
+@pytest.mark.slow
 async def test_two_processes_outlive_their_supervisor_in_their_journals(tmp_path: Path) -> None:
     arguments = [*LIGHT, "--processes", "2", "--state-dir", str(tmp_path / "state")]
     with ServerProcess(arguments) as server:

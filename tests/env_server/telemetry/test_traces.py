@@ -59,6 +59,7 @@ async def test_each_operation_is_a_span_of_the_callers_trace(collector: Collecto
     assert good["verify"].attributes["rollgym.env_id"] == "Equal"
 
 
+@pytest.mark.slow
 async def test_a_gateways_nodes_go_on_with_the_trace(collector: Collector) -> None:
     tracing = ("--trace-endpoint", collector.endpoint)
     with Server("--gateway", "--allow-network", "loopback", *tracing) as gateway:
@@ -83,6 +84,7 @@ async def test_a_gateways_nodes_go_on_with_the_trace(collector: Collector) -> No
     assert [span.trace_id for span in steps if span.parent_id == root.span_id] == [root.trace_id]
 
 
+@pytest.mark.slow
 async def test_what_another_process_owns_is_one_trace(collector: Collector) -> None:
     with Server(*ENVS, *INLINE, "--processes", "2", "--trace-endpoint", collector.endpoint) as server:
         async with server.socket() as one:

@@ -216,6 +216,7 @@ HANGING = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", HANGING)
 def test_a_program_that_hangs_costs_the_time_of_few_tests(form, sandbox):
     fields, code = HANGING[form]

@@ -214,6 +214,7 @@ def odd(**schema):
     return {"command": sys.executable, "args": ["-c", ODD, json.dumps({"type": "object", **schema})]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("schema", "said"),
     [

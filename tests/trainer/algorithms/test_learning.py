@@ -84,6 +84,7 @@ def prepared(algorithm, part, mask, turn, result, old, table, taken):
     return {"weights": made.weights, "charges": made.charges}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PRESETS)
 def test_preset_learns(name):
     algorithm = PRESETS[name]

@@ -48,6 +48,7 @@ def after(backend, steps=3):
     return {name: tensor.cpu().float() for name, tensor in backend.export()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", DEVICES, ids=str)
 @pytest.mark.parametrize(
     "options",
@@ -88,6 +89,7 @@ def test_layers_are_compiled_for_training_only():
     assert all(layer._compiled_call_impl is None for layer in layers)
 
 
+@pytest.mark.slow
 def test_compiled_layers_share_prefixes(monkeypatch):
     monkeypatch.setattr(torch_backend, "sharing_costs", lambda *_: CHEAP)
     found = []

@@ -58,6 +58,7 @@ def opened(tmp_path):
     ranks.close()
 
 
+@pytest.mark.slow
 def test_a_call_that_fails_in_one_rank_ends_all_of_them(opened):
     transport, ranks = opened
     assert ranks.everywhere("ask", "it", "meet") == [1, 1]
@@ -163,6 +164,7 @@ ranks.everywhere("ask", "it", "compute", 600)
 """
 
 
+@pytest.mark.slow
 def test_a_driver_that_is_killed_leaves_no_rank_behind(tmp_path):
     driver = subprocess.Popen(
         [sys.executable, "-c", DRIVER, str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE, text=True

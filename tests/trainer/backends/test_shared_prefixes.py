@@ -274,6 +274,7 @@ def played_groups() -> list[Group]:
     return with_all_that_presets_read(result)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("preset", "family", "rows"),
     [

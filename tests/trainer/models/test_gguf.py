@@ -206,6 +206,7 @@ def test_adapters_name_the_folder_that_other_tools_can_read(file):
     assert build_policy(settings).model.name_or_path == str(kept_folder(file))
 
 
+@pytest.mark.slow
 def test_a_run_trains_resumes_and_evaluates_it(file, tmp_path, capsys):
     run = [
         LAKE,

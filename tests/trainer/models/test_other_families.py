@@ -5,6 +5,7 @@ import json
 
 import pytest
 import torch
+from transformers import BartConfig
 
 from rollgym.trainer.assembly.policy import build_policy
 from rollgym.trainer.assembly.probe import probe_log_probabilities
@@ -79,6 +80,17 @@ def test_segments_behind_a_prefix_are_computed_exactly_or_not_at_all(family):
     reader = LogitsReader(model_of(family))
     whole = "its logits are made by its whole forward, and not of its last hidden states alone"
     assert reader.why_not_shared == (whole if family.startswith(("opt", "llama4")) else None)
+
+
+def test_a_decoder_that_does_not_name_its_embedding_computes_what_it_computes_itself():
+    sizes = dict.fromkeys(("d_model", "encoder_ffn_dim", "decoder_ffn_dim"), 16)
+    heads = dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 2)
+    config = BartConfig(vocab_size=VOCABULARY, encoder_layers=1, decoder_layers=1, **sizes, **heads)
+    model = random_model(config, torch.float32)
+    (values,) = TorchBackend(
+        PolicyHead(model, 1.0), OptimizerSettings(tokens_per_micro_batch=64), Schedule(1e-3, 0, 1, "constant")
+    ).forward(list(rows_of([[5, 9, 11]], [[7, 8]])))
+    assert values[3:].tolist() == pytest.approx(reference_logprobs(model, [5, 9, 11, 7, 8])[2:], abs=1e-5)
 
 
 @pytest.mark.parametrize("family", KEYLESS)

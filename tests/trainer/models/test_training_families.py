@@ -88,6 +88,7 @@ def segments_of(tmp_path):
         yield json.loads(line)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", TEMPLATES)
 def test_three_steps_of_training(family, tmp_path, url, drawn, capsys):
     model, tokenizer = folder_of(family, tmp_path / "model")
@@ -143,6 +144,7 @@ def test_three_steps_of_training(family, tmp_path, url, drawn, capsys):
     assert len(changed) > 0.8 * len(list(model.named_parameters()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "more", [["model.dtype=bf16"], ["rollout.max_staleness=1"], ["model.lora={rank: 4}"]]
 )

@@ -195,6 +195,7 @@ def test_they_are_counted_in_the_length_of_prompts(tmp_path, words, key):
         build_policy(settings)
 
 
+@pytest.mark.slow
 def test_training_warm_start_and_evaluation_show_them(tmp_path):
     words = small_run(
         tmp_path / "run",

@@ -95,6 +95,7 @@ def test_what_cannot_be_replayed_is_said(recorded, words, message, capsys):
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("estimate", ["full", "sampled"])
 def test_a_student_comes_nearer_to_its_teacher_on_its_own_episodes(teacher, tmp_path, estimate, capsys):
     words = ["distill", *LAKE, "steps=12", f"distill.teachers={{main: {{path: {teacher}}}}}"]

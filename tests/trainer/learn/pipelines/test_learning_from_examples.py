@@ -413,6 +413,7 @@ def test_batches_need_examples():
         ExampleBatches([], seed=0, size=1)
 
 
+@pytest.mark.slow
 def test_a_reward_model_is_a_verifier_that_is_registered_over_http(data, tmp_path):
     words = ["reward", f"reward.data=[{{path: {data}/pairs_train.jsonl, limit: 8}}]", "steps=1", *SMALL]
     assert main([*words, f"output_dir={tmp_path}/reward"]) == 0

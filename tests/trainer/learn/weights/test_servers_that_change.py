@@ -197,6 +197,7 @@ async def test_a_file_that_names_nobody_takes_no_server_away(three, tmp_path):
         assert listed.pool.serving == [first.url, second.url]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dialect", DIALECTS)
 async def test_a_server_that_is_killed_is_replaced_by_another_one(dialect, start, tmp_path):
     """All that there was is gone, and the requests that it had wait for a server that nobody knew of."""
