@@ -29,7 +29,6 @@ def table(results: dict[str, dict[str, Any]]) -> str:
     """The libraries as a table of Markdown, by the names of their players."""
     titles = (
         "library",
-        "version",
         "its episode",
         "asked for",
         "held",
@@ -44,17 +43,14 @@ def table(results: dict[str, dict[str, Any]]) -> str:
 
 def row(found: dict[str, Any]) -> str:
     if "not_installed" in found:
-        return f"| {found['library']} | | cannot be installed | | | | | | |"
+        return f"| {found['library']} | cannot be installed | | | | | | |"
     cells = [
-        found["library"].partition("[")[0],
-        found["version"],
-        "; ".join(
-            f"{name}: {'no' if said.startswith('failed: ') else 'yes'}"
-            for name, said in found["parts"].items()
+        f"{found['library'].partition('[')[0]} {found['version']}",
+        ", ".join(
+            f"{name}{': no' if said.startswith('failed: ') else ''}" for name, said in found["parts"].items()
         ),
         ", ".join(
-            f"`{asked.removeprefix('/v1/')}` {count}"
-            for asked, count in (found["requests"] | found["forms"]).items()
+            f"{_asked(asked)} {count}" for asked, count in (found["requests"] | found["forms"]).items()
         ),
         str(found["held"]),
         ", ".join(f"`{name}`" for name in found["ignored"]),
@@ -63,6 +59,11 @@ def row(found: dict[str, Any]) -> str:
         "equal" if found["record_equals_log"] else "none" if not found["calls"] else "**differs**",
     ]
     return "| " + " | ".join(cells) + " |"
+
+
+def _asked(what: str) -> str:
+    """A route, or a field with its kind, in as few letters as tell it."""
+    return what.removeprefix("/v1/").replace("response_format: ", "").replace("text.format: ", "")
 
 
 def _short(error: str) -> str:

@@ -38,8 +38,8 @@ def test_every_record_was_equal_to_the_engines_log():
 
 def test_a_row_tells_what_worked_and_what_was_refused():
     assert table({"smolagents": MEASURED}).splitlines()[2] == (
-        "| smolagents | 1.26.0 | tools: yes; structured: no | `chat/completions` 3, `chat/completions (stream)` 1, "
-        "`tool_choice: required` 2 | 2 | `tool_choice` | 1 × 400 response_format: a/b | 3 | equal |"
+        "| smolagents 1.26.0 | tools, structured: no | chat/completions 3, chat/completions (stream) 1, "
+        "tool_choice: required 2 | 2 | `tool_choice` | 1 × 400 response_format: a/b | 3 | equal |"
     )
 
 
