@@ -286,7 +286,7 @@ def test_a_mark_in_a_bare_call_is_text(name, text):
     [
         ("llama", '{"name": "Bob", "age": 5}'),
         ("llama", '{"name": "Bob"}'),
-        ("llama", '{"name": "Bob", "age": '),
+        ("llama", '{"name": "Bob", "age":'),
         ("mistral", '[{"name": "Bob", "age": 5}]'),
         ("openai", '{"function": "x"}'),
     ],
