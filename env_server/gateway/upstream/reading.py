@@ -1,5 +1,6 @@
 """Reading what registered servers say: their specs and their replies, whatever protocol they speak."""
 
+import json
 import math
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -92,7 +93,11 @@ def as_text(value: Any) -> str:
     """An observation as text: what is no text is its JSON."""
     if isinstance(value, str):
         return value
-    return exact_json.write_json(value).decode()
+    try:
+        return orjson.dumps(value).decode()
+    except orjson.JSONEncodeError:
+        # It writes no integers beyond 64 bits.
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
 class _SpecReply(BaseModel):

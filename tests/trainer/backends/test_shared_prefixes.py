@@ -275,6 +275,7 @@ def played_groups() -> list[Group]:
 
 
 @pytest.mark.slow
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("preset", "family", "rows"),
     [
