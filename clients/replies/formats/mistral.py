@@ -14,9 +14,11 @@ from rollgym.clients.replies.formats.calls import (
     Schemas,
     call_of_object,
     collect_whole,
+    is_meant_as_call,
     json_tag,
     parse_arguments,
     parse_name,
+    split_at_mark,
 )
 from rollgym.clients.replies.json_values import (
     CallFault,
@@ -29,16 +31,17 @@ from rollgym.clients.replies.json_values import (
 
 _MARK = "[TOOL_CALLS]"
 _ARGUMENTS = "[ARGS]"
+_BLANKS = re.compile(r"\s*+")
 _BARE = re.compile(r"\A\[\s*+\{")
 _LIST = re.compile(r"\A\s*+\[(?!ARGS\]|CALL_ID\])")
 _CALL_ID = re.compile(r"\[CALL_ID\](\w+)\s*\Z")
 
 
 def _read(text: str, schemas: Schemas, strict: bool) -> Reading:
-    content, mark, said = text.strip().removesuffix("</s>").partition(_MARK)
+    content, mark, said = split_at_mark(text.strip().removesuffix("</s>"), _MARK, _BLANKS)
     if not mark:
         # The mark is a special token, which decoders are often told to leave out.
-        if not (_BARE.match(content) and '"name"' in content):
+        if not _is_meant(content, schemas):
             return Reading(content=content.strip(), remaining=text)
         content, said = "", content
     if _LIST.match(said) is None and _ARGUMENTS in said:
@@ -51,6 +54,20 @@ def _read(text: str, schemas: Schemas, strict: bool) -> Reading:
         return Reading((), content.strip(), (str(fault),), text)
     readers = [partial(call_of_object, item, "arguments", strict=strict) for item in value]
     return collect_whole(text, content, readers)
+
+
+def _is_meant(text: str, schemas: Schemas) -> bool:
+    """Whether a text without the mark is a list of calls, or the attempt at one."""
+    if _BARE.match(text) is None or '"name"' not in text:
+        return False
+    end = json_end(text, 0)
+    if end is None:
+        return '"arguments"' in text or '"parameters"' in text
+    try:
+        items = parse_json(text[:end], strict=False)
+    except CallFault:
+        return True
+    return is_meant_as_call(items[0], schemas)
 
 
 def _parts(text: str) -> list[str]:

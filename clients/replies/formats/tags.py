@@ -16,6 +16,8 @@ from rollgym.clients.replies.formats.calls import (
 from rollgym.clients.replies.json_values import CallFault, as_json, parse_json
 from rollgym.clients.replies.thinking import strip_thinking
 
+# Within a line of a program, the same mark is a part of it.
+_FENCE_END = re.compile(r"```(?=[^\S\n]*+(?:\n|\Z))")
 _RESULT_TAGS: Mapping[str, str] = {"search": "information", "python": "interpreter"}
 
 
@@ -40,8 +42,8 @@ def _any_of(schemas: Schemas) -> str:
 def _marked(text: str, schemas: Schemas, programs: bool) -> list[tuple[int, int, str, str]]:
     """Return where the tags of tools, and those of programs, begin and end, with the tool and what stands in them.
 
-    Each opening mark goes together with the next closing one of its own; where there is none, it stays in the text, and
-    no other of its name is looked for.
+    Each opening mark goes together with the next closing one of its own, that of a fence with the next that ends a
+    line; where there is none, it stays in the text, and no other of its name is looked for.
     """
     begin = re.compile(
         rf"<(?P<name>{_any_of(schemas)})>"
@@ -55,6 +57,8 @@ def _marked(text: str, schemas: Schemas, programs: bool) -> list[tuple[int, int,
             continue
         closing = "```" if name == "```" else f"</{name}>"
         end = text.find(closing, mark.end())
+        if name == "```" and (line := _FENCE_END.search(text, mark.end())) is not None:
+            end = line.start()
         closed[name] = end >= 0
         if end < 0:
             continue
