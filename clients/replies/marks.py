@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import islice
 from typing import ClassVar
 
 ANSWER_WITHIN = 20_000
@@ -16,7 +17,8 @@ ANSWER_WITHIN = 20_000
 # Possessive throughout: a run of marks is looked at once, and not again for each way of dividing it.
 _IN_QUOTE = re.compile(r"[ \t]*+>[ ]?")
 # Texts of one line, comments, and the marks of texts of several lines, in Python.
-_TEXTS = re.compile(r"\"\"\"|'''|\"(?:[^\"\\]++|\\.)*+\"?|'(?:[^'\\]++|\\.)*+'?|#.*+")
+_TEXTS = re.compile(r"\"\"\"|'''|\"[^\"\\]*+(?:\\.[^\"\\]*+)*\"?|'[^'\\]*+(?:\\.[^'\\]*+)*'?|#.*+")
+_MOST_TEXTS = 2_000
 _LINE_FENCE = re.compile(r"```(\w++)[ \t]++(?=[^ \t])")
 _BOX = re.compile(r"\\(?:boxed|fbox|framebox)")
 _BRACES = re.compile(
@@ -97,13 +99,17 @@ class Box:
         return self._text[slice(*self._inside)]
 
 
-def boxes(text: str) -> tuple[list[Box], int]:
+def boxes(text: str, most: int | None = None) -> tuple[list[Box], int]:
     """Return the boxes of a text in the order of their beginnings, and how many are opened in it.
 
     More are opened than returned where some never close: a reply that was cut off in its answer.
+
+    Args:
+        text: What was said.
+        most: How many boxes and braces are looked at; None for all.
     """
     plain = _plain_box(text)
-    return ([plain], 1) if plain is not None else _scanned_boxes(text)
+    return ([plain], 1) if plain is not None else _scanned_boxes(text, most)
 
 
 def _plain_box(text: str) -> Box | None:
@@ -117,13 +123,13 @@ def _plain_box(text: str) -> Box | None:
     return None if end < 0 or "{" in content or "\\" in content else Box(begin, end + 1, 0, text, inside)
 
 
-def _scanned_boxes(text: str) -> tuple[list[Box], int]:
+def _scanned_boxes(text: str, most: int | None) -> tuple[list[Box], int]:
     spans: list[tuple[int, int, int]] = []
     # Braces that are open: where each stands, and where its box begins, if it is one's.
     braces: list[tuple[int, int | None]] = []
     box, opened = None, 0
     first = _BOX.search(text)
-    for mark in () if first is None else _BRACES.finditer(text, first.start()):
+    for mark in () if first is None else islice(_BRACES.finditer(text, first.start()), most):
         if mark["box"]:
             box, opened = mark.start(), opened + 1
         elif mark["bare"]:
@@ -166,7 +172,7 @@ class FenceLine:
     """
 
     PATTERN: ClassVar[str] = (
-        r"^(?P<before>(?:[ \t>]|[-*+](?=[ \t])|\d{1,9}+[.)](?=[ \t]))*+)(?P<mark>`{3,}+|~{3,}+)(?P<rest>.*+)$"
+        r"^(?P<before>(?:[ \t>]++|[-*+](?=[ \t])|\d{1,9}+[.)](?=[ \t])){0,40})(?P<mark>`{3,}+|~{3,}+)(?P<rest>.*+)$"
     )
     before: str
     mark: str
@@ -190,6 +196,8 @@ class FenceLine:
 
     def may_close(self, opening: "FenceLine") -> bool:
         """Whether its mark can close a block; one that stands far to the right of it is a part of it."""
+        if not (self.before or opening.before):
+            return self.mark.startswith(opening.mark)
         return (
             self.mark.startswith(opening.mark)
             and not self.before.strip(" \t>")
@@ -199,6 +207,8 @@ class FenceLine:
 
     def without_margin(self, line: str) -> str:
         """Return a line of a block without what stands before the block itself."""
+        if not self.before:
+            return line
         for _ in range(self.before.count(">")):
             line = _IN_QUOTE.sub("", line, count=1)
         margin = 0 if ">" in self.before else len(self.before)
@@ -209,6 +219,13 @@ class FenceLine:
 _NAME = re.compile(r"[^\s`{]++")
 _FENCE = re.compile(FenceLine.PATTERN)
 _PYTHON = frozenset({"python", "py", "python3", "python2", "pypy", "pypy3"})
+
+
+@lru_cache(maxsize=16)
+def _fence_line(line: str) -> FenceLine | None:
+    """Return what a line is; nearly all of them are alike."""
+    found = _FENCE.match(line)
+    return None if found is None else FenceLine.of(found)
 
 
 def fenced_blocks(text: str) -> list[tuple[str, str]]:
@@ -229,8 +246,7 @@ def _blocks(lines: Sequence[str], *, texts: bool) -> tuple[list[tuple[str, str]]
     inside: list[str] = []
     mark, held = "", False
     for line in lines:
-        found = _FENCE.match(line.rstrip("\r\n")) if "```" in line or "~~~" in line else None
-        fence = FenceLine.of(found) if found is not None else None
+        fence = _fence_line(line.rstrip("\r\n")) if "```" in line or "~~~" in line else None
         if opening is None:
             if fence is not None and fence.opens:
                 opening, inside, mark = fence, [], ""
@@ -252,7 +268,7 @@ def _open_text(line: str, mark: str) -> str:
     if not mark and '"""' not in line and "'''" not in line:
         return ""
     position = 0
-    while True:
+    for _ in range(_MOST_TEXTS):
         if mark:
             end = line.find(mark, position)
             if end < 0:
@@ -264,6 +280,8 @@ def _open_text(line: str, mark: str) -> str:
         position = found.end()
         if found[0] in ('"""', "'''"):
             mark = found[0]
+    # A line with more repeats itself.
+    return ""
 
 
 def fenced_lines(text: str) -> list[tuple[str, str]]:

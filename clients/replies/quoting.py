@@ -14,31 +14,32 @@ from rollgym.clients.replies.marks import FenceLine, boxes
 
 Span = tuple[int, int]
 
-_MOST_CALLS = 1_000
+_MOST_MARKS = 1_000
+"""So many marks of each kind are looked at; a reply with more repeats itself, and what follows is as it stands."""
 _MOST_BACKTICKS = 2
 """Three are the fence of a block."""
 _QUOTATION = re.compile(r"`+|[\"'“„«‘「]")
 _PAIRS = {"“": "”", "„": "“”", "«": "»", "‘": "’", "「": "」"}
-_REST_OF_DOUBLE = re.compile(r'(?:[^"\\\n]++|\\.)*+"')
+_REST_OF_DOUBLE = re.compile(rf'[^"\\\n]*+(?:\\.[^"\\\n]*+){{0,{_MOST_MARKS}}}"')
 # Before a letter it is an apostrophe.
-_REST_OF_SINGLE = re.compile(r"(?:[^'\\\n]++|\\.|'(?=\w))*+'")
+_REST_OF_SINGLE = re.compile(rf"[^'\\\n]*+(?:(?:\\.|'(?=\w))[^'\\\n]*+){{0,{_MOST_MARKS}}}'")
 # What Python has before a text: r'', f'' and the like.
 _TEXT_PREFIX = re.compile(r"(?:[rRbBfFuU]|[rR][bBfF]|[bBfF][rR])\Z")
 # The derivative of a function looks like a formatted text.
 _DERIVATIVE = re.compile(r"[fF]'+(?:\(|\s*+=)")
 _TRIPLE = re.compile(r"\"\"\"|'''")
-_BEHIND = r"(?<=</think>)|(?<=</thinking>)|(?<=</thought>)"
-_FENCE_LINE = re.compile(rf"(?:^|{_BEHIND}){FenceLine.PATTERN[1:]}", re.MULTILINE)
-_ELEMENT = re.compile(r"<(/?)([A-Za-z_][\w.:-]{0,63})(?:\s[^<>\n]{0,500})?>")
+_FENCE = re.compile(r"`{3,}+|~{3,}+")
+_FENCE_LINE = re.compile(FenceLine.PATTERN[1:], re.MULTILINE)
+_ELEMENT = re.compile(r"<(/?)([A-Za-z_][\w.:-]{0,63}+)(?:\s[^<>\n]{0,500}+)?>")
 _NO_ELEMENTS = frozenset({"think", "thinking", "thought", "tool_call", "tool_calls"})
 _CALL = re.compile(r"<(tool_calls?(?=>)|function(?==))[>=]")
 _XML_CLOSING = re.compile(r"</function>(?:\s*+</tool_call>)?")
 _CLOSED = re.compile(r"</(?:think|thinking|thought)>", re.IGNORECASE)
 _PROGRAM = re.compile(
-    rf"(?:\A|{_BEHIND})\s*+"
-    r"(?:#!|#include\b|import [\w.]|from [\w.]++ import |def \w++\(|class \w++[(:]|async def )"
+    r"\s*+(?:#!|#include\b|import [\w.]|from [\w.]++ import |def \w++\(|class \w++[(:]|async def )"
 )
-_COMMENT = re.compile(r"[ \t]*+>|[^\n#/]*+(?:/(?!/)[^\n#/]*+)*+(?:#|//)")
+_QUOTED_LINE = re.compile(r"[ \t]*+>")
+_COMMENT = re.compile(r"#|//")
 
 
 class Quoting:
@@ -53,17 +54,18 @@ class Quoting:
         fences, left_open, _ = _fences(text)
         spans = [*fences, *_triples(text)[0], *_elements(text)[0], *_calls(text)]
         if "box" in text:
-            spans += [(box.start, box.end) for box in boxes(text)[0]]
+            spans += [(box.start, box.end) for box in boxes(text, _MOST_MARKS)[0]]
         bare = json_end(text, 0)
         if bare is not None:
             spans.append((0, bare))
         self._spans = _merged(spans)
         self._starts = [start for start, _ in self._spans]
         # A comment is one in code alone: in a text, the same mark begins a heading.
-        program = _PROGRAM.search(text)
-        self._code = left_open if program is None else [(program.start(), len(text))]
+        program = _program(text)
+        self._code = left_open if program is None else [(program, len(text))]
         self._code_starts = [start for start, _ in self._code]
         self._line_end = self._comment = -1
+        self._marks_left = _MOST_MARKS
         self._quotations: list[Span] = []
         self._quotation_starts: list[int] = []
 
@@ -81,10 +83,11 @@ class Quoting:
         begin = self._text.rfind("\n", 0, place) + 1
         end = self._text.find("\n", place)
         self._line_end = end if end >= 0 else len(self._text)
-        self._quotations = _quotations(self._text, begin, self._line_end)[0]
+        self._quotations, _, seen = _quotations(self._text, begin, self._line_end, self._marks_left)
+        self._marks_left -= seen
         self._quotation_starts = [start for start, _ in self._quotations]
-        comment = _COMMENT.match(self._text, begin, self._line_end)
-        self._comment = comment.end() if comment is not None else len(self._text)
+        comment = _comment(self._text, begin, self._line_end)
+        self._comment = len(self._text) if comment is None else comment
 
 
 def _within(spans: list[Span], starts: list[int], place: int) -> bool:
@@ -101,15 +104,31 @@ def may_quote_next(text: str) -> bool:
         or _triples(text)[1]
         or _elements(text)[1]
         or ("box" in text and _open_boxes(text))
-        or _quotations(text, line, len(text))[1]
-        or (_PROGRAM.match(text) is not None and _COMMENT.match(text, line) is not None)
+        or _quotations(text, line, len(text), _MOST_MARKS)[1]
+        or (_PROGRAM.match(text) is not None and _comment(text, line, len(text)) is not None)
         or text.lstrip().startswith(("{", "["))
     )
 
 
+def _comment(text: str, begin: int, end: int) -> int | None:
+    """Return behind what a comment begins in a line; the mark of a quotation is none of the code in it either."""
+    found = _QUOTED_LINE.match(text, begin, end) or _COMMENT.search(text, begin, end)
+    return None if found is None else found.end()
+
+
 def _open_boxes(text: str) -> bool:
-    found, opened = boxes(text)
+    found, opened = boxes(text, _MOST_MARKS)
     return opened > len(found)
+
+
+def _program(text: str) -> int | None:
+    """Return where a program begins that is not in a fence: with the text, or behind thinking."""
+    begins = (0, *(tag.end() for tag in _first_of(_CLOSED.finditer(text))))
+    return next((begin for begin in begins if _PROGRAM.match(text, begin)), None)
+
+
+def _first_of(marks: Iterator[re.Match[str]]) -> Iterator[re.Match[str]]:
+    return itertools.islice(marks, _MOST_MARKS)
 
 
 def _merged(spans: list[Span]) -> list[Span]:
@@ -135,7 +154,7 @@ def _fences(text: str) -> tuple[list[Span], list[Span], bool]:
     closed: list[Span] = []
     left_open: list[Span] = []
     opening, start, loose = None, 0, -1
-    for line in _FENCE_LINE.finditer(text):
+    for line in _fence_lines(text):
         fence = FenceLine.of(line)
         if opening is not None and fence.may_close(opening):
             if not fence.rest or _CLOSED.match(fence.rest):
@@ -152,13 +171,29 @@ def _fences(text: str) -> tuple[list[Span], list[Span], bool]:
     return closed, left_open, opening is not None
 
 
+def _fence_lines(text: str) -> Iterator[re.Match[str]]:
+    """Yield the lines that may open or close a block; thinking may end right before one."""
+    begin = looked = 0
+    for mark in _first_of(_FENCE.finditer(text)):
+        if mark.start() < looked:
+            continue
+        begin = text.rfind("\n", looked, mark.start()) + 1 or begin
+        closed = text.rfind("</", max(begin, looked), mark.start())
+        tag = _CLOSED.match(text, closed) if closed >= 0 else None
+        line = _FENCE_LINE.match(text, begin if tag is None else tag.end())
+        looked = mark.end()
+        if line is not None:
+            looked = line.end()
+            yield line
+
+
 # -- texts in quotation marks --------------------------------------------------------------------------------------
 
 
 def _triples(text: str) -> tuple[list[Span], bool]:
     """Return the texts of several lines that Python has, and whether one is open at the end."""
     found, mark, start = [], "", 0
-    for each in _TRIPLE.finditer(text):
+    for each in _first_of(_TRIPLE.finditer(text)):
         if not mark:
             mark, start = each[0], each.start()
         elif mark == each[0]:
@@ -167,13 +202,20 @@ def _triples(text: str) -> tuple[list[Span], bool]:
     return found, bool(mark)
 
 
-def _quotations(text: str, begin: int, end: int) -> tuple[list[Span], bool]:
-    """Return what stands in quotation marks in a line, and whether one of them has no other."""
+def _quotations(text: str, begin: int, end: int, most: int) -> tuple[list[Span], bool, int]:
+    """Return what stands in quotation marks in a line, whether one of them has no other, and how many it has.
+
+    Args:
+        text: Where the line stands.
+        begin: Where it begins.
+        end: Where it ends.
+        most: How many marks are looked at.
+    """
     found: list[Span] = []
     missing: set[str] = set()  # Each closing mark is looked for to the end of the line once only.
-    position = begin
-    while (mark := _QUOTATION.search(text, position, end)) is not None:
-        position = mark.end()
+    position, seen = begin, 0
+    while seen < most and (mark := _QUOTATION.search(text, position, end)) is not None:
+        position, seen = mark.end(), seen + 1
         if mark[0] in missing or len(mark[0]) > _MOST_BACKTICKS or not _opens(text, mark.start(), begin):
             continue
         closed = _behind_closing(text, mark, end)
@@ -182,7 +224,7 @@ def _quotations(text: str, begin: int, end: int) -> tuple[list[Span], bool]:
         else:
             found.append((mark.start(), closed))
             position = closed
-    return found, bool(missing)
+    return found, bool(missing), seen
 
 
 def _opens(text: str, place: int, line: int) -> bool:
@@ -219,7 +261,7 @@ def _elements(text: str) -> tuple[list[Span], bool]:
     """Return the pairs of tags, and whether one is open; a pair holds no opening tag of its own."""
     found: list[Span] = []
     opened: dict[str, int] = {}
-    for tag in _ELEMENT.finditer(text):
+    for tag in _first_of(_ELEMENT.finditer(text)):
         if tag[2].lower() in _NO_ELEMENTS:
             continue
         if not tag[1]:
@@ -233,7 +275,7 @@ def _calls(text: str) -> Iterator[Span]:
     """Return where calls stand that are closed; in those of other formats texts have quotation marks."""
     behind = 0
     missing: set[str] = set()  # Each closing mark is looked for to the end of the text once only.
-    for mark in itertools.islice(_CALL.finditer(text), _MOST_CALLS):
+    for mark in _first_of(_CALL.finditer(text)):
         closing = f"</{mark[1]}>"
         if mark.start() < behind or closing in missing:
             continue

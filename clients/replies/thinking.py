@@ -13,6 +13,7 @@ Who knows the prompt need not guess: `split_thinking` is told whether the prompt
 import re
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
+from itertools import islice
 
 from rollgym.clients.replies.quoting import Quoting, may_quote_next
 
@@ -28,7 +29,7 @@ LONGEST = 200_000
 _TAG = re.compile(r"<(/?)(?:think|thinking|thought)>", re.IGNORECASE)
 _OPENS_WITH = re.compile(r"\s*+<(?:think|thinking|thought)>", re.IGNORECASE)
 _CLOSED = re.compile(r"</(?:think|thinking|thought)>", re.IGNORECASE)
-_MOST_TAGS = 4_000
+_MOST_TAGS = 500
 """So many tags are looked at; a reply with more repeats itself."""
 _WORD_BEFORE = re.compile(r"\S[ \t]{1,8}\Z")
 _SENTENCE_GOES_ON = re.compile(r"[ \t]++\w|[.,;:!?)](?:\s|\Z)")
@@ -107,9 +108,10 @@ class _Reader:
     def __init__(self, reply: str) -> None:
         self.thought_until = len(reply)
         self._reply = reply
-        self._tags = list(_TAG.finditer(reply))
+        self._tags = list(islice(_TAG.finditer(reply), _MOST_TAGS))
         self._starts = [tag.start() for tag in self._tags]
         self._pairs: _Pairs | None = None
+        self._is_first = True
 
     def behind_opened(self, begin: int) -> int:
         """Return where thinking ends that was opened before a place, and all that is opened right behind it."""
@@ -156,11 +158,16 @@ class _Reader:
         if index == len(self._tags):
             return None
         tag = self._tags[index]
-        if tag[1] and (index == len(self._tags) - 1 or ends_thinking(self._reply[begin : tag.start()])):
+        if tag[1] and (index == len(self._tags) - 1 or self._ends_first(begin, tag)):
             return tag
         if self._pairs is None:
             self._pairs = _Pairs(self._reply, begin, self._tags[index:], opened=True)
         return self._pairs.closing(begin)
+
+    def _ends_first(self, begin: int, tag: re.Match[str]) -> bool:
+        """Whether a tag ends the first of what is thought; of what follows, many short pieces would be looked at."""
+        first, self._is_first = self._is_first, False
+        return first and ends_thinking(self._reply[begin : tag.start()])
 
 
 class _Pairs:
@@ -201,7 +208,7 @@ def _unquoted(reply: str, begin: int, tags: Sequence[re.Match[str]]) -> Iterator
     text = reply[begin:].lstrip()
     shift = len(reply) - len(text)
     quoting = Quoting(text)
-    return (tag for tag in tags[:_MOST_TAGS] if not quoting.holds(tag.start() - shift))
+    return (tag for tag in tags if not quoting.holds(tag.start() - shift))
 
 
 def _first(tags: Sequence[re.Match[str]], begin: int) -> re.Match[str] | None:
