@@ -31,6 +31,8 @@ _OPENS_WITH = re.compile(r"\s*+<(?:think|thinking|thought)>", re.IGNORECASE)
 _CLOSED = re.compile(r"</(?:think|thinking|thought)>", re.IGNORECASE)
 _MOST_TAGS = 500
 """So many tags are looked at; a reply with more repeats itself."""
+_AHEAD = 100_000
+"""So many characters behind the last of them are looked at for what closes a quotation."""
 _WORD_BEFORE = re.compile(r"\S[ \t]{1,8}\Z")
 _SENTENCE_GOES_ON = re.compile(r"[ \t]++\w|[.,;:!?)](?:\s|\Z)")
 
@@ -42,9 +44,11 @@ def strip_thinking(reply: str, longest: int = LONGEST) -> str:
         reply: All of it.
         longest: How many characters are returned at most.
     """
-    if "<" not in reply or _TAG.search(reply) is None:
+    if "<" not in reply:
         return reply[-longest:]
     reader = _Reader(reply)
+    if not reader.has_tags:
+        return reply[-longest:]
     begin, opened = 0, _OPENS_WITH.match(reply)
     if opened is not None:
         begin = reader.behind_opened(opened.end())
@@ -102,6 +106,7 @@ class _Reader:
     """Finds where thinking ends.
 
     Attributes:
+        has_tags: Whether there is any tag of thinking.
         thought_until: Where the closing tag begins that was found last.
     """
 
@@ -109,6 +114,7 @@ class _Reader:
         self.thought_until = len(reply)
         self._reply = reply
         self._tags = list(islice(_TAG.finditer(reply), _MOST_TAGS))
+        self.has_tags = bool(self._tags)
         self._starts = [tag.start() for tag in self._tags]
         self._pairs: _Pairs | None = None
         self._is_first = True
@@ -205,8 +211,11 @@ class _Pairs:
 
 
 def _unquoted(reply: str, begin: int, tags: Sequence[re.Match[str]]) -> Iterator[re.Match[str]]:
-    text = reply[begin:].lstrip()
-    shift = len(reply) - len(text)
+    if not tags:
+        return iter(())
+    end = min(len(reply), tags[-1].end() + _AHEAD)
+    text = reply[begin:end].lstrip()
+    shift = end - len(text)
     quoting = Quoting(text)
     return (tag for tag in tags if not quoting.holds(tag.start() - shift))
 
