@@ -34,6 +34,8 @@ _ARGUMENTS = "[ARGS]"
 _BLANKS = re.compile(r"\s*+")
 _BARE = re.compile(r"\A\[\s*+\{")
 _LIST = re.compile(r"\A\s*+\[(?!ARGS\]|CALL_ID\])")
+# Decoders that leave special tokens out leave out the mark between name and arguments.
+_NAME_AND_ARGUMENTS = re.compile(r"\s*+[\w.:-]{1,256}+\s*+(?=\{)")
 _CALL_ID = re.compile(r"\[CALL_ID\](\w+)\s*\Z")
 
 
@@ -44,10 +46,12 @@ def _read(text: str, schemas: Schemas, strict: bool) -> Reading:
         if not _is_meant(content, schemas):
             return Reading(content=content.strip(), remaining=text)
         content, said = "", content
-    if _LIST.match(said) is None and _ARGUMENTS in said:
+    if _LIST.match(said) is None and (_ARGUMENTS in said or _NAME_AND_ARGUMENTS.match(said)):
         return collect_whole(text, content, [partial(_named_call, part, strict) for part in _parts(said)])
     try:
         value = parse_json(said, strict=strict)
+        if isinstance(value, dict) and not strict:
+            value = [value]
         if not isinstance(value, list) or not value:
             raise CallFault(f"after {_MARK} a JSON list of calls is wanted")
     except CallFault as fault:
@@ -84,8 +88,8 @@ def _parts(text: str) -> list[str]:
 def _part_end(text: str, begin: int) -> int:
     following = text.find(_MARK, begin)
     stop = following if following >= 0 else len(text)
-    arguments = text.find(_ARGUMENTS, begin, stop)
-    end = json_end(text, arguments + len(_ARGUMENTS)) if arguments >= 0 else None
+    place = _behind_name(text, begin, stop)
+    end = None if place is None else json_end(text, place)
     if end is None or end <= stop:
         return stop
     # The mark that was found stands in a text of the arguments.
@@ -94,10 +98,20 @@ def _part_end(text: str, begin: int) -> int:
     return following if following >= 0 else len(text)
 
 
+def _behind_name(text: str, begin: int, stop: int) -> int | None:
+    """Return where the arguments of a named call begin."""
+    named = _NAME_AND_ARGUMENTS.match(text, begin, stop)
+    if named is not None:
+        return named.end()
+    mark = text.find(_ARGUMENTS, begin, stop)
+    return mark + len(_ARGUMENTS) if mark >= 0 else None
+
+
 def _named_call(part: str, strict: bool) -> ToolCall:
-    head, mark, arguments = part.partition(_ARGUMENTS)
-    if not mark:
-        raise CallFault(f"the call of {parse_name(head)} has no {_ARGUMENTS}")
+    place = _behind_name(part, 0, len(part))
+    if place is None:
+        raise CallFault(f"the call of {parse_name(part)} has no {_ARGUMENTS}")
+    head, arguments = part[:place].removesuffix(_ARGUMENTS), part[place:]
     found = _CALL_ID.search(head)
     name = head if found is None else head[: found.start()]
     return ToolCall(
