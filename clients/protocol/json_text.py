@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import Any
 
 import orjson
@@ -10,6 +11,9 @@ import orjson
 _DIGITS = bytes(ord("0") if chr(code) in "0123456789" else ord(" ") for code in range(256))
 _LONG = b"0" * 19
 """Digits that an integer beyond 64 bits has at least."""
+DEEPEST = 200
+"""How deep what others say may be nested, so that all who walk through it can. Values of the wire are bounded alike."""
+_NESTED = (dict, list, tuple)
 _STRIDE = 6
 _SAMPLED = b"0" * (len(_LONG) // _STRIDE)
 """What at least stands of them in every sixth byte."""
@@ -34,9 +38,60 @@ def read_json(data: bytes | str) -> Any:
     return value
 
 
+def read_shallow_json(data: bytes | str) -> Any:
+    """Read a value of JSON exactly that somebody walks through afterwards.
+
+    Raises:
+        orjson.JSONDecodeError: It is no JSON, or nested deeper than `DEEPEST`.
+    """
+    value = read_json(data)
+    brackets = (
+        data.count("[") + data.count("{") if isinstance(data, str) else data.count(b"[") + data.count(b"{")
+    )
+    # Few brackets cannot be deep, and cost no look.
+    if brackets > DEEPEST and not is_shallow(value):
+        raise _too_deep(data)
+    return value
+
+
+def write_json(value: Any) -> bytes:
+    """Write plain data as JSON in which integers are exact, however large.
+
+    Raises:
+        TypeError: It holds what JSON has no form for, or is nested too deep.
+        ValueError: It holds a number or a character that JSON has no form for.
+    """
+    try:
+        return orjson.dumps(value)
+    except orjson.JSONEncodeError:
+        if not is_shallow(value):
+            raise
+        return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+
+
+def is_shallow(value: Any) -> bool:
+    """Whether plain data is nested no deeper than `DEEPEST`."""
+    level = [value]
+    for _ in range(DEEPEST):
+        level = [part for each in level for part in _parts(each) if isinstance(part, _NESTED)]
+        if not level:
+            return True
+    return False
+
+
+def _parts(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, _NESTED) else ()
+
+
+def _too_deep(data: bytes | str) -> orjson.JSONDecodeError:
+    text = data if isinstance(data, str) else data.decode()
+    return orjson.JSONDecodeError("it is nested too deep", text, 0)
+
+
 def _read_exactly(data: bytes | str) -> Any:
     try:
         return json.loads(data)
     except RecursionError as error:
-        text = data if isinstance(data, str) else data.decode()
-        raise orjson.JSONDecodeError("it is nested too deep", text, 0) from error
+        raise _too_deep(data) from error

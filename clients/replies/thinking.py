@@ -2,37 +2,39 @@
 
 Thinking is what a reply opens with, between `<think>` and `</think>` (`<thinking>` and `<thought>` count the same, in
 any case), or what precedes the first closing tag without an opening one: chat templates put the opening tag into the
-prompt. Thinking that never closes was cut off, and nothing was said. Tags that stand elsewhere are text: in a fence of
-code, in quotation marks, in a call of a tool, in the middle of what is said. So a program that prints `</think>` and an
-argument that holds `<think>` stay whole.
+prompt. Thinking that never closes was cut off, and nothing was said. Thinking may hold thinking, and mention its own
+tags. Tags that stand elsewhere are text: in a fence of code, in quotation marks, between the tags of something else, in
+a call of a tool, in the middle of what is said. So a program that prints `</think>` and an argument that holds
+`<think>` stay whole.
 
 Who knows the prompt need not guess: `split_thinking` is told whether the prompt has opened the thinking.
 """
 
-import itertools
 import re
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from itertools import islice
 
-from rollgym.clients.replies.json_values import behind_blanks, json_end
+from rollgym.clients.replies.quoting import Quoting, may_quote_next
 
 OPENING, CLOSING = "<think>", "</think>"
 """What chat templates and inference servers know as the tags around thinking."""
+OPENINGS: tuple[str, ...] = ("<think>", "<thinking>", "<thought>")
+"""All tags that open thinking; they count in any case."""
+CLOSINGS: tuple[str, ...] = ("</think>", "</thinking>", "</thought>")
+"""All tags that close it."""
 LONGEST = 200_000
 """Of what was said outside thinking, so many characters are read, from the end."""
 
 _TAG = re.compile(r"<(/?)(?:think|thinking|thought)>", re.IGNORECASE)
 _OPENS_WITH = re.compile(r"\s*+<(?:think|thinking|thought)>", re.IGNORECASE)
-_MOST_UNOPENED = 3
-"""So many stretches of thinking without an opening tag are looked for: thinking may hold thinking."""
-_MOST_QUOTED = 64
-"""So many quoted tags are looked at."""
-_LONGEST_QUOTED = 2_000
-"""Characters of a line before a tag in which quotation marks are looked for."""
-_MOST_CALLS = 1_000
-_QUOTATION = re.compile(r"(?<!\\)[\"']|(?<![`\\])`(?!`)")
-_FENCE_LINE = re.compile(r"^[ ]{0,3}(`{3,}|~{3,})(.*)$", re.MULTILINE)
-_CALL = re.compile(r"<(tool_calls?(?=>)|function(?==))[>=]")
-_XML_CLOSING = re.compile(r"</function>(?:\s*+</tool_call>)?")
 _CLOSED = re.compile(r"</(?:think|thinking|thought)>", re.IGNORECASE)
+_MOST_TAGS = 500
+"""So many tags are looked at; a reply with more repeats itself."""
+_AHEAD = 100_000
+"""So many characters behind the last of them are looked at for what closes a quotation."""
+_WORD_BEFORE = re.compile(r"\S[ \t]{1,8}\Z")
+_SENTENCE_GOES_ON = re.compile(r"[ \t]++\w|[.,;:!?)](?:\s|\Z)")
 
 
 def strip_thinking(reply: str, longest: int = LONGEST) -> str:
@@ -42,127 +44,42 @@ def strip_thinking(reply: str, longest: int = LONGEST) -> str:
         reply: All of it.
         longest: How many characters are returned at most.
     """
-    if "<" not in reply or _TAG.search(reply) is None:
+    if "<" not in reply:
         return reply[-longest:]
-    begin = _behind_opened(reply, 0)
-    for _ in range(_MOST_UNOPENED):
-        end = _behind_unopened(reply, begin)
-        if end is None:
-            break
-        begin = _behind_opened(reply, end)
-    return reply[begin:][-longest:]
-
-
-def _behind_opened(reply: str, begin: int) -> int:
-    """Return where the thinking ends that a reply opens with."""
-    while (opened := _OPENS_WITH.match(reply, begin)) is not None:
-        closed = _CLOSED.search(reply, opened.end())
-        begin = len(reply) if closed is None else closed.end()
-    return begin
-
-
-def _behind_unopened(reply: str, begin: int) -> int | None:
-    """Return where thinking ends whose opening tag stands in the prompt: behind the first tag that is not quoted."""
-    quoting: _Quoting | None = None
-    for tag in itertools.islice(_TAG.finditer(reply, begin), _MOST_QUOTED):
-        quoting = quoting or _Quoting(reply, begin)
-        if not quoting.holds(tag.start(), tag.end()):
-            return tag.end() if tag[1] else None
-    return None
-
-
-class _Quoting:
-    """Where a text quotes: fences of code, texts in quotation marks, and calls.
-
-    Args:
-        text: What was said.
-        begin: Where to begin.
-    """
-
-    def __init__(self, text: str, begin: int) -> None:
-        self._text = text
-        self._fences = _fences(text, begin)
-        self._calls = _calls(text, begin)
-
-    def holds(self, start: int, end: int) -> bool:
-        """Whether a tag is quoted."""
-        for first, last in (*self._fences, *self._calls):
-            if first <= start < last:
-                return True
-        return self._in_quotation_marks(start, end)
-
-    def _in_quotation_marks(self, start: int, end: int) -> bool:
-        line = self._text.rfind("\n", 0, start) + 1
-        before = self._text[max(line, start - _LONGEST_QUOTED) : start]
-        mark = ""
-        for found in _QUOTATION.finditer(before):
-            if not mark and not before[found.start() - 1 : found.start()].isalnum():
-                mark = found[0]  # one behind a letter is an apostrophe
-            elif mark == found[0]:
-                mark = ""
-        stop = self._text.find("\n", end)
-        behind = self._text[end : min(stop if stop >= 0 else len(self._text), end + _LONGEST_QUOTED)]
-        return bool(mark) and len(mark) == 1 and mark in behind
-
-
-def _fences(text: str, begin: int) -> list[tuple[int, int]]:
-    """Return where fenced blocks of code stand that are closed."""
-    if "```" not in text and "~~~" not in text:
-        return []
-    found, mark, start = [], "", begin
-    for line in _FENCE_LINE.finditer(text, begin):
-        rest = line[2].strip()
-        if not mark:
-            if "`" not in rest:
-                mark, start = line[1], line.start()
-        elif line[1].startswith(mark) and (not rest or _CLOSED.match(rest)):
-            found.append((start, line.end(1)))
-            mark = ""
-    return found
-
-
-def _calls(text: str, begin: int) -> list[tuple[int, int]]:
-    """Return where calls stand that are closed; in those of other formats texts have quotation marks."""
-    found, behind = [], begin
-    missing: set[str] = set()  # Each closing mark is looked for to the end of the text once only.
-    for mark in itertools.islice(_CALL.finditer(text, begin), _MOST_CALLS):
-        closing = f"</{mark[1]}>"
-        if mark.start() < behind or closing in missing:
-            continue
-        end = text.find(closing, mark.end())
-        if end < 0:
-            missing.add(closing)
-        elif text[mark.end() : mark.end() + 64].lstrip().startswith(("{", "[", "<")) or mark[1] == "function":
-            behind = _call_end(text, mark, end)
-            found.append((mark.start(), behind))
-    return found
-
-
-def _call_end(text: str, opening: re.Match[str], first: int) -> int:
-    """Return where a call ends whose texts may hold its closing mark; `first` is the first of them."""
-    begin = opening.end()
-    end = json_end(text, begin)
-    if end is not None and text.startswith(f"</{opening[1]}>", behind_blanks(text, end)):
-        return end
-    # What comes behind the next call is none of this one's.
-    following = text.find(opening[0], begin)
-    ends = _XML_CLOSING.finditer(text, begin, following if following >= 0 else len(text))
-    return max((mark.end() for mark in ends), default=first)
+    reader = _Reader(reply)
+    if not reader.has_tags:
+        return reply[-longest:]
+    begin, opened = 0, _OPENS_WITH.match(reply)
+    if opened is not None:
+        begin = reader.behind_opened(opened.end())
+    return reply[reader.behind_strays(begin, thought=opened is not None) :][-longest:]
 
 
 def split_thinking(text: str, *, begun: bool) -> tuple[str | None, str]:
-    """Return what a reply thinks, None where it does not, and what it says; as inference servers part them.
+    """Return what a reply thinks, None where it does not, and what it says.
 
     Args:
         text: The reply.
         begun: Whether the prompt has opened the thinking already.
     """
-    if not begun and not text.lstrip().startswith(OPENING):
+    opened = _OPENS_WITH.match(text)
+    if not begun and opened is None:
         return None, text
-    thought, closed, said = text.partition(CLOSING)
-    thought = thought.lstrip().removeprefix(OPENING).strip("\n")
+    begin = opened.end() if opened is not None else 0
+    reader = _Reader(text)
+    behind = reader.behind_opened(begin)
     # Thinking that was cut off was never said.
-    return thought, (said.lstrip("\n") if closed else "")
+    thought, said = text[begin : reader.thought_until], text[behind:]
+    return (thought if opened is not None else thought.lstrip()).strip("\n"), said.lstrip("\n")
+
+
+def ends_thinking(thought: str) -> bool:
+    """Whether a closing tag ends thinking, whatever follows it: nothing that was thought before it is open.
+
+    Args:
+        thought: All that stands between the opening tag and that closing tag.
+    """
+    return _TAG.search(thought) is None and not may_quote_next(thought.lstrip())
 
 
 def opens_thinking(prompt: str) -> bool:
@@ -170,6 +87,139 @@ def opens_thinking(prompt: str) -> bool:
     return prompt.rstrip().endswith(OPENING)
 
 
+def opens_with_thinking(text: str) -> re.Match[str] | None:
+    """Return the tag with which a text opens, blanks aside, if it is one that opens thinking."""
+    return _OPENS_WITH.match(text)
+
+
+def first_closing(text: str) -> re.Match[str] | None:
+    """Return the first tag of a text that closes thinking."""
+    return _CLOSED.search(text)
+
+
 def has_thought(reply: str) -> bool:
     """Whether a reply has thinking that came to its end; the opening tag may stand in the prompt."""
     return _CLOSED.search(reply) is not None
+
+
+class _Reader:
+    """Finds where thinking ends.
+
+    Attributes:
+        has_tags: Whether there is any tag of thinking.
+        thought_until: Where the closing tag begins that was found last.
+    """
+
+    def __init__(self, reply: str) -> None:
+        self.thought_until = len(reply)
+        self._reply = reply
+        self._tags = list(islice(_TAG.finditer(reply), _MOST_TAGS))
+        self.has_tags = bool(self._tags)
+        self._starts = [tag.start() for tag in self._tags]
+        self._pairs: _Pairs | None = None
+        self._is_first = True
+
+    def behind_opened(self, begin: int) -> int:
+        """Return where thinking ends that was opened before a place, and all that is opened right behind it."""
+        while True:
+            closing = self._closing(begin)
+            self.thought_until = len(self._reply) if closing is None else closing.start()
+            if closing is None:
+                return len(self._reply)
+            opened = _OPENS_WITH.match(self._reply, closing.end())
+            if opened is None:
+                return closing.end()
+            begin = opened.end()
+
+    def behind_strays(self, begin: int, *, thought: bool) -> int:
+        """Return where thinking ends whose opening tag stands nowhere: behind closing tags that nothing has opened.
+
+        Args:
+            begin: From where on it is looked for.
+            thought: Whether the reply has thought already. Closing tags that are words of a sentence are text then.
+        """
+        if bisect_left(self._starts, begin) == len(self._tags):
+            return begin
+        pairs = _Pairs(self._reply, begin, self._tags_from(begin), opened=False)
+        self._pairs = pairs
+        for tag in pairs.unopened:
+            if tag.start() >= begin and not (thought and self._is_word(tag)):
+                begin, thought = self._behind(tag), True
+        return begin
+
+    def _behind(self, tag: re.Match[str]) -> int:
+        opened = _OPENS_WITH.match(self._reply, tag.end())
+        return tag.end() if opened is None else self.behind_opened(opened.end())
+
+    def _is_word(self, tag: re.Match[str]) -> bool:
+        before = self._reply[max(0, tag.start() - 9) : tag.start()]
+        return bool(_WORD_BEFORE.search(before) and _SENTENCE_GOES_ON.match(self._reply, tag.end()))
+
+    def _tags_from(self, begin: int) -> Sequence[re.Match[str]]:
+        return self._tags[bisect_left(self._starts, begin) :]
+
+    def _closing(self, begin: int) -> re.Match[str] | None:
+        """Return the tag that closes thinking which begins at a place; None where it was cut off."""
+        index = bisect_left(self._starts, begin)
+        if index == len(self._tags):
+            return None
+        tag = self._tags[index]
+        if tag[1] and (index == len(self._tags) - 1 or self._ends_first(begin, tag)):
+            return tag
+        if self._pairs is None:
+            self._pairs = _Pairs(self._reply, begin, self._tags[index:], opened=True)
+        return self._pairs.closing(begin)
+
+    def _ends_first(self, begin: int, tag: re.Match[str]) -> bool:
+        """Whether a tag ends the first of what is thought; of what follows, many short pieces would be looked at."""
+        first, self._is_first = self._is_first, False
+        return first and ends_thinking(self._reply[begin : tag.start()])
+
+
+class _Pairs:
+    """Which tags close what, but for those that are quoted.
+
+    Args:
+        reply: All of it.
+        begin: From where on it is read.
+        tags: Those behind that place.
+        opened: Whether thinking was opened right before it.
+
+    Attributes:
+        unopened: Closing tags that nothing has opened.
+    """
+
+    def __init__(self, reply: str, begin: int, tags: Sequence[re.Match[str]], *, opened: bool) -> None:
+        self.unopened: list[re.Match[str]] = []
+        self._closings = [tag for tag in tags if tag[1]]
+        self._plain: list[re.Match[str]] = []
+        self._closed: dict[int, re.Match[str]] = {}
+        open_at = [begin] if opened else []
+        for tag in _unquoted(reply, begin, tags):
+            if not tag[1]:
+                open_at.append(tag.end())
+                continue
+            self._plain.append(tag)
+            if open_at:
+                self._closed[open_at.pop()] = tag
+            else:
+                self.unopened.append(tag)
+
+    def closing(self, begin: int) -> re.Match[str] | None:
+        """Return what closes thinking that begins at a place: its own tag, else the first one, else a quoted one."""
+        return self._closed.get(begin) or _first(self._plain, begin) or _first(self._closings, begin)
+
+
+def _unquoted(reply: str, begin: int, tags: Sequence[re.Match[str]]) -> Iterator[re.Match[str]]:
+    if not tags:
+        return iter(())
+    end = min(len(reply), tags[-1].end() + _AHEAD)
+    text = reply[begin:end].lstrip()
+    shift = end - len(text)
+    quoting = Quoting(text)
+    return (tag for tag in tags if not quoting.holds(tag.start() - shift))
+
+
+def _first(tags: Sequence[re.Match[str]], begin: int) -> re.Match[str] | None:
+    index = bisect_left(tags, begin, key=lambda tag: tag.start())
+    return tags[index] if index < len(tags) else None

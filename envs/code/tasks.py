@@ -10,6 +10,7 @@ import numpy as np
 import orjson
 from pydantic import Field
 
+from rollgym.clients.protocol.json_text import read_json, read_shallow_json, write_json
 from rollgym.envs.code.forms import read_item
 from rollgym.envs.code.item import ItemError
 from rollgym.envs.code.problems.lists import LISTS
@@ -77,7 +78,7 @@ class ItemFile:
             raise ValueError(f"{path.name} must end in {' or '.join(readers)}")
         if not path.is_file():
             raise ValueError(f"there is no file {path}: set `data` to a file of items")
-        self._rows = [orjson.dumps(row) for row in readers[path.suffix](path)]
+        self._rows = [_written(row, number, path) for number, row in readers[path.suffix](path)]
         if not self._rows:
             raise ValueError(f"{path.name} has no rows")
         try:
@@ -88,7 +89,7 @@ class ItemFile:
 
     def row(self, number: int) -> dict[str, Any]:
         """Return the fields of a row."""
-        fields: dict[str, Any] = orjson.loads(self._rows[number])
+        fields: dict[str, Any] = read_json(self._rows[number])
         return fields
 
     def rows_of(self, split: Split | None) -> list[int]:
@@ -102,27 +103,37 @@ def item_file(path: Path) -> ItemFile:
     return ItemFile(path)
 
 
-def _json_lines(path: Path) -> Iterator[Mapping[str, Any]]:
+def _written(row: Mapping[str, Any], number: int, path: Path) -> bytes:
+    try:
+        return write_json(row)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"row {number} of {path.name} cannot be kept as JSON: {error}") from None
+
+
+def _json_lines(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             if not line.strip():
                 continue
             try:
-                row = orjson.loads(line)
+                row = read_shallow_json(line)
             except orjson.JSONDecodeError as error:
                 raise ValueError(f"line {number} of {path.name} is no JSON: {error}") from None
             if not isinstance(row, dict):
                 raise ValueError(f"line {number} of {path.name} is no JSON object")
-            yield row
+            yield number, row
 
 
-def _parquet_rows(path: Path) -> Iterator[Mapping[str, Any]]:
+def _parquet_rows(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
     try:
         parquet = import_module("pyarrow.parquet")
     except ModuleNotFoundError:
         raise ValueError(f"{path.name} needs pyarrow: {install_line('data')}") from None
+    number = 0
     for batch in parquet.ParquetFile(path).iter_batches(batch_size=256):
-        yield from batch.to_pylist()
+        for row in batch.to_pylist():
+            number += 1
+            yield number, row
 
 
 PROBLEMS: Sequence[Problem] = (*LISTS, *TEXTS, *NUMBERS, *STREAMS)

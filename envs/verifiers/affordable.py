@@ -15,6 +15,7 @@ _LONGEST_NUMBER = 1000
 _LARGEST_EXPONENT = 100_000
 _LARGEST_ARGUMENT = 5_000
 _LONGEST_EXPONENT = 6
+_LARGEST_POWER = 12
 
 _COMMAND = re.compile(r"\\[a-zA-Z]+|[-+*/^_=<>]")
 _NUMBER = re.compile(r"\d+")
@@ -23,6 +24,10 @@ _EXPONENT = re.compile(r"(?:\^|\*\*)[\s{(]*+[-+]?+\s*+(?:\\[dt]?frac[\s{]*+)?(\d
 _TOWER = re.compile(r"(?:\^|\*\*)\s*[{(]*\s*(\d+)\s*[})]?\s*(?:\^|\*\*)\s*[{(]*\s*(\d+)")
 _FACTORIAL = re.compile(r"(\d+)\s*[)}]*\s*!(?!=)")
 _CHOICE = re.compile(r"(?:\\[dt]?binom|\\choose|binomial|factorial)\s*[{(]?\s*(\d+)")
+_OF_POWER = re.compile(
+    r"(?:\\[dt]?binom|\\choose|binomial|factorial)\s*+[{(]*+\s*+(\d++)\s*(?:\^|\*\*)\s*+[{(]?\s*+(\d++)"
+    r"|(?<!\d)(\d++)\s*(?:\^|\*\*)\s*+[{(]?\s*+(\d++)\s*+[)}]*+\s*+(?:!(?!=)|\\choose)"
+)
 _UNENDING = re.compile(
     r"\\(?:[io]*int|sum|prod|lim(?:sup|inf)?|bigcup|bigcap|coprod)(?![a-zA-Z])|[∫∑∏]|\b(?:integral|sum|limit)\s*\("
 )
@@ -87,6 +92,12 @@ def _grows(answer: str) -> bool:
         return True
     if any(_exceeds(match[1], _LARGEST_ARGUMENT) for match in _CHOICE.finditer(answer)):
         return True
+    for match in _OF_POWER.finditer(answer):
+        base, power = match[1] or match[3], match[2] or match[4]
+        if _exceeds(power, _LARGEST_POWER) or _exceeds(base, _LARGEST_ARGUMENT):
+            return True
+        if int(base) ** int(power) > _LARGEST_ARGUMENT:
+            return True
     return _is_factorial_of_factorial(answer) or has_large_power(answer)
 
 

@@ -39,8 +39,11 @@ _NAMED = re.compile(r"\s*(\\?[a-zA-Z]{1,12}(?:_(?:\w|\{\w{1,5}\}))?)\s*=(?!=)")
 _TUPLE_OF_NAMES = re.compile(r"\((?P<names>[^()=]+)\)\s*=\s*\((?P<values>.+)\)", re.DOTALL)
 _EITHER_SIGN = re.compile(r"\\pm(?![a-zA-Z])|±")
 _BARE_UNIT = re.compile(
-    r"(?P<number>.{1,40}?)(?:\s|~|\\,){0,8}(?P<unit>[mgshtlLNJWK](?:\s?(?:\^\s?\{?[23]\}?|[²³]))?)"
+    r"(?P<number>.{1,40}?)(?:\s|~|\\,){0,8}(?P<unit>[mgshtlLNJWKVACF](?:\s?(?:\^\s?\{?[23]\}?|[²³]))?"
+    # "m s^{-1}": a negative power is one of a unit, where all its factors are.
+    r"|(?:[a-zA-Z]{1,3}(?:\s?\^\s?\{?[1-3]\}?)?(?:\s|\\cdot|\*|\\,)\s?){1,3}[a-zA-Z]{1,3}\s?\^\s?\{?-[1-3]\}?)"
 )
+_STERLING = frozenset({("sterling", 1)})
 _AROUND_LIST = re.compile(r"^(?:[\s$({\[]|\\[({\[]|\\left(?![a-z])|\\text\s*\{)+")
 _OPENING = {"(": "(", "[": "[", "\\{": "{", "{": "{"}
 _CLOSING = (")", "]", "\\}", "}")
@@ -92,6 +95,14 @@ class Answer:
             return Quantity(read_value(match["number"]), unit, match["unit"])
         except NotExact:
             return None
+
+    def beside(self, other: "Quantity") -> "Quantity":
+        """The quantity as it is meant beside another: pounds are a currency where pounds sterling are."""
+        own = self.quantity
+        assert own is not None
+        if other.unit.dimension != _STERLING or "pound" not in self.unit or self.value is None:
+            return own
+        return Quantity(scale(self.value, Fraction(self.scale)), Unit(_STERLING, value_of(Fraction(1))))
 
     @property
     def names(self) -> list[str] | None:
@@ -149,7 +160,7 @@ def read_answer(answer: str, *, is_denied: bool = False) -> Answer:
     except NotExact:
         pass
     # What is emphasised is what it is.
-    answer = answer.strip().strip("*_").strip()
+    answer = answer.strip().strip("*_`").strip()
     read = _read_form(answer, is_denied)
     composed = None if read.value is not None else read_composed(answer)
     return read if composed is None else replace(read, composed=composed)

@@ -14,7 +14,21 @@ from rollgym.envs.core.kwargs import RenderMode
 from rollgym.envs.core.splits import SPLIT, checked_split, split_of_text
 from rollgym.envs.verifiers.base import Verdict, VerifierEnv
 
-_INTEGER = re.compile(r"[-+−]?(?<![\d.])\d+(?:[,_ ]\d{3})*(?!\.?\d)")
+_MINUS = str.maketrans(dict.fromkeys("−–‐‑—﹣－", "-") | {"\N{NO-BREAK SPACE}": " "})
+_INTEGER = re.compile(r"[-+]?(?<![\d.])\d+(?:[,_ ]\d{3})*(?!\.?\d)")
+# A sign with a blank behind it, where nothing stands before it that it could be taken from.
+_SIGN_APART = re.compile(r"(\A\s*|[=:]\s*|\b(?:is|are|equals)\s+)([-+])[ \t]+(?=\d)")
+# What makes another number of the digits before it; an exclamation mark ends a sentence, and is a factorial elsewhere.
+_MADE_ANOTHER = re.compile(
+    r"[²³⁰¹⁴-⁹½¼¾^°′\w]|\s?(?:\\?%|‰|percent\b|(?:\*\*?|[/×÷!])\s*[\d(!])"
+    r"|\s(?:dozen|hundred|thousand|million|billion)"
+)
+_PART_OF_ANOTHER = re.compile(r"(?:[A-Za-z_^√]|\d[/*^×÷.]\s?|[\d)]\s*[/*^×÷]\s*)\Z")
+_DENIED = re.compile(
+    r"(?:\b(?:not|never|than|least|most|except|isn't|about|between)|[≠<>≤≥~≈]|!=)(?:\s+(?:equal\s+to|be|an?))?\s*\Z",
+    re.IGNORECASE,
+)
+_NEAR = 24
 _QUESTION = re.compile(r"\d{1,9}(?: [-+*] \d{1,9}){1,15}")
 _OPERATIONS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
     ast.Add: operator.add,
@@ -125,8 +139,22 @@ def read_number(response: str) -> int | None:
         marked = found[-1].content
     if marked is not None:
         return _whole_number(marked)
-    numbers = _INTEGER.findall(said)
-    return _whole_number(numbers[-1]) if numbers else None
+    return _last_number(_SIGN_APART.sub(r"\1\2", said.translate(_MINUS)))
+
+
+def _last_number(said: str) -> int | None:
+    """Return the last number of a text; None where it is part of another, such as `12%`, or denied, as in `not 12`."""
+    last = None
+    for match in _INTEGER.finditer(said):
+        last = match
+    if last is None or _MADE_ANOTHER.match(said, last.end()) is not None:
+        return None
+    if said.startswith("!", last.end()) and not any(map(str.isalpha, said)):
+        return None
+    before = said[max(0, last.start() - _NEAR) : last.start()]
+    if _PART_OF_ANOTHER.search(before) is not None or _DENIED.search(before) is not None:
+        return None
+    return _whole_number(last[0])
 
 
 def evaluate(question: str) -> int:
@@ -153,7 +181,7 @@ def _value(node: ast.expr) -> int:
 
 
 def _whole_number(text: str) -> int | None:
-    plain = text.strip().strip("$.").replace("−", "-").replace("\N{NO-BREAK SPACE}", " ")
+    plain = _SIGN_APART.sub(r"\1\2", text.translate(_MINUS).strip().strip("$.").strip())
     match = _INTEGER.fullmatch(plain)
     if match is None or len(plain) > _LONGEST_NUMBER:
         return None

@@ -9,10 +9,10 @@ from typing import Literal
 
 from rollgym.envs.verifiers.affordable import depth
 from rollgym.envs.verifiers.answers import Answer, read_answer, read_reference
-from rollgym.envs.verifiers.composed_numbers import same_composed
+from rollgym.envs.verifiers.composed_numbers import is_in_base, same_composed
 from rollgym.envs.verifiers.exact import approximate, divide, multiply, rational, scale
-from rollgym.envs.verifiers.latex import canonical, unwrapped
-from rollgym.envs.verifiers.units import unit_of
+from rollgym.envs.verifiers.latex import canonical, figure, unwrapped
+from rollgym.envs.verifiers.units import contradict, in_kelvin, unit_of
 
 Reason = Literal[
     "equal_numbers",
@@ -31,7 +31,7 @@ Reason = Literal[
     "undecided",
 ]
 _PERCENT_ASKED = re.compile(r"per\s?cent|%", re.IGNORECASE)
-_SCALE_ASKED = re.compile(r"\b(?:hundred|thousand|million|billion|trillion)s?\b", re.IGNORECASE)
+_SCALE_ASKED = re.compile(r"\b(?:dozen|hundred|thousand|million|billion|trillion)s?\b", re.IGNORECASE)
 _LONGEST = 2000
 _LONGEST_PRODUCT = 3
 _CONSTANTS = frozenset({"e", "i", "inf", "infinity", "infty"})
@@ -123,11 +123,15 @@ def _compare(gold: Answer, answer: Answer, rounding: int, asked: Asked) -> Compa
             return Comparison(False, "different_words")
         # Short ones may be products of variables.
         long = min(len(gold.said), len(answer.said)) > _LONGEST_PRODUCT
-        return Comparison(False, "different_words") if long or gold.is_name else UNDECIDED
+        named = gold.is_name or answer.is_name or len(gold.said) == len(answer.said) == 1
+        return Comparison(False, "different_words") if long or named else UNDECIDED
     if gold.text and gold.percent == answer.percent and canonical(gold.text) == canonical(answer.text):
-        units = unit_of(gold.unit), unit_of(answer.unit)
-        contradict = None not in units and units[0] != units[1]
-        return Comparison(False, "different_units") if contradict else Comparison(True, "equal_text")
+        differ = contradict(gold.unit, answer.unit)
+        return Comparison(False, "different_units") if differ else Comparison(True, "equal_text")
+    figures = figure(gold.text), figure(answer.text)
+    if figures[0] is not None and figures[1] is not None:
+        same = figures[0] == figures[1]
+        return Comparison(same, "equal_text" if same else "different_words")
     if gold.rows and answer.rows:
         return _compare_matrices(gold, answer, rounding)
     if gold.denied is not None and answer.denied is not None:
@@ -156,7 +160,7 @@ def _kinds_differ(one: Answer, other: Answer) -> bool:
     if other.denied is not None or other.relation:
         # What an answer is not, or lies above, is no answer.
         return one.value is not None
-    if other.composed is not None and other.composed.kind != "base":
+    if other.composed is not None and (other.composed.kind != "base" or not is_in_base(other.composed)):
         return one.value is not None
     if other.rows:
         return one.value is not None and (len(other.rows) > 1 or len(other.rows[0]) > 1)
@@ -172,10 +176,16 @@ def _compare_quantities(gold: Answer, answer: Answer, rounding: int) -> Comparis
     """Compare what both are of units that are known; None where the units say nothing."""
     one, other = gold.quantity, answer.quantity
     if one is None or other is None:
-        return None
-    if one.letter and other.letter and one.letter != other.letter:
+        differ = gold.value is not None and answer.value is not None and _units_differ(gold, answer)
+        return Comparison(False, "different_units") if differ else None
+    if one.letter and other.letter and one.letter != other.letter and one.unit == other.unit:
         # Variables of other names; "l" is "L" as a unit alone.
-        return None if one.unit == other.unit else Comparison(False, "different_units")
+        return None
+    if one.unit.dimension != other.unit.dimension:
+        one, other = gold.beside(other), answer.beside(one)
+    if (kelvin := in_kelvin(one.value, one.unit)) is not None and one.unit != other.unit:
+        equal = kelvin == in_kelvin(other.value, other.unit)
+        return Comparison(equal, "equal_quantities" if equal else "different_numbers")
     if one.unit.dimension != other.unit.dimension:
         return Comparison(False, "different_units")
     if one.unit == other.unit and gold.value is not None and answer.value is not None:
@@ -186,6 +196,14 @@ def _compare_quantities(gold: Answer, answer: Answer, rounding: int) -> Comparis
     if answer.value is not None and _rounds_to(replace(gold, value=wanted, places=None), answer, rounding):
         return Comparison(True, "equal_rounded")
     return Comparison(False, "different_numbers")
+
+
+def _units_differ(one: Answer, other: Answer) -> bool:
+    """Whether units that are not both known contradict each other; a percentage is no amount of one."""
+    if one.percent != other.percent:
+        measured = other if one.percent else one
+        return unit_of(measured.unit) is not None
+    return contradict(one.unit, other.unit)
 
 
 def _compare_numbers(gold: Answer, answer: Answer, rounding: int, asked: Asked) -> Comparison:

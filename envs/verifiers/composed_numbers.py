@@ -25,6 +25,7 @@ _NUMBER = r"-?\d{1,12}(?:,\d{3}){0,4}(?:\.\d{1,12})?(?:/[1-9]\d{0,11})?"
 _QUANTITY = re.compile(rf"({_NUMBER})\s?([a-zA-Z]{{1,20}})\.?")
 _QUANTITIES = re.compile(rf"(?:{_QUANTITY.pattern}(?:\s(?:and\s)?|$)){{2,8}}")
 _NO_UNITS = frozenset({"and", "or", "to", "pi", "e", "x", "y", "z", "n", "k", "i"})
+_FEET_AND_INCHES = re.compile(r"\A(\d{1,9})\s?['’′]\s?(\d{1,9}(?:\.\d{1,9})?)\s?(?:\"|''|’’|[”″])\Z")
 _FEWEST_OF_A_RATIO = 3
 
 
@@ -55,7 +56,8 @@ def read_composed(text: str) -> ComposedNumber | None:
         return _in_base(text.strip().strip("$").strip())
     if text.count(":") >= _FEWEST_OF_A_RATIO - 1:
         return _ratio(text.strip().strip("$").strip())
-    return _quantity(" ".join(_SPACING.sub(" ", unwrapped(text)).split()))
+    plain = " ".join(_SPACING.sub(" ", unwrapped(text)).split())
+    return _quantity(_FEET_AND_INCHES.sub(r"\1 ft \2 in", plain))
 
 
 def same_composed(one: ComposedNumber, other: ComposedNumber) -> bool:
@@ -73,6 +75,12 @@ def same_composed(one: ComposedNumber, other: ComposedNumber) -> bool:
     return one.numbers == other.numbers and all(
         mine[0] == theirs[0] for mine, theirs in zip(one.names, other.names, strict=True)
     )
+
+
+def is_in_base(number: ComposedNumber) -> bool:
+    """Whether the digits of a number are digits of its base: `5_2` is no number."""
+    digits, base = number.names
+    return all(int(digit, _LARGEST_BASE) < int(base) for digit in digits if digit.isalnum())
 
 
 def _in_base(text: str) -> ComposedNumber | None:

@@ -18,15 +18,17 @@ from rollgym.envs.verifiers.latex import UNITS
 Place = Literal["box", "tag", "phrase", "whole", "formula", "number"]
 
 _PHRASE = re.compile(
-    r"\banswer\b\W{0,4}(?:is\b|are\b|[:：=])|####",
+    r"\banswer\b\W{0,4}(?:is\b|are\b|[:：=])|####|答案(?:\s?[:：=]|是|为)",
     re.IGNORECASE | re.MULTILINE,
 )
 _SHORT_PHRASE = re.compile(r"^[^\S\n]*+(?:\*\*)?A:", re.MULTILINE)
 _SENTENCE_END = re.compile(r"[.!?](?=\s|$)|\n|,?\s(?:because|since|which)\b")
 _PERCENT_SIGN = re.compile(r"\s*(?:\\?%|percent(?:age)?\b|pct\b)")
+_ASKED = re.compile(r"[ \t]*[^?\n\s](?:[^?.!\n]|\.(?=\d)){0,80}\?(?=\s|$)(?!\s*\Z)")
 _NEAR = 32
 _LONGEST_SENTENCE = 2_000
 _LONGEST_BETWEEN = 40
+_BOX_OF_ONE = re.compile(r"\\(?:boxed|fbox)(-?\d[\d,]*(?:\.\d+)?)")
 # Boxes with no more than this between them are one answer in parts: "\boxed{1} and \boxed{2}".
 _BETWEEN_BOXES = re.compile(
     r"(?:[\s,;$.]|\\[,;! ]|\\quad|\\qquad|\\\(|\\\)|\\\[|\\\]|and|or|(?:\\text\{[\s,]*(?:and|or)[\s,]*\}))*"
@@ -56,7 +58,7 @@ _NUMBER = re.compile(
     r"(?:\d{1,3}(?:[, \u00a0\u202f]\d{3})+(?!\d)(?:\.\d+)?|\d+(?:[.,]\d+)*|\.\d+)"
     r"(?:\s?/\s?\d++(?!\.\d))?"
     r"(?:\s?(?:\\?%|percent(?:age)?\b|pct\b))?"
-    rf"(?![\d_^(]|\s*[<>≤≥≠]|(?!(?:{UNITS})\b|[a-zA-Z]+[²³])[a-zA-Z])"
+    rf"(?![\d_^(]|\s*[<>≤≥≠]|(?=[a-zA-Z])(?!(?:{UNITS})\b|[a-zA-Z]+[²³]))"
 )
 
 
@@ -94,7 +96,9 @@ def marked_answer(text: str, *, short: bool = True) -> Found | None:
     """
     confirmed = _last(_CONFIRMED, text) if "hope" in text else None
     if confirmed is not None:
-        return _of_phrase(confirmed["answer"])
+        # The box of a sentence that confirms it is the answer's mark, and no part of it.
+        within = last_box(confirmed["answer"]) if "\\" in confirmed["answer"] else None
+        return within if within is not None and within.text else _of_phrase(confirmed["answer"])
     box = last_box(text) if "\\" in text else None
     if box is not None:
         return box
@@ -105,6 +109,10 @@ def marked_answer(text: str, *, short: bool = True) -> Found | None:
 def last_box(text: str) -> Found | None:
     """Return the last box with balanced braces, together with those side by side with it."""
     found, opened = boxes(text)
+    if "box" in text and _BOX_OF_ONE.search(text) is not None:
+        # TeX takes one sign for the box where no brace opens; here it is the whole number that was meant.
+        text = _BOX_OF_ONE.sub(r"\\boxed{\1}", text)
+        found, opened = boxes(text)
     if not found:
         # A box that was opened and never closed: the response was cut off in its answer.
         return Found("box", "", "") if opened else None
@@ -118,6 +126,9 @@ def last_box(text: str) -> Found | None:
         if not inner:
             break
         group = _side_by_side(text, inner)
+    if len({box.content.strip() for box in group}) == 1:
+        # Said twice, it is one answer.
+        group = group[-1:]
     said = ", ".join(box.content for box in group)
     return Found("box", said.strip(), text[group[0].start : group[-1].end], len(group))
 
@@ -141,10 +152,19 @@ def last_tag(text: str) -> Found | None:
 
 def last_phrase(text: str, *, short: bool = True) -> Found | None:
     """Return what follows the last "answer is", "Answer:" or "####" (or "A:"), up to the end of its sentence."""
-    match = _last(_PHRASE, text)
+    match = _last_stated(_PHRASE, text)
     if short and "A:" in text:
         match = _last(_SHORT_PHRASE, text, match.end() if match else 0) or match
     return None if match is None else _of_phrase(text[match.end() :])
+
+
+def _last_stated(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
+    """Return the last match that is no question: "The answer is 5? No, 6." gives none in that place."""
+    last = None
+    for match in pattern.finditer(text):
+        if _ASKED.match(text, match.end()) is None:
+            last = match
+    return last
 
 
 def _of_phrase(rest: str) -> Found:

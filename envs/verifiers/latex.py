@@ -4,6 +4,8 @@ import re
 from dataclasses import dataclass
 from unicodedata import normalize
 
+from rollgym.envs.verifiers.units import ABBREVIATIONS
+
 _BLANKS = re.compile(r"\s{2,}")
 _SPACES = re.compile(
     r"\\(?:[,;:! ]|quad\b|qquad\b|thinspace\b|left(?![a-z])|right(?![a-z])|displaystyle\b|limits\b)|~"
@@ -29,7 +31,7 @@ _UNIT_TEXT = re.compile(
 # Upright, it is no unit of measurement.
 _IMAGINARY_UNIT = re.compile(r"\\(?:mathrm|text|operatorname)\s*\{\s*i\s*\}")
 _SPACE_AT_END = re.compile(r"(?:\s|~|\\[,;:! ]|\\quad){1,8}$")
-UNITS = "mm|cm|dm|km|mi|ft|in|yd|kg|mg|lbs?|oz|ml|mL|gal|hrs?|mins?|secs?|ms|mph|kph|rad|deg|sq|cu|am|pm|Hz|kHz|kW|kJ"
+UNITS = "|".join([*ABBREVIATIONS, "mph", "kph", "kmh", "rads?", "deg", "sq", "cu"])
 """Units that may stand right beside a number."""
 # Beside a number, letters can be variables: a unit is one that is known, or a word of its own with a vowel in it.
 _WORDS_AFTER = re.compile(
@@ -51,7 +53,14 @@ _NOUNITS = re.compile(
 _WRAPPED_TEXT = re.compile(
     r"\\(?:text|textbf|textit|textrm|textnormal|mbox|mathrm|mathbf|operatorname|mathit)\s*\{([^{}]*)\}"
 )
-_SCALES = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+_SCALES = {
+    "dozen": 12,
+    "hundred": 10**2,
+    "thousand": 10**3,
+    "million": 10**6,
+    "billion": 10**9,
+    "trillion": 10**12,
+}
 _SCALE = re.compile(
     r"(?<=[\d})])\s*(?:\\(?:text|mathrm|mbox)\s*\{\s*)?(" + "|".join(_SCALES) + r")s?\b", re.IGNORECASE
 )
@@ -70,6 +79,7 @@ _MINUS = str.maketrans(
         "×": "*",
         "·": "*",
         "÷": "/",
+        "⁄": "/",
         # Marks of a width of nothing, which are copied with what they stand beside.
         **dict.fromkeys("\u200b\u200c\u200d\u2060\ufeff\u00ad"),
         **{sign: rf"\frac{{{top}}}{{{bottom}}}" for sign, (top, bottom) in _FRACTIONS.items()},
@@ -95,7 +105,13 @@ _SIGNS = str.maketrans(
 # Variables and choices, which are no words.
 _LETTER_LIST = re.compile(r"-?\s?[a-zA-Z](?:\s?,\s?-?\s?[a-zA-Z])+")
 _SHORTEST_NAME = 2
-_NAME = re.compile(r"(?=.*[aeiouy])[A-Z][a-z]+")
+_LONGEST_PRODUCT_OF_SMALL = 2
+# Capitals are names of points, outcomes and days, and their order counts; so it does in words. Products of variables
+# are small letters: any two of them, or the first or the last of the alphabet.
+_CAPITAL = re.compile(r"[A-Z]")
+_SMALL = re.compile(r"[a-z]")
+_CAPITALIZED = re.compile(r"[A-Z][a-z]+")
+_VARIABLES = (frozenset("abc"), frozenset("xyz"))
 _SHORT_WORDS = frozenset(
     {
         *("no", "up", "in", "on", "at", "go", "yes", "odd", "all", "any"),
@@ -138,9 +154,9 @@ class Plain:
 def plain(answer: str) -> Plain:
     """Return the plain form of an answer."""
     # One blank means what many mean, and searches for what ends in blanks would look at each of them again.
-    text = _trimmed(_BLANKS.sub(" ", _angles(_IMAGINARY_UNIT.sub("i", in_one_form(answer)))))
+    text = _trimmed(_BLANKS.sub(" ", _angles(_IMAGINARY_UNIT.sub("i", undressed(in_one_form(answer))))))
     percent = False
-    scale = _SCALE.search(text) if "llion" in text or "nd" in text else None
+    scale = _SCALE.search(text) if "llion" in text or "nd" in text or "zen" in text else None
     removed: list[str] = []
     # Units and signs stand around each other: "$5.00 dollars", "28\\% \\text{ of them}".
     for _ in range(3):
@@ -161,11 +177,32 @@ def plain(answer: str) -> Plain:
 def typeset(text: str) -> str:
     """Return a text with the signs that have a command in LaTeX written as that command."""
     text = _IMAGINARY_UNIT.sub("i", text) if "i" in text else text
-    text = _angles(text)
+    text = _angles(undressed(text))
     if text.isascii():
         return text
     text = _POWER.sub(lambda match: f"^{{{match[0].translate(_POWERS)}}}", in_one_form(text))
     return _ROOT.sub(r"\\sqrt{\1}", text).translate(_SIGNS)
+
+
+_COLOR = r"\\(?:text)?color\s*\{[\w!.]{1,30}\}"
+_SIZE = (
+    r"\\(?:tiny|scriptsize|footnotesize|small|normalsize|large|Large|LARGE|huge|Huge"
+    r"|bf|it|rm|bfseries|itshape)(?![a-zA-Z])"
+)
+_DRESSED = re.compile(
+    rf"\{{\s*(?:{_COLOR}|{_SIZE})\s*([^{{}}\\]{{0,200}})\}}"
+    rf"|(?:{_COLOR}|\\(?:underline|uline|bm|boldsymbol|mathsf|mathtt|texttt|emph)(?![a-zA-Z]))\s*"
+    r"\{((?:[^{}]|\{[^{}]{0,200}\}){0,200})\}"
+)
+_SWITCH = re.compile(rf"(?:{_COLOR}|{_SIZE})\s*")
+
+
+def undressed(text: str) -> str:
+    """Return a text without the colours, sizes and lines of LaTeX, which say nothing of a value."""
+    if "\\" not in text:
+        return text
+    text = _DRESSED.sub(lambda match: match[1] if match[1] is not None else match[2], text)
+    return _SWITCH.sub("", text)
 
 
 def in_one_form(text: str) -> str:
@@ -190,7 +227,7 @@ def without_lead_in(text: str, *, labels: bool = False) -> str:
 
 
 def _trimmed(text: str) -> str:
-    text = text.strip().strip("*_").strip()
+    text = text.strip().strip("*_`").strip()
     end = len(text)
     while end > 1 and text[end - 1] in ".,;:" and not _goes_on(text, end):
         end -= 1
@@ -229,7 +266,7 @@ def _without_units(text: str, removed: list[str]) -> str:
         if (
             match is not None
             and match.start() > 0
-            and any(character.isdigit() for character in text[: match.start()])
+            and (any(map(str.isdigit, text[: match.start()])) or "\\pi" in text[: match.start()])
         ):
             removed.append(match[0].strip())
             text = _SPACE_AT_END.sub("", text[: match.start()])
@@ -256,9 +293,48 @@ def is_name(text: str) -> bool:
         return False
     return (
         bare != text.strip().strip("$.").strip()
-        or _NAME.fullmatch(bare) is not None
+        or _has_capitals(bare)
         or bare.lower() in _SHORT_WORDS
+        or (bare.isalpha() and not _is_product(bare))
     )
+
+
+def _has_capitals(text: str) -> bool:
+    """Whether a line is capitalized, or has a capital behind another letter."""
+    if "\n" in text or (first := _CAPITAL.search(text)) is None:
+        return False
+    return (
+        _SMALL.search(text, 0, first.start()) is not None
+        or _CAPITAL.search(text, first.end()) is not None
+        or _CAPITALIZED.fullmatch(text) is not None
+    )
+
+
+def _is_product(letters: str) -> bool:
+    return len(letters) <= _LONGEST_PRODUCT_OF_SMALL or any(set(letters) <= each for each in _VARIABLES)
+
+
+_FIGURE = re.compile(
+    r"\\(?P<kind>(?:measured)?angle|triangle|overline|overleftrightarrow|vec|overrightarrow|arc|wideparen|overarc)\s*"
+    r"(?:\{\s*(?P<within>[A-Z]{2,6})\s*\}|(?P<beside>[A-Z]{2,6}))|(?P<sign>[∠△])\s*(?P<after>[A-Z]{2,6})"
+)
+_SIGNS_OF_FIGURES = {"∠": "angle", "△": "triangle", "measuredangle": "angle", "overrightarrow": "vec"}
+
+
+def figure(text: str) -> tuple[str, str] | None:
+    """Return the kind of a figure and its points, in one of the orders that name the same; None of what is no figure.
+
+    An angle and a segment are read from either end, a triangle from any corner, and an arrow from its tail.
+    """
+    match = _FIGURE.fullmatch(text.strip())
+    if match is None:
+        return None
+    kind = match["kind"] or match["sign"]
+    kind = _SIGNS_OF_FIGURES.get(kind, kind)
+    points = match["within"] or match["beside"] or match["after"]
+    if kind == "triangle":
+        return kind, "".join(sorted(points))
+    return kind, points if kind == "vec" else min(points, points[::-1])
 
 
 def words(text: str) -> str | None:

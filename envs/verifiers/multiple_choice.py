@@ -33,13 +33,31 @@ _STANDALONE = re.compile(
 # A sentence that ends a reply, or is all of it: "Option B", "I choose B.", "So B.", "The correct option is B".
 _CONCLUSION = re.compile(
     r"(?:(?:so|thus|therefore|hence|finally)\b[\s,:]*+)?"
-    r"(?:i\s++(?:choose|pick|select|say|go\s++with)|i(?:'d|\s++would)\s++(?:choose|pick|say|go\s++with)|it(?:'s|\s++is)"
+    r"(?:i\s++(?:choose|pick|select|say|go\s++with)|i(?:'d|\s++would)\s++(?:choose|pick|say|go\s++with)|it(?:'s|\s++(?:is|must\s++be|has\s++to\s++be))"
+    r"|i(?:'m\s++(?:sure|certain)|\s++(?:think|believe))(?:\s++that)?+(?:\s++it(?:'s|\s++is))?+"
     r"|(?:正确)?答案(?:是|为)?|故?选择?"
     r"|(?:the\s++)?(?:correct\s++|right\s++|best\s++)?(?:option|choice|answer|letter)"
     r"(?:\s++(?:is|(?:must|should|would|will)\s++be|(?:seems|appears)\s++to\s++be)(?:\s++(?:clearly|definitely|probably|likely))?)?)?"
-    r"[\s:,–—-]*+[(\[*]*+(?P<letter>(?-i:[A-J]))[)\]*]*+[.!]?",
+    r"[\s:,–—-]*+(?:\b(?:option|choice|answer)\s++)?+[(\[*]*+(?P<letter>(?-i:[A-J]))[)\]*]*+"
+    r"(?:\s++(?:is|must\s++be)(?:\s++the)?+\s++(?:correct|right|best|true)(?:\s++(?:answer|option|choice|one))?+)?+[.!]?",
     re.IGNORECASE,
 )
+# What comes before the text of an option in a sentence, and before its line in a list or in a citation.
+_BEFORE_TEXT = re.compile(
+    r"(?:(?:so|thus|therefore|hence)\b[\s,:]*+)?"
+    r"(?:it(?:'s|\s++is|\s++must\s++be)|i\s++(?:think|believe)(?:\s++(?:that\s++)?it(?:'s|\s++is))?)\s++",
+    re.IGNORECASE,
+)
+_BEFORE_LINE = re.compile(
+    r"[\s>\"'“*+•-]*+(?:(?:the\s++)?(?:correct|right|best|final)\s++(?:option|choice|answer)\s*+(?:is\b)?\s*+:?\s*+)?",
+    re.IGNORECASE,
+)
+_LONGEST_SENTENCE = 200
+_LONGEST_REASON = 10_000
+_TAKEN_BACK = re.compile(
+    r"\b(?:wait|wrong|incorrect|mistake|actually|instead|scratch)\b|\bno[,.!]", re.IGNORECASE
+)
+_ANY_LETTER = re.compile(r"\b(?<!['’])([A-J])\b(?!['’])")
 _MOST_LINES = 64
 """Lines at the end of a reply in which options are looked for as the question lists them."""
 _ALTERNATIVE = re.compile(
@@ -48,6 +66,7 @@ _ALTERNATIVE = re.compile(
 _CONCLUDING = re.compile(
     r"[,;.]\s*+(?=(?:so|thus|therefore|hence)\b)|,\s*+(?=option\s++[A-J]\W*+$)", re.IGNORECASE
 )
+_MATH_MARKS = re.compile(r"\\[()\[\]]")
 _LONE_LETTER = re.compile(r"[\s_*`$.,:;!?\"'()\[\]{}]*+([A-J])[\s_*`$.,:;!?\"'()\[\]{}]*+")
 # Signs that change what is said, as in formulas and names of languages, are no punctuation.
 _PUNCTUATION = re.compile(r"[^\w\s.%/+<>=≤≥≠^&|#@~§°−-]|[.](?=\s|$)")
@@ -56,7 +75,9 @@ _DIGIT = re.compile(r"\d")
 _LONGEST_FORMULA = 64
 """Characters of a formula that is compared with options, and by its value, where no powers are in it."""
 _NEITHER = Asked(percent=False, scale=False)
-_ARTICLES = re.compile(r"\b(?:a|an|the)\b")
+# Before a word alone: the letter of "A) London" is no article.
+_ARTICLES = re.compile(r"\b(?:a|an|the)\s+(?=\w)")
+_LETTER_BEFORE_NAME = re.compile(r"A\s+(?=[A-Z\d])")
 
 
 class MultipleChoiceEnv(VerifierEnv):
@@ -165,6 +186,8 @@ def read_choice(response: str, options: Mapping[str, str]) -> tuple[frozenset[st
     own = {letter for line in lines if (letter := _own_line(line, options))}
     if lines and len(own) == 1 and _own_line(lines[-1], options):
         return frozenset(own), "letter"  # A reply that lists several options has repeated the question.
+    if (first := _first_line(whole, options)) or (first := _text_in_sentence(whole, options)):
+        return first, "text"
     letters, end = frozenset[str](), -1
     for match in _STANDALONE.finditer(text):
         letter = match["round"] or match["bold"] or match["line"]
@@ -185,9 +208,29 @@ def _lone_letters(lines: Sequence[str]) -> Iterator[str]:
             return
 
 
+def _first_line(whole: str, options: Mapping[str, str]) -> frozenset[str]:
+    """Return the letter of a first line that is an option's, where what follows names no other: its reason."""
+    line, _, rest = whole.partition("\n")
+    letter = _own_line(line, options) if len(rest) <= _LONGEST_REASON else ""
+    if not letter or _TAKEN_BACK.search(rest) or any(each != letter for each in _ANY_LETTER.findall(rest)):
+        return frozenset()
+    said = f" {_normal(rest)} "
+    others = (_known_normal(text) for each, text in options.items() if each != letter and text)
+    return frozenset() if any(other and f" {other} " in said for other in others) else frozenset({letter})
+
+
+def _text_in_sentence(whole: str, options: Mapping[str, str]) -> frozenset[str]:
+    """Return the letters of the option of "It is London."; nothing of what is more than such a sentence."""
+    if len(whole) > _LONGEST_SENTENCE or (match := _BEFORE_TEXT.match(whole)) is None:
+        return frozenset()
+    return _by_text(whole[match.end() :], options)
+
+
 def _own_line(line: str, options: Mapping[str, str]) -> str:
     """Return the letter of an option whose very line is said: "B) London"; empty for all else."""
-    match = _LEADING.fullmatch(unwrapped(line).strip().strip("*_`").strip())
+    plain = unwrapped(line).strip()
+    plain = plain[_BEFORE_LINE.match(plain).end() :]  # type: ignore[union-attr]  # it matches nothing, too
+    match = _LEADING.fullmatch(plain.strip("*_`\"'”").strip())
     if match is None or not match["mark"] or not match["rest"].strip():
         return ""
     letter = match["letter"].upper()
@@ -197,7 +240,7 @@ def _own_line(line: str, options: Mapping[str, str]) -> str:
 def _concluded(line: str, options: Mapping[str, str]) -> str:
     """Return the letter that a concluding sentence names; empty for all else."""
     said = _CONCLUDING.split(line.strip("*_` "))[-1]
-    match = _CONCLUSION.fullmatch(said.replace("\\(", "").replace("\\)", "").strip("*_`$ "))
+    match = _CONCLUSION.fullmatch(_MATH_MARKS.sub("", said).strip('*_`$"“” '))
     return match["letter"] if match is not None and match["letter"] in options else ""
 
 
@@ -206,7 +249,7 @@ def _said(text: str, options: Mapping[str, str]) -> frozenset[str]:
     plain = unwrapped(text).strip().strip("*_`\"'“”").strip()
     chosen = _by_text(plain, options)
     if chosen:
-        return chosen
+        return chosen | _letter_before_name(plain, options, chosen)
     match = _LEADING.fullmatch(plain)
     if match is None or match["letter"].upper() not in options:
         return frozenset()
@@ -229,6 +272,16 @@ def _said(text: str, options: Mapping[str, str]) -> frozenset[str]:
         others.add(more["letter"])
         position = more.end()
     return frozenset(others)
+
+
+def _letter_before_name(said: str, options: Mapping[str, str], chosen: frozenset[str]) -> frozenset[str]:
+    """Return the A of "A London", which is no article: names and numbers have none, unless the option says it."""
+    if "A" not in options or _LETTER_BEFORE_NAME.match(said) is None:
+        return frozenset()
+    spelt = any(
+        _LETTER_BEFORE_NAME.match(options[letter][:1].upper() + options[letter][1:]) for letter in chosen
+    )
+    return frozenset() if spelt else frozenset({"A"})
 
 
 def _by_text(text: str, options: Mapping[str, str]) -> frozenset[str]:
@@ -273,8 +326,8 @@ def _is_prose(text: str) -> bool:
 
 
 def _normal(text: str) -> str:
-    bare = _PUNCTUATION.sub(" ", in_one_form(unwrapped(text)).casefold())
-    return " ".join((_ARTICLES.sub(" ", bare) if len(bare) > 2 else bare).split())
+    bare = in_one_form(unwrapped(text)).casefold()
+    return " ".join(_PUNCTUATION.sub(" ", _ARTICLES.sub(" ", bare)).split())
 
 
 # Options are compared with each line that may be one of them, and with the replies of a whole group.

@@ -24,6 +24,7 @@ from rollgym.envs.verifiers.extraction import marked_answer, numbers_in, strip_t
 from rollgym.envs.verifiers.latex import plain, unwrapped
 from rollgym.envs.verifiers.numerals import read_value
 from rollgym.envs.verifiers.question_answering_tasks import KINDS, draw
+from rollgym.envs.verifiers.units import contradict, in_kelvin, unit_of
 
 Metric = Literal["auto", "exact", "f1", "contains", "number", "date", "boolean"]
 METRICS: tuple[Metric, ...] = get_args(Metric)
@@ -32,6 +33,42 @@ _FULL = 1.0 - 1e-9
 _SHOWN = 80
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
+# Signs that make another thing of the word beside them: Na+, C++, C#, x>5 and 5!, but no "well-known" or "Yahoo!".
+_SIGNS = re.compile(
+    r"[<>]=?|(?<=\w)\+|(?<=[\w+])\+|(?<=[A-Z])#|(?<=\d)!|(?<![\w\s])-(?=\d)|(?<=\w)-(?![\w-])"
+)
+_CARDINALS = (
+    *(
+        "zero",
+        "one",
+        "two",
+        "three",
+        "four",
+        "five",
+        "six",
+        "seven",
+        "eight",
+        "nine",
+        "ten",
+        "eleven",
+        "twelve",
+    ),
+    *("thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen", "twenty"),
+)
+_ORDINALS = {
+    **{"first": "1st", "second": "2nd", "third": "3rd", "fourth": "4th", "fifth": "5th", "sixth": "6th"},
+    **{
+        "seventh": "7th",
+        "eighth": "8th",
+        "ninth": "9th",
+        "tenth": "10th",
+        "eleventh": "11th",
+        "twelfth": "12th",
+    },
+}
+_NUMERALS = {spelt: str(number) for number, spelt in enumerate(_CARDINALS)} | _ORDINALS
+_LONGEST_AMOUNT = 200
+_FACTORIAL = re.compile(r"\s*[$\\(]*\d[\d,]*\s?!+[$\\)]*\s*")
 _TRUE, _FALSE = frozenset({"true", "yes", "correct"}), frozenset({"false", "no", "incorrect"})
 _BOOLEAN = re.compile(r"\b(not\s+)?(true|false|yes|no|correct|incorrect)\b", re.IGNORECASE)
 
@@ -200,10 +237,16 @@ def _compare(reference: str, said: str, rule: _Rule, asked: Asked) -> tuple[floa
     if metric == "number":
         if (measured := _same_quantity(reference, said, rule)) is not None:
             return float(measured), metric
+        if _FACTORIAL.fullmatch(said) is not None or _is_of_another(reference, said):
+            return 0.0, metric
         # Where millions are asked for, or nobody knows, "5" answers as "5 million" does.
         ways = (True,) if asked.scale is False else (True, False)
         pairs = [(read_number(reference, scaled=way), read_number(said, scaled=way)) for way in ways]
         if None in pairs[0]:
+            # A number that is spelt out is the number.
+            spelt = _NUMERALS.get(normal(said), "")
+            if spelt.isdigit() and pairs[0][0] is not None:
+                return float(_is_near(pairs[0][0], Fraction(spelt), rule)), metric
             return _exact(reference, said), metric
         return float(any(_is_near(wanted, number, rule) for wanted, number in pairs)), metric
     if metric == "boolean":
@@ -220,14 +263,37 @@ def _compare(reference: str, said: str, rule: _Rule, asked: Asked) -> tuple[floa
     return _exact(reference, said), metric
 
 
+def _is_of_another(reference: str, said: str) -> bool:
+    """Whether a number is said of another unit than the reference's, where neither needs be known."""
+    if len(said) > _LONGEST_AMOUNT:
+        return False
+    wanted, given = plain(reference), plain(said)
+    if wanted.percent and not given.percent and unit_of(given.unit) is not None:
+        return True
+    return not (wanted.percent or given.percent) and contradict(wanted.unit, given.unit)
+
+
 def _same_quantity(reference: str, said: str, rule: _Rule) -> bool | None:
     """Whether two amounts of units that are known are equal; None where the units do not differ, or one has none."""
     wanted = read_reference(reference).quantity
-    if wanted is None:
+    if wanted is None or len(said) > _LONGEST_AMOUNT:
         return None  # and what was said, which may go on for pages, is not read as one
-    given = read_answer(said).quantity
-    if given is None or wanted.unit == given.unit:
-        return None
+    answer = read_answer(said)
+    given = answer.quantity
+    if given is None:
+        measured = answer.value is not None and (
+            answer.percent or contradict(read_reference(reference).unit, answer.unit)
+        )
+        return False if measured else None
+    kelvin, other = in_kelvin(wanted.value, wanted.unit), in_kelvin(given.value, given.unit)
+    if kelvin is not None and other is not None and wanted.unit != given.unit:
+        return _is_near(kelvin, other, rule)
+    if wanted.unit == given.unit:
+        return (
+            None
+            if answer.value is not None
+            else _is_near(rational(wanted.value), rational(given.value), rule)
+        )
     if wanted.unit.dimension != given.unit.dimension:
         return False
     converted = multiply(wanted.value, divide(wanted.unit.factor, given.unit.factor))
@@ -262,9 +328,13 @@ def _as_float(number: Fraction | float) -> float:
 
 
 def _exact(reference: str, said: str) -> float:
-    wanted = normal(reference)
-    # What is nothing but punctuation and articles is compared as it stands.
-    return float(normal(said) == wanted if wanted else said.strip() == reference.strip())
+    wanted, given = normal(reference), normal(said)
+    if not wanted:
+        # What is nothing but punctuation and articles is compared as it stands.
+        return float(said.strip() == reference.strip())
+    if given == wanted:
+        return float(_SIGNS.findall(reference) == _SIGNS.findall(said))
+    return float(_NUMERALS.get(given, given) == _NUMERALS.get(wanted, wanted))
 
 
 def _kind_of(reference: str) -> Metric:
@@ -275,7 +345,8 @@ def _kind_of(reference: str) -> Metric:
     try:
         _value(plain(reference).text)
     except NotExact:
-        return "exact"
+        # "5 m" is a number for its unit, and "x" is none.
+        return "exact" if read_reference(reference).quantity is None else "number"
     return "number"
 
 

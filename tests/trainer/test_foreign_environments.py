@@ -23,7 +23,6 @@ evaluation: {every: 0}
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "language", ["python, twenty lines", pytest.param("javascript, twenty lines", marks=pytest.mark.slow)]
 )

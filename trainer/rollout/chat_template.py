@@ -18,6 +18,27 @@ Tool = Mapping[str, Any]
 
 _JOINED = ("system", "user", "assistant")
 _FIRST, _SECOND, _THIRD = "first-probe", "second-probe", "third-probe"
+_OPENING = ("system", "developer")
+"""Who may speak before the user."""
+_OFFERED: Sequence[Tool] = [
+    {
+        "type": "function",
+        "function": {
+            "name": _SECOND,
+            "description": _THIRD,
+            "parameters": {"type": "object", "properties": {}},
+        },
+    }
+]
+_CALLING: Message = {
+    "role": "assistant",
+    "content": "",
+    "reasoning_content": _FIRST,
+    "tool_calls": [
+        {"id": "probe0000", "type": "function", "function": {"name": _SECOND, "arguments": {_THIRD: 1}}}
+    ],
+}
+"""A turn with all that a policy writes: thinking and a call."""
 
 
 class ChatTemplate:
@@ -70,8 +91,11 @@ class ChatTemplate:
         Raises:
             ConfigError: If the template refuses it, whatever is done.
         """
-        quoted = [self._quoted(message) for message in messages]
-        tools = self.control.quoted(tools)
+        try:
+            quoted = [self._quoted(message) for message in messages]
+            tools = self.control.quoted(tools)
+        except RecursionError as error:
+            raise _too_deep() from error
         if self._in_words:
             if tools:
                 self.note(
@@ -85,14 +109,8 @@ class ChatTemplate:
         if self._in_words:
             return
         question = _message("user", _FIRST)
-        function = {
-            "name": _SECOND,
-            "description": _THIRD,
-            "parameters": {"type": "object", "properties": {}},
-        }
-        offered = [{"type": "function", "function": function}]
         try:
-            self._in_words = not self._differ([question], offered, [question], ())
+            self._in_words = not self._differ([question], _OFFERED, [question], ())
         except ConfigError:
             self._in_words = (
                 True  # it refuses tools; what else it refuses, it does so with them in words, too
@@ -146,6 +164,8 @@ class ChatTemplate:
             raise ConfigError(
                 f"the tokenizer's chat template refuses a conversation of {len(messages)} messages ({roles}): {error}"
             ) from error
+        except RecursionError as error:
+            raise _too_deep() from error
 
     def _written_around_turns(self) -> list[str]:
         """Return the tokens that the template writes between messages, whether the tokenizer calls them special or not.
@@ -156,9 +176,19 @@ class ChatTemplate:
         turns = [_message("user", _FIRST), _message("assistant", _SECOND)]
         if self._takes_tools:
             turns.append(_message("tool", _THIRD))
-        text = self._apply([*turns, turns[0]], generation_prompt=False, tools=())
-        added = getattr(self._tokenizer, "added_tokens_decoder", {})
-        return [spelling for token in added.values() if (spelling := str(token)) and spelling in text]
+        turns.append(turns[0])
+        opened = [self._tried([_message(role, _THIRD), *turns]) for role in _OPENING]
+        around = "\n".join([self._apply(turns, generation_prompt=False, tools=()), *opened])
+        declared, own = self._tried(turns, _OFFERED), self._tried([turns[0], _CALLING, turns[0]])
+        added = [str(token) for token in getattr(self._tokenizer, "added_tokens_decoder", {}).values()]
+        return [each for each in added if each and (each in around or (each in declared and each not in own))]
+
+    def _tried(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> str:
+        """Return what the template makes of a conversation; nothing where it refuses it."""
+        try:
+            return self._apply(messages, generation_prompt=False, tools=tools)
+        except ConfigError:
+            return ""
 
     def _shows(self, *messages: Message) -> bool:
         """Whether the template accepts a conversation, and writes every message of it."""
@@ -208,6 +238,12 @@ class ChatTemplate:
             else:
                 joined.append(message)
         return joined
+
+
+def _too_deep() -> ConfigError:
+    return ConfigError(
+        "a conversation's calls or tools are nested too deep for the chat template: write what is as text"
+    )
 
 
 def _message(role: str, content: str) -> Message:

@@ -1,12 +1,14 @@
 """Examples to learn from: rows as conversations, as pairs of replies, or as replies that are good or bad."""
 
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
+import orjson
+
+from rollgym.clients.protocol.json_text import read_shallow_json
 from rollgym.trainer.config.data import ExamplesSettings
 from rollgym.trainer.core.errors import ConfigError
 from rollgym.trainer.tasks.layouts import message_of, text_of, top_column, value_at, with_our_columns
@@ -17,10 +19,26 @@ _ROLES = ("system", "user", "assistant", "tool", "developer")
 _ROLE, _CONTENT = "messages.role", "messages.content"
 """Keys of `columns` that say what role and content of a message are called."""
 # By what names others say that a message is read and not learnt.
-_WEIGHTS = ("weight", "loss", "loss_mask", "train", "trainable", "training")
+_WEIGHTS = (
+    "weight",
+    "loss",
+    "loss_mask",
+    "step_loss_mask",
+    "loss_scale",
+    "train",
+    "trainable",
+    "training",
+)
+_MASKED = "masked"
+"""The same, the other way round."""
 # What says that only a part of a message is learnt, and what is seen beside the text.
 _NOT_LEARNT_SO = ("train_detail", "training_detail")
 _MEDIA = ("images", "videos", "audios")
+_LISTS = ("messages", "conversations")
+"""Columns that hold messages, and never a text that is one."""
+_ARGUMENTS = ("arguments", "parameters")
+"""What the arguments of a call are called, by OpenAI and by Llama."""
+_OF_CALLS = frozenset({"name", "id", "type", "index", "description", "strict", *_ARGUMENTS})
 _PLAIN = " plain"
 """Stands in a row for `texts: plain` of its data set; no column is called so."""
 _COLUMNS = (
@@ -167,8 +185,13 @@ def _our_row(place: str, row: Row, settings: ExamplesSettings) -> Row:
             "leave the row out"
         )
     named = {ours: value_at(row, theirs) for ours, theirs in settings.columns.items() if ours in _COLUMNS}
+    listed = {
+        name: _json(place, value, name)
+        for name in _LISTS
+        if isinstance(value := {**row, **named}.get(name), str) and value.lstrip().startswith("[")
+    }
     try:
-        given = with_our_columns({**row, **named})
+        given = with_our_columns({**row, **named, **listed})
         if settings.columns.keys() & {_ROLE, _CONTENT} and isinstance(given.get("messages"), list):
             keys = settings.columns.get(_ROLE, "role"), settings.columns.get(_CONTENT, "content")
             given["messages"] = [message_of(each, *keys) for each in given["messages"]]
@@ -231,16 +254,22 @@ def _conversation(place: str, row: Row, messages: tuple[Message, ...], learnt_fr
     tools = row.get("tools") or ()
     if isinstance(tools, str):
         tools = _json(place, tools, "tools")
+    if isinstance(tools, list):
+        tools = [_json(place, each, "tools") if isinstance(each, str) else each for each in tools]
     if not isinstance(tools, list | tuple) or not all(isinstance(each, dict) for each in tools):
         raise ConfigError(f"data set {place}: 'tools' must be a list of declarations, not {_shown(tools)}")
     return Conversation(
-        place, messages, learnt_from, tuple(map(_declaration, tools)), str(row.get("domain") or "")
+        place,
+        messages,
+        learnt_from,
+        tuple(_declaration(place, tool) for tool in tools),
+        str(row.get("domain") or ""),
     )
 
 
-def _declaration(tool: Mapping[str, Any]) -> Mapping[str, Any]:
+def _declaration(place: str, tool: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the declaration of a tool as chat templates know it, also where it is that of its function alone."""
-    tool = _without_nulls(tool)
+    tool = _plain_data(place, tool, "tools")
     if "function" in tool or "name" not in tool:
         return tool
     return {"type": "function", "function": {key: each for key, each in tool.items() if key != "type"}}
@@ -248,11 +277,12 @@ def _declaration(tool: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _messages(place: str, value: Any, name: str, role: str) -> tuple[Message, ...]:
     """Return a column as messages: a text is one message of a role."""
-    if isinstance(value, str):
+    if isinstance(value, str) and name not in _LISTS:
         return ({"role": role, "content": value},)
     if not isinstance(value, list | tuple) or not value:
         raise ConfigError(
-            f"data set {place}: '{name}' must be a text or a list of messages, not {_shown(value)}"
+            f"data set {place}: '{name}' must be {'' if name in _LISTS else 'a text or '}a list of messages, not "
+            f"{_shown(value)}"
         )
     return tuple(_message(place, each, f"{name}[{number}]") for number, each in enumerate(value))
 
@@ -277,11 +307,16 @@ def _message(place: str, value: Any, name: str) -> Message:
             "leave the row out, or give the message a 'weight' of 0 or 1"
         )
     calls = value.get("tool_calls")
+    if isinstance(calls, str) and calls:
+        calls = _json(place, calls, f"{name}.tool_calls")
     if calls and not isinstance(calls, list):
-        raise ConfigError(f"data set {place}: {name}.tool_calls must be a list of calls, not {_shown(calls)}")
+        raise ConfigError(
+            f"data set {place}: {name}.tool_calls must be a list of calls, or that as JSON text, not {_shown(calls)}"
+        )
     content = _content(place, value.get("content"), f"{name}.content", optional=bool(calls))
     # Tables fill up what a message does not have.
-    message = {key: each for key, each in value.items() if each is not None and key not in _WEIGHTS}
+    odd_ones = (*_WEIGHTS, _MASKED, "tool_calls")
+    message = {key: each for key, each in value.items() if each is not None and key not in odd_ones}
     if calls:
         message["tool_calls"] = [
             _call(place, call, f"{name}.tool_calls[{number}]") for number, call in enumerate(calls)
@@ -294,27 +329,50 @@ def _content(place: str, content: Any, name: str, *, optional: bool) -> str:
     if content is None and optional:
         return ""
     if (text := text_of(content)) is None:
-        raise ConfigError(f"data set {place}: {name} must be a text or parts of text, not {_shown(content)}")
+        raise ConfigError(
+            f"data set {place}: {name} must be a text or parts of text, not {_shown(content)}; leave the row out where "
+            "it holds what is seen or heard"
+        )
     return text
 
 
 def _call(place: str, call: Any, name: str) -> Mapping[str, Any]:
     """Return a call of a tool whose arguments are an object: OpenAI's files have them as JSON text."""
+    if isinstance(call, str):
+        call = _json(place, call, name)
     function = call.get("function", call) if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise ConfigError(f"data set {place}: {name} must have a function with a name, not {_shown(call)}")
-    arguments = function.get("arguments")
-    arguments = (
-        _json(place, arguments or "{}", f"{name}.function.arguments")
-        if isinstance(arguments, str)
-        else _without_nulls(arguments or {})
-    )
-    if not isinstance(arguments, dict):
-        raise ConfigError(
-            f"data set {place}: {name}.function.arguments must be an object, not {_shown(arguments)}"
-        )
+    arguments = _arguments(place, function, name)
     rest = {key: each for key, each in call.items() if each is not None and key not in function}
+    if odd := next((key for key in _ARGUMENTS if key in rest), None):
+        raise ConfigError(f"data set {place}: {name}.{odd} stands beside its function, and belongs into it")
     return {"type": "function", **rest, "function": {"name": function["name"], "arguments": arguments}}
+
+
+def _arguments(place: str, function: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return the arguments of a call; a call that has them under a name that nobody knows would be learnt without."""
+    named = {key: function[key] for key in _ARGUMENTS if function.get(key) is not None}
+    if not named and (odd := [key for key in function if function[key] is not None and key not in _OF_CALLS]):
+        raise ConfigError(
+            f"data set {place}: {name} has no 'arguments'; what it has is called {', '.join(odd)[:60]}: call its "
+            "arguments 'arguments'"
+        )
+    found = []
+    for key, given in named.items():
+        place_there = f"{name}.function.{key}"
+        if isinstance(given, str):
+            given = _json(place, given or "{}", place_there)
+        else:
+            given = _plain_data(place, given, place_there) or {}
+        if not isinstance(given, dict):
+            raise ConfigError(f"data set {place}: {place_there} must be an object, not {_shown(given)}")
+        found.append(given)
+    if len(found) == 2 and found[0] != found[1]:
+        raise ConfigError(
+            f"data set {place}: {name} has other 'arguments' than 'parameters': keep one of them"
+        )
+    return found[0] if found else {}
 
 
 def _weight(place: str, message: Mapping[str, Any], name: str) -> Mapping[str, int]:
@@ -328,21 +386,41 @@ def _weight(place: str, message: Mapping[str, Any], name: str) -> Mapping[str, i
             )
         if value is not None and not value:
             return {"weight": 0}
-    return {}
+    masked = message.get(_MASKED)
+    if masked is not None and masked not in (0, 1):
+        raise ConfigError(f"data set {place}: {name}.{_MASKED} must be true or false, not {_shown(masked)}")
+    return {"weight": 0} if masked else {}
 
 
 def _json(place: str, text: str, name: str) -> Any:
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
+        return read_shallow_json(text)
+    except orjson.JSONDecodeError as error:
         raise ConfigError(f"data set {place}: {name} is not JSON: {error}: {_shown(text)}") from error
 
 
+def _plain_data(place: str, value: Any, name: str) -> Any:
+    """Return plain data without the nulls that tables fill in where other rows have something.
+
+    Tables also hold what JSON has no form for, and a template would write it in a form that no tool reads.
+    """
+    try:
+        return _without_nulls(value)
+    except ValueError as error:
+        raise ConfigError(f"data set {place}: {name} {error}") from error
+
+
 def _without_nulls(value: Any) -> Any:
-    """Return plain data without the nulls that tables fill in where other rows have something."""
-    if isinstance(value, dict):
-        return {key: _without_nulls(each) for key, each in value.items() if each is not None}
-    return [_without_nulls(each) for each in value] if isinstance(value, list | tuple) else value
+    match value:
+        case dict():
+            return {key: _without_nulls(each) for key, each in value.items() if each is not None}
+        case list() | tuple():
+            return [_without_nulls(each) for each in value]
+        case str() | int() | None:
+            return value
+        case float() if math.isfinite(value):
+            return value
+    raise ValueError(f"holds {_shown(value)}, which JSON has no form for: mend the row")
 
 
 def _shown(value: object) -> str:

@@ -6,6 +6,8 @@ from typing import Any
 
 import orjson
 
+from rollgym.clients.protocol.json_text import read_shallow_json
+
 Row = dict[str, Any]
 
 ROLES = {
@@ -17,6 +19,10 @@ ROLES = {
 }
 """Roles by the names that data sets have for them."""
 _ASKED = ("question", "prompt")
+_TEXTS = (None, "text", "input_text", "output_text")
+"""What the type of a part of text is called."""
+_SEEN = ("image", "image_url", "video", "video_url", "audio", "audio_url", "input_audio", "file")
+"""What parts that are no text hold."""
 _CALLS = "function_call"
 """ShareGPT's role of a message that calls tools."""
 
@@ -107,14 +113,26 @@ def question_text(value: list[Any]) -> str:
 
 
 def text_of(content: Any) -> str | None:
-    """Return a message's content as one text, parts of text joined; None if it is something else."""
+    """Return a message's content as one text, parts of text joined; None if it is something else.
+
+    A list of texts is something else: data sets have several replies so, of which one would be made.
+    """
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
         return None
-    parts = [part.get("text") if isinstance(part, dict) else part for part in content]
-    texts = [part for part in parts if isinstance(part, str)]
-    return "".join(texts) if len(texts) == len(parts) else None
+    texts = [part["text"] for part in content if _is_text(part)]
+    return "".join(texts) if len(texts) == len(content) else None
+
+
+def _is_text(part: Any) -> bool:
+    """Whether a part of a content is text and nothing beside it: a picture may have one, too."""
+    return (
+        isinstance(part, Mapping)
+        and part.get("type") in _TEXTS
+        and isinstance(part.get("text"), str)
+        and all(part.get(name) is None for name in _SEEN)
+    )
 
 
 def value_at(row: Mapping[str, Any], path: str) -> Any:
@@ -152,13 +170,13 @@ def message_of(value: Any, role: str = "role", content: str = "content") -> Any:
     if speaker == _CALLS:
         return {**rest, "role": "assistant", "content": "", "tool_calls": _calls(text)}
     if value.get(_CALLS):
-        rest["tool_calls"] = [value[_CALLS]]
+        rest["tool_calls"] = _calls(value[_CALLS])
     return {**rest, "role": ROLES.get(str(speaker), speaker), "content": text}
 
 
 def _calls(text: Any) -> list[Any]:
     try:
-        found = orjson.loads(text) if isinstance(text, str) else text
+        found = read_shallow_json(text) if isinstance(text, str) else text
     except orjson.JSONDecodeError as error:
         raise ValueError(f"a message of {_CALLS} is not JSON: {error}") from error
     return found if isinstance(found, list) else [found]
@@ -193,7 +211,13 @@ _TURN = ("user", "assistant")
 
 
 def _alpaca(row: Row) -> Row:
-    reply = row["output"] if row.get("output") is not None else row["response"]
+    name = "output" if row.get("output") is not None else "response"
+    reply = row[name]
+    if isinstance(reply, list) and any(isinstance(each, str) for each in reply):
+        raise ValueError(
+            f"'{name}' holds {len(reply)} texts, and a reply is one: replies that are ranked go under 'chosen' and "
+            "'rejected'"
+        )
     return {"messages": [*_asked(row), {"role": "assistant", "content": reply}]}
 
 

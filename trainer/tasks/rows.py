@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from rollgym.clients.protocol.json_text import DEEPEST, is_shallow
 from rollgym.extras import install_line
 from rollgym.trainer.config.data import RowsSettings
 from rollgym.trainer.core.errors import ConfigError
@@ -133,6 +134,10 @@ def _list(path: Path) -> Iterator[tuple[RowPlace, Row]]:
 def _checked(row: Any, place: RowPlace) -> Row:
     if not isinstance(row, dict):
         raise ConfigError(f"data set {place}: a row must be a JSON object, not {type(row).__name__}")
+    if not is_shallow(row):
+        raise ConfigError(
+            f"data set {place}: the row is nested more than {DEEPEST} deep: write what is as JSON text, or leave it out"
+        )
     return row
 
 
@@ -148,7 +153,8 @@ def _parquet_rows(path: Path) -> Iterator[tuple[RowPlace, Row]]:
         with parquet.ParquetFile(path) as file:
             for batch in file.iter_batches(batch_size=_BATCH_ROWS):
                 for row in batch.to_pylist():
-                    yield RowPlace(f"{path}, row", number), row
+                    place = RowPlace(f"{path}, row", number)
+                    yield place, _checked(row, place)
                     number += 1
     except ArrowException as error:
         raise ConfigError(f"data set {path} is no Parquet file: {error}") from error
@@ -199,4 +205,5 @@ def _split_rows(settings: RowsSettings, found: Any) -> Iterator[tuple[RowPlace, 
     elif settings.split is not None:
         raise ConfigError(f"data set {settings.name} has no splits; leave 'split' out")
     for number, row in enumerate(found):
-        yield RowPlace(f"{settings.name}, row", number), dict(row)
+        place = RowPlace(f"{settings.name}, row", number)
+        yield place, _checked(dict(row), place)

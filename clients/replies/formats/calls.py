@@ -1,12 +1,13 @@
 """What a reply calls, whatever format it is written in."""
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from rollgym.clients.protocol.tool_calls import ToolCall
-from rollgym.clients.replies.json_values import CallFault, parse_json, shown
+from rollgym.clients.replies.json_values import CallFault, json_end, parse_json, shown
 from rollgym.clients.replies.thinking import LONGEST, strip_thinking
 
 Schemas = Mapping[str, Mapping[str, Any]]
@@ -246,6 +247,45 @@ def call_of_object(value: Any, arguments_name: str, *, strict: bool = True) -> T
         parse_arguments(arguments, strict=strict),
         call_id if isinstance(call_id, str) else "",
     )
+
+
+def is_meant_as_call(value: Any, schemas: Schemas) -> bool:
+    """Whether an object without a mark before it is a call, and no answer in JSON that has a name in it.
+
+    It names a tool that was offered, or has a name and arguments, and nothing else where tools are known.
+
+    Args:
+        value: What was read.
+        schemas: Of the tools that were offered.
+    """
+    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
+        return False
+    if value["name"].strip() in schemas:
+        return True
+    keys = value.keys() - {"name", "id", "type"}
+    if schemas:
+        return keys in ({"arguments"}, {"parameters"})
+    return not keys.isdisjoint({"arguments", "parameters"})
+
+
+def split_at_mark(text: str, mark: str, separator: re.Pattern[str]) -> tuple[str, str, str]:
+    """Split a text at a mark, as `str.partition` does; a mark in JSON that the text begins with is none.
+
+    Args:
+        text: What was said.
+        mark: What stands before calls.
+        separator: What may stand between two values of JSON.
+    """
+    begin, place = 0, text.find(mark)
+    while 0 <= begin <= place:
+        end = json_end(text, begin)
+        if end is None:
+            break
+        if end > place:
+            place = text.find(mark, end)
+        between = separator.match(text, end)
+        begin = end if between is None else between.end()
+    return (text, "", "") if place < 0 else (text[:place], mark, text[place + len(mark) :])
 
 
 @dataclass(frozen=True, slots=True)

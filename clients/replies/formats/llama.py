@@ -14,9 +14,11 @@ from rollgym.clients.replies.formats.calls import (
     Schemas,
     call_of_object,
     collect_whole,
+    is_meant_as_call,
     json_tag,
+    split_at_mark,
 )
-from rollgym.clients.replies.json_values import as_json, as_json_of_calls, json_end, parse_json
+from rollgym.clients.replies.json_values import CallFault, as_json, as_json_of_calls, json_end, parse_json
 
 _TAG = "<|python_tag|>"
 _BETWEEN = re.compile(r"\s*+;?\s*+")
@@ -29,13 +31,27 @@ def _read(text: str, schemas: Schemas, strict: bool) -> Reading:
     plain = text.strip()
     for end in _ENDS:
         plain = plain.removesuffix(end).rstrip()
-    content, tag, said = plain.partition(_TAG)
+    separator = _BETWEEN if strict else _ANYTHING_BETWEEN
+    content, tag, said = split_at_mark(plain, _TAG, separator)
     if not tag:
-        if not (plain.startswith("{") and '"name"' in plain):
+        if not _is_meant(plain, schemas):
             return Reading(content=plain, remaining=text)
         content, said = "", plain
-    parts = _parts(said.strip(), _BETWEEN if strict else _ANYTHING_BETWEEN)
+    parts = _parts(said.strip(), separator)
     return collect_whole(text, content, [partial(_call, part, strict) for part in parts])
+
+
+def _is_meant(text: str, schemas: Schemas) -> bool:
+    """Whether a text without the tag is a call, or the attempt at one."""
+    if not text.startswith("{") or '"name"' not in text:
+        return False
+    end = json_end(text, 0)
+    if end is None:
+        return '"parameters"' in text or '"arguments"' in text
+    try:
+        return is_meant_as_call(parse_json(text[:end], strict=False), schemas)
+    except CallFault:
+        return True
 
 
 def _call(part: str, strict: bool) -> ToolCall:

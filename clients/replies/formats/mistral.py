@@ -14,9 +14,11 @@ from rollgym.clients.replies.formats.calls import (
     Schemas,
     call_of_object,
     collect_whole,
+    is_meant_as_call,
     json_tag,
     parse_arguments,
     parse_name,
+    split_at_mark,
 )
 from rollgym.clients.replies.json_values import (
     CallFault,
@@ -29,28 +31,47 @@ from rollgym.clients.replies.json_values import (
 
 _MARK = "[TOOL_CALLS]"
 _ARGUMENTS = "[ARGS]"
+_BLANKS = re.compile(r"\s*+")
 _BARE = re.compile(r"\A\[\s*+\{")
 _LIST = re.compile(r"\A\s*+\[(?!ARGS\]|CALL_ID\])")
+# Decoders that leave special tokens out leave out the mark between name and arguments.
+_NAME_AND_ARGUMENTS = re.compile(r"\s*+[\w.:-]{1,256}+\s*+(?=\{)")
 _CALL_ID = re.compile(r"\[CALL_ID\](\w+)\s*\Z")
 
 
 def _read(text: str, schemas: Schemas, strict: bool) -> Reading:
-    content, mark, said = text.strip().removesuffix("</s>").partition(_MARK)
+    content, mark, said = split_at_mark(text.strip().removesuffix("</s>"), _MARK, _BLANKS)
     if not mark:
         # The mark is a special token, which decoders are often told to leave out.
-        if not (_BARE.match(content) and '"name"' in content):
+        if not _is_meant(content, schemas):
             return Reading(content=content.strip(), remaining=text)
         content, said = "", content
-    if _LIST.match(said) is None and _ARGUMENTS in said:
+    if _LIST.match(said) is None and (_ARGUMENTS in said or _NAME_AND_ARGUMENTS.match(said)):
         return collect_whole(text, content, [partial(_named_call, part, strict) for part in _parts(said)])
     try:
         value = parse_json(said, strict=strict)
+        if isinstance(value, dict) and not strict:
+            value = [value]
         if not isinstance(value, list) or not value:
             raise CallFault(f"after {_MARK} a JSON list of calls is wanted")
     except CallFault as fault:
         return Reading((), content.strip(), (str(fault),), text)
     readers = [partial(call_of_object, item, "arguments", strict=strict) for item in value]
     return collect_whole(text, content, readers)
+
+
+def _is_meant(text: str, schemas: Schemas) -> bool:
+    """Whether a text without the mark is a list of calls, or the attempt at one."""
+    if _BARE.match(text) is None or '"name"' not in text:
+        return False
+    end = json_end(text, 0)
+    if end is None:
+        return '"arguments"' in text or '"parameters"' in text
+    try:
+        items = parse_json(text[:end], strict=False)
+    except CallFault:
+        return True
+    return is_meant_as_call(items[0], schemas)
 
 
 def _parts(text: str) -> list[str]:
@@ -67,8 +88,8 @@ def _parts(text: str) -> list[str]:
 def _part_end(text: str, begin: int) -> int:
     following = text.find(_MARK, begin)
     stop = following if following >= 0 else len(text)
-    arguments = text.find(_ARGUMENTS, begin, stop)
-    end = json_end(text, arguments + len(_ARGUMENTS)) if arguments >= 0 else None
+    place = _behind_name(text, begin, stop)
+    end = None if place is None else json_end(text, place)
     if end is None or end <= stop:
         return stop
     # The mark that was found stands in a text of the arguments.
@@ -77,10 +98,20 @@ def _part_end(text: str, begin: int) -> int:
     return following if following >= 0 else len(text)
 
 
+def _behind_name(text: str, begin: int, stop: int) -> int | None:
+    """Return where the arguments of a named call begin."""
+    named = _NAME_AND_ARGUMENTS.match(text, begin, stop)
+    if named is not None:
+        return named.end()
+    mark = text.find(_ARGUMENTS, begin, stop)
+    return mark + len(_ARGUMENTS) if mark >= 0 else None
+
+
 def _named_call(part: str, strict: bool) -> ToolCall:
-    head, mark, arguments = part.partition(_ARGUMENTS)
-    if not mark:
-        raise CallFault(f"the call of {parse_name(head)} has no {_ARGUMENTS}")
+    place = _behind_name(part, 0, len(part))
+    if place is None:
+        raise CallFault(f"the call of {parse_name(part)} has no {_ARGUMENTS}")
+    head, arguments = part[:place].removesuffix(_ARGUMENTS), part[place:]
     found = _CALL_ID.search(head)
     name = head if found is None else head[: found.start()]
     return ToolCall(

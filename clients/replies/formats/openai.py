@@ -28,9 +28,9 @@ def _read(text: str, schemas: Schemas, strict: bool) -> Reading:
         return Reading(content="" if meant else plain, faults=faults, remaining=text)
     if isinstance(value, dict) and "tool_calls" in value:
         content, items = value.get("content"), value["tool_calls"]
-    elif isinstance(value, dict) and "function" in value:
+    elif isinstance(value, dict) and isinstance(value.get("function"), dict):
         content, items = "", [value]
-    elif isinstance(value, list) and meant:
+    elif isinstance(value, list) and any(isinstance(each, dict) and "function" in each for each in value):
         content, items = "", value
     else:
         return Reading(content=plain, remaining=text)

@@ -1,11 +1,13 @@
 """The format of Search-R1, ReTool and GEM: a tag of the tool's name around its one text, and fenced code."""
 
+import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rollgym.clients.protocol.tool_calls import ToolCall
 from rollgym.clients.replies.formats.calls import (
+    MOST_CALLS,
     CallFormat,
     Candidate,
     Reading,
@@ -14,8 +16,15 @@ from rollgym.clients.replies.formats.calls import (
     parse_arguments,
 )
 from rollgym.clients.replies.json_values import CallFault, as_json, parse_json
+from rollgym.clients.replies.quoting import Quoting
 from rollgym.clients.replies.thinking import strip_thinking
 
+# Within a line of a program, the same mark is a part of it.
+_FENCE_END = re.compile(r"```(?=[^\S\n]*+(?:\n|\Z))")
+_FENCE = "```python\n"
+"""Before a program, so that it is read as one."""
+_PROGRAMS = frozenset({"python", "code"})
+_MOST_ENDS = 100
 _RESULT_TAGS: Mapping[str, str] = {"search": "information", "python": "interpreter"}
 
 
@@ -40,8 +49,8 @@ def _any_of(schemas: Schemas) -> str:
 def _marked(text: str, schemas: Schemas, programs: bool) -> list[tuple[int, int, str, str]]:
     """Return where the tags of tools, and those of programs, begin and end, with the tool and what stands in them.
 
-    Each opening mark goes together with the next closing one of its own; where there is none, it stays in the text, and
-    no other of its name is looked for.
+    Each opening mark goes together with the next closing one of its own, that of a fence with the next that ends a
+    line; where there is none, it stays in the text, and no other of its name is looked for.
     """
     begin = re.compile(
         rf"<(?P<name>{_any_of(schemas)})>"
@@ -55,12 +64,28 @@ def _marked(text: str, schemas: Schemas, programs: bool) -> list[tuple[int, int,
             continue
         closing = "```" if name == "```" else f"</{name}>"
         end = text.find(closing, mark.end())
+        if name in _PROGRAMS and end >= 0 and len(found) < MOST_CALLS:
+            end = _program_end(text, mark, closing, end)
+        if name == "```" and (line := _FENCE_END.search(text, mark.end())) is not None:
+            end = line.start()
         closed[name] = end >= 0
         if end < 0:
             continue
         position = end + len(closing)
         found.append((mark.start(), position, mark["name"] or "python", text[mark.end() : end]))
     return found
+
+
+def _program_end(text: str, opening: re.Match[str], closing: str, first: int) -> int:
+    """Return the closing mark of a program that no text and no comment of it holds; the first where all are held."""
+    begin = opening.end()
+    following = text.find(opening[0], begin)
+    stop = following if following >= 0 else len(text)
+    if text.find(closing, first + 1, stop) < 0:
+        return first
+    quoting = Quoting(f"{_FENCE}{text[begin:stop]}")
+    ends = itertools.islice(re.compile(re.escape(closing)).finditer(text, begin, stop), _MOST_ENDS)
+    return next((end.start() for end in ends if not quoting.holds(end.start() - begin + len(_FENCE))), first)
 
 
 def _reader(

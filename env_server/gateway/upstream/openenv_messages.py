@@ -8,6 +8,7 @@ from typing import Any
 
 import orjson
 
+from rollgym.clients.protocol import json_text as exact_json
 from rollgym.clients.protocol.arrays import EncodeError
 from rollgym.clients.protocol.frames import dumps
 from rollgym.env_server.gateway.upstream.base import UpstreamError
@@ -108,12 +109,15 @@ class OpenEnvMessages:
         if not self.action_is_text:
             # What is nested more deeply than can be written again goes as it is, too.
             with suppress(orjson.JSONDecodeError, EncodeError):
-                return self._step(orjson.loads(text))
+                return self._step(exact_json.read_json(text))
         return self._step(text)
 
     def _step(self, value: Any) -> bytes:
         data = value if self.action_field is None else {self.action_field: value}
-        return dumps({"type": "step", "data": data}, binary=False)
+        try:
+            return exact_json.write_json({"type": "step", "data": data})
+        except (TypeError, ValueError) as error:
+            raise EncodeError(f"an action cannot be written as JSON: {error}") from error
 
     def read_reset(self, answer: bytes) -> tuple[str, Mapping[str, Any]]:
         """The observation and the info of an answer to a reset.

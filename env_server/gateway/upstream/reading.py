@@ -1,6 +1,5 @@
 """Reading what registered servers say: their specs and their replies, whatever protocol they speak."""
 
-import json
 import math
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -93,11 +92,7 @@ def as_text(value: Any) -> str:
     """An observation as text: what is no text is its JSON."""
     if isinstance(value, str):
         return value
-    try:
-        return orjson.dumps(value).decode()
-    except orjson.JSONEncodeError:
-        # It writes no integers beyond 64 bits.
-        return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return exact_json.write_json(value).decode()
 
 
 class _SpecReply(BaseModel):

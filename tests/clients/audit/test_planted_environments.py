@@ -194,7 +194,6 @@ def test_what_is_not_deterministic_may_say_so(auditor: Auditor) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "expected", "said"),
     [pytest.param(*each, id=each[0], marks=() if each[0] in OFTEN else pytest.mark.slow) for each in PLANTED],

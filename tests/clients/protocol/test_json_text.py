@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rollgym.clients.evaluation.chat import Reply, RequestedCall
 from rollgym.clients.evaluation.conversation import Conversation
-from rollgym.clients.protocol.json_text import read_json
+from rollgym.clients.protocol.json_text import DEEPEST, is_shallow, read_json, read_shallow_json, write_json
 
 _LONG = st.integers(min_value=10**17, max_value=10**300) | st.integers(
     min_value=-(10**300), max_value=-(10**17)
@@ -45,6 +45,29 @@ def test_deep_nesting_beside_a_long_integer_is_no_crash() -> None:
         read_json("[" * 10_000 + "12345678901234567890" + "]" * 10_000)
     with pytest.raises(orjson.JSONDecodeError, match="nested too deep"):
         read_json("[" * 1_000 + "12345678901234567890" + "]" * 1_000)
+
+
+@given(
+    st.recursive(
+        _LONG | st.text() | st.none() | st.booleans(),
+        lambda each: st.lists(each, max_size=3) | st.dictionaries(st.text(), each, max_size=3),
+        max_leaves=5,
+    )
+)
+def test_what_is_written_is_read_back(value: object) -> None:
+    assert read_json(write_json(value)) == value
+
+
+def test_what_somebody_walks_through_is_no_deeper_than_may_be() -> None:
+    value = read_shallow_json("[" * DEEPEST + "]" * DEEPEST)
+    assert is_shallow(value)
+    assert not is_shallow({"a": value})
+    for depth in (DEEPEST + 1, 10_000):
+        with pytest.raises(orjson.JSONDecodeError):
+            read_shallow_json(b"[" * depth + b"]" * depth)
+    with pytest.raises(TypeError):
+        write_json([[[value]] * 2, 2**70])
+    assert read_shallow_json(f"[{'[],' * 100_000}[]]") == [[]] * 100_001
 
 
 def test_arguments_of_a_models_call_reach_the_environment_exactly() -> None:

@@ -104,10 +104,7 @@ def test_what_every_reader_of_text_reads(reply, said, answer, boxed, program):
 
 @pytest.mark.parametrize("text", TEXTS)
 def test_what_agents_are_told_is_what_environments_read(text):
-    """But thinking in thinking: for inference servers it ends with its first closing tag, and all behind is said."""
     reply, said, *_ = TEXTS[text]
-    if text == "thinking in thinking":
-        said = "c</think><answer>4</answer>"
     assert split_thinking(reply, begun=False)[1] == said
     for name in FAMILIES:
         assert read_reply(reply, name).content == said

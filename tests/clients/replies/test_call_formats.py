@@ -270,6 +270,39 @@ def test_llama_takes_the_tag_or_bare_objects_and_cuts_them_apart():
     assert read("llama", "<|python_tag|>now").faults
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("llama", '{"name": "search", "parameters": {"query": "<|python_tag|>"}}'),
+        ("mistral", '[{"name": "search", "arguments": {"query": "[TOOL_CALLS]"}}]'),
+    ],
+)
+def test_a_mark_in_a_bare_call_is_text(name, text):
+    assert calls(name, text) == [("search", {"query": FORMATS[name].mark})]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("llama", '{"name": "Bob", "age": 5}'),
+        ("llama", '{"name": "Bob"}'),
+        ("llama", '{"name": "Bob", "age":'),
+        ("mistral", '[{"name": "Bob", "age": 5}]'),
+        ("openai", '{"function": "x"}'),
+    ],
+)
+def test_an_answer_in_json_that_has_a_name_is_no_call(name, text):
+    for strict in (True, False):
+        reading = FORMATS[name].read(text, {"search": {}}, strict=strict)
+        assert (reading.calls, reading.faults, reading.content) == ((), (), text)
+
+
+def test_backticks_in_a_line_of_a_program_do_not_end_it():
+    tools = {"python": {"properties": {"code": {"type": "string"}}, "required": ["code"]}}
+    reading = FORMATS["tags"].read("```python\nprint('```')\n```", tools)
+    assert [call.arguments for call in reading.calls] == [{"code": "print('```')"}]
+
+
 def test_mistral_takes_both_of_its_forms_and_a_list_without_the_mark():
     items = '[{"name": "search", "arguments": {"query": "a"}, "id": "abcdefghi"}]'
     assert calls("mistral", f"Well. [TOOL_CALLS]{items}</s>") == [("search", {"query": "a"})]

@@ -153,7 +153,7 @@ def test_boxes(text, contents, opened):
     ).map("".join)
 )
 def test_the_short_way_to_a_plain_box_finds_what_the_long_way_finds(text):
-    assert boxes(text) == _scanned_boxes(text)
+    assert boxes(text) == _scanned_boxes(text, None)
 
 
 def test_a_box_knows_in_how_many_it_stands():

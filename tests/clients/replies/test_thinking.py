@@ -5,7 +5,7 @@ import pytest
 from rollgym.clients.protocol.tool_calls import ToolCall
 from rollgym.clients.replies.formats.calls import read_calls
 from rollgym.clients.replies.formats.hermes import HERMES
-from rollgym.clients.replies.thinking import strip_thinking
+from rollgym.clients.replies.thinking import split_thinking, strip_thinking
 from rollgym.envs.code.extraction import extract
 
 WHOLE = [
@@ -18,6 +18,24 @@ WHOLE = [
     '{"name": "a", "parameters": {"t": "</think>"}}',
     "[f(x='</think>')]",
     'He said "</think>" and left.',
+    "import re\nt=input()\nprint(re.sub(r'</think>','',t))",
+    "```python\nimport re\nprint(re.sub(r'</think>','',t))",
+    "```python\n# strip </think>\nprint(1)",
+    "import re\n# strip </think> here\nprint(1)",
+    's = """\n</think>\n"""\nprint(s.strip())',
+    '[f(a="""x\n</think>\ny""")]',
+    "[f(a=rb'</think>')]",
+    "<python>\n# strip </think> here\n</python>",
+    "<search>what does </think> mean</search>",
+    "<f></think></f>",
+    "<answer></think></answer>",
+    "1. ok\n     ```python\n     x </think>\n     ```",
+    "- ```\n  </think>\n  ```",
+    "> ```\n> </think>\n> ```",
+    "> ```\n> </think>",
+    "Write ``</think>`` there.",
+    "“</think>” is a tag.",
+    r"\boxed{</think>}",
 ]
 
 
@@ -34,6 +52,17 @@ def test_a_tag_in_code_in_quotation_marks_and_in_a_call_is_text(reply):
     [
         ("<think>plan</think>Up", "Up"),
         ("plan</think>Up", "Up"),
+        (
+            "<think>plan</think>It is 5. The tag </think> ends thinking.",
+            "It is 5. The tag </think> ends thinking.",
+        ),
+        ('<think>The string "</think>" is a tag.</think>Up', "Up"),
+        ('<think>He said "</think>Up', "Up"),
+        ("so f'(x) = 2x</think>The derivative is f'(x) = 2x", "The derivative is f'(x) = 2x"),
+        ("I write <answer> tags</think><answer>5</answer>", "<answer>5</answer>"),
+        ("```python\nx = 1\n</think>\nUp", "\nUp"),
+        ('<think>a <tool_call>{"a":"</think>"}</tool_call></think>Up', "Up"),
+        ("# Plan\nright</think>Up", "Up"),
         (" \n<Thinking>plan</THINKING> Up", " Up"),
         ("<think>cut off", ""),
         ("<think>one</think><think>two</think>Up", "Up"),
@@ -61,3 +90,31 @@ def test_a_program_and_an_argument_keep_their_tags():
         assert read_calls(HERMES.write([call]), HERMES, {}).calls == (call,)
         plain = f'<tool_call>{{"name": "note", "arguments": {{"text": "{text}"}}}}</tool_call>'
         assert read_calls(plain, HERMES, {}).calls == (call,)
+
+
+@pytest.mark.parametrize(
+    ("reply", "thought", "said"),
+    [
+        ('<think>The string "</think>" is a tag.</think>Up', 'The string "</think>" is a tag.', "Up"),
+        (
+            '<think>a <tool_call>{"a":"</think>"}</tool_call></think>Up',
+            'a <tool_call>{"a":"</think>"}</tool_call>',
+            "Up",
+        ),
+        ("<thinking>p</thinking>x", "p", "x"),
+        ("<think>a<think>b</think>c</think>d", "a<think>b</think>c", "d"),
+        ("<think>a</think>\n<think>b</think>d", "a</think>\n<think>b", "d"),
+    ],
+)
+def test_agents_and_environments_read_the_same_thinking(reply, thought, said):
+    assert split_thinking(reply, begun=False) == split_thinking(reply, begun=True) == (thought, said)
+    assert strip_thinking(reply) == said
+
+
+@pytest.mark.parametrize(
+    "unit", ["'</think>\n", "```a\n</think>\n", '"</think>', "<think><think></think>", "</think> a "]
+)
+def test_many_tags_are_read(unit):
+    reply = unit * (100_000 // len(unit))
+    assert reply.endswith(strip_thinking(reply))
+    assert reply.endswith(split_thinking(reply, begun=True)[1])

@@ -23,6 +23,10 @@ from rollgym.envs.code.extraction import extract, fenced_blocks
         ("```Python title=x\na\n```", "a\n"),
         ("  ```python\na\n  ```", "a\n"),
         ("```python\r\na\r\n```", "a\r\n"),
+        ("1. Do:\n\n    ```python\n    print('</think>')\n    ```", "print('</think>')\n"),
+        ("> ```python\n> a\n> ```", "a\n"),
+        ("```python\na = '''\n```\n'''\n```", "a = '''\n```\n'''\n"),
+        ("```python\na = '''\n```\nDone.", "a = '''\n"),
     ],
 )
 def test_a_program_in_a_fence(response, code):

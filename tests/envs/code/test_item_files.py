@@ -47,12 +47,29 @@ def test_tasks_are_drawn_from_the_file(items):
     assert "largest" in CodeEnv(data=str(items)).reset(seed=1)[0]
 
 
+def test_integers_of_any_size_are_compared_as_they_are(tmp_path):
+    path = tmp_path / "large.jsonl"
+    tests = {"fn_name": "f", "inputs": [[1]], "outputs": [2**70]}
+    path.write_text(json.dumps({"question": "q", "input_output": tests}) + "\n")
+    assert ItemFile(path).row(0)["input_output"] == tests
+    environment = CodeTestsEnv(data=str(path))
+    for added, score in ((0, 1.0), (1, 0.0)):
+        environment.reset(seed=1)
+        assert environment.step(f"```python\ndef f(n):\n    return 2**70 + {added}\n```")[1] == score
+
+
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [
         ("a.jsonl", "", "no rows"),
         ("a.jsonl", "{", "line 1 of a.jsonl is no JSON"),
         ("a.jsonl", "3", "no JSON object"),
+        ("a.jsonl", '{"question": NaN}', "line 1 of a.jsonl is no JSON"),
+        (
+            "a.jsonl",
+            '{"question": ' + "[" * 900 + "]" * 900 + "}",
+            "line 1 of a.jsonl is no JSON: .*nested too deep",
+        ),
         ("a.jsonl", '{"question": "x"}', "row 1 of a.jsonl is no item"),
         ("a.txt", "", "must end in"),
     ],

@@ -136,3 +136,22 @@ async def test_the_same_scorer_answers_over_the_wire():
             assert (await session.step("19"))[1] == 1.0
     assert [verdict.outcome for verdict in verdicts] == ["correct", "wrong", "unparsable"] * 50
     assert [verdict.score for verdict in verdicts[:3]] == [1.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    "said", ["12!", "12²", "12%", r"12\%", "12th", "not 12", "1e12", "12/5", "x12", "12 million"]
+)
+def test_a_number_that_is_part_of_another_or_denied_is_none(said):
+    assert read_number(said) is None
+    assert read_number(f"<answer>{said}</answer>") is None
+
+
+@pytest.mark.parametrize(
+    "said", ["–7", "- 7", "−7", "It is - 7.", "5 - 12 = - 7", r"\boxed{–7}", "**-7**", "The sum is -7!"]
+)
+def test_a_sign_counts_in_any_of_its_forms(said):
+    assert read_number(said) == -7
+
+
+def test_a_difference_is_no_negative_number():
+    assert read_number("12 - 7") == 7

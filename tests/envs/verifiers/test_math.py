@@ -731,3 +731,129 @@ def test_a_run_of_commas_and_blanks_is_read_once():
 def test_a_number_too_large_for_a_float_is_one_that_is_wrong(gold, said):
     assert compare(gold, said).equal is False
     assert compare(said, gold).equal is False
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        *(
+            ("5 kHz", "5 MHz"),
+            ("5 THz", "5 GHz"),
+            ("5 mol", "5 mmol"),
+            ("5 cal", "5 kcal"),
+            ("5 bits", "5 bytes"),
+        ),
+        *(
+            ("5 pounds", "5 kg"),
+            ("5 stone", "5 lb"),
+            ("5 cups", "5 pints"),
+            ("5 knots", "5 mph"),
+            ("5 mW", "5 MW"),
+        ),
+        *(("5 rupees", "5 dollars"), ("1 year", "1 light year"), ("£5", "5 kg"), (r"\$100", r"100\%")),
+        *(("0 °C", "0 °F"), ("2 m^3", "2 L"), ("5 square units", "5 cubic units")),
+        # Units that no table knows.
+        *(("42 apples", "42 pears"), ("5 kg", "5 cows"), (r"5\text{ foos}", r"5\text{ bazes}")),
+    ],
+)
+def test_units_that_differ_are_not_dropped(one, other):
+    assert compare(one, other).equal is False
+    assert compare(other, one).equal is False
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        *(
+            ("1 m^3", "1000 L"),
+            ("1 km^2", "100 ha"),
+            (r"180^\circ", r"\pi\text{ rad}"),
+            ("5 kWh", "18000 kJ"),
+        ),
+        *(("18 km/h", "5 m s^{-1}"), ("0 °C", "32 °F"), ("5 pounds", "80 oz"), ("£5", "5 pounds")),
+        *(("1 century", "100 years"), ("2 dozen", "24"), ("5'6\"", "66 inches"), ("100 pence", "£1")),
+        *(("5 MB", "5000 kB"), ("1 kcal", "4184 J"), ("5 kHz", "5000 Hz")),
+        # Words that describe what is counted are no other unit.
+        *(("5 years old", "5 years"), ("42 apples", "42 apples in all"), ("6 ways", "6 arrangements")),
+        *(("10 units", "10 cm"), (r"10 \text{ square units}", r"10 \text{ cm}^2"), ("3 children", "3")),
+    ],
+)
+def test_units_that_convert_agree(one, other):
+    assert compare(one, other).equal is True
+    assert compare(other, one).equal is True
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        *(("HTH", "THH"), ("CAT", "ACT"), ("cat", "act"), ("sin", "ins"), ("QED", "DEQ"), ("PQR", "RQP")),
+        *(
+            ("MWF", "FWM"),
+            ("obB", "Bob"),
+            ("B", "b"),
+            (r"\angle ABC", r"\angle ACB"),
+            (r"\vec{AB}", r"\vec{BA}"),
+        ),
+        *((r"\angle ABC", r"\triangle ABC"), (r"\overline{AB}", r"\overline{AC}"), ("HT", "TH")),
+    ],
+)
+def test_letters_in_another_order_are_another_name(one, other):
+    assert compare(one, other).equal is False
+    assert compare(other, one).equal is False
+
+
+def test_a_figure_has_the_names_that_geometry_gives_it():
+    assert compare(r"\angle ABC", r"\angle CBA").equal is True
+    assert compare(r"\triangle ABC", r"\triangle{CAB}").equal is True
+    assert compare(r"\overline{AB}", r"\overline{BA}").equal is True
+    assert compare("ab", "ba").equal is None, "a product, which is left to Math-Verify"
+
+
+def test_small_numbers_are_not_equal_because_what_is_left_of_them_vanishes():
+    pytest.importorskip("math_verify")
+    with closing(MathEnv(backend="math-verify", timeout_s=30.0)) as verifier:
+        for gold, said in (
+            (r"10^{-200}", r"\sin(10^{-200})"),
+            (r"\ln(1+10^{-99})", r"\ln(1+10^{-100})"),
+            (r"1-\cos(10^{-99})", r"1-\cos(10^{-100})"),
+            (r"10^{-800}", r"\sin(10^{-800})"),
+        ):
+            assert (
+                verifier.score(rf"\boxed{{{said}}}", {"question": "q", "answer": gold}).outcome == "wrong"
+            ), said
+        same = {r"\sqrt{2}\sin(1)+\sqrt{3}": r"\sqrt{3}+\sin(1)\sqrt{2}", r"\sin(2)": r"2\sin(1)\cos(1)"}
+        for gold, said in same.items():
+            assert (
+                verifier.score(rf"\boxed{{{said}}}", {"question": "q", "answer": gold}).outcome == "correct"
+            ), said
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        *("\\boxed{5}\n\n\\boxed{5}", r"\boxed5", r"\boxed{\color{red}{5}}", r"\boxed{{\color{red}5}}"),
+        *(
+            r"\boxed{\textcolor{blue}{5}}",
+            r"\boxed{\underline{5}}",
+            r"\boxed{\bm{5}}",
+            r"\boxed{\large 5}",
+            "`5`",
+        ),
+        *("答案是5", "答案：5", r"\boxed{\color{red}{\frac{10}{2}}}", "10⁄2"),
+    ],
+)
+def test_what_an_answer_is_dressed_in_says_nothing(said):
+    verifier = MathEnv(backend="none")
+    assert verifier.score(said, {"question": "q", "answer": "5"}).outcome == "correct"
+    assert verifier.score(said, {"question": "q", "answer": "6"}).score == 0.0
+
+
+@pytest.mark.parametrize("said", ["The answer is 5? No, 6.", "5_2", r"\boxed6", "\\boxed{5}\n\n\\boxed{6}"])
+def test_another_answer_beside_a_five_is_no_five(said):
+    assert MathEnv(backend="none").score(said, {"question": "q", "answer": "5"}).score == 0.0
+
+
+@pytest.mark.parametrize("said", [r"\binom{10^9}{10^8}", "(10^9)!", r"10^{9} \choose 3", r"\binom{10**9}{5}"])
+def test_choices_and_factorials_of_powers_are_not_worked_out(said):
+    assert too_much(said, "5") is not None
+    assert too_much(r"\binom{2^3}{2}", "28") is None

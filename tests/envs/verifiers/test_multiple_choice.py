@@ -271,3 +271,62 @@ async def test_it_scores_over_the_wire():
 def test_no_word_behind_the_mark_of_an_answer_is_a_letter(response, letters):
     options = dict.fromkeys("ABCDEFGHIJKLMNOPQRSTUVWXYZ", "")
     assert "".join(read_choice(response, options)[0]) == letters
+
+
+_CITIES = {"question": "Which?", "options": ["Berlin", "London", "Paris", "Rome"], "answer": "B"}
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        *("A) London", r"\boxed{A) London}", "The answer is A) London", "<answer>A. London</answer>"),
+        *("The answer is A London", "The answer is C) London", r"\boxed{(A) London}"),
+    ],
+)
+def test_a_letter_beside_the_text_of_another_option_is_no_article(said):
+    assert MultipleChoiceEnv().score(said, _CITIES).score == 0.0
+
+
+def test_articles_before_a_word_mean_nothing_and_letters_do():
+    task = {"question": "Who barks?", "options": ["a cat", "the dog"], "answer": "B"}
+    assert MultipleChoiceEnv().score(r"\boxed{A) dog}", task).outcome == "wrong"
+    assert MultipleChoiceEnv().score(r"\boxed{a dog}", task).outcome == "correct"
+    assert MultipleChoiceEnv().score("The dog", task).outcome == "correct"
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        *(
+            r"The final answer is $\boxed{B}$. I hope it is correct.",
+            "B) London\n\nBecause it is the capital.",
+        ),
+        *(
+            "- B) London",
+            "> B) London",
+            '"B) London"',
+            "Correct option: B) London",
+            "B is correct.",
+            r"\[B\]",
+        ),
+        *("Option B is correct.", "I think B", "It must be B.", "It is London.", "I think it is London."),
+    ],
+)
+def test_the_right_option_is_read_in_a_sentence_and_a_line(said):
+    assert MultipleChoiceEnv().score(said, _CITIES).outcome == "correct"
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        *("The answer is B? No, C.", "B) London\n\nNo, wait, C) Paris.", "B) London\n\nWait, that is wrong."),
+        *("It is not London.", "It is London or Paris", "B is not correct", "I think B is wrong"),
+        *(
+            "B) London\n\nOr Paris.",
+            "- A) Berlin\n- B) London\n- C) Paris\n- D) Rome",
+            "Option C is correct.",
+        ),
+    ],
+)
+def test_an_option_that_is_asked_taken_back_or_one_of_several_is_none(said):
+    assert MultipleChoiceEnv().score(said, _CITIES).score == 0.0

@@ -192,3 +192,42 @@ def test_whole_numbers_are_equal_to_their_last_digit(reference, said, score):
 def test_a_tolerance_is_the_number_that_was_written():
     task = {"answer": "1", "metric": "number", "tolerance": 0.3}
     assert [ENVIRONMENT.score(said, task).score for said in ("1.3", "0.7", "1.31", "-5")] == [1, 1, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        *(("5 kHz", "5 MHz"), ("5 mol", "5 mmol"), ("$100", "100%"), ("x>5", "x<5"), ("Na+", "Na-")),
+        *(
+            ("C++", "C#"),
+            ("C++", "C"),
+            ("5!", "5"),
+            ("5 m", "5 cm"),
+            ("12 m", "12 s"),
+            ("5 apples", "5 pears"),
+        ),
+    ],
+)
+def test_signs_and_units_make_another_answer(one, other):
+    for gold, said in ((one, other), (other, one)):
+        verdict = QuestionAnsweringEnv().score(f"<answer>{said}</answer>", {"question": "q", "answer": gold})
+        assert verdict.score == 0.0, (gold, said)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        *(("5 m", "500 cm"), ("5 km", "5000 m"), ("0 °C", "32 °F"), ("3rd", "third"), ("12", "twelve")),
+        *(("Yahoo!", "Yahoo"), ("Na+", "na+"), ("Paris", "**Paris**"), ("C++", "c++.")),
+    ],
+)
+def test_what_is_said_in_another_way_is_the_same(one, other):
+    for gold, said in ((one, other), (other, one)):
+        verdict = QuestionAnsweringEnv().score(f"<answer>{said}</answer>", {"question": "q", "answer": gold})
+        assert verdict.outcome == "correct", (gold, said)
+
+
+def test_a_number_of_any_length_is_compared_and_never_an_error():
+    for said in ("1" * 20_000, "5 " + "m " * 50_000, "twelve " * 20_000):
+        for gold in ("5", "5 m", "12"):
+            assert QuestionAnsweringEnv().score(said, {"question": "q", "answer": gold}).outcome == "wrong"

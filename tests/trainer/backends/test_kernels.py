@@ -49,7 +49,6 @@ def after(backend, steps=3):
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 @pytest.mark.parametrize("device", DEVICES, ids=str)
 @pytest.mark.parametrize(
     "options",

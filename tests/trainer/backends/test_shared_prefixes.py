@@ -275,7 +275,6 @@ def played_groups() -> list[Group]:
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("preset", "family", "rows"),
     [

@@ -5,11 +5,12 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE, Unigram
 from tokenizers.trainers import BpeTrainer, UnigramTrainer
 from transformers import PreTrainedTokenizerFast
 
+from rollgym.trainer.core.errors import ConfigError
 from rollgym.trainer.learn.conversations import conversation_rows
 from rollgym.trainer.models.tokenizer import build_tiny_tokenizer
 from rollgym.trainer.rollout.agents.splicing import Conversation as AgentConversation
@@ -149,6 +150,60 @@ def test_a_mark_in_two_parts_of_a_message_is_none(name):
         tokenizer.chat_template = template
     assert [each for each in ids if each == joining.end_of_turn_id] == [joining.end_of_turn_id]
     assert as_text(name, ids) == f"{mark}{mark}"
+
+
+_ROLES = ("system", "user", "assistant", "tool", "developer")
+_MARKED = [f"<|{role}|>" for role in _ROLES] + ["<|end|>", "<|tools|>", "<think>", "<call>"]
+_MARKING = (
+    "{%- if tools -%}<|tools|>{{ tools | tojson }} Think in <think>, call in <call>.{%- endif -%}"
+    "{%- for message in messages -%}<|{{ message.role }}|>"
+    "{%- if message.reasoning_content -%}<think>{{ message.reasoning_content }}{%- endif -%}{{ message.content }}"
+    "{%- for call in message.tool_calls or [] -%}<call>{{ call | tojson }}{%- endfor -%}<|end|>"
+    "{%- endfor -%}{%- if add_generation_prompt -%}<|assistant|>{%- endif -%}"
+)
+
+
+def marking_renderer():
+    tokenizer = tokenizer_of("qwen2.5")
+    tokenizer.add_tokens([AddedToken(each, normalized=False) for each in _MARKED])
+    tokenizer.chat_template = _MARKING
+    tokenizer.eos_token = "<|end|>"
+    return ChatRenderer(tokenizer), tokenizer
+
+
+@pytest.mark.parametrize("mark", [each for each in _MARKED if each.startswith("<|")])
+def test_marks_that_the_tokenizer_does_not_call_special_are_the_templates_alone(mark):
+    renderer, tokenizer = marking_renderer()
+    said = [
+        {"role": "system", "content": "S__"},
+        user("U__"),
+        {"role": "assistant", "content": "Up"},
+        user("V__"),
+    ]
+    tools = [{"type": "function", "function": {"name": "look", "description": "D__", "parameters": {}}}]
+    (id_,) = tokenizer.encode(mark, add_special_tokens=False)
+    plain = renderer.prompt(said, tools)
+    for place in ("S__", "U__", "V__"):
+        forged = renderer.prompt(json.loads(json.dumps(said).replace(place, f"a {mark} b")), tools)
+        assert forged.count(id_) == plain.count(id_)
+        assert tokenizer.decode(forged, skip_special_tokens=False).count(f"a {mark} b") == 1
+    forged = renderer.prompt(said, json.loads(json.dumps(tools).replace("D__", f"a {mark} b")))
+    assert forged.count(id_) == plain.count(id_)
+
+
+def test_marks_of_thinking_and_calls_stay_words_that_the_policy_writes():
+    control = marking_renderer()[0].template.control
+    assert control.quote("<think> <call>") == "<think> <call>"
+
+
+def test_what_is_nested_too_deep_for_a_template_is_refused():
+    renderer, _ = marking_renderer()
+    value = "x"
+    for _ in range(5000):
+        value = [value]
+    call = {"type": "function", "function": {"name": "look", "arguments": {"a": value}}}
+    with pytest.raises(ConfigError, match="nested too deep"):
+        renderer.prompt([user("x"), {"role": "assistant", "content": "", "tool_calls": [call]}, user("x")])
 
 
 def test_tools_and_calls_are_texts_too():

@@ -15,6 +15,9 @@ from hypothesis import strategies as st
 
 from rollgym.trainer.config.data import DatasetSettings, ExamplesSettings
 from rollgym.trainer.core.errors import ConfigError
+from rollgym.trainer.learn.conversations import conversation_rows
+from rollgym.trainer.models.tokenizer import build_tiny_tokenizer
+from rollgym.trainer.rollout.rendering import ChatRenderer
 from rollgym.trainer.tasks.dataset import load_streams
 from rollgym.trainer.tasks.examples import (
     Conversation,
@@ -180,6 +183,69 @@ SFT: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "NeMo-RL input and output": ({"input": "q", "output": "r", "task_name": "x"}, "u:q|>>a:r"),
     "slime messages": ({"messages": LONG[1:3], "metadata": {}}, ">>u:q|a:r"),
+    "slime step_loss_mask": (
+        {"messages": [u("q"), a("bad", step_loss_mask=0), u("more"), a("r", step_loss_mask=1)]},
+        ">>u:q|a:bad[0]|u:more|a:r",
+    ),
+    "ms-swift loss_scale": (
+        {"messages": [u("q"), a("r", loss_scale=0.0), a("x", loss_scale=1.0)]},
+        ">>u:q|a:r[0]|a:x",
+    ),
+    "torchtune masked": (
+        {"messages": [u("q"), a("r", masked=True), a("x", masked=False)]},
+        ">>u:q|a:r[0]|a:x",
+    ),
+    "calls with parameters": (
+        {
+            "messages": [
+                u("q"),
+                a(None, tool_calls=[{"function": {"name": "look", "parameters": {"q": 1}}}]),
+                a(None, tool_calls=[{"name": "look", "parameters": '{"q": 2}', "arguments": None}]),
+            ]
+        },
+        '>>u:q|a:!look{"q": 1}|a:!look{"q": 2}',
+    ),
+    "ShareGPT call with parameters": (
+        {
+            "conversations": [
+                share("human", "q"),
+                share("function_call", '{"name": "look", "parameters": {"q": 1}}'),
+            ]
+        },
+        '>>u:q|a:!look{"q": 1}',
+    ),
+    "integers beyond 64 bits in calls": (
+        {
+            "messages": [
+                u("q"),
+                a(None, tool_calls=[{"function": {"name": "look", "arguments": f'{{"q": {2**70}}}'}}]),
+                share("function_call", f'{{"name": "look", "arguments": {{"q": {2**70}}}}}'),
+            ]
+        },
+        f'>>u:q|a:!look{{"q": {2**70}}}|a:!look{{"q": {2**70}}}',
+    ),
+    "an integer beyond 64 bits in tools": (
+        {"messages": TALK, "tools": json.dumps([{**LOOK, "description": 2**70}])},
+        ">>u:q|a:r #look",
+    ),
+    "messages as JSON text": ({"messages": json.dumps(LONG)}, ">>s:Be brief.|u:q|a:r|u:more|a:end"),
+    "conversations as JSON text": (
+        {"conversations": json.dumps([share("human", "q"), share("gpt", "r")])},
+        ">>u:q|a:r",
+    ),
+    "tool_calls as JSON text": (
+        {"messages": [u("q"), a(None, tool_calls=json.dumps([CALL])), a("", tool_calls=[json.dumps(CALL)])]},
+        '>>u:q|a:!look{"q": 1}|a:!look{"q": 1}',
+    ),
+    "function_call as JSON text": (
+        {"messages": [u("q"), a(None, function_call=json.dumps({"name": "look", "arguments": "{}"}))]},
+        ">>u:q|a:!look{}",
+    ),
+    "tools that are JSON texts": ({"messages": TALK, "tools": [json.dumps(TOOL)]}, ">>u:q|a:r #look"),
+    "parts whose other kinds a table has filled up": (
+        {"messages": [u([{"type": "text", "text": "q", "image": None}]), a("r")]},
+        ">>u:q|a:r",
+    ),
     "Gemma's role": ({"messages": [u("q"), {"role": "model", "content": "r"}]}, ">>u:q|a:r"),
     "a reply that holds its prompt": ({"prompt": ASKED, "completion": TALK}, "u:q|>>a:r"),
     "control tokens are text": ({"prompt": "<|im_end|>", "completion": "r"}, "u:<|im_end|>|>>a:r"),
@@ -430,6 +496,81 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         {"messages": [u("q"), a(None, tool_calls=5)]},
         "tool_calls must be a list of calls",
     ),
+    "LLaMA-Factory ranking, former": (
+        "sft",
+        {"instruction": "i", "input": "", "output": ["good", "bad"]},
+        "'output' holds 2 texts, and a reply is one: .*'chosen' and 'rejected'",
+    ),
+    "Dolly with several replies": (
+        "sft",
+        {"instruction": "i", "response": ["good", "bad"]},
+        "'response' holds 2 texts",
+    ),
+    "LLaMA-Factory KTO with several replies": (
+        "judged",
+        {"instruction": "i", "output": ["good", "bad"], "kto_tag": True},
+        r"completion\[0\] must be a message",
+    ),
+    "a content of several texts": (
+        "sft",
+        {"messages": [u("q"), a(["good", "bad"])]},
+        r"messages\[1\].content must be a text",
+    ),
+    "a picture with a caption": (
+        "sft",
+        {"messages": [u([{"type": "image", "text": "caption", "image": "x.png"}]), a("r")]},
+        r"messages\[0\].content must be a text .*leave the row out",
+    ),
+    "a picture in a part of text": (
+        "sft",
+        {"messages": [u([{"text": "caption", "image_url": {"url": "x.png"}}]), a("r")]},
+        r"messages\[0\].content must be a text",
+    ),
+    "slime step_loss_mask": (
+        "sft",
+        {"messages": [u("q"), a("r", step_loss_mask=2)]},
+        r"messages\[1\].step_loss_mask must be 0 or 1",
+    ),
+    "torchtune masked": (
+        "sft",
+        {"messages": [u("q"), a("r", masked="no")]},
+        r"messages\[1\].masked must be true or false",
+    ),
+    "arguments under another name": (
+        "sft",
+        {"messages": [u("q"), a(None, tool_calls=[{"name": "look", "args": {"q": 1}}])]},
+        r"tool_calls\[0\] has no 'arguments'; what it has is called args: call its arguments 'arguments'",
+    ),
+    "arguments beside the function": (
+        "sft",
+        {"messages": [u("q"), a(None, tool_calls=[{"function": {"name": "look"}, "arguments": {"q": 1}}])]},
+        r"tool_calls\[0\].arguments stands beside its function",
+    ),
+    "arguments under two names": (
+        "sft",
+        {
+            "messages": [
+                u("q"),
+                a(None, tool_calls=[{"name": "look", "arguments": {"q": 1}, "parameters": {"q": 2}}]),
+            ]
+        },
+        "has other 'arguments' than 'parameters'",
+    ),
+    "messages as a text": ("sft", {"messages": "q"}, "'messages' must be a list of messages, not 'q'"),
+    "messages as broken JSON text": ("sft", {"messages": '[{"role"'}, "messages is not JSON"),
+    "calls as broken JSON text": (
+        "sft",
+        {"messages": [u("q"), a(None, tool_calls="look(q)")]},
+        r"messages\[1\].tool_calls is not JSON",
+    ),
+    **{
+        f"arguments that hold {number}": (
+            "sft",
+            {"messages": [u("q"), a(None, tool_calls=[{"name": "look", "arguments": f'{{"q": {number}}}'}])]},
+            r"tool_calls\[0\].function.arguments is not JSON",
+        )
+        for number in ("NaN", "Infinity", "1e999", '"\\ud800"')
+    },
     "a number as text": ("sft", {"messages": [u(5), a("r")]}, r"messages\[0\].content must be a text"),
 }
 
@@ -603,6 +744,51 @@ def test_large_and_deep_rows_are_refused_in_a_few_words(path, row):
     with pytest.raises(ConfigError) as caught:
         list(read_pairs(data(path, row)) if "comparison" in row else read_conversations(data(path, row)))
     assert len(str(caught.value).replace(str(path), "")) < 400
+
+
+@pytest.mark.parametrize("depth", [201, 500, 900, 1020, 100_000])
+def test_what_is_nested_deep_is_refused_with_its_line(path, depth):
+    deep = '{"a":' * depth + "1" + "}" * depth
+    rows = [
+        *(
+            f'{{"messages": [{{"role": "assistant", "tool_calls": [{{"name": "f", "arguments": {each}}}]}}]}}'
+            for each in (deep, json.dumps(deep))
+        ),
+        f'{{"messages": [{{"role": "user", "content": "q", "more": {deep}}}]}}',
+        f'{{"messages": {json.dumps(TALK)}, "tools": [{{"name": "f", "parameters": {deep}}}]}}',
+        f'{{"messages": {json.dumps(TALK)}, "tools": {json.dumps(f"[{deep}]")}}}',
+        json.dumps({"conversations": [share("function_call", deep)]}),
+        json.dumps({"messages": f"[{deep}]"}),
+    ]
+    for row in rows:
+        path.write_text(f"{row}\n")
+        with pytest.raises(ConfigError, match=r"rows\.jsonl, line 1: .*(nested|depth limit)"):
+            list(read_conversations([ExamplesSettings(path=str(path))]))
+    path.write_text(f'{{"question": "q", "answer": {deep}}}\n')
+    with pytest.raises(ConfigError, match=r"rows\.jsonl, line 1: .*(nested|depth limit)"):
+        load_streams(DatasetSettings(path=str(path), verifier="Math-v0"))
+
+
+def test_what_is_nested_as_deep_as_is_read_is_written_into_prompts(path):
+    renderer = ChatRenderer(build_tiny_tokenizer())
+    deep = '{"<|end|>":' * 190 + "1" + "}" * 190
+    (found,) = read_conversations(
+        data(path, {"messages": [u("q"), a("", tool_calls=[{"name": "f", "arguments": deep}])]})
+    )
+    assert conversation_rows(renderer, found)
+
+
+def test_numbers_of_tables_that_json_has_no_form_for_are_refused_with_their_row(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "rows.parquet"
+    for value in (float("nan"), float("inf"), b"x"):
+        call = {"name": "look", "arguments": {"q": value}}
+        parquet.write_table(
+            pyarrow.Table.from_pylist([{"messages": [u("q"), a("", tool_calls=[call])]}]), path
+        )
+        with pytest.raises(ConfigError, match=r"rows\.parquet, row 0: .*arguments holds .*no form for"):
+            list(read_conversations([ExamplesSettings(path=str(path))]))
 
 
 def test_long_texts_and_histories_are_read(path):

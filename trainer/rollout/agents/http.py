@@ -10,6 +10,7 @@ import orjson
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
+from rollgym.clients.protocol import json_text
 from rollgym.trainer.core.errors import ConfigError, TrainerError
 from rollgym.trainer.rollout.agents.anthropic_messages import error_body
 from rollgym.trainer.rollout.agents.errors import ApiError, invalid
@@ -50,9 +51,11 @@ async def read_json(request: Request, largest: int, *, numbers_of_python: bool =
     """
     body = await read_body(request, largest)
     try:
-        value = json.loads(body) if numbers_of_python else orjson.loads(body)
+        value = json.loads(body) if numbers_of_python else json_text.read_json(body)
     except (ValueError, RecursionError) as error:
         raise ApiError(400, f"the body is no JSON: {str(error)[:200]}", "invalid_json") from error
+    if not json_text.is_shallow(value):
+        raise invalid(f"the body is nested more than {json_text.DEEPEST} deep")
     if not isinstance(value, dict):
         raise invalid("the body must be a JSON object")
     return value

@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from rollgym.clients.protocol.json_text import read_shallow_json
 from rollgym.trainer.core.errors import InvalidNumberError
 from rollgym.trainer.core.run_files import WriteError
 from rollgym.trainer.records.trajectory import Outcome, Trajectory
@@ -214,7 +215,7 @@ def _task_of(body: bytes) -> Mapping[str, Any]:
     if not body:
         return {}
     try:
-        value = orjson.loads(body)
+        value = read_shallow_json(body)
     except orjson.JSONDecodeError as error:
         raise ApiError(400, f"the body is no JSON: {error}", "invalid_json") from error
     if not isinstance(value, dict) or not isinstance(value.get("task", {}), dict):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from rollgym.clients.replies.thinking import CLOSING
+from rollgym.clients.replies.thinking import has_thought
 from rollgym.trainer.inference.base import GenerationRequest, GenerationResult, SamplingParams
 from rollgym.trainer.inference.errors import StructuredOutputError
 from rollgym.trainer.records.timeline import Phase
@@ -436,7 +436,7 @@ class _Asked:
         if isinstance(self.prompt, TextPrompt):
             return Reply(text)
         begun, wanted = self.prompt.thinks, self.call.wishes.structured
-        if wanted is not None and CLOSING not in text:
+        if wanted is not None and not has_thought(text):
             begun = False  # it was held from its first token on, where the prompt wants thinking
         begins = () if wanted is None else wanted.begins
         return read_reply(text, tool_format, begun=begun, schemas=schemas_of(self.call.tools), begins=begins)

@@ -21,7 +21,13 @@ from typing import Any
 
 import orjson
 
-from rollgym.clients.replies.thinking import CLOSING, OPENING, opens_thinking, split_thinking
+from rollgym.clients.replies.thinking import (
+    CLOSING,
+    OPENING,
+    opens_thinking,
+    opens_with_thinking,
+    split_thinking,
+)
 from rollgym.trainer.core.errors import ConfigError
 from rollgym.trainer.rollout.agents.calls import Message, parsed_arguments
 from rollgym.trainer.rollout.agents.errors import ApiError
@@ -387,7 +393,7 @@ class SplicingRenderer:
 
 def _before_thinking(text: str, sampled: SampledReply) -> str:
     """Return what stands before a reply that begins with its thinking; the prompt may have opened that."""
-    if not sampled.text.lstrip().startswith(OPENING):
+    if opens_with_thinking(sampled.text) is None:
         return text
     plain = text.rstrip()
     return plain.removesuffix(OPENING) if plain.endswith(OPENING) else text

@@ -9,7 +9,13 @@ from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from rollgym.clients.replies.thinking import CLOSING, OPENING
+from rollgym.clients.replies.thinking import (
+    CLOSINGS,
+    OPENINGS,
+    ends_thinking,
+    first_closing,
+    opens_with_thinking,
+)
 from rollgym.trainer.rollout.agents.replies import FAMILIES, Reply, ToolFormat
 from rollgym.trainer.rollout.agents.stops import PassingStops
 
@@ -138,7 +144,9 @@ class _Thinking:
     def __init__(self, *, begun: bool) -> None:
         self.thinks = begun
         self._waiting = _Waiting()
-        self._state: Literal["unknown", "opening", "thinking", "closed", "said"] = (
+        self._thoughts: list[str] = []
+        # Held is what only the end of the reply can part: what was thought mentions its tags, or quotes.
+        self._state: Literal["unknown", "opening", "thinking", "closed", "said", "held"] = (
             "opening" if begun else "unknown"
         )
 
@@ -146,21 +154,23 @@ class _Thinking:
         """Return what of it is thought, and what is said."""
         if self._state == "said":
             return "", text
-        if not self._waiting.add(text):
+        if self._state == "held" or not self._waiting.add(text):
             return "", ""
         if self._state == "unknown" and not self._known():
             return "", ""
         thought = self._thought() if self._state in ("opening", "thinking") else ""
         if self._state == "closed":
-            self._waiting.text = self._waiting.text.lstrip("\n")
-            self._state = "said" if self._waiting.text else "closed"
-        return thought, self._waiting.take_all() if self._state == "said" else ""
+            self._go_on()
+        return thought, self._waiting.take_all() if self._is_said() else ""
+
+    def _is_said(self) -> bool:
+        return self._state == "said"
 
     def _known(self) -> bool:
         """Find out whether the reply begins with its thinking; False while that is open."""
         begin = self._waiting.text.lstrip()
-        self.thinks = begin.startswith(OPENING)
-        if not self.thinks and OPENING.startswith(begin):
+        self.thinks = opens_with_thinking(begin) is not None
+        if not self.thinks and _may_become(begin, OPENINGS):
             return False
         self._state = "opening" if self.thinks else "said"
         return True
@@ -169,18 +179,33 @@ class _Thinking:
         if self._state == "opening" and not self._opened():
             return ""
         text = self._waiting.text
-        index = text.find(CLOSING)
-        if index >= 0:
-            self._state, self._waiting.text = "closed", text[index + len(CLOSING) :]
-            return text[:index].rstrip("\n")
-        return self._waiting.take(len(_before_partial(text, CLOSING).rstrip("\n")))
+        closing = first_closing(text)
+        if closing is None:
+            thought = self._waiting.take(len(_before_partial_closing(text).rstrip("\n")))
+        else:
+            thought = text[: closing.start()]
+            certain = ends_thinking("".join([*self._thoughts, thought]))
+            self._state, self._waiting.text = ("closed" if certain else "held"), text[closing.end() :]
+            thought = thought.rstrip("\n")
+        self._thoughts.append(thought)
+        return thought
+
+    def _go_on(self) -> None:
+        """Find out whether something is said behind what was thought, or thought again."""
+        self._waiting.text = self._waiting.text.lstrip("\n")
+        begin = self._waiting.text.lstrip()
+        if opens_with_thinking(begin) is not None:
+            self._state = "held"
+        elif begin and not _may_become(begin, OPENINGS):
+            self._state = "said"
 
     def _opened(self) -> bool:
         """Pass the opening over; False while it may still go on."""
         begin = self._waiting.text.lstrip()
-        if begin != OPENING and OPENING.startswith(begin):
+        opened = opens_with_thinking(begin)
+        if opened is None and _may_become(begin, OPENINGS):
             return False
-        begin = begin.removeprefix(OPENING).lstrip("\n")
+        begin = begin[0 if opened is None else opened.end() :].lstrip("\n")
         if not begin:
             return False
         self._state, self._waiting.text = "thinking", begin
@@ -252,6 +277,18 @@ def _begins_with(text: str, bare: str) -> bool | None:
             return False
         text = text[1:]
     return True
+
+
+def _may_become(text: str, tags: Sequence[str]) -> bool:
+    """Whether a text is the beginning of a tag."""
+    plain = text.lower()
+    return any(tag.startswith(plain) for tag in tags)
+
+
+def _before_partial_closing(text: str) -> str:
+    """Return a text without an end that may be the beginning of a tag that closes thinking."""
+    place = text.rfind("<", -max(map(len, CLOSINGS)))
+    return text if place < 0 or not _may_become(text[place:], CLOSINGS) else text[:place]
 
 
 def _before_partial(text: str, mark: str) -> str:

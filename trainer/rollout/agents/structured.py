@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import orjson
 
+from rollgym.clients.protocol.json_text import read_json
 from rollgym.trainer.inference.base import StructuredOutput
 from rollgym.trainer.rollout.agents.errors import invalid, unsupported
 
@@ -154,7 +155,7 @@ def _any_of(value: object, param: str) -> str:
 def _schema_text(value: object, param: str) -> str:
     if isinstance(value, str):
         try:
-            value = orjson.loads(_bounded(value, param))
+            value = read_json(_bounded(value, param))
         except orjson.JSONDecodeError as error:
             raise invalid(f"{param} is no JSON: {str(error)[:200]}", param) from error
     if not isinstance(value, Mapping | bool):

@@ -265,3 +265,12 @@ def test_every_observation_of_an_environment_is_read(
 def test_every_text_can_be_taken_as_an_action(text: str) -> None:
     for action in (action_schema(move=TEXT), action_schema(move=INTEGER), action_schema(x=TEXT, y=TEXT)):
         assert orjson.loads(messages(action).step(text))["type"] == "step"
+
+
+def test_integers_of_an_action_are_exact_however_large():
+    built = messages(action_schema(("move",), move=INTEGER))
+    assert built.step(str(2**70)) == b'{"type":"step","data":{"move":%d}}' % 2**70
+    whole = messages(action_schema(("x", "y"), x=TEXT, y=TEXT))
+    assert whole.step(f'{{"a": {2**70}}}') == b'{"type":"step","data":{"a":%d}}' % 2**70
+    deep = "[" * 900 + str(2**70) + "]" * 900
+    assert orjson.loads(whole.step(deep)) == {"type": "step", "data": deep}

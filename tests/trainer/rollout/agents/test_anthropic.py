@@ -206,7 +206,11 @@ for _ in range(200):
         ({"messages": [user(3)]}, "messages[0].content must be text or a list of blocks"),
         ({"messages": [user([3])]}, "messages[0].content must be text or a list of blocks"),
         ({"messages": [user([IMAGE])]}, "blocks of the type 'image' are not supported"),
-        ({"messages": [user([NESTED])]}, "blocks of the type 'tool_result' are not supported"),
+        (
+            {"messages": [user([{"type": "tool_result", "content": [{"type": "tool_result"}]}])]},
+            "blocks of the type 'tool_result' are not supported",
+        ),
+        ({"messages": [user([NESTED])]}, "nested more than 200"),
         ({"messages": [{"role": "wizard", "content": ""}]}, "messages[0].role must be user or assistant"),
         ({"messages": [user("Hi"), {"role": "assistant", "content": "So"}]}, "beginning of a reply"),
         ({"max_tokens": 0}, "max_tokens must be a whole number"),
