@@ -114,7 +114,7 @@ def written(tmp_path, rows, name="rows.jsonl"):
             {"text": "x"},
             "line 2: the row has no 'prompt' \\(or 'messages'\\); its columns are text, and 'columns'",
         ),
-        ({"messages": []}, "line 2: 'messages' must be a text or a list of messages, not \\[\\]"),
+        ({"messages": []}, "line 2: 'messages' must be a list of messages, not \\[\\]"),
         (
             {"messages": [{"content": "x"}]},
             r"line 2: messages\[0\].role must be one of system, user.*not None",
