@@ -6,9 +6,9 @@ from fractions import Fraction
 from functools import lru_cache
 
 from rollgym.envs.verifiers.composed_numbers import ComposedNumber, read_composed
-from rollgym.envs.verifiers.exact import NotExact, Value, add, divide, multiply, scale, value_of
+from rollgym.envs.verifiers.exact import NotExact, Value, add, approximate, divide, multiply, scale, value_of
 from rollgym.envs.verifiers.latex import is_name, plain, words
-from rollgym.envs.verifiers.numerals import decimals, read_value
+from rollgym.envs.verifiers.numerals import decimals, read_value, spelt_number
 from rollgym.envs.verifiers.units import Unit, unit_of
 
 _KEPT = 1024
@@ -35,15 +35,21 @@ _ROW_END = re.compile(r"\\\\(?:\s*\[[^\]]*\])?|\\cr(?![a-zA-Z])")
 _CASES = re.compile(
     r"(?:\\left\s*\\\{\s*)?\\begin\s*\{cases\}(?P<body>[^&]*)\\end\s*\{cases\}(?:\s*\\right\s*\.)?", re.DOTALL
 )
+_ALIGNED = re.compile(
+    r"\\begin\s*\{(?P<kind>aligned|align\*?|split|gathered)\}(?P<body>.*)\\end\s*\{(?P=kind)\}", re.DOTALL
+)
 _NAMED = re.compile(r"\s*(\\?[a-zA-Z]{1,12}(?:_(?:\w|\{\w{1,5}\}))?)\s*=(?!=)")
 _TUPLE_OF_NAMES = re.compile(r"\((?P<names>[^()=]+)\)\s*=\s*\((?P<values>.+)\)", re.DOTALL)
 _EITHER_SIGN = re.compile(r"\\pm(?![a-zA-Z])|±")
+_UNIT_FACTOR = r"[a-zA-ZµΩ]{1,3}(?:\s?\^\s?\{?-?[1-3]\}?)?"
 _BARE_UNIT = re.compile(
-    r"(?P<number>.{1,40}?)(?:\s|~|\\,){0,8}(?P<unit>[mgshtlLNJWKVACF](?:\s?(?:\^\s?\{?[23]\}?|[²³]))?"
-    # "m s^{-1}": a negative power is one of a unit, where all its factors are.
-    r"|(?:[a-zA-Z]{1,3}(?:\s?\^\s?\{?[1-3]\}?)?(?:\s|\\cdot|\*|\\,)\s?){1,3}[a-zA-Z]{1,3}\s?\^\s?\{?-[1-3]\}?)"
+    r"(?P<number>.{1,40}?)(?:\s|~|\\,){0,8}(?P<unit>[mgshtlLNJWKVACFΩ](?:\s?(?:\^\s?\{?-?[1-3]\}?|[²³]))?"
+    # "m s^{-1}", "N m" and "J/s" are units where all their factors are.
+    rf"|(?P<product>{_UNIT_FACTOR}(?:\s?(?:\s|\\cdot|\*|\\,|/)\s?{_UNIT_FACTOR}){{1,3}}))"
 )
 _STERLING = frozenset({("sterling", 1)})
+# Rounded values are written behind an equals sign, too.
+_ABOUT_EQUAL = 0.02
 _AROUND_LIST = re.compile(r"^(?:[\s$({\[]|\\[({\[]|\\left(?![a-z])|\\text\s*\{)+")
 _OPENING = {"(": "(", "[": "[", "\\{": "{", "{": "{"}
 _CLOSING = (")", "]", "\\}", "}")
@@ -92,7 +98,7 @@ class Answer:
         if match is None or unit is None:
             return None
         try:
-            return Quantity(read_value(match["number"]), unit, match["unit"])
+            return Quantity(read_value(match["number"]), unit, "" if match["product"] else match["unit"])
         except NotExact:
             return None
 
@@ -174,6 +180,13 @@ def _read_form(answer: str, is_denied: bool) -> Answer:
     if "\\begin" in answer:
         if rows := _matrix(answer):
             return Answer(answer, False, rows=rows)
+        if (lines := _ALIGNED.fullmatch(answer.strip().strip("$.").strip())) is not None:
+            # A line that begins with an equals sign goes on with the one before it.
+            rows_of_it = [row.replace("&", " ").strip() for row in _ROW_END.split(lines["body"])]
+            answer = "".join(
+                row if not number or row.startswith("=") else f", {row}"
+                for number, row in enumerate(filter(None, rows_of_it))
+            )
         if (cases := _CASES.fullmatch(answer.strip().strip("$.").strip())) is not None:
             answer = ", ".join(
                 row.strip().rstrip(",") for row in _ROW_END.split(cases["body"]) if row.strip()
@@ -199,8 +212,11 @@ def _read_form(answer: str, is_denied: bool) -> Answer:
     if "=" in text and (named := _named_tuple(text)):
         return Answer(text, form.percent, parts=named)
     if "=" in text and (side := _last_side(text)) is not None:
-        return read_answer(side)
+        # What is not true is no answer, whatever it ends with.
+        return read_answer(side) if _holds(text) else Answer(text, form.percent, relation=True)
     said = words(text)
+    if said is not None and (spelt := spelt_number(said)) is not None:
+        return Answer(text, form.percent, value=value_of(Fraction(spelt)), unit=form.unit)
     if said is not None:
         return Answer(text, form.percent, said=said, is_name=is_name(answer))
     brackets, inner = _unbracketed(text)
@@ -259,6 +275,21 @@ def _last_side(text: str) -> str | None:
     if not others or not all(map(_is_number, others)):
         return None
     return others[-1].strip() if _NAME.fullmatch(first.strip()) or _is_number(first) else None
+
+
+def _holds(equation: str) -> bool:
+    """Whether two numbers are about equal, such as `2/3 = 0.67`; what is worked out in steps is not looked at."""
+    sides = equation.split("=")
+    if len(sides) != 2 or not _is_number(sides[0]) or decimals(sides[0]) is None:
+        return True
+    first, second = (plain(each) for each in sides)
+    if first.unit or second.unit:
+        return True
+    one, other = (
+        approximate(read_value(each.text)) * each.scale / (100 if each.percent else 1)
+        for each in (first, second)
+    )
+    return one == other or abs(one - other) <= _ABOUT_EQUAL * abs(other)
 
 
 def _is_number(text: str) -> bool:

@@ -16,16 +16,18 @@ from rollgym.envs.verifiers.base import Verdict, VerifierEnv
 
 _MINUS = str.maketrans(dict.fromkeys("−–‐‑—﹣－", "-") | {"\N{NO-BREAK SPACE}": " "})
 _INTEGER = re.compile(r"[-+]?(?<![\d.])\d+(?:[,_ ]\d{3})*(?!\.?\d)")
+_NEGATIVE = re.compile(r"\b(?:minus|negative)\s+(?=\d)", re.IGNORECASE)
 # A sign with a blank behind it, where nothing stands before it that it could be taken from.
 _SIGN_APART = re.compile(r"(\A\s*|[=:]\s*|\b(?:is|are|equals)\s+)([-+])[ \t]+(?=\d)")
 # What makes another number of the digits before it; an exclamation mark ends a sentence, and is a factorial elsewhere.
 _MADE_ANOTHER = re.compile(
-    r"[²³⁰¹⁴-⁹½¼¾^°′\w]|\s?(?:\\?%|‰|percent\b|(?:\*\*?|[/×÷!])\s*[\d(!])"
-    r"|\s(?:dozen|hundred|thousand|million|billion)"
+    r"[²³⁰¹⁴-⁹½¼¾^°′?\w]|\s?(?:\\?%|‰|percent\b|(?:\*\*?|[/×÷!])\s*[\d(!]|\+\s*(?:[a-zA-Z(]|\Z))"
+    r"|\s(?:dozen|hundred|thousand|million|billion)|[)\]}]{1,3}\s?[!^]|\W{0,4}(?:is\s+)?(?:wrong|incorrect)\b"
 )
-_PART_OF_ANOTHER = re.compile(r"(?:[A-Za-z_^√]|\d[/*^×÷.]\s?|[\d)]\s*[/*^×÷]\s*)\Z")
+_PART_OF_ANOTHER = re.compile(r"(?:[A-Za-z_^√±]|\d[/*^×÷.]\s?|[\d)]\s*[/*^×÷]\s*|-\s*[(\[{\n]\s*)\Z")
+_TAKEN_FROM = re.compile(r"[\d)]\s*\Z")
 _DENIED = re.compile(
-    r"(?:\b(?:not|never|than|least|most|except|isn't|about|between)|[≠<>≤≥~≈]|!=)(?:\s+(?:equal\s+to|be|an?))?\s*\Z",
+    r"(?:\b(?:not|never|than|least|most|except|isn't|about|between(?:\s+\S{1,12}\s+and)?)|[≠<>≤≥~≈]|!=)(?:\s+(?:equal\s+to|be|an?))?\s*\Z",
     re.IGNORECASE,
 )
 _NEAR = 24
@@ -138,8 +140,9 @@ def read_number(response: str) -> int | None:
     if marked is None and (found := boxes(said)[0]):
         marked = found[-1].content
     if marked is not None:
-        return _whole_number(marked)
-    return _last_number(_SIGN_APART.sub(r"\1\2", said.translate(_MINUS)))
+        within = boxes(marked)[0]
+        return _whole_number(within[-1].content if within else marked)
+    return _last_number(_SIGN_APART.sub(r"\1\2", _NEGATIVE.sub("-", said.translate(_MINUS))))
 
 
 def _last_number(said: str) -> int | None:
@@ -149,9 +152,11 @@ def _last_number(said: str) -> int | None:
         last = match
     if last is None or _MADE_ANOTHER.match(said, last.end()) is not None:
         return None
-    if said.startswith("!", last.end()) and not any(map(str.isalpha, said)):
+    if said[last.end() : last.end() + 2].strip()[:1] == "!" and not any(map(str.isalpha, said)):
         return None
     before = said[max(0, last.start() - _NEAR) : last.start()]
+    if last[0][0] in "+-" and _TAKEN_FROM.search(before) is not None:
+        return None
     if _PART_OF_ANOTHER.search(before) is not None or _DENIED.search(before) is not None:
         return None
     return _whole_number(last[0])
@@ -181,7 +186,8 @@ def _value(node: ast.expr) -> int:
 
 
 def _whole_number(text: str) -> int | None:
-    plain = _SIGN_APART.sub(r"\1\2", text.translate(_MINUS).strip().strip("$.").strip())
+    plain = _NEGATIVE.sub("-", text.translate(_MINUS)).strip().strip("$.").strip()
+    plain = _SIGN_APART.sub(r"\1\2", plain)
     match = _INTEGER.fullmatch(plain)
     if match is None or len(plain) > _LONGEST_NUMBER:
         return None

@@ -11,7 +11,7 @@ from rollgym.envs.verifiers.affordable import depth
 from rollgym.envs.verifiers.answers import Answer, read_answer, read_reference
 from rollgym.envs.verifiers.composed_numbers import is_in_base, same_composed
 from rollgym.envs.verifiers.exact import approximate, divide, multiply, rational, scale
-from rollgym.envs.verifiers.latex import canonical, figure, unwrapped
+from rollgym.envs.verifiers.latex import SHORT_WORDS, canonical, figure, formula, unwrapped
 from rollgym.envs.verifiers.units import contradict, in_kelvin, unit_of
 
 Reason = Literal[
@@ -32,6 +32,8 @@ Reason = Literal[
 ]
 _PERCENT_ASKED = re.compile(r"per\s?cent|%", re.IGNORECASE)
 _SCALE_ASKED = re.compile(r"\b(?:dozen|hundred|thousand|million|billion|trillion)s?\b", re.IGNORECASE)
+_PRIME = re.compile(r"\^\s*\{?\s*\\prime\s*\}?|′")
+_PRIMED = re.compile(r"(?<=[A-Za-z)}])'+(?![a-zA-Z])")
 _LONGEST = 2000
 _LONGEST_PRODUCT = 3
 _CONSTANTS = frozenset({"e", "i", "inf", "infinity", "infty"})
@@ -117,7 +119,7 @@ def _compare(gold: Answer, answer: Answer, rounding: int, asked: Asked) -> Compa
         equal = same_composed(gold.composed, answer.composed)
         return Comparison(equal, "equal_composed" if equal else "different_composed")
     if gold.said is not None and answer.said is not None:
-        if gold.said == answer.said and (gold.is_name or _is_cased_alike(gold.text, answer.text)):
+        if gold.said == answer.said and _is_cased_alike(gold, answer):
             return Comparison(True, "equal_text")
         if gold.said == answer.said:
             return Comparison(False, "different_words")
@@ -132,6 +134,10 @@ def _compare(gold: Answer, answer: Answer, rounding: int, asked: Asked) -> Compa
     if figures[0] is not None and figures[1] is not None:
         same = figures[0] == figures[1]
         return Comparison(same, "equal_text" if same else "different_words")
+    if (indexed := formula(gold.text)) is not None and indexed == formula(answer.text):
+        return Comparison(True, "equal_text")
+    if _primes_differ(gold.text, answer.text):
+        return Comparison(False, "different_words")
     if gold.rows and answer.rows:
         return _compare_matrices(gold, answer, rounding)
     if gold.denied is not None and answer.denied is not None:
@@ -145,14 +151,27 @@ def _compare(gold: Answer, answer: Answer, rounding: int, asked: Asked) -> Compa
     return UNDECIDED
 
 
-def _is_cased_alike(gold: str, answer: str) -> bool:
+def _is_cased_alike(gold: Answer, answer: Answer) -> bool:
     """Whether words differ in their size only as words do at the beginning of a sentence; `aB` is no `ab`."""
-    one, other = (unwrapped(each).strip(" .!()") for each in (gold, answer))
+    one, other = (unwrapped(each.text).strip(" .!()") for each in (gold, answer))
     if len(one) == 1 or len(one) > _LONGEST_PRODUCT:
+        return True
+    if len(one) == 2:
+        # "CO" is no "Co", and "AB" no "ab"; "No" is "NO", and "Ed" is "ed".
+        return one == other or one.lower() in SHORT_WORDS or one[1] == other[1]
+    if gold.is_name:
         return True
     return one == other or (
         len(one) == _LONGEST_PRODUCT and other in (one.lower(), one.upper(), one.capitalize())
     )
+
+
+def _primes_differ(gold: str, answer: str) -> bool:
+    """Whether two are the same but for their primes, which readers of formulas pass over: `f'(x)` is no `f(x)`."""
+    one, other = (_PRIME.sub("'", each) for each in (gold, answer))
+    if one.count("'") == other.count("'"):
+        return False
+    return canonical(_PRIMED.sub("", one)) == canonical(_PRIMED.sub("", other))
 
 
 def _kinds_differ(one: Answer, other: Answer) -> bool:
@@ -277,6 +296,9 @@ def _compare_parts(gold: Answer, answer: Answer, rounding: int) -> Comparison:
         return Comparison(False, "different_kinds")
     if (ordered := _in_order(gold, answer)) is not None:
         return _compare_ordered(*ordered, rounding)
+    if gold.brackets in ("()", "[]") and answer.brackets == "{}" and answer.text.startswith("\\{"):
+        # A point or an interval is no set of two numbers.
+        return Comparison(False, "different_kinds")
     if gold.brackets != answer.brackets and {gold.brackets, answer.brackets} != {"", "{}"}:
         # A list may be said with brackets or without; what brackets mean beyond that is not for arithmetic to say.
         return UNDECIDED

@@ -22,9 +22,18 @@ _PHRASE = re.compile(
     re.IGNORECASE | re.MULTILINE,
 )
 _SHORT_PHRASE = re.compile(r"^[^\S\n]*+(?:\*\*)?A:", re.MULTILINE)
-_SENTENCE_END = re.compile(r"[.!?](?=\s|$)|\n|,?\s(?:because|since|which)\b")
+_SENTENCE_END = re.compile(r"[.!?](?=\s|$)|[\n。]|,?\s(?:because|since|which)\b")
 _PERCENT_SIGN = re.compile(r"\s*(?:\\?%|percent(?:age)?\b|pct\b)")
 _ASKED = re.compile(r"[ \t]*[^?\n\s](?:[^?.!\n]|\.(?=\d)){0,80}\?(?=\s|$)(?!\s*\Z)")
+# "The answer is 5. Wait, it is 6.": what is taken back at once is no answer.
+_TAKEN_BACK = re.compile(
+    r"[ \t]*(?:[^.?!\n]|\.(?=\d)){1,80}?(?:[.!]\s+|,\s*|\s+[–—-]+\s*|\s\()"
+    r"(?:wait|no(?=\s*[,.!:;–—]|\s+it\b)|actually|sorry|oops|scratch\s+that|correction|wrong|incorrect)\b",
+    re.IGNORECASE,
+)
+_DENIED_BEHIND = re.compile(
+    r"\W{0,4}(?:is\s+)?(?:wrong|incorrect|not\s+(?:right|correct|it))\b", re.IGNORECASE
+)
 _NEAR = 32
 _LONGEST_SENTENCE = 2_000
 _LONGEST_BETWEEN = 40
@@ -43,7 +52,8 @@ _BROKEN_FORMULA = re.compile(
 )
 # What stands before a number that is no answer by itself: an operation, a list, a function, a denial, an equation.
 _NOT_ALONE = re.compile(
-    r"(?:[\w)}\]!]\s*[-+*/^·×÷−–<>≤≥≠]|[<>≤≥≠~]=?|!=|\d%?\s*,|\d%?,?\s+(?:or|and|to)|\b(?:not|isn't|sin|cos|tan|log|ln|exp|sqrt|mod)"
+    r"(?:[\w)}\]!]\s*[-+*/^·×÷−–<>≤≥≠]|[<>≤≥≠~]=?|!=|\d%?\s*,|\d%?,?\s+(?:or|and|to)"
+    r"|\b(?:not|never|cannot)(?:\s+(?:be|equal))?|n't(?:\s+(?:be|equal))?|\b(?:sin|cos|tan|log|ln|exp|sqrt|mod)"
     r"|\\[a-z]+|(?:\d[a-z]\b|\b[b-z]\b\s*[-+*/^]|[-+*/^]\s*[b-z]\b)[^=\n]*=)\s*$"
     # A ratio or a time of day, but no label: "Step 2: 5".
     r"|\d:$",
@@ -159,11 +169,10 @@ def last_phrase(text: str, *, short: bool = True) -> Found | None:
 
 
 def _last_stated(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
-    """Return the last match that is no question: "The answer is 5? No, 6." gives none in that place."""
-    last = None
-    for match in pattern.finditer(text):
-        if _ASKED.match(text, match.end()) is None:
-            last = match
+    """Return the last match; none where it is a question, or taken back: "The answer is 5? No, 6." gives none there."""
+    last = _last(pattern, text)
+    if last is None or _ASKED.match(text, last.end()) or _TAKEN_BACK.match(text, last.end()):
+        return None
     return last
 
 
@@ -201,7 +210,7 @@ def last_formula_or_number(text: str) -> Found | None:
     formula = _last(_FORMULA, text) if "$" in text or "\\" in text else None
     number = _last(_NUMBER, text, 0 if formula is None else formula.end())
     if number is not None:
-        if _belongs_to_more(text, number):
+        if _belongs_to_more(text, number) or is_denied_behind(text, number.end()):
             return None
         said = number[0].strip()
         return Found("number", said, said)
@@ -209,6 +218,11 @@ def last_formula_or_number(text: str) -> Found | None:
         return None
     unit = _percent_after(text, formula.end())
     return Found("formula", _formula_text(formula).strip() + unit, formula[0] + unit)
+
+
+def is_denied_behind(text: str, position: int) -> bool:
+    """Whether what ends at a place is called wrong in the same breath: "5 (wrong)"."""
+    return _DENIED_BEHIND.match(text, position) is not None
 
 
 def _percent_after(text: str, position: int) -> str:

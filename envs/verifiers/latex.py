@@ -31,7 +31,7 @@ _UNIT_TEXT = re.compile(
 # Upright, it is no unit of measurement.
 _IMAGINARY_UNIT = re.compile(r"\\(?:mathrm|text|operatorname)\s*\{\s*i\s*\}")
 _SPACE_AT_END = re.compile(r"(?:\s|~|\\[,;:! ]|\\quad){1,8}$")
-UNITS = "|".join([*ABBREVIATIONS, "mph", "kph", "kmh", "rads?", "deg", "sq", "cu"])
+UNITS = "|".join([*ABBREVIATIONS, "mph", "kph", "kmh", "[kMGT]?[bB]ps", "rads?", "deg", "sq", "cu"])
 """Units that may stand right beside a number."""
 # Beside a number, letters can be variables: a unit is one that is known, or a word of its own with a vowel in it.
 _WORDS_AFTER = re.compile(
@@ -81,7 +81,10 @@ _MINUS = str.maketrans(
         "÷": "/",
         "⁄": "/",
         # Marks of a width of nothing, which are copied with what they stand beside.
-        **dict.fromkeys("\u200b\u200c\u200d\u2060\ufeff\u00ad"),
+        **dict.fromkeys("\u200b\u200c\u200d\u2060\ufeff\u00ad\u200e\u200f\ufe0e\ufe0f\u20e3"),
+        **dict.fromkeys(map(chr, (*range(0x202A, 0x202F), *range(0x2066, 0x206A)))),
+        **dict.fromkeys("’‘ʼ", "'"),
+        **dict.fromkeys("“”„", '"'),
         **{sign: rf"\frac{{{top}}}{{{bottom}}}" for sign, (top, bottom) in _FRACTIONS.items()},
     }
 )
@@ -112,12 +115,13 @@ _CAPITAL = re.compile(r"[A-Z]")
 _SMALL = re.compile(r"[a-z]")
 _CAPITALIZED = re.compile(r"[A-Z][a-z]+")
 _VARIABLES = (frozenset("abc"), frozenset("xyz"))
-_SHORT_WORDS = frozenset(
+SHORT_WORDS = frozenset(
     {
         *("no", "up", "in", "on", "at", "go", "yes", "odd", "all", "any"),
         *("one", "two", "six", "ten", "red", "day", "row"),
     }
 )
+"""Words of up to three letters, which are no products of variables."""
 _LETTERS = re.compile(r"[^\W\d_]+(?:[\s'’.,-]+[^\W\d_]+)*[.!]?")
 
 
@@ -128,6 +132,7 @@ _LEAD_IN = re.compile(
     r"(?:\s*,\s*|:?\s+(?=[$\\\d(-]))",
     re.IGNORECASE,
 )
+_ABOUT = re.compile(r"^\s*(?:\\approx(?![a-z])|≈)\s*(?=[-\d.\\$])")
 _LABEL = re.compile(r"\s*[a-zA-Z][a-zA-Z ]{1,30}:\s*(?=[$\\\d(-])")
 # Points that belong to a number.
 _GOES_ON = re.compile(r"\.\d{3,60}\.\.\.$")
@@ -251,8 +256,8 @@ def _without_units(text: str, removed: list[str]) -> str:
     if text.isdigit():
         return text
     # Each search costs more than a look at whether there can be anything to find.
-    if "=" in text or "\\" in text:
-        text = _NAMED.sub("", text, count=1)
+    if "=" in text or "\\" in text or "≈" in text:
+        text = _ABOUT.sub("", _NAMED.sub("", text, count=1))
     if not text[:1].isdigit() or not text[-1:].isdigit():
         for sign in _CURRENCY.finditer(text):
             removed.append(sign[0].strip().lstrip("+-−"))
@@ -294,7 +299,7 @@ def is_name(text: str) -> bool:
     return (
         bare != text.strip().strip("$.").strip()
         or _has_capitals(bare)
-        or bare.lower() in _SHORT_WORDS
+        or bare.lower() in SHORT_WORDS
         or (bare.isalpha() and not _is_product(bare))
     )
 
@@ -335,6 +340,20 @@ def figure(text: str) -> tuple[str, str] | None:
     if kind == "triangle":
         return kind, "".join(sorted(points))
     return kind, points if kind == "vec" else min(points, points[::-1])
+
+
+_FORMULA = re.compile(r"(?:[A-Z][a-z]?(?:_?(?:\d{1,3}|\{\d{1,3}\}))?){1,12}")
+
+
+def formula(text: str) -> str | None:
+    """Return a chemical formula without the marks of its indices; None of what is none, or has no index."""
+    bare = _WRAPPED_TEXT.sub(r"\1", text).strip().strip("$.")
+    if not any(map(str.isdigit, bare)) or _FORMULA.fullmatch(bare) is None:
+        return None
+    return bare.translate(_NO_MARKS)
+
+
+_NO_MARKS = str.maketrans("", "", "_{}")
 
 
 def words(text: str) -> str | None:

@@ -20,6 +20,7 @@ from rollgym.envs.verifiers.extraction import (
     Found,
     box_count,
     inside_dollars,
+    is_denied_behind,
     last_box,
     last_formula_or_number,
     last_phrase,
@@ -314,8 +315,9 @@ def _against_sentence(text: str, against: Callable[[str], Comparison]) -> Compar
     numbers = numbers_in(said)
     if len(numbers) != 1 or _WORD.search(said) is None or _FUNCTION.search(said) is not None:
         return UNDECIDED
-    before = _CLAUSE.split(said[: said.find(numbers[0])])[-1]
-    if _RELATED.search(before) is not None:
+    place = said.find(numbers[0])
+    before = _CLAUSE.split(said[:place])[-1]
+    if _RELATED.search(before) is not None or is_denied_behind(said, place + len(numbers[0])):
         # More than 42 is not 42.
         return against(f"\\neq {numbers[0]}")
     return against(numbers[0])

@@ -35,8 +35,8 @@ _CONCLUSION = re.compile(
     r"(?:(?:so|thus|therefore|hence|finally)\b[\s,:]*+)?"
     r"(?:i\s++(?:choose|pick|select|say|go\s++with)|i(?:'d|\s++would)\s++(?:choose|pick|say|go\s++with)|it(?:'s|\s++(?:is|must\s++be|has\s++to\s++be))"
     r"|i(?:'m\s++(?:sure|certain)|\s++(?:think|believe))(?:\s++that)?+(?:\s++it(?:'s|\s++is))?+"
-    r"|(?:正确)?答案(?:是|为)?|故?选择?"
-    r"|(?:the\s++)?(?:correct\s++|right\s++|best\s++)?(?:option|choice|answer|letter)"
+    r"|(?:正确)?(?:答案|选项)(?:是|为)?|故?选择?"
+    r"|(?:(?:the|my)\s++)?(?:correct\s++|right\s++|best\s++|final\s++)?(?:option|choice|answer|letter)"
     r"(?:\s++(?:is|(?:must|should|would|will)\s++be|(?:seems|appears)\s++to\s++be)(?:\s++(?:clearly|definitely|probably|likely))?)?)?"
     r"[\s:,–—-]*+(?:\b(?:option|choice|answer)\s++)?+[(\[*]*+(?P<letter>(?-i:[A-J]))[)\]*]*+"
     r"(?:\s++(?:is|must\s++be)(?:\s++the)?+\s++(?:correct|right|best|true)(?:\s++(?:answer|option|choice|one))?+)?+[.!]?",
@@ -50,6 +50,18 @@ _BEFORE_TEXT = re.compile(
 )
 _BEFORE_LINE = re.compile(
     r"[\s>\"'“*+•-]*+(?:(?:the\s++)?(?:correct|right|best|final)\s++(?:option|choice|answer)\s*+(?:is\b)?\s*+:?\s*+)?",
+    re.IGNORECASE,
+)
+# "B, because it is the capital."
+_REASONED = re.compile(r"[(\[*]{0,3}(?P<letter>[A-J])[)\]*]{0,3}[.,:;]?\s+(?:because|since)\b")
+# "Paris (B)", and what is said of a line that is right.
+_LETTER_BEHIND = re.compile(r"(?P<text>[^\n]{1,200}?)\s*[(\[](?P<letter>[A-J])[)\]][.!*\s]*")
+_IS_RIGHT = re.compile(
+    r"(?<!\s)\s++(?:is|must\s++be)\s++(?:the\s++)?(?:correct|right)(?:\s++(?:answer|option|choice|one))?[.!]?\s*+\Z",
+    re.IGNORECASE,
+)
+_DENIED_AT_ONCE = re.compile(
+    r"\W{0,4}(?:is\s+)?(?:no|not\s+(?:it|right|correct)|wait|wrong|incorrect|actually|scratch|sorry|oops)\b",
     re.IGNORECASE,
 )
 _LONGEST_SENTENCE = 200
@@ -178,9 +190,11 @@ def read_choice(response: str, options: Mapping[str, str]) -> tuple[frozenset[st
     chosen = _by_text(whole, options)
     if chosen:
         return chosen, "text"
-    if len(whole) <= 3 and (letters := _said(whole, options)):
+    if len(unwrapped(whole).strip()) <= 3 and (letters := _said(whole, options)):
         return letters, "letter"
     lines = whole.splitlines()[-_MOST_LINES:]
+    if lines and (behind := _letter_behind(lines[-1], options)):
+        return behind, "letter"
     if lines and (letter := _concluded(lines[-1].strip(), options)):
         return frozenset({letter, *_lone_letters(lines)}), "letter"
     own = {letter for line in lines if (letter := _own_line(line, options))}
@@ -212,11 +226,22 @@ def _first_line(whole: str, options: Mapping[str, str]) -> frozenset[str]:
     """Return the letter of a first line that is an option's, where what follows names no other: its reason."""
     line, _, rest = whole.partition("\n")
     letter = _own_line(line, options) if len(rest) <= _LONGEST_REASON else ""
+    if not letter and len(whole) <= _LONGEST_REASON and (match := _REASONED.match(whole)) is not None:
+        letter, rest = match["letter"] if match["letter"] in options else "", whole[match.end() :]
     if not letter or _TAKEN_BACK.search(rest) or any(each != letter for each in _ANY_LETTER.findall(rest)):
         return frozenset()
     said = f" {_normal(rest)} "
     others = (_known_normal(text) for each, text in options.items() if each != letter and text)
     return frozenset() if any(other and f" {other} " in said for other in others) else frozenset({letter})
+
+
+def _letter_behind(line: str, options: Mapping[str, str]) -> frozenset[str]:
+    """Return the letters of "London (B)": two, where the text is another option's."""
+    match = _LETTER_BEHIND.fullmatch(line.strip("*_` "))
+    if match is None or match["letter"] not in options:
+        return frozenset()
+    named = _with_text(match["text"].strip("*_` "), options)
+    return named | {match["letter"]} if named else frozenset()
 
 
 def _text_in_sentence(whole: str, options: Mapping[str, str]) -> frozenset[str]:
@@ -228,7 +253,7 @@ def _text_in_sentence(whole: str, options: Mapping[str, str]) -> frozenset[str]:
 
 def _own_line(line: str, options: Mapping[str, str]) -> str:
     """Return the letter of an option whose very line is said: "B) London"; empty for all else."""
-    plain = unwrapped(line).strip()
+    plain = _IS_RIGHT.sub("", unwrapped(line).replace("**", "")).strip()
     plain = plain[_BEFORE_LINE.match(plain).end() :]  # type: ignore[union-attr]  # it matches nothing, too
     match = _LEADING.fullmatch(plain.strip("*_`\"'”").strip())
     if match is None or not match["mark"] or not match["rest"].strip():
@@ -246,7 +271,7 @@ def _concluded(line: str, options: Mapping[str, str]) -> str:
 
 def _said(text: str, options: Mapping[str, str]) -> frozenset[str]:
     """Return the letters that a text names which stands where an answer is given."""
-    plain = unwrapped(text).strip().strip("*_`\"'“”").strip()
+    plain = unwrapped(text).strip().strip("*_`\"'“”{}。").strip()
     chosen = _by_text(plain, options)
     if chosen:
         return chosen | _letter_before_name(plain, options, chosen)
@@ -256,6 +281,9 @@ def _said(text: str, options: Mapping[str, str]) -> frozenset[str]:
     letter, rest = match["letter"].upper(), match["rest"].strip()
     if not rest:
         return frozenset({letter})
+    if (denied := _DENIED_AT_ONCE.match(rest)) is not None and not _with_text(rest, options):
+        # "B, no, C" and "B (wrong)": what was said is taken back, and what is said then is not looked for in it.
+        return frozenset({letter, *_ANY_LETTER.findall(rest[denied.end() :])} & options.keys() - {letter})
     same = _with_text(rest, options) if match["mark"] else _by_text(rest, options)
     if same:
         # "B) Paris" where Paris is C names both.

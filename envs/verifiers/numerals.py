@@ -39,6 +39,37 @@ _TOKEN = re.compile(
 )
 _PRODUCT_SIGNS = {"\\cdot": "*", "\\times": "*", "\\ast": "*", "\\div": "/"}
 _FRACTIONS = frozenset({"\\frac", "\\dfrac", "\\tfrac", "\\cfrac"})
+_SPELT = {
+    name: number
+    for number, name in enumerate(
+        (
+            *(
+                "zero",
+                "one",
+                "two",
+                "three",
+                "four",
+                "five",
+                "six",
+                "seven",
+                "eight",
+                "nine",
+                "ten",
+                "eleven",
+            ),
+            *("twelve", "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen"),
+        )
+    )
+}
+_TENS = {
+    name: 10 * number
+    for number, name in enumerate(
+        ("twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"), start=2
+    )
+}
+_SPELT_SCALES = {"thousand": 10**3, "million": 10**6, "billion": 10**9}
+_BEFORE_AND = ("hundred", *_SPELT_SCALES)
+_LONGEST_SPELT = 120
 _CHOICES = frozenset({"\\binom", "\\dbinom", "\\tbinom"})
 
 
@@ -49,6 +80,32 @@ def decimals(text: str) -> int | None:
         return None
     fraction = match[3] or match[4]
     return len(fraction) - 1 if fraction else 0
+
+
+def spelt_number(text: str) -> int | None:
+    """Return the whole number that words spell, such as `twenty-one` or `two hundred and five`; None of all else."""
+    if len(text) > _LONGEST_SPELT or not text[:1].isalpha():
+        return None
+    words = text.strip().casefold().replace("-", " ").split()
+    if words[:1] == ["a"] and words[1:2] and words[1] in ("hundred", *_SPELT_SCALES):
+        words[0] = "one"
+    total = below = 0
+    smallest = 10**12
+    for index, word in enumerate(words):
+        if word in _SPELT and (not below % 100 or (word != "zero" and below % 100 >= 20 and not below % 10)):
+            if (word == "zero" and len(words) > 1) or (below % 100 and _SPELT[word] >= 10):
+                return None
+            below += _SPELT[word]
+        elif word in _TENS and not below % 100:
+            below += _TENS[word]
+        elif word == "hundred" and (0 < below < 100 or not index):
+            below = max(below, 1) * 100
+        elif word in _SPELT_SCALES and (below or not index) and _SPELT_SCALES[word] < smallest:
+            smallest = _SPELT_SCALES[word]
+            total, below = total + max(below, 1) * smallest, 0
+        elif word != "and" or not index or index == len(words) - 1 or words[index - 1] not in _BEFORE_AND:
+            return None
+    return total + below if words else None
 
 
 def read_value(text: str) -> Value:

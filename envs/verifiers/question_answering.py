@@ -22,7 +22,7 @@ from rollgym.envs.verifiers.comparison import Asked, asked_of
 from rollgym.envs.verifiers.exact import NotExact, Value, approximate, divide, multiply, rational
 from rollgym.envs.verifiers.extraction import marked_answer, numbers_in, strip_thinking
 from rollgym.envs.verifiers.latex import plain, unwrapped
-from rollgym.envs.verifiers.numerals import read_value
+from rollgym.envs.verifiers.numerals import read_value, spelt_number
 from rollgym.envs.verifiers.question_answering_tasks import KINDS, draw
 from rollgym.envs.verifiers.units import contradict, in_kelvin, unit_of
 
@@ -32,29 +32,16 @@ _TRIES = 10_000
 _FULL = 1.0 - 1e-9
 _SHOWN = 80
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
-_PUNCTUATION = str.maketrans("", "", string.punctuation)
+# With it what stands for it in other scripts, and what people write with better keyboards.
+_PUNCTUATION = str.maketrans("", "", string.punctuation + "“”„‘’«»‐‑–—…。、「」『』《》")
 # Signs that make another thing of the word beside them: Na+, C++, C#, x>5 and 5!, but no "well-known" or "Yahoo!".
 _SIGNS = re.compile(
     r"[<>]=?|(?<=\w)\+|(?<=[\w+])\+|(?<=[A-Z])#|(?<=\d)!|(?<![\w\s])-(?=\d)|(?<=\w)-(?![\w-])"
+    # What stands between digits, operators between letters, a denial before one, and the brackets of an interval.
+    r"|(?<=\d)[.:/](?=\d)|(?<=\w)\s?[*^|=\\]\s?(?=\w)|(?<!\w\w)(?<=\w)/(?=\w(?!\w))"
+    r"|(?<!\w)[~!](?=[A-Za-z](?!\w))|\A\s*[(\[{](?=\s*-?\d)|(?<=\d)[)\]}](?=\s*\Z)|[‰@]"
 )
-_CARDINALS = (
-    *(
-        "zero",
-        "one",
-        "two",
-        "three",
-        "four",
-        "five",
-        "six",
-        "seven",
-        "eight",
-        "nine",
-        "ten",
-        "eleven",
-        "twelve",
-    ),
-    *("thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen", "twenty"),
-)
+_COMMA = re.compile(r",(?=\S)(?!\d{3}(?!\d))")
 _ORDINALS = {
     **{"first": "1st", "second": "2nd", "third": "3rd", "fourth": "4th", "fifth": "5th", "sixth": "6th"},
     **{
@@ -66,7 +53,6 @@ _ORDINALS = {
         "twelfth": "12th",
     },
 }
-_NUMERALS = {spelt: str(number) for number, spelt in enumerate(_CARDINALS)} | _ORDINALS
 _LONGEST_AMOUNT = 200
 _FACTORIAL = re.compile(r"\s*[$\\(]*\d[\d,]*\s?!+[$\\)]*\s*")
 _TRUE, _FALSE = frozenset({"true", "yes", "correct"}), frozenset({"false", "no", "incorrect"})
@@ -244,10 +230,16 @@ def _compare(reference: str, said: str, rule: _Rule, asked: Asked) -> tuple[floa
         pairs = [(read_number(reference, scaled=way), read_number(said, scaled=way)) for way in ways]
         if None in pairs[0]:
             # A number that is spelt out is the number.
-            spelt = _NUMERALS.get(normal(said), "")
-            if spelt.isdigit() and pairs[0][0] is not None:
+            spelt = spelt_number(said.strip(" .!"))
+            if spelt is not None and pairs[0][0] is not None:
                 return float(_is_near(pairs[0][0], Fraction(spelt), rule)), metric
             return _exact(reference, said), metric
+        percent = plain(reference).percent, plain(said[:_LONGEST_AMOUNT]).percent
+        if percent == (False, True) and asked.percent is False:
+            # "5%" for 5 is a hundred times too small where no percentage was asked for.
+            pairs = [(wanted, _hundredth(number)) for wanted, number in pairs]
+        elif percent == (True, False):
+            pairs += [(_hundredth(wanted), number) for wanted, number in pairs]
         return float(any(_is_near(wanted, number, rule) for wanted, number in pairs)), metric
     if metric == "boolean":
         wanted_truth, truth = read_boolean(reference), read_boolean(said)
@@ -263,11 +255,17 @@ def _compare(reference: str, said: str, rule: _Rule, asked: Asked) -> tuple[floa
     return _exact(reference, said), metric
 
 
+def _hundredth(number: Fraction | float | None) -> Fraction | float | None:
+    return None if number is None else number / 100
+
+
 def _is_of_another(reference: str, said: str) -> bool:
     """Whether a number is said of another unit than the reference's, where neither needs be known."""
     if len(said) > _LONGEST_AMOUNT:
         return False
     wanted, given = plain(reference), plain(said)
+    if ("‰" in reference) != ("‰" in said):
+        return True
     if wanted.percent and not given.percent and unit_of(given.unit) is not None:
         return True
     return not (wanted.percent or given.percent) and contradict(wanted.unit, given.unit)
@@ -328,13 +326,23 @@ def _as_float(number: Fraction | float) -> float:
 
 
 def _exact(reference: str, said: str) -> float:
-    wanted, given = normal(reference), normal(said)
+    wanted, given = (normal(_COMMA.sub(", ", each)) for each in (reference, said))
     if not wanted:
         # What is nothing but punctuation and articles is compared as it stands.
         return float(said.strip() == reference.strip())
     if given == wanted:
-        return float(_SIGNS.findall(reference) == _SIGNS.findall(said))
-    return float(_NUMERALS.get(given, given) == _NUMERALS.get(wanted, wanted))
+        return float(_signs(reference) == _signs(said))
+    return float(_in_digits(said, given) == _in_digits(reference, wanted))
+
+
+def _signs(text: str) -> list[str]:
+    return [each.strip() for each in _SIGNS.findall(_COMMA.sub(", ", text).strip(" ."))]
+
+
+def _in_digits(text: str, words: str) -> str:
+    """Return a number that is spelt out in digits, and of what is none its words."""
+    spelt = spelt_number(text.strip(" .!"))
+    return _ORDINALS.get(words, words) if spelt is None else str(spelt)
 
 
 def _kind_of(reference: str) -> Metric:

@@ -162,8 +162,8 @@ _UNITS = _table(
         "KiB kibibyte kibibytes": 8 * 1024,
         "MiB mebibyte mebibytes": 8 * 1024**2,
         "GiB gibibyte gibibytes": 8 * 1024**3,
-        "kbps": 1000,
     },
+    loudness={"dB decibel decibels": 1},
     celsius={"°C": 1},
     fahrenheit={"°F": 1},
     kelvin={"K kelvin kelvins": 1},
@@ -185,7 +185,7 @@ _OF_TWO_LETTERS = frozenset(
         *("mm", "cm", "dm", "km", "nm", "mi", "ft", "in", "yd", "kg", "mg", "oz", "lb", "ml", "mL"),
         *("cl", "cL", "dl", "dL", "qt", "ha", "ms", "ns", "hr", "yr", "am", "pm", "Hz", "Pa", "eV"),
         *("Wh", "kW", "mW", "MW", "GW", "TW", "kJ", "kN", "kV", "mV", "kA", "mA", "kB", "KB", "MB"),
-        *("GB", "TB"),
+        *("GB", "TB", "dB"),
     }
 )
 ABBREVIATIONS = sorted(
@@ -201,6 +201,18 @@ ABBREVIATIONS = sorted(
     reverse=True,
 )
 """Short names of units that are known, the longest first."""
+# What is measured by a product of other units.
+_DERIVED: Mapping[str, Mapping[str, int]] = {
+    "frequency": {"time": -1},
+    "force": {"mass": 1, "length": 1, "time": -2},
+    "energy": {"mass": 1, "length": 2, "time": -2},
+    "power": {"mass": 1, "length": 2, "time": -3},
+    "pressure": {"mass": 1, "length": -1, "time": -2},
+    "charge": {"current": 1, "time": 1},
+    "voltage": {"mass": 1, "length": 2, "time": -3, "current": -1},
+    "resistance": {"mass": 1, "length": 2, "time": -3, "current": -2},
+    "capacity": {"mass": -1, "length": -2, "time": 4, "current": 2},
+}
 _DEGREES = frozenset({"°", "deg", "degree", "degrees"})
 _RADIANS = frozenset({"rad", "rads", "radian", "radians"})
 _HALF_TURN: Value = {(1, 1): Fraction(1, 180)}
@@ -261,6 +273,8 @@ def unit_of(text: str) -> Unit | None:
         if (speed := _SPEEDS.get(match[2].lower())) is not None:
             above, below = speed.split("/")
             factors += [(above, power), (below, -power)]
+        elif match[2].endswith("ps") and _UNITS.get(match[2][:-2], ("",))[0] == "information":
+            factors += [(match[2][:-2], power), ("s", -power)]
         else:
             factors.append((match[2], power))
     return _product(factors) if factors else None
@@ -362,7 +376,8 @@ def _product(factors: Iterable[tuple[str, int]]) -> Unit | None:
         if known is None:
             return None
         dimension, degree, factor = known
-        dimensions[dimension] += degree * power
+        for base, times in _DERIVED.get(dimension, {dimension: 1}).items():
+            dimensions[base] += degree * power * times
         for _ in range(abs(power)):
             total = multiply(total, factor) if power > 0 else divide(total, factor)
     return Unit(frozenset((name, power) for name, power in dimensions.items() if power), total)

@@ -139,7 +139,11 @@ async def test_the_same_scorer_answers_over_the_wire():
 
 
 @pytest.mark.parametrize(
-    "said", ["12!", "12²", "12%", r"12\%", "12th", "not 12", "1e12", "12/5", "x12", "12 million"]
+    "said",
+    [
+        *("12!", "12²", "12%", r"12\%", "12th", "not 12", "1e12", "12/5", "x12", "12 million"),
+        *("12?", "±12", "12+i", "(12)!", "12 is wrong", "12 (wrong)", "12 !"),
+    ],
 )
 def test_a_number_that_is_part_of_another_or_denied_is_none(said):
     assert read_number(said) is None
@@ -147,7 +151,8 @@ def test_a_number_that_is_part_of_another_or_denied_is_none(said):
 
 
 @pytest.mark.parametrize(
-    "said", ["–7", "- 7", "−7", "It is - 7.", "5 - 12 = - 7", r"\boxed{–7}", "**-7**", "The sum is -7!"]
+    "said",
+    ["–7", "- 7", "−7", "It is - 7.", "5 - 12 = - 7", r"\boxed{–7}", "**-7**", "The sum is -7!", "minus 7"],
 )
 def test_a_sign_counts_in_any_of_its_forms(said):
     assert read_number(said) == -7
@@ -155,3 +160,7 @@ def test_a_sign_counts_in_any_of_its_forms(said):
 
 def test_a_difference_is_no_negative_number():
     assert read_number("12 - 7") == 7
+    assert read_number("12 -7") is None
+    assert read_number("-(7)") is None
+    assert read_number("between 6 and 7") is None
+    assert read_number(r"<answer>\boxed{-7}</answer>") == -7

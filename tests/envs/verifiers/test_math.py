@@ -19,7 +19,7 @@ from rollgym.envs.verifiers.exact import NotExact, rational
 from rollgym.envs.verifiers.extraction import marked_answer, strip_thinking
 from rollgym.envs.verifiers.mathematics import MathEnv
 from rollgym.envs.verifiers.mathematics_tasks import KINDS
-from rollgym.envs.verifiers.numerals import read_value
+from rollgym.envs.verifiers.numerals import read_value, spelt_number
 from tests.support.hostile_answers import ENDED_BY_A_CLOCK, FIVES, HOSTILE_ANSWERS
 from tests.support.processes import env_server
 from tests.support.recorded_data import recorded
@@ -752,6 +752,13 @@ def test_a_number_too_large_for_a_float_is_one_that_is_wrong(gold, said):
         ),
         *(("5 rupees", "5 dollars"), ("1 year", "1 light year"), ("£5", "5 kg"), (r"\$100", r"100\%")),
         *(("0 °C", "0 °F"), ("2 m^3", "2 L"), ("5 square units", "5 cubic units")),
+        *(
+            ("5 Mbps", "5 MB/s"),
+            ("40 kbps", r"40\text{ kb}"),
+            ("5 N", "5 J"),
+            ("5 m/s", r"5 m/s^2"),
+            ("1 eV", "1 V"),
+        ),
         # Units that no table knows.
         *(("42 apples", "42 pears"), ("5 kg", "5 cows"), (r"5\text{ foos}", r"5\text{ bazes}")),
     ],
@@ -772,7 +779,10 @@ def test_units_that_differ_are_not_dropped(one, other):
         ),
         *(("18 km/h", "5 m s^{-1}"), ("0 °C", "32 °F"), ("5 pounds", "80 oz"), ("£5", "5 pounds")),
         *(("1 century", "100 years"), ("2 dozen", "24"), ("5'6\"", "66 inches"), ("100 pence", "£1")),
-        *(("5 MB", "5000 kB"), ("1 kcal", "4184 J"), ("5 kHz", "5000 Hz")),
+        *(("5 MB", "5000 kB"), ("1 kcal", "4184 J"), ("5 kHz", "5000 Hz"), ("40 Mbps", "5 MB/s")),
+        # What is measured by a product of other units.
+        *(("5 J", "5 N m"), ("5 W", "5 J/s"), ("5 Pa", "5 N/m^2"), ("5 N", "5 kg m/s^2"), ("5 V", "5 W/A")),
+        *(("5 C", "5 A s"), ("5 Hz", "5 s^{-1}"), ("5 Ω", "5 V/A"), (r"5\text{ dB}", "5 dB")),
         # Words that describe what is counted are no other unit.
         *(("5 years old", "5 years"), ("42 apples", "42 apples in all"), ("6 ways", "6 arrangements")),
         *(("10 units", "10 cm"), (r"10 \text{ square units}", r"10 \text{ cm}^2"), ("3 children", "3")),
@@ -795,11 +805,107 @@ def test_units_that_convert_agree(one, other):
             (r"\vec{AB}", r"\vec{BA}"),
         ),
         *((r"\angle ABC", r"\triangle ABC"), (r"\overline{AB}", r"\overline{AC}"), ("HT", "TH")),
+        *(
+            ("CO", "Co"),
+            ("AB", "ab"),
+            ("Al", "AL"),
+            ("A'", "A"),
+            ("f'(x)", "f(x)"),
+            (r"f^{\prime}(2)", "f(2)"),
+        ),
     ],
 )
 def test_letters_in_another_order_are_another_name(one, other):
     assert compare(one, other).equal is False
     assert compare(other, one).equal is False
+
+
+def test_names_are_written_with_capitals_at_will_and_formulas_with_or_without_marks_of_indices():
+    for one, other in (
+        ("Ed", "ed"),
+        ("No", "NO"),
+        ("Bob", "bob"),
+        ("CO_2", "CO2"),
+        ("H_{2}O", "H2O"),
+        ("O’Neill", "O'Neill"),
+    ):
+        assert compare(one, other).equal is True, (one, other)
+
+
+def test_a_number_that_is_spelt_out_is_the_number():
+    for words, number in {
+        "twelve": 12,
+        "Twenty-one": 21,
+        "two hundred and five": 205,
+        "a million": 10**6,
+    }.items():
+        assert compare(str(number), words).equal is True
+        assert compare(words, str(number)).equal is True
+        assert compare(str(number + 1), words).equal is False
+    for words in (
+        "twenty twelve",
+        "hundred million and",
+        "one two",
+        "and five",
+        "zero five",
+        "ninety-nineteen",
+        "thousand thousand",
+    ):
+        assert spelt_number(words) is None, words
+
+
+@given(number=st.integers(0, 999_999_999))
+def test_words_for_a_number_are_read_back(number):
+    assert spelt_number(spelt(number)) == number
+    assert spelt_number(spelt(number).replace(" and ", " ").upper()) == number
+
+
+_ONES = (
+    *(
+        "zero",
+        "one",
+        "two",
+        "three",
+        "four",
+        "five",
+        "six",
+        "seven",
+        "eight",
+        "nine",
+        "ten",
+        "eleven",
+        "twelve",
+    ),
+    *("thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen"),
+)
+_TENS = ("twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
+
+
+def spelt(number):
+    """The English words for a number."""
+    for size, name in ((10**6, "million"), (1000, "thousand"), (100, "hundred")):
+        if number >= size:
+            above, below = divmod(number, size)
+            joined = " and " if size == 100 else " "
+            return f"{spelt(above)} {name}" + (f"{joined}{spelt(below)}" if below else "")
+    if number < 20:
+        return _ONES[number]
+    return _TENS[number // 10 - 2] + (f"-{_ONES[number % 10]}" if number % 10 else "")
+
+
+def test_a_point_is_no_set_and_an_equation_that_does_not_hold_no_answer():
+    assert compare("(0,1)", r"\{0,1\}").equal is False
+    assert compare("[0,1]", r"\{0,1\}").equal is False
+    for said in ("2=5", "6 = 5", "5 = 50"):
+        assert compare(said.split("=")[1].strip(), said).equal is False, said
+    for gold, said in (
+        ("5", "2+3=5"),
+        ("0.67", "2/3=0.67"),
+        ("5", "5=5"),
+        ("0.5", r"50\%=0.5"),
+        ("11", "x=5+5+1=7=11"),
+    ):
+        assert compare(gold, said).equal is True, said
 
 
 def test_a_figure_has_the_names_that_geometry_gives_it():
@@ -840,6 +946,15 @@ def test_small_numbers_are_not_equal_because_what_is_left_of_them_vanishes():
             "`5`",
         ),
         *("答案是5", "答案：5", r"\boxed{\color{red}{\frac{10}{2}}}", "10⁄2"),
+        *(
+            "答案是 5。",
+            "答案：5。因为",
+            r"\boxed{\approx 5}",
+            "\u202e5",
+            "5\ufe0f\u20e3",
+            "The answer is five.",
+        ),
+        *(r"\boxed{\begin{aligned}x&=5\end{aligned}}", r"\boxed{\begin{aligned}x&=2+3\\&=5\end{aligned}}"),
     ],
 )
 def test_what_an_answer_is_dressed_in_says_nothing(said):
@@ -848,7 +963,15 @@ def test_what_an_answer_is_dressed_in_says_nothing(said):
     assert verifier.score(said, {"question": "q", "answer": "6"}).score == 0.0
 
 
-@pytest.mark.parametrize("said", ["The answer is 5? No, 6.", "5_2", r"\boxed6", "\\boxed{5}\n\n\\boxed{6}"])
+@pytest.mark.parametrize(
+    "said",
+    [
+        *("The answer is 5? No, 6.", "5_2", r"\boxed6", "\\boxed{5}\n\n\\boxed{6}"),
+        *("The answer is 5. Wait, 6.", "The answer is 5. No, it is 6.", "The answer is 5, no, 6."),
+        *("The answer cannot be 5", "It isn't 5", "The answer is 5 (wrong)", "5 is incorrect."),
+        *("The answer is 5. Actually, it is 6.", "The answer is 5 - wrong, 6"),
+    ],
+)
 def test_another_answer_beside_a_five_is_no_five(said):
     assert MathEnv(backend="none").score(said, {"question": "q", "answer": "5"}).score == 0.0
 

@@ -310,6 +310,10 @@ def test_articles_before_a_word_mean_nothing_and_letters_do():
             r"\[B\]",
         ),
         *("Option B is correct.", "I think B", "It must be B.", "It is London.", "I think it is London."),
+        *(r"$\text{B}$", "My choice is B", "My final answer is B", "答案是 B。", "选项B", '{"answer": "B"}'),
+        *("B, because it is the capital.", "B because London is the capital", "**Option B**: London"),
+        *("Option B) London is correct.", "London (B)", "**London (B)**", "B) London is the right answer."),
+        "The answer is B, not A.",
     ],
 )
 def test_the_right_option_is_read_in_a_sentence_and_a_line(said):
@@ -321,6 +325,8 @@ def test_the_right_option_is_read_in_a_sentence_and_a_line(said):
     [
         *("The answer is B? No, C.", "B) London\n\nNo, wait, C) Paris.", "B) London\n\nWait, that is wrong."),
         *("It is not London.", "It is London or Paris", "B is not correct", "I think B is wrong"),
+        *("The answer is B, no, C", "The answer is B. Wait, C.", "The answer is B (wrong)", "Paris (B)"),
+        *("B, because it is not A. No, C.", "B because C is wrong", "A) London is correct."),
         *(
             "B) London\n\nOr Paris.",
             "- A) Berlin\n- B) London\n- C) Paris\n- D) Rome",

@@ -206,6 +206,9 @@ def test_a_tolerance_is_the_number_that_was_written():
             ("12 m", "12 s"),
             ("5 apples", "5 pears"),
         ),
+        *(("5:30", "5.30"), ("1:2", "12"), ("1,2", "12"), ("192.168.0.1", "19216801"), ("v1.2.3", "v12.3")),
+        *(("~p", "p"), ("!p", "p"), ("a*b", "a/b"), ("a^b", "a|b"), ("[1,2]", "(1,2)"), ("[1,2)", "[1,2]")),
+        *(("1%", "1‰"), ("twenty-one", "22"), ("@x", "#x")),
     ],
 )
 def test_signs_and_units_make_another_answer(one, other):
@@ -219,12 +222,39 @@ def test_signs_and_units_make_another_answer(one, other):
     [
         *(("5 m", "500 cm"), ("5 km", "5000 m"), ("0 °C", "32 °F"), ("3rd", "third"), ("12", "twelve")),
         *(("Yahoo!", "Yahoo"), ("Na+", "na+"), ("Paris", "**Paris**"), ("C++", "c++.")),
+        *(
+            ("Schindler's List", "Schindler’s List"),
+            ("well-known", "well–known"),
+            ("“x”", "x"),
+            ("北京。", "北京"),
+        ),
+        *(
+            ("twenty-one", "21"),
+            ("two hundred", "200"),
+            ("[1, 2]", "[1,2]"),
+            ("U.S.", "US"),
+            ("and/or", "andor"),
+        ),
+        *(("AT&T", "ATT"), ("O'Brien", "OBrien"), ("1,000 men", "1000 men")),
     ],
 )
 def test_what_is_said_in_another_way_is_the_same(one, other):
     for gold, said in ((one, other), (other, one)):
         verdict = QuestionAnsweringEnv().score(f"<answer>{said}</answer>", {"question": "q", "answer": gold})
         assert verdict.outcome == "correct", (gold, said)
+
+
+def test_a_percentage_is_a_share_and_no_number_a_hundred_times_as_large():
+    def score(gold, said, question="q"):
+        return (
+            QuestionAnsweringEnv()
+            .score(f"<answer>{said}</answer>", {"question": question, "answer": gold})
+            .score
+        )
+
+    assert [score("5%", said) for said in ("5%", "5", "0.05", "0.5")] == [1, 1, 1, 0]
+    assert [score("5", said) for said in ("5", "5%", "500%")] == [1, 0, 1]
+    assert [score("5", said, "How many percent?") for said in ("5", "5%")] == [1, 1]
 
 
 def test_a_number_of_any_length_is_compared_and_never_an_error():
