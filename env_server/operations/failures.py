@@ -46,7 +46,7 @@ def worker_died(env_id: str) -> ProblemError:
 
 
 def not_in_time(detail: str, error: OperationTimeout) -> ProblemError:
-    """The problem that something took too long; where there was no worker to do it, it says so."""
+    """The problem that an operation timed out; it says so if no worker was free to run it."""
     return ProblemError("step_timeout", f"{detail}: {error}" if isinstance(error, NoWorker) else detail)
 
 

@@ -22,12 +22,12 @@ _Key = tuple[str, str, str]
 class IdempotencyCache:
     """The last answers to make, fork and restore, by caller, operation and request id.
 
-    A request id that is being answered is joined, one that was answered gets the same answer. A request that failed
-    is forgotten: it made nothing, and may be tried again.
+    A request whose id is in flight joins the running one; an id that was answered gets the same answer. A failed
+    request is forgotten: it made nothing, so the caller may retry it.
 
     Args:
-        limit: How many sessions the answers that are kept for one caller tell of, at least for the newest answer; one
-            caller's requests make nobody else's forgotten.
+        limit: How many sessions the kept answers of one caller may cover; the newest answer is always kept. One
+            caller's requests never evict another caller's answers.
     """
 
     def __init__(self, limit: int) -> None:
@@ -139,10 +139,10 @@ class OpenedSession(NamedTuple):
 async def open_again(
     opening: Opening, opened: Sequence[Session], sessions: Sessions, runner: Runner
 ) -> list[OpenedSession]:
-    """What a request answered in the process before this one: replay gives it again.
+    """Restore the answer that an earlier process gave to a request, by replay.
 
     Raises:
-        ProblemError: `session_gone` or `step_mismatch`, if a session has ended or gone on since.
+        ProblemError: `session_gone` or `step_mismatch`, if a session has ended or taken further steps since.
     """
     if opening.op == "fork":
         # Its answer names the copies, and says no more of them.

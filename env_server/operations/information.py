@@ -36,7 +36,7 @@ _LONGEST_PATH = 16
 
 
 class EnvsQuery(BaseModel):
-    """Which environments to list."""
+    """Selects the environments to list."""
 
     model_config = ConfigDict(extra="forbid")
 

@@ -177,7 +177,7 @@ class Making:
             raise not_reset(session)
         if session.episode >= 0 and not (session.playing or session.terminated or session.truncated):
             raise not_reset(session)
-        # The session may go on while it is copied.
+        # The session may take steps while it is copied.
         episode, last = session.journal.portable(max(0, session.episode)), session.last
 
         async def copied(copy: Session, number: int) -> None:
@@ -296,7 +296,7 @@ class Making:
             self._sessions.release(caller, count)
             closing = (session.worker.close(session.session_id) for session in opened)
             if isinstance(error, asyncio.CancelledError):
-                # Who asked is told at once that the server ends.
+                # The caller learns at once that the server is shutting down.
                 self._sessions.close_later(*closing)
             else:
                 await asyncio.gather(*closing)
@@ -359,7 +359,7 @@ class Making:
         return min(request.idle_timeout_s or longest, longest)
 
     def forget(self, caller: str, session_ids: Collection[str]) -> None:
-        """Forget the answers that tell of sessions which nobody was told of: what they answered may be asked again."""
+        """Forget answers whose sessions were never sent to the caller, so that their requests may be made again."""
         unknown = frozenset(session_ids)
         self.idempotency.forget(
             caller, lambda opened: any(each.reply["session_id"] in unknown for each in opened)
@@ -389,7 +389,7 @@ def _said(request: _Request, more: Any) -> bytes:
 
 
 def _opening(request: _Request, opened: list[Session]) -> Opening | None:
-    """The request as the journal keeps it; None where it cannot come again."""
+    """The request as the journal keeps it; None if it cannot be repeated."""
     if request.request_id is None:
         return None
     op = _OPS[type(request)]

@@ -63,7 +63,7 @@ class Calls(Protocol):
     """What operations are called through."""
 
     def call(self, context: Context, op: str, fields: Mapping[str, Any]) -> Reply | Awaitable[Reply]:
-        """Run an operation."""
+        """Run an operation and return its answer."""
 
     def share_out(self, context: Context, ops: list[Any]) -> Pending | None:
         """Pass on a batch that holds nothing but steps of sessions at nodes; None if it is not one."""
@@ -257,7 +257,7 @@ class Operations:
         self, context: Context, op: str, fields: Mapping[str, Any], problem: ProblemError
     ) -> None:
         _log.debug("%s is answered %s", op, problem.code, extra=log_fields(fields))
-        # What is no operation must not become a label.
+        # An unknown operation must not become a label.
         if not context.forwarded and problem.code != "unknown_op":
             self._metrics.operation_failed(op, problem)
 
@@ -339,7 +339,7 @@ class Operations:
         reply = self.call(context, op, fields)
         return reply if isinstance(reply, dict) else await reply
 
-    # -- operations that are no one else's -----------------------------------------------------------------------
+    # -- operations of this class itself -------------------------------------------------------------------------
 
     async def _make(self, context: Context, fields: Mapping[str, Any]) -> Reply:
         self._lifecycle.require_open()
@@ -393,7 +393,7 @@ class Operations:
         journal, episode = session.journal, max(0, session.episode)
         if journal.steps < MANY_STEPS:
             return journal.portable(episode).in_json()
-        # The session may go on while it is written.
+        # The session may take steps while it is written.
         reply = journal.portable(episode, digests=[]).in_json()
         return _with_digests(reply, journal.packed_digests())
 
@@ -422,7 +422,7 @@ async def _with_digests(episode: Reply, packed: bytes) -> Reply:
 
 
 def unknown_op(op: Any) -> ProblemError:
-    """The problem that there is no such operation, whatever stands in its place."""
+    """The problem that no operation has this name, whatever value was sent as the name."""
     shown = repr(op[:_MAX_SHOWN]) if type(op) is str else type(op).__name__
     return ProblemError("unknown_op", f"there is no operation {shown}", known=sorted(SOCKET_OPS))
 

@@ -55,13 +55,13 @@ class ServedSandbox:
             raise ConfigurationError(f"sandbox: {error}") from error
 
     async def close(self) -> None:
-        """End it."""
+        """End the sandbox and release its resources."""
         if self._opened is not None:
             await asyncio.to_thread(self._opened.close)
 
     @property
     def sandbox(self) -> CancellableSandbox:
-        """The sandbox itself."""
+        """The sandbox; the server opens it before it answers requests."""
         assert self._opened is not None, "the server starts its sandbox before it answers"
         return self._opened
 
@@ -138,12 +138,12 @@ class Slots:
 
 
 class RunningCode:
-    """The handlers of `run_code` and `sandbox`. Each run has a thread; who finds none free waits for one.
+    """The handlers of `run_code` and `sandbox`. Each run has a thread; a run that finds no free thread waits for one.
 
     Args:
-        settings: How many run and wait, and what they may use.
-        served: Where they run.
-        metrics: Where runs are counted.
+        settings: How many run and wait, and their resource limits.
+        served: The environments whose sandboxes run them.
+        metrics: Counts runs.
     """
 
     def __init__(self, settings: SandboxSettings, served: ServedSandbox, metrics: Metrics) -> None:
@@ -157,7 +157,7 @@ class RunningCode:
         self._running: dict[asyncio.Future[Reply], Cancellation] = {}
 
     async def run_code(self, context: Context, fields: Mapping[str, Any]) -> Reply:
-        """Run a program, and give it up when nobody waits for it any more."""
+        """Run a program, and cancel it when its last caller has left."""
         request = requested(RunCodeRequest, fields)
         run = asked_for(self._served, request, self._settings.max_run_s, "max_run_s")
         name = context.caller.name
@@ -192,13 +192,13 @@ class RunningCode:
             await asyncio.wait(self._running, timeout=timeout)
 
     async def close(self) -> None:
-        """End what still runs."""
+        """End all programs that still run."""
         for running, cancellation in list(self._running.items()):
             _give_up(running, cancellation)
         await asyncio.to_thread(self._threads.shutdown)
 
     def _run(self, run: Run, cancellation: Cancellation) -> Reply:
-        """In a thread."""
+        """Run one program; called in a thread."""
         result = self._served.sandbox.run(
             run.program,
             files=run.files,

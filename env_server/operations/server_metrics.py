@@ -372,7 +372,7 @@ _GATEWAY = (
     ),
 )
 
-# Names without figures where there is no such journal.
+# Names without figures if there is no such journal.
 _SHARED_JOURNAL = (
     _Declared(
         "rollgym_shared_journal_up",
@@ -445,7 +445,7 @@ SERVER_METRICS = (
 
 
 def _loop_queued() -> dict[Any, float]:
-    # Whoever asks runs in the loop's thread.
+    # The scrape runs in the loop's thread.
     queued = queued_seconds()
     return {} if queued is None else {(): queued}
 
@@ -461,7 +461,7 @@ def _times(pools: WorkerPools) -> list[tuple[str, OperationTimes]]:
 
 
 def _healthy(metrics: Metrics, registry: Registry) -> Counter[str]:
-    # An environment whose last server has gone has none, which is what somebody waits to be told.
+    # An environment whose last server has left shows zero, which is the figure that alerts watch for.
     healthy = Counter(dict.fromkeys(metrics.labels.given, 0))
     healthy.update(metrics.labels.of(each.env_id) for each in registry.healthy())
     return healthy

@@ -234,7 +234,7 @@ class Stepping:
             return step_reply(session, record, record.outcome, context)
         except EncodeError as error:
             if session.last is not record:
-                # The session has gone on since; what is wrong with an answer given again is no harm to it.
+                # The session has moved on since, so an error in a repeated answer does not fail it.
                 raise environment_error(error) from error
             problem = self._resetting.broken(session, error)
             session.last = StepRecord(record.episode, record.step, record.action, problem)

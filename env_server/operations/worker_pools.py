@@ -48,7 +48,7 @@ class WorkerPools:
 
     @property
     def trouble(self) -> str | None:
-        """Why environments isolated by process cannot be made at present; None if there is no reason."""
+        """Why environments isolated by process cannot be made at present; None if they can."""
         return self._workers["process"].trouble
 
     @property
@@ -75,7 +75,7 @@ def _process_worker(settings: Settings, here: ProcessWorker) -> Worker:
     if settings.workers != "ray":
         return here
     try:
-        # Ray is no part of the base install.
+        # Ray is not part of the base install.
         from rollgym.env_server.workers.ray.worker import ray_worker
     except ImportError as error:
         raise ConfigurationError(
