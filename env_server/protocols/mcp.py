@@ -160,7 +160,7 @@ class McpAdapter:
             response = self._say(said.message, said.status)
         except ProblemError:
             if (session_id := said.headers.get(_SESSION)) is not None:
-                # Nobody would know the session.
+                # No client would know the session.
                 self._operations.end(client.context, session_id)
             raise
         response.headers.update(said.headers)
@@ -217,7 +217,7 @@ class McpAdapter:
         finally:
             client.context.call_id = None
         self._services.metrics.problems[failure.code] += 1
-        # To MCP's clients a session that is no more is one that is not found: they begin another.
+        # MCP's clients treat an ended session as one that is not found: they begin another.
         status = 404 if failure.code == "session_gone" else failure.status
         wait = problem_answer(failure).headers.get("retry-after")
         headers = {} if wait is None else {"Retry-After": wait}
@@ -256,7 +256,7 @@ class McpAdapter:
         return _Answer(result_message(message_id, called))
 
     async def _call(self, client: _Client, call: McpToolCall) -> dict[str, Any] | None:
-        """Call a tool; None where there is none of that name."""
+        """Call a tool; None if no tool has that name."""
         context, session_id = client.context, client.session_id
         if call.name == RESET:
             wanted = validate(McpReset, call.arguments)
@@ -275,7 +275,7 @@ class McpAdapter:
         return None if reply is None else step_result(reply)
 
     async def _cancel(self, client: _Client, message_id: Any) -> None:
-        """Give up a call that runs on the session, wherever it does; one that has ended is no error."""
+        """Cancel a call that runs on the session, in whichever process; a call that has ended is not an error."""
         if client.session_id and is_request_id(message_id):
             client.context.call_id = _call_id(message_id)
             await operate(self._operations, client.context, "cancel", {"session_id": client.session_id})

@@ -61,7 +61,7 @@ class SessionTools:
         return session
 
     async def described(self, context: Context) -> Reply:
-        """The environment's `EnvInfo`."""
+        """The `EnvInfo` of the session's environment."""
         return await operate(self._operations, context, "envs", {"env_id": self._env_id})
 
     async def begun(self, context: Context, session_id: str) -> Reply:
