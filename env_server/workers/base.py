@@ -133,7 +133,7 @@ class Worker(ABC):
 
     @property
     def trouble(self) -> str | None:
-        """Why it can make no environment at present, for people; None if there is no reason."""
+        """Why it can make no environment at present, for people; None if it can."""
         return None
 
     async def start(self) -> None:  # noqa: B027 - most workers have nothing to start
@@ -167,7 +167,7 @@ class Worker(ABC):
 
     @abstractmethod
     async def reseed(self, key: str, seed: int, *, timeout: float | None) -> None:
-        """Seed the environment's generator anew in the middle of an episode. Raises like `make`."""
+        """Set a new seed for the environment's random generator in mid-episode. Raises like `make`."""
 
     @abstractmethod
     async def verify(

@@ -20,12 +20,12 @@ class _Call:
     """One call that a thread makes.
 
     Attributes:
-        future: Where the outcome goes; whoever waits may give it up.
+        future: Receives the outcome; the waiting task may cancel it.
         timeout: How long it may take once it has a thread.
-        given_up: Called in a thread when nobody waits for it any more: after it, or instead of it.
-        timed: Told how long it waited for a thread, and how long it took then.
-        thread: Its thread, from when it has one until it is made or given up.
-        timer: Ends its time.
+        given_up: Called in a thread once the call is abandoned: after the function, or instead of it.
+        timed: Called with how long it waited for a thread, and how long it then ran.
+        thread: Its thread, from when it has one until it returns or is abandoned.
+        timer: Fires at its deadline.
     """
 
     __slots__ = (
@@ -101,7 +101,7 @@ class _Call:
 
 
 def _tell(loop: asyncio.AbstractEventLoop, callback: Callable[..., Any], *arguments: Any) -> None:
-    # The loop is closed when a call outlives the server; nobody asks for its outcome then.
+    # The loop is closed if a call outlives the server; no task waits for its outcome then.
     with contextlib.suppress(RuntimeError):
         loop.call_soon_threadsafe(callback, *arguments)
 
@@ -156,16 +156,15 @@ class ThreadPool:
         """Make a call in a thread, now or when one is free.
 
         Args:
-            function: What to call; of its exceptions, only `EnvironmentRaised` is expected.
-            arguments: What to call it with.
-            timeout: How long it may take, once a thread is free.
-            given_up: Called in a thread where the call took too long or was cancelled: after it, or instead of it.
-            timed: Told how long the call waited for a thread, and how long it took then.
+            function: What to call; of its exceptions, only `EnvironmentRaised` is expected. arguments: What to call it
+                with. timeout: How long it may take, once a thread is free. given_up: Called in a thread if the call
+                took too long or was cancelled: after the function, or instead of it. timed: Called with how long the
+                call waited for a thread, and how long it then ran.
 
         Returns:
-            The outcome. To cancel it is to give the call up; where that is not possible any more, because the outcome
-            is there, `given_up` is not called. It raises `OperationTimeout` where the call took too long, and
-            `NoWorker` where all threads were stuck for so long, or none can be started.
+            A future of the outcome. Cancelling it abandons the call; if the outcome is already there, `given_up` is not
+            called. It raises `OperationTimeout` if the call took too long, and `NoWorker` if all threads were stuck for
+            that long, or if no thread can be started.
         """
         call = _Call(function, arguments, timeout, given_up, timed, self._made)
         call.future.add_done_callback(partial(self._cancelled, call))

@@ -44,13 +44,13 @@ class Operation(NamedTuple):
 
 
 class RayActor:
-    """Starts an actor, asks it for operations, and ends it.
+    """Starts an actor, sends it operations, and ends it.
 
-    Operations that are asked for in one turn of the event loop go in one call. At least one call waits at the actor at
-    all times, so that its end is noticed at once.
+    Operations of one turn of the event loop go in one call. At least one call is in flight at all times, so that the
+    end of the actor is noticed at once.
 
     Args:
-        cluster: Where it is to run.
+        cluster: The cluster that runs it.
         num_cpus: The CPUs that it reserves.
         processes: Its child processes.
         changed: Called when it is ready, and when it has ended.
@@ -135,12 +135,12 @@ class RayActor:
         return operation
 
     def tell(self, op: str, arguments: tuple[Any, ...]) -> None:
-        """Ask for an operation whose result nobody waits for."""
+        """Send an operation whose result is discarded."""
         if self.alive:
             self._send(Request(UNANSWERED, op, arguments, None))
 
     def abandon(self, operation: Operation) -> None:
-        """Nobody waits for an operation any more."""
+        """Stop waiting for an operation."""
         if self._operations.pop(operation.number, None) is not None:
             self.average.change(self.load, self._loop.time())
             self.tell("cancel", (operation.number,))
@@ -216,7 +216,7 @@ class RayActor:
     # -- the end -------------------------------------------------------------------------------------------------
 
     def end(self, reason: str) -> None:
-        """End the actor, or note that it has ended; its operations are told."""
+        """End the actor, or note that it has ended; its pending operations fail."""
         if not self.alive:
             return
         self.alive = False

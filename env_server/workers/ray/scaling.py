@@ -31,7 +31,7 @@ class ScalingPolicy(NamedTuple):
             operations: Operations that are running or waiting, on average over the last seconds.
         """
         for_sessions = math.ceil(sessions / self.sessions_per_actor)
-        # What little is left of an average that fades away is no load.
+        # The small remainder of a decaying average does not count as load.
         for_operations = math.ceil(operations / self.operations_per_actor - 1e-3)
         return min(self.max_actors, max(self.min_actors, for_sessions, for_operations))
 

@@ -113,15 +113,15 @@ class RayWorker(Worker):
         return observation, info
 
     async def step(self, key: str, action: Any, *, timeout: float | None) -> StepOutcome:
-        """Take a step."""
+        """Take a step in the actor's environment."""
         return StepOutcome(*await self._run(key, "step", action, timeout=timeout))
 
     async def render(self, key: str, mode: str | None, *, timeout: float | None) -> Any:
-        """Draw the state."""
+        """Render the current state of the actor's environment."""
         return await self._run(key, "render", mode, timeout=timeout)
 
     async def reseed(self, key: str, seed: int, *, timeout: float | None) -> None:
-        """Seed the environment's generator anew."""
+        """Set a new seed for the random generator of the actor's environment."""
         await self._run(key, "reseed", seed, timeout=timeout)
 
     async def close(self, key: str) -> None:
