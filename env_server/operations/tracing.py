@@ -39,9 +39,12 @@ class TracedOperations:
     of the HTTP request, or of the handshake of the socket.
 
     Args:
-        operations: The operations to call. sessions: The open sessions by their ids. rank: Which process this is.
-            endpoint: The URL that spans are posted to (OTLP over HTTP). ratio: The share of traces that are kept, of
-            those that begin here. Others follow the decision of the client that began them.
+        operations: The operations to call.
+        sessions: The open sessions by their ids.
+        rank: Which process this is.
+        endpoint: The URL that spans are posted to (OTLP over HTTP).
+        ratio: The share of traces that are kept, of those that begin here. Others follow the decision of the client
+            that began them.
     """
 
     def __init__(

@@ -156,10 +156,12 @@ class ThreadPool:
         """Make a call in a thread, now or when one is free.
 
         Args:
-            function: What to call; of its exceptions, only `EnvironmentRaised` is expected. arguments: What to call it
-                with. timeout: How long it may take, once a thread is free. given_up: Called in a thread if the call
-                took too long or was cancelled: after the function, or instead of it. timed: Called with how long the
-                call waited for a thread, and how long it then ran.
+            function: What to call; of its exceptions, only `EnvironmentRaised` is expected.
+            arguments: What to call it with.
+            timeout: How long it may take, once a thread is free.
+            given_up: Called in a thread if the call took too long or was cancelled: after the function, or instead of
+                it.
+            timed: Called with how long the call waited for a thread, and how long it then ran.
 
         Returns:
             A future of the outcome. Cancelling it abandons the call; if the outcome is already there, `given_up` is not
