@@ -30,7 +30,7 @@ from rollgym.env_server.sessions.replies import Reply
 SERVICES = "rollgym.services"
 """Where a request's scope holds what answers it."""
 HEADERS = "rollgym.headers"
-"""Where it holds the headers, which are read once."""
+"""The key of a request's scope under which its headers stand, parsed once."""
 
 PathId = Annotated[str, WithJsonSchema({"type": "string", "pattern": IDENTIFIER})]
 """An id in a path. One that cannot be is not found, as one that is not there."""
@@ -115,14 +115,14 @@ class Call(Request):
         try:
             return await self.run(**self.scope["route"].named(self.scope))
         except ProblemError as found:
-            # A call of another protocol is no operation of ours.
+            # A call of another protocol is not one of the server's own operations.
             raise problem if found.code == "unknown_op" else found from None
 
     async def unless_gone(self, answering: Coroutine[Any, Any, Response]) -> Response:
-        """Wait for an answer, but no longer than for somebody who waits for it.
+        """Wait for an answer, but only while the client is connected.
 
         Raises:
-            ClientDisconnect: If the client went away; what it had asked for was cancelled.
+            ClientDisconnect: If the client disconnected; its operation was cancelled.
         """
         answer_ready = asyncio.create_task(answering)
         # The body has been read; what comes next is that the client has gone.
@@ -200,7 +200,7 @@ class CallRoute(APIRoute):
         try:
             return await respond(call)
         except RequestValidationError as error:
-            # Where it is wrong begins with whether it is the body or the query.
+            # The location of an error begins with `body` or `query`.
             problem = misfit_problem([(each["loc"][1:], each["msg"]) for each in error.errors()])
         return await call.refuse(problem)
 
@@ -230,7 +230,7 @@ class PlainRoute(CallRoute):
         return super().matches(scope)
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request."""
+        """Answer a request with the operation's reply."""
         response = await answered(scope, self._answer(Call(scope, receive)))
         await response(scope, receive, send)
 
@@ -258,7 +258,7 @@ async def answered(scope: Scope, answering: Awaitable[Response]) -> Response:
     except ClientDisconnect:
         return _NoAnswer()
     except asyncio.CancelledError:
-        # The server ends and waits for this answer no longer; whoever asked is told so all the same.
+        # The server is shutting down and stops waiting for this answer; the caller still gets a problem.
         return problem_response(scope, going_away())
     except Exception as error:  # noqa: BLE001 - a defect of ours costs this call, not the server
         return problem_response(scope, as_problem(error))

@@ -118,7 +118,7 @@ class _InteractiveSocket:
             await program.close()
 
     async def _open_in_time(self, message: str | bytes) -> InteractiveSession | None:
-        """Start what the first message asks for; where there is none, its client is told why."""
+        """Start the program of the first message; on failure send the client the problem, and return None."""
         unanswered = self._services.unanswered
         task = unanswered.enter()
         try:

@@ -128,7 +128,7 @@ async def _identify(
             return
         content = message.get("text") or message.get("bytes") or b""
         if len(content) > _MAX_AUTH_BYTES:
-            # To read megabytes would keep others waiting, and nobody knows yet who that is.
+            # Parsing megabytes would block other clients, and this client has not authenticated yet.
             raise ProblemError(
                 "unauthorized", f"a first frame with a token has at most {_MAX_AUTH_BYTES} bytes"
             )
@@ -228,7 +228,7 @@ class Socket:
                 content = self._take(message["bytes"] if text is None else text)
                 worked += perf_counter() - taken
                 if worked > SLICE_S:
-                    # Frames that are here already are received, and their answers sent, without the loop's going on.
+                    # Frames that are already buffered are received and answered without a turn of the loop in between.
                     worked = 0.0
                     await asyncio.sleep(0)
                 while (beginning := self._beginning) is not None:
@@ -279,7 +279,7 @@ class Socket:
 
     def _take(self, data: str | bytes) -> bytes | None:
         """Read and handle one frame; the answer, if it is ready at once."""
-        # A text's length is that of its bytes where it is ASCII, which costs nothing to ask.
+        # An ASCII text has as many bytes as characters, and `isascii` costs nothing.
         self._metrics.socket_received += (
             len(data) if isinstance(data, bytes) or data.isascii() else len(data.encode())
         )
@@ -362,7 +362,7 @@ class Socket:
         return self._beginning
 
     def _authenticate_again(self, frame: dict[str, Any]) -> Reply:
-        """A token that is not needed any more; one that is wrong or somebody else's is told so."""
+        """Check a token sent on an authenticated socket; a wrong token, or one of another caller, is an error."""
         token = frame.get("token")
         if type(token) is not str:
             raise invalid("token", "a token is needed, as text")
@@ -385,7 +385,7 @@ class Socket:
         try:
             content = self._encode(number, await reply)
         except asyncio.CancelledError:
-            # The server ends and waits for this answer no longer; whoever asked is told so all the same.
+            # The server is shutting down and stops waiting for this answer; the client still gets a problem.
             content = self._encode_problem(number, going_away())
         except Exception as error:  # noqa: BLE001 - a defect of ours costs this frame, not the socket
             content = self._encode_problem(number, as_problem(error))

@@ -44,7 +44,7 @@ class CoalescingProtocol(WebSocketsSansIOProtocol):
     _arrivals: Arrivals
 
     def connection_made(self, transport: Any) -> None:
-        """Take a connection."""
+        """Start the queue's arrival times with the connection."""
         self._arrivals = Arrivals(self.queue.qsize)
         super().connection_made(transport)
 
@@ -55,7 +55,7 @@ class CoalescingProtocol(WebSocketsSansIOProtocol):
             cast(dict[str, Any], self.scope["extensions"])[ARRIVALS] = self._arrivals
 
     def data_received(self, data: bytes) -> None:
-        """Take in what came."""
+        """Feed received bytes to the parser, in slices if there are many."""
         if self.queue.empty() and (self._slices is None or not self._slices.are_left):
             self._arrivals.come(len(data), self.transport)
         if len(data) <= SLICE_BYTES and (self._slices is None or not self._slices.are_left):
@@ -81,7 +81,7 @@ class CoalescingProtocol(WebSocketsSansIOProtocol):
         """Send a message, at the end of this turn at the latest; all but plain messages is done as uvicorn does it.
 
         Raises:
-            OSError: The client has gone, or the socket was closed to it, so that nobody hears it.
+            OSError: The client has disconnected, or the server has closed the socket.
         """
         if not self._is_trusted and TRUSTED in message:
             self._is_trusted, self._awaits_token = True, False
@@ -132,7 +132,7 @@ class CoalescingProtocol(WebSocketsSansIOProtocol):
             self.send_receive_event_to_app()
 
     def handle_ping(self) -> None:
-        """Answer a ping."""
+        """Answer a ping with a pong."""
         super().handle_ping()
         if self._awaits_token:
             self._count_idle_frame()
