@@ -1,8 +1,7 @@
-"""The form of a journal's file: records that show where one of them is damaged, missing, doubled or out of place.
-
-A file begins with a mark of its own, four random bytes, which stands before each record and is part of its checksum: so
-what clients have sent never passes for a record, and the next whole record is found after a damaged one. Records are
-numbered. The head says up to where they are whole; what comes after that is the record that was being written when the
+"""The format of a journal's file: it shows any record that is damaged, missing, doubled or out of place.
+ A file begins with a mark of its own, four random bytes, which stands before each record and is part of its checksum:
+so what clients have sent never passes for a record, and the next whole record is found after a damaged one. Records are
+numbered. The head says up to which byte they are complete; what follows is the record that was being written when the
 process was killed.
 """
 
@@ -118,7 +117,7 @@ def _record_at(content: bytes, at: int, mark: bytes) -> _Whole | None:
 
 
 def _record_after(content: bytes, at: int, mark: bytes) -> _Whole | None:
-    """The next whole record after a place where none begins."""
+    """The next whole record after a position that is not the start of one."""
     while (at := content.find(mark, at + 1)) >= 0:
         found = _record_at(content, at, mark)
         if found is not None:

@@ -55,9 +55,10 @@ def encode_given(space: Space[Any] | None, value: Any, *, binary: bool) -> Any:
 
 
 def detached(value: Any, depth: int = 0) -> Any:
-    """Copy arrays and plain containers, which an environment may go on to write into; other objects stay as they are.
+    """Copy arrays and plain containers, which the environment may modify later; other objects stay as they are.
 
-    No code of the environment runs: nothing is asked to copy itself. What is nested too deeply to be sent is left.
+    No code of the environment runs: no object's copy method is called. Values nested too deeply to be sent stay as they
+    are.
     """
     kind = type(value)
     if depth > _DEEPEST:

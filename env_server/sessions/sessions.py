@@ -1,4 +1,4 @@
-"""The sessions of one I/O process; those that nobody uses are ended, by one heap and one timer."""
+"""The sessions of one I/O process; one heap and one timer evict those that are idle."""
 
 import asyncio
 import heapq
@@ -60,7 +60,7 @@ class Expiry:
         self._compact()
 
     def stop(self) -> None:
-        """Watch no more."""
+        """Stop the eviction timer."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -148,7 +148,7 @@ class Sessions:
         self._expected: set[str] = set()
 
     def new_id(self) -> str:
-        """An id that nobody can guess and that says which process owns the session."""
+        """An unguessable id that names the process that owns the session."""
         return f"{self._rank.index}.{secrets.token_hex(_ID_BYTES)}"
 
     def owner_of(self, session_id: str) -> int:
@@ -306,7 +306,7 @@ class Sessions:
             self._tombstones.popitem(last=False)
 
     def count(self) -> int:
-        """Sessions of all processes."""
+        """The number of sessions in all processes."""
         return self._quota_counters.total()
 
     async def shutdown(self) -> None:
