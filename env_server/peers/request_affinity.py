@@ -16,10 +16,10 @@ _FILE = "affinity"
 class RequestAffinity:
     """The process that each of the last requests was first sent to, by caller, operation and request id.
 
-    A client whose connection was lost sends its request again over a new one, which may end in another process. With
-    several processes, a table in a small file that all of them map says which one has the answer. A request has one
-    slot, and takes it from the request that had it before: what is forgotten is made anew. No lock is needed, because
-    a slot is one word. Two requests whose hashes are equal are answered by one process, which knows them apart.
+    A client that lost its connection retries its request over a new one, which may reach another process. With several
+    processes, a table in a small file that all of them map says which one has the answer. Each request has one slot and
+    overwrites the request that had it before; a forgotten request is carried out again. No lock is needed, because a
+    slot is one word. Two requests with equal hashes are answered by one process, which tells them apart.
 
     Args:
         rank: Which process this is.
@@ -42,7 +42,7 @@ class RequestAffinity:
         offset = number % _SLOTS * _SLOT.size
         mark = number >> _INDEX_BITS
         (held,) = _SLOT.unpack_from(self._slots, offset)
-        # An index counts from 1 here, so that an empty slot is nobody's.
+        # Indices count from 1 here, so that 0 marks an empty slot.
         index = held % (1 << _INDEX_BITS) - 1
         if held >> _INDEX_BITS == mark and 0 <= index < self._rank.processes:
             return None if index == self._rank.index else int(index)

@@ -57,7 +57,7 @@ def run_process(
         with contextlib.redirect_stdout(standard_output):
             announce()
 
-    # Whoever reads standard output expects what is announced, and not what environments or Ray's nodes print.
+    # Readers of standard output expect the announcement alone, and no output of environments or Ray's nodes.
     with (
         contextlib.redirect_stdout(sys.stderr),
         asyncio.Runner(loop_factory=_loop_factory()) as runner,
