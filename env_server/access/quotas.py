@@ -61,7 +61,7 @@ class QuotaCounters:
         return int(self._counts[:, self._row(name)].sum())
 
     def total(self) -> int:
-        """Sessions in all processes."""
+        """The number of sessions in all processes."""
         return int(self._counts.sum())
 
     def close(self) -> None:
@@ -99,7 +99,7 @@ def start_quota_counters(directory: Path) -> None:
 
 
 def map_shared(path: Path, size: int) -> mmap.mmap:
-    """Map a file of at least a size that the processes of a server share; it is made, all zeros, where it is not."""
+    """Map a file of at least `size` bytes that the processes of a server share; missing bytes are zeros."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         if os.fstat(descriptor).st_size < size:

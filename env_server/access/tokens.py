@@ -68,7 +68,7 @@ class TokenEntry(Quota):
 
     @property
     def quota(self) -> Quota:
-        """The quota alone."""
+        """The quota without the token's secret."""
         return Quota(**{name: getattr(self, name) for name in Quota.model_fields})
 
 
@@ -287,7 +287,7 @@ class Tokens:
         return found
 
     def again(self, caller: Caller) -> Caller | None:
-        """Who holds the token of a caller now, or None where it was revoked."""
+        """The present holder of a caller's token, or None if it was revoked."""
         return self._with_digest(caller.digest) if self.required else caller
 
     def everybody(self) -> Iterator[Caller]:
@@ -307,7 +307,7 @@ class Tokens:
         return next((caller for caller in self.everybody() if caller.name == name), None)
 
     def from_headers(self, headers: Mapping[str, str]) -> Caller | None:
-        """Who sends these headers, or None where they hold no credentials and some are needed.
+        """The caller that sent these headers, or None if they lack credentials that are required.
 
         Raises:
             ProblemError: `unauthorized`, if the credentials are wrong.

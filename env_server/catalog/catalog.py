@@ -1,4 +1,4 @@
-"""What can be made here: every environment with where it runs and what a client may ask of it."""
+"""The catalog: every environment that can be made here, with its worker and the options that clients may set."""
 
 from collections.abc import Callable, Iterator, Mapping
 
@@ -25,7 +25,7 @@ class Catalog:
     """All environments of a server, by id.
 
     Attributes:
-        absence: Says why an environment is not here that was here before, where that is known.
+        absence: Explains why an environment that was here before is missing, if that is known.
     """
 
     def __init__(self, entries: Mapping[str, CatalogEntry]) -> None:

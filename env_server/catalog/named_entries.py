@@ -151,7 +151,7 @@ def gymnasium_entry(env_id: str, target: str, settings: Settings) -> CatalogEntr
 
 
 def gymnasium_text_entry(env_id: str, target: str, settings: Settings) -> CatalogEntry:
-    """The entry of one whose values are to be told as text.
+    """The entry of a Gymnasium environment whose values become text.
 
     Raises:
         ConfigurationError: It is not registered, or cannot be imported.

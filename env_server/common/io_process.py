@@ -48,12 +48,12 @@ class Phase(Enum):
 
 
 class Reason(NamedTuple):
-    """One reason for which an I/O process is not ready. Anybody may read it: it names no paths.
+    """One reason why an I/O process is not ready. It is public: it names no paths.
 
     Attributes:
-        code: Which of the documented reasons it is.
-        detail: More of it, for people.
-        process: Which process it is about.
+        code: One of the documented codes.
+        detail: A sentence for people.
+        process: The process that is not ready.
     """
 
     code: ReasonCode

@@ -74,10 +74,10 @@ class _Json(_Bounded):
 
 
 class About(logging.Filter):
-    """Adds to each record of a log what it is about, where that is known.
+    """Adds the subject to each record of a log, if it is known.
 
     Args:
-        find: Gives fields of a record that has the given session id, or none.
+        find: Returns the fields for a record with the given session id; they may be empty.
     """
 
     def __init__(self, find: Callable[[str | None], dict[str, str]]) -> None:
