@@ -243,7 +243,7 @@ class Supervisor:
 
 
 def main() -> int:
-    """Run an I/O process, with settings from standard input, until its supervisor ends it or dies; return the exit code."""
+    """Run an I/O process, with settings from standard input, until its supervisor ends it; return the exit code."""
     # Until the token file is read, there is nothing to read again.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     orders = json.loads(sys.stdin.buffer.readline())
