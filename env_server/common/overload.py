@@ -95,7 +95,7 @@ class Overload:
         return self._is_behind
 
     def excess_s(self) -> float:
-        """How long requests read now may have waited, in seconds, if that is too long; otherwise 0."""
+        """How long what is taken in now may have waited, where that is too long; otherwise 0."""
         now = perf_counter()
         waited = now - self.looked_at
         is_late = self._requests.is_late(waited, now) or self._is_behind

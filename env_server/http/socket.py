@@ -228,7 +228,7 @@ class Socket:
                 content = self._take(message["bytes"] if text is None else text)
                 worked += perf_counter() - taken
                 if worked > SLICE_S:
-                    # Frames that are already buffered are received and answered without a turn of the loop in between.
+                    # Frames that are here already are received, and their answers sent, without the loop's going on.
                     worked = 0.0
                     await asyncio.sleep(0)
                 while (beginning := self._beginning) is not None:
