@@ -71,7 +71,7 @@ class Announcements:
         await asyncio.gather(*probes, return_exceptions=True)
 
     def _known(self, caller: Caller, each: AnnouncedEnvironment, target: Target) -> Registration | None:
-        """The registration that is renewed; what was not probed since its server began is looked at anew."""
+        """The registration to renew; None, for a new probe, if the server has not been probed since it started."""
         return self._registry.at(_place(each, target), caller.name) if each.probed else None
 
     def _probe(
@@ -115,7 +115,7 @@ class Announcements:
         return registration
 
     def _answer(self, key: _Key, probe: asyncio.Task[Registration]) -> Reply:
-        """What a probe has come to; it is told once."""
+        """The result of a probe; a finished probe is reported once."""
         env_id = key[1][0]
         if not probe.done():
             return {"env_id": env_id, "pending": True}
@@ -141,7 +141,7 @@ class Announcements:
         if self._probes.get(key) is probe:
             del self._probes[key]
             if not probe.cancelled():
-                # Nobody asked how it ended.
+                # No caller asked for its result.
                 probe.exception()
 
 

@@ -153,7 +153,7 @@ class Placement:
         return reply
 
     def discard(self, made: Sequence[Made]) -> None:
-        """Close sessions again."""
+        """Close the sessions of a call that failed."""
         for each in made:
             each.home.node.close_session(each.upstream_id)
             self._registry.released(each.home)

@@ -41,13 +41,13 @@ _log = logging.getLogger(__name__)
 
 
 class Lineage:
-    """The gateways behind this one, asked for anew each time: what they have behind them may have changed.
+    """The gateways behind this one, queried each time, since the servers behind them may have changed.
 
     Args:
         registry: The servers behind this gateway.
 
     Attributes:
-        gateway_id: What this gateway is called among the others, until it is started anew.
+        gateway_id: This gateway's id among the others, until it restarts.
     """
 
     def __init__(self, registry: Registry) -> None:
@@ -89,7 +89,7 @@ class Lineage:
 
     @staticmethod
     async def _ask(node: Node, path: Sequence[str]) -> list[str]:
-        """The gateways at a server and behind it; none where it is no gateway, or does not answer."""
+        """The gateways at a server and behind it; empty if it is not a gateway, or does not answer."""
         caller = node.link(True).caller
         try:
             async with asyncio.timeout(_ANSWER_S):
@@ -253,7 +253,7 @@ class Registering:
         return registration, report
 
     def _compare_limits(self, node: Node) -> None:
-        """Write to the log, once for each node, where it restores other episodes than this gateway passes on."""
+        """Log, once for each node, that its size limit for restored episodes differs from this gateway's."""
         theirs, ours = node.largest_restore, self._settings.max_restore_bytes
         if theirs != ours and not node.was_compared:
             _log.warning(
@@ -273,7 +273,7 @@ class Registering:
         return self._registry.lifetime(registration)
 
     async def unregister(self, context: Context, fields: Mapping[str, Any]) -> Reply:
-        """End a registration."""
+        """End a registration at its owner's request."""
         registration = self._named(context, fields)
         refuse_fields(fields, "registration_id")
         self._registry.remove(registration)

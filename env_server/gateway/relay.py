@@ -1,7 +1,6 @@
-"""Passing operations on to the nodes that have the sessions: envelopes are framed anew, values pass as they are.
-
-This is the hot path of a gateway. An operation costs no task and no future here; only what finds its node away is
-given a task, which looks for the session and asks again.
+"""Passing operations on to the nodes that have the sessions: envelopes are rewritten, values pass unchanged.
+ This is the hot path of a gateway. An operation costs no task and no future here; only an operation whose node is away
+gets a task, which finds the session and retries.
 """
 
 import asyncio
@@ -124,7 +123,7 @@ class Relay:
         """End sessions of the caller's for all gateways, and count them.
 
         Raises:
-            ProblemError: `draining`, where it is not known whether they have ended.
+            ProblemError: `draining`, if it is unknown whether they have ended.
         """
         assert self._journal is not None
         own = [each for each in session_ids if self._relocation.is_of(caller, each)]
@@ -255,7 +254,7 @@ class Relay:
             self.ask_again(operation, gone=False)
 
     def finish(self, operation: "InFlight", answer: "Reply | ProblemError") -> None:
-        """Tell the client."""
+        """Send the answer to the client and count the operation."""
         op = operation.op
         if isinstance(answer, ProblemError):
             self._metrics.operation_failed(op, answer)
@@ -363,10 +362,10 @@ class InFlight(Passage):
         session: The session.
         op: The operation.
         binary: Whether it is in MessagePack.
-        began: When it came, on the clock that times operations.
+        began: When it arrived, on the clock that times operations.
         generation: How often the session had been moved when its node was asked.
-        tries: How often its session was found elsewhere than where it was asked.
-        is_numbered_here: Whether its place is not of its client, but where the journal has the session.
+        tries: How often its session was found at another node than the one asked.
+        is_numbered_here: Whether its episode and step come from the journal, and not from the client.
     """
 
     __slots__ = ("_relay", "began", "binary", "generation", "is_numbered_here", "op", "session", "tries")
@@ -385,11 +384,11 @@ class InFlight(Passage):
         self.is_numbered_here = False
 
     def answered(self, reply: Any) -> None:
-        """Take the node's answer."""
+        """Pass the node's answer on."""
         self._relay.answered(self, reply)
 
     def refused(self, problem: ProblemError) -> None:
-        """Take the node's problem."""
+        """Pass the node's problem on."""
         self._relay.refused(self, problem)
 
     def lost(self, error: Exception, *, sent: bool) -> None:

@@ -189,7 +189,7 @@ class RelayedMaking:
     async def _write_down(
         self, opened: Sequence[RelayedSession], of: RelayedSession | None = None, generation: int = 0
     ) -> None:
-        """Have the journal take in new sessions, where there is one; copies only of what lives where it was copied.
+        """Write new sessions to the shared journal, if there is one; copies only if their original has not moved since.
 
         Raises:
             ProblemError: `draining`.

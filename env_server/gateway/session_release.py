@@ -67,7 +67,7 @@ class SessionRelease:
     async def _tell(
         journal: "SharedJournal", session: RelayedSession, reason: EndReason, generation: int | None
     ) -> bool:
-        """Note in the journal that a session is no more; whether that is so, as far as is known."""
+        """Write to the journal that a session has ended; return whether it has, as far as is known."""
         try:
             ((status, _, _),) = await journal.end([session.session_id], reason, generation)
         except JournalAway:

@@ -19,14 +19,14 @@ from rollgym.env_server.telemetry.metrics import Metrics
 if TYPE_CHECKING:
     from rollgym.env_server.gateway.shared_journal import SharedJournal
 
-# How long a node may be away before its sessions go on elsewhere, where there is an elsewhere.
+# How long a node may be away before its sessions move to another node, if there is one.
 RECONNECT_S = 1.0
-# A gateway that was started anew leaves nodes so long to register with it, before it takes them to be away.
+# A restarted gateway waits so long for nodes to register, before it considers them away.
 _REGISTRATION_S = 5.0
 # How often it is looked whether another gateway has moved a session; Redis tells of nothing by itself.
 _LOOK_S = 0.1
 _RENEWALS = 3
-# How often it is looked whether the journal can be reached again, where that is not known to be so.
+# The longest wait before another look whether the journal has settled.
 _LONGEST_SETTLING_S = 1.0
 
 _Move = Literal["moved", "again", "nowhere"]
@@ -34,15 +34,15 @@ _log = logging.getLogger(__name__)
 
 
 class SharedRelocation:
-    """Brings sessions back that their nodes do not answer for, where all gateways may go on with all of them.
+    """Recovers sessions whose nodes do not answer, if the gateways share all sessions.
 
     Args:
         settings: Time-outs.
-        sessions: Where sessions are kept.
+        sessions: The open sessions.
         registry: The registrations.
         nodes: The nodes.
-        metrics: Where sessions that go on elsewhere are counted.
-        journal: What the gateways know together.
+        metrics: Counts the sessions that were moved.
+        journal: The journal that the gateways share.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class SharedRelocation:
             answered = session.answered
             found = await self._at_rest(session, deadline)
             if found.generation != session.generation and (found.episode, found.steps) < answered:
-                # Another gateway, which did not know better, has begun it anew at a point that it had left.
+                # Another gateway lacked the latest steps, and has rebuilt it at an earlier point.
                 await self._went_back(session, found.generation)
             if (found.generation, found.upstream_id) != (session.generation, session.upstream_id):
                 gone = False
@@ -210,7 +210,7 @@ class SharedRelocation:
     async def _move(
         self, session: RelayedSession, found: SharedSession, away: Registration | None, *, gone: bool
     ) -> _Move:
-        """Begin a session anew at another node, if one takes it and no other gateway is about to do the same."""
+        """Rebuild a session at another node, if one accepts it and no other gateway is moving it."""
         if found.episode >= 0 and not session.entry.deterministic:
             if gone:
                 await self._end_everywhere(session, "lost", found.generation)
@@ -242,7 +242,7 @@ class SharedRelocation:
             self._release(home)
             await self._went_back(session, claim.generation)
         if home is None:
-            # Whoever was about to move it did not live to do so: it stays where it is.
+            # The gateway that was about to move it has died: it stays at its node.
             await self._give_back(session.session_id, claim)
             return "again"
         return await self._move_to(session, found, claim, home)

@@ -1,4 +1,4 @@
-"""Write-ahead: the journal that gateways share takes down what nodes answer before clients are told."""
+"""Write-ahead: the shared journal records the answers of nodes before clients receive them."""
 
 from collections.abc import Coroutine
 from functools import partial
@@ -31,7 +31,7 @@ class Answering(Protocol):
     """What answers clients, and asks nodes again."""
 
     def finish(self, operation: "InFlight", answer: "Reply | ProblemError") -> None:
-        """Tell the client."""
+        """Send the answer to the client."""
 
     def ask_again(self, operation: "InFlight", *, gone: bool, after_s: float = 0.0) -> None:
         """Look for the session and ask its node again; `gone` where the node does not have it as it was."""
@@ -155,7 +155,7 @@ class WriteAhead:
         if place is not None and place < known:
             self._again(operation, gone=True)
         elif place is not None and place > known and operation.is_numbered_here:
-            # A step that was never answered: whoever names no place goes on from where the session is.
+            # That step was never answered: a request without a step index continues from the session's present point.
             status = await self._take_whole(operation)
             if status == "ok":
                 await self._number(operation)

@@ -107,14 +107,14 @@ class Upstream(ABC):
 
     @abstractmethod
     async def step(self, key: str, action: Any, *, timeout: float | None) -> StepOutcome:
-        """Take a step."""
+        """Take a step in the server's session."""
 
     async def render(self, key: str, mode: str | None, *, timeout: float | None) -> Any:
         """Draw the state, where the protocol can say that."""
         raise EnvironmentRaised("NotImplementedError", f"the protocol {self.protocol} has no render")
 
     async def reseed(self, key: str, seed: int, *, timeout: float | None) -> None:
-        """Seed the environment's generator anew in the middle of an episode, where the protocol can say that."""
+        """Set a new seed for the environment's random generator in mid-episode, if the protocol supports that."""
         raise ProblemError("fork_unsupported", "copies of this environment cannot be seeded anew")
 
     async def verify(self, items: Sequence[Mapping[str, Any]], *, timeout: float | None) -> list[Verdict]:
@@ -123,7 +123,7 @@ class Upstream(ABC):
 
     @abstractmethod
     async def close(self, key: str) -> None:
-        """End a session; one that is not there is no error."""
+        """End a session; ending one that does not exist is not an error."""
 
     @abstractmethod
     async def shutdown(self) -> None:

@@ -40,7 +40,7 @@ def connect(
 
 
 class Backend(httpcore.AsyncNetworkBackend):
-    """Opens connections through anyio."""
+    """Opens httpcore's connections through anyio."""
 
     def __init__(self) -> None:
         self._backend = httpcore.AnyIOBackend()
@@ -53,7 +53,7 @@ class Backend(httpcore.AsyncNetworkBackend):
         local_address: str | None = None,
         socket_options: Iterable[Any] | None = None,
     ) -> httpcore.AsyncNetworkStream:
-        """Open a connection."""
+        """Open a TCP connection."""
         return _Stream(
             await self._backend.connect_tcp(
                 host, port, timeout, local_address, None if socket_options is None else list(socket_options)
@@ -68,7 +68,7 @@ class Backend(httpcore.AsyncNetworkBackend):
         return _Stream(await self._backend.connect_unix_socket(path, timeout, options))
 
     async def sleep(self, seconds: float) -> None:
-        """Wait."""
+        """Wait, as httpcore does between retries."""
         await self._backend.sleep(seconds)
 
 
@@ -145,7 +145,7 @@ class Turns:
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     async def enter(self) -> None:
-        """Wait for one's turn."""
+        """Wait for a free place."""
         if self._inside < self.most and not self._waiting:
             self._inside += 1
             return

@@ -93,13 +93,13 @@ class TargetClient:
             ) from error
 
     async def acquaint(self, path: str) -> str:
-        """Look at how the target deals with connections, after a few calls; gives what it found.
+        """Detect how the target handles connections, after a few calls; return a sentence about it.
 
-        One that answers on one connection at a time is asked one thing at a time, and not kept connected: it would
-        answer nobody else.
+        A target that answers on one connection at a time gets one request at a time, and its connection is closed after
+        each: an open one would block all its other clients.
 
         Args:
-            path: What may be asked of it again and again.
+            path: A path that may be requested repeatedly.
         """
         if await self._answers_one_at_a_time(path):
             await self._client.aclose()
@@ -111,7 +111,7 @@ class TargetClient:
         return "it keeps its connections, and answers on several at a time"
 
     async def close(self) -> None:
-        """Close the connections."""
+        """Close all connections to the target."""
         await self._client.aclose()
 
     def _connect(self, *, keep: bool) -> httpx.AsyncClient:

@@ -99,7 +99,7 @@ class TargetRules:
         """The target of a URL.
 
         Raises:
-            ProblemError: `invalid_request` if it is no base URL, `forbidden` if it leads where it must not.
+            ProblemError: `invalid_request` if it is not a base URL, `forbidden` if it leads where it must not.
         """
         try:
             parts = urlsplit(url)
@@ -118,7 +118,7 @@ class TargetRules:
         port = port or _PORTS[parts.scheme]
         addresses = await _resolve(parts.hostname, port)
         for address in addresses:
-            # One that leads elsewhere is enough: whoever answers for the name may answer otherwise next time.
+            # One forbidden address is enough: the name may resolve to it next time.
             reason = self.refusal(address)
             if reason is not None:
                 raise ProblemError("forbidden", f"{url} cannot be registered: {reason}")
@@ -150,10 +150,10 @@ def _carried(address: Address) -> list[ipaddress.IPv4Address]:
 
 
 def _translated(address: ipaddress.IPv6Address) -> list[ipaddress.IPv4Address]:
-    """What a translator may make of an address, however long its prefix is (RFC 6052, 2.2): nobody here knows that."""
-    # The ninth byte is no part of it.
+    """The IPv4 addresses that a NAT64 translator may derive, for all lengths of its prefix (RFC 6052, 2.2)."""
+    # The ninth byte does not belong to the IPv4 address.
     content = address.packed[:8] + address.packed[9:]
     found = [ipaddress.IPv4Address(content[at : at + 4]) for at in (6, 7, 8)]
     found.append(ipaddress.IPv4Address(address.packed[12:]))
-    # Where the prefix is another one, zeros stand for nobody.
+    # For another prefix length the bytes may be zeros, which is not a host's address.
     return [each for each in found if each not in _THIS_NETWORK] or found[-1:]
