@@ -92,7 +92,7 @@ def _own(fields: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
 
 
 def kwargs_in_json(kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Kwargs in JSON's encoding, whatever encoding they came in: journals and other servers are told of them.
+    """Kwargs in JSON's encoding, whatever encoding they came in: journals and other servers receive them.
 
     Raises:
         ProblemError: `invalid_kwargs`.
