@@ -36,9 +36,9 @@ class Resetting:
 
     Args:
         settings: Time-outs and the expert gate.
-        metrics: Where resets are counted.
+        metrics: Counts resets.
         runner: Runs what does not run inline.
-        journal_file: Where episodes are written down, if anywhere.
+        journal_file: The journal of episodes, if there is one.
     """
 
     def __init__(
@@ -171,7 +171,7 @@ class Resetting:
         if session.playing:
             self._metrics.episodes[label, "abandoned"] += 1
         if request_id is not None and session.worker.isolation != "process":
-            # It may be asked for again after steps have been taken.
+            # The client may retry it after steps have been taken.
             observation, info = detached(observation), detached(info)
         record = ResetRecord(observation, info, session.episode + 1, seed)
         session.begin_episode(record)
@@ -203,7 +203,7 @@ class Resetting:
         )
 
     async def _replayed(self, context: Context, session: Session) -> Reply:
-        """The same, where only a replay can tell."""
+        """The same, if only a replay can say."""
         await self._runner.recover(session)
         reply = self._again(context, session)
         return reply if isinstance(reply, dict) else await reply
@@ -249,7 +249,7 @@ def _refusing(options: dict[str, Any] | None) -> Iterator[None]:
 
 
 def _ended_step(record: StepRecord) -> EndedStep | None:
-    """A step as the journal keeps it; None where its answer is a problem."""
+    """A step as the journal keeps it; None if its answer is a problem."""
     outcome = record.outcome
     if not isinstance(outcome, StepOutcome):
         return None

@@ -48,14 +48,14 @@ class IdempotencyCache:
         """The answer to a request: the one that is known, or the one that `make` gives.
 
         Args:
-            caller: Who asks.
-            op: For what.
+            caller: The caller's name.
+            op: The operation.
             request_id: The id of the request.
-            make: Gives the answer.
-            said: Gives what tells the request from others; a process before this one did not keep that.
+            make: Returns the answer.
+            said: Returns a fingerprint of the request; an earlier process did not keep it.
 
         Raises:
-            ProblemError: `request_mismatch`: the id is that of another request.
+            ProblemError: `request_mismatch`: the id belongs to another request.
         """
         if request_id is None:
             return await make()
@@ -112,7 +112,7 @@ class IdempotencyCache:
 
 
 class OpenedSession(NamedTuple):
-    """What the answer to a call that opened a session holds; the session itself may end before it is asked again."""
+    """The contents of an answer that opened a session; the session itself may end before the request is retried."""
 
     reply: Reply
     observation_space: Space[Any]

@@ -37,7 +37,7 @@ class InteractiveSessions:
         self._slots = Slots(
             limit, settings.max_runs_per_token, "max_program_sessions", "interactive sessions"
         )
-        # Two for each: its end begins while what was asked of it last is under way, and waits for no other session.
+        # Two for each: its end begins while its last operation is in flight, and must not wait for another session.
         self._threads = ThreadPoolExecutor(2 * limit, thread_name_prefix="program")
         self._open: set[InteractiveSession] = set()
         self._closed = False
@@ -72,7 +72,7 @@ class InteractiveSessions:
     async def close(self) -> None:
         """End all programs, and those that are being started as soon as they are there."""
         self._closed = True
-        # Before anything is awaited: who cancels this has them all ended.
+        # Before the first await: a cancellation then ends all of them.
         endings = [program.end() for program in self._open]
         await asyncio.gather(*map(asyncio.shield, endings))
         await asyncio.to_thread(self._threads.shutdown)
@@ -140,7 +140,7 @@ class InteractiveSession:
         return await self._do(lambda: self._started.alive)
 
     async def close(self) -> Reply:
-        """End it, whatever a thread waits for meanwhile; gives what became of it."""
+        """End the program, even if a thread still waits for it; return its outcome."""
         result = await asyncio.shield(self.end())
         assert result is not None, "who closes a program has seen it start"
         return build_reply(result, host=socket.gethostname())

@@ -59,13 +59,13 @@ class Making:
 
     Args:
         settings: Limits and time-outs.
-        catalog: What can be made.
-        sessions: Where new sessions go.
+        catalog: The environments that can be made.
+        sessions: Receives new sessions.
         runner: Rebuilds environments.
-        resetting: Resets new sessions where the request asks for it.
-        relayed: Opens sessions at the servers that have an environment.
-        workers: Gives the worker of an environment.
-        journal_file: Where sessions are written down, if anywhere.
+        resetting: Resets new sessions if the request says so.
+        relayed: Opens sessions at the registered servers of an environment.
+        workers: Returns the worker of an environment.
+        journal_file: The journal of sessions, if there is one.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class Making:
     # -- make ----------------------------------------------------------------------------------------------------
 
     async def make(self, context: Context, fields: Mapping[str, Any]) -> Reply:
-        """Make sessions, and reset them where asked to."""
+        """Make sessions, and reset them if requested."""
         request = requested(MakeRequest, fields)
         entry = self._catalog.get(request.env_id)
         entry.rules.check(request.kwargs or {})
@@ -256,7 +256,7 @@ class Making:
                 if isinstance(session, Session):
                     groups[journaled.owner, journaled.opened_by].append(session)
         for (owner, opening), opened in groups.items():
-            # Where sessions are missing, they were being written down still, or have been used and ended since.
+            # Missing sessions were still being written, or have been used and ended since.
             if len(opened) == opening.sessions:
                 give = partial(open_again, opening, opened, self._sessions, self._runner)
                 self.idempotency.recall(owner, opening.op, opening.request_id, give)
@@ -377,7 +377,7 @@ class Making:
 
 
 def _said(request: _Request, more: Any) -> bytes:
-    """What tells a request from others; of an episode, digests stand for the actions."""
+    """A fingerprint of a request; for an episode, digests stand for the actions."""
     lists = {"actions", "digests", "reseeds"}
     fields = request.model_dump(exclude={"request_id": True, "kwargs": True, "episode": lists})
     content = orjson.dumps((fields, more), default=repr, option=orjson.OPT_SORT_KEYS)

@@ -292,7 +292,7 @@ class Operations:
     def end(self, context: Context, session_id: str) -> None:
         """Close a session that was made here for no longer than a call or a socket of another protocol.
 
-        The client has asked for no such operation, so none is counted and no rate limit stands in its way.
+        The client has not requested this operation, so it is neither counted nor rate-limited.
         """
         self._making.close(context, [session_id])
 
@@ -403,7 +403,7 @@ class Operations:
 
 
 async def _named(session: BaseSession, call_id: str | None, reply: Awaitable[Reply]) -> Reply:
-    """Wait for the answer to a call, by whose name it can be cancelled meanwhile."""
+    """Wait for the answer to a call, which can be cancelled by its id in the meantime."""
     session.call_id = call_id
     try:
         return await reply

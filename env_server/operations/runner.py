@@ -116,7 +116,7 @@ class Runner:
         session.attached = True
 
     async def attach(self, session: Session) -> None:
-        """Make sure that the worker holds the environment, at the point where the session is.
+        """Make sure that the worker holds the environment, at the session's point.
 
         Raises:
             ProblemError: `not_reset` or `session_gone`.
@@ -165,7 +165,7 @@ class Runner:
                 session.recoverable = session.episode >= 0
 
     async def rebuild(self, session: Session, journal: Journal) -> ResetRecord | None:
-        """Put the session's environment where a journal says, by replay; gives how its episode began.
+        """Rebuild the session's environment from a journal, by replay; return how its episode began.
 
         Raises:
             ProblemError: `session_gone`, if the environment cannot be rebuilt.
@@ -198,7 +198,7 @@ class Runner:
         session.resume(max(0, session.episode), journal, point.last)
         if point.first is None:
             return None
-        # What else was answered may be asked for again, and is not known where the session outlived its process.
+        # Other answers may be requested again, but are unknown if the session outlived its process.
         began = ResetRecord(*point.first, session.episode, seed)
         session.remember_reset(journal.request_id or NO_REQUEST, began)
         if session.last is None and journal.before is not None:
@@ -206,7 +206,7 @@ class Runner:
         return began
 
     def _settle(self, session: Session, running: Running, task: "asyncio.Task[Any]") -> None:
-        """Take down how an operation ended, however it did, and tell those who wait for it."""
+        """Record the result or the failure of an operation, and deliver it to those that wait for it."""
         self._tasks.discard(task)
         session.running = None
         session.last_used = asyncio.get_running_loop().time()

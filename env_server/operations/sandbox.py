@@ -33,10 +33,10 @@ _LIMITS = (
 
 
 class ServedSandbox:
-    """The sandbox, and what callers may ask of it.
+    """The sandbox, and the limits of its callers.
 
     Args:
-        settings: Which one it is, and the most that a program may use.
+        settings: Its back-end, and the upper limits of a program.
     """
 
     def __init__(self, settings: SandboxSettings) -> None:
@@ -66,12 +66,12 @@ class ServedSandbox:
         return self._opened
 
     def check(self, request: RunCodeRequest, longest_s: float, setting: str) -> None:
-        """Refuse a request for more than callers may have.
+        """Refuse a request that exceeds the limits of callers.
 
         Args:
-            request: What is asked for.
-            longest_s: For how long the program may run.
-            setting: That says so.
+            request: The request.
+            longest_s: The longest run that is allowed, in seconds.
+            setting: The name of the setting of that limit.
 
         Raises:
             ProblemError: `invalid_request`.
@@ -178,7 +178,7 @@ class RunningCode:
             raise
 
     async def sandbox(self, context: Context, fields: Mapping[str, Any]) -> Reply:
-        """Say what the sandbox keeps to, and what may be asked of it."""
+        """Return the guarantees of the sandbox, and the limits of requests."""
         refuse_fields(fields)
         return {
             "guarantees": asdict(self._served.sandbox.probe()),
@@ -219,7 +219,7 @@ class RunningCode:
 
 
 def asked_for(served: ServedSandbox, request: RunCodeRequest, longest_s: float, setting: str) -> Run:
-    """What a request asks for, if it may be asked for.
+    """Parse a request into a run, if it is within the limits.
 
     Raises:
         ProblemError: `invalid_request`.

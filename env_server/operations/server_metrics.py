@@ -28,17 +28,17 @@ _ISOLATIONS: tuple[Isolation, ...] = ("inline", "thread", "process")
 
 @dataclass(slots=True)
 class ServerState:
-    """What the figures of one process are read from.
+    """The parts of one process that its figures are read from.
 
     Attributes:
-        settings: What the operator set.
+        settings: The operator's settings.
         rank: Which process this is.
-        metrics: What was counted.
+        metrics: The counters.
         sessions: The open sessions by their ids.
         pools: The workers.
         registry: The registrations.
-        journal_file: Where sessions are written down, if anywhere.
-        shared_journal: Where gateways write down sessions at nodes together, if they do.
+        journal_file: The journal of sessions, if there is one.
+        shared_journal: The journal that gateways share for sessions at nodes, if they share one.
         ready: Whether this process is ready.
     """
 
@@ -472,7 +472,7 @@ def _shared(server: ServerState, values: Callable[["SharedJournal"], Mapping[Any
 
 
 def _resident_bytes(pid: int) -> int:
-    """How much memory a process has, where the system says so (Linux)."""
+    """The memory of a process in bytes, if the system reports it (Linux); otherwise 0."""
     try:
         pages = int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1])
     except OSError:

@@ -75,10 +75,10 @@ class Services:
     It is made, started, and in the end stopped, within a running event loop.
 
     Args:
-        settings: What the operator set.
+        settings: The operator's settings.
         rank: Which process this is.
-        tokens: Who may call.
-        catalog: What is served.
+        tokens: The tokens of callers.
+        catalog: The environments that are served.
     """
 
     def __init__(self, settings: Settings, rank: ProcessRank, tokens: Tokens, catalog: Catalog) -> None:

@@ -50,11 +50,11 @@ class Stepping:
     """The handler of step.
 
     Args:
-        settings: How long an episode may get.
-        metrics: Where steps are counted.
+        settings: The settings that bound an episode.
+        metrics: Counts steps.
         runner: Runs what does not run inline.
-        resetting: Begins the next episode where a step asks for it.
-        journal_file: Where steps are written down, if anywhere.
+        resetting: Begins the next episode if a step requests it.
+        journal_file: The journal of steps, if there is one.
     """
 
     def __init__(
@@ -245,7 +245,7 @@ class Stepping:
         return self._encoded(context, session, record)
 
     def _failed(self, session: Session, written: Any, error: EnvironmentRaised | EncodeError) -> ProblemError:
-        """Note a step that the environment failed: asked again, it is answered by the same problem."""
+        """Record a step that failed in the environment: a retry gets the same problem."""
         problem = self._resetting.broken(session, error)
         session.last = StepRecord(session.episode, session.step, written, problem)
         return problem
@@ -300,7 +300,7 @@ def _only_seeds(reset: Any) -> bool:
 
 
 def _awaits_reset(session: Session, last: StepRecord) -> bool:
-    """Whether a session is where its last step has ended an episode."""
+    """Whether a session's last step has ended its episode."""
     return (
         last.reset is None
         and (last.episode, last.step + 1) == (session.episode, session.step)

@@ -33,8 +33,8 @@ class Verifying:
     Args:
         settings: Limits and time-outs.
         catalog: The verifiers.
-        metrics: Where verdicts are counted.
-        worker: Gives the worker of a verifier: a scoring that hangs costs one child process, which is replaced.
+        metrics: Counts verdicts.
+        worker: Returns the worker of a verifier: a scoring that hangs costs one child process, which is replaced.
     """
 
     def __init__(

@@ -13,11 +13,11 @@ from rollgym.extras import install_line
 
 
 class WorkerPools:
-    """Gives the worker of an isolation. Workers that no environment needs are not started.
+    """Provides the worker of each isolation. Workers that no environment needs are not started.
 
     Args:
-        settings: How many threads and child processes there are, and where.
-        remote: Runs what other servers have registered.
+        settings: The numbers of threads and child processes, and where they run.
+        remote: Runs the environments of registered servers.
 
     Attributes:
         threads: The worker of environments isolated by thread.
