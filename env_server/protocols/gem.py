@@ -1,4 +1,4 @@
-"""GEM over HTTP, as ROCK's admin serves it: a sandbox is a session of ours, and its id is the session's."""
+"""GEM over HTTP, as ROCK's admin serves it: a sandbox is a session of this server, and has its id."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from rollgym.env_server.protocols.operating import operate, step_by_text
 from rollgym.env_server.sessions.replies import Reply
 
 PREFIX = "/apis/v1/envs/gem"
-"""Where ROCK's clients look for it."""
+"""The path under which ROCK's clients expect it."""
 
 GEM_CALLS = call_router(route_class=PlainRoute)
 

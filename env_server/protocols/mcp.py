@@ -1,7 +1,7 @@
-"""The Model Context Protocol over streamable HTTP: an environment at a URL, a session of ours for each of its sessions.
-
-The id of an MCP session is that of our session. So the owner is in the id, any I/O process and any gateway may be
-asked, and nothing is kept here: which tools there are is what the episode's reset has answered, which is asked for
+"""The Model Context Protocol over streamable HTTP: an environment at a URL, and one session of this server for each MCP
+session.
+ An MCP session has the id of its session here. The id contains the owner, so any I/O process and any gateway can
+answer, and this module keeps no state: it reads the tools from the answer of the episode's reset, which it requests
 again.
 """
 
@@ -59,7 +59,7 @@ _MOST_IN_BATCH = 100
 
 @dataclass(frozen=True, slots=True)
 class _Client:
-    """Who asks, and for what: what the messages of one HTTP request have in common."""
+    """The caller, the environment and the session that the messages of one HTTP request share."""
 
     context: Context
     tools: SessionTools
@@ -120,7 +120,7 @@ class McpAdapter:
         if method == "DELETE":
             return await self._delete(client)
         if method != "POST":
-            # A client may ask for a stream of what the server says unasked, which is nothing.
+            # A client may open a stream for messages that the server starts, but this server starts none.
             return Response(status_code=405, headers={"Allow": ", ".join(MCP_METHODS)})
         return await self._post(client, headers, openenv=openenv)
 
@@ -306,7 +306,7 @@ def _malformed(text: str) -> _Answer:
 
 
 def _call_id(message_id: str | int) -> str:
-    """What a call is called within the server: JSON tells 1 from "1"."""
+    """The id of a call within the server: JSON distinguishes 1 from "1"."""
     return dumps(message_id, binary=False).decode()
 
 

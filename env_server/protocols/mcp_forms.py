@@ -1,4 +1,4 @@
-"""The messages of the Model Context Protocol: read into requests of ours and built from answers of ours; no I/O."""
+"""Converts messages of the Model Context Protocol to and from requests and answers of this server; no I/O."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""OpenEnv's messages, built from answers of ours and read into requests of ours; no I/O."""
+"""Converts OpenEnv's messages to and from requests and answers of this server; no I/O."""
 
 import re
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ from rollgym.env_server.protocols.seed_tasks import SeedTasks
 from rollgym.env_server.sessions.replies import Reply
 
 TEXT_SPACES = frozenset({"Text", "UnicodeText"})
-"""The types of space, as they are described, whose observations are in the field `text`."""
+"""The described types of the spaces whose observations go to the field `text`."""
 
 _OBJECT: dict[str, Any] = {"type": "object", "additionalProperties": True}
 _METADATA: dict[str, Any] = {**_OBJECT, "default": {}, "description": "Not looked at."}
@@ -25,7 +25,7 @@ _METADATA: dict[str, Any] = {**_OBJECT, "default": {}, "description": "Not looke
 _OF_CAPACITY = frozenset({"at_capacity", "overloaded"})
 
 META = "rollgym/answer"
-"""Where the whole answer of our protocol is in the result of a tool."""
+"""The key of a tool's result that holds the whole answer of this server's own protocol."""
 
 ACT = "take_action"
 """The tool that takes any action; OpenEnv reserves the names `reset`, `step`, `state` and `close`."""

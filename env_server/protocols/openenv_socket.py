@@ -179,7 +179,7 @@ class OpenEnvSocket:
         return payload
 
     async def _answer(self, data: str | bytes) -> None:
-        # A client that went away meanwhile takes the session with it.
+        # If the client has disconnected in the meantime, its session ends.
         with contextlib.suppress(OSError):
             try:
                 await self._turn.acquire()

@@ -191,7 +191,7 @@ async def ors_task(call: Call, env_id: PathId, request: OrsTaskRequest) -> Respo
 
 @_of_environment("GET", "/tools", response_model=OrsTools, responses=problems(*MAKES, "unknown_env"))
 async def ors_tools(call: Call, env_id: PathId) -> Response:
-    """ORS: the tools of an environment; what an episode of its first task has, where only episodes tell."""
+    """ORS: the tools of an environment; those of an episode of its first task, if only episodes declare them."""
     described = await _described(call, env_id)
     info: dict[str, Any] = {}
     if has_own_tools(described):

@@ -1,4 +1,4 @@
-"""The messages of the Open Reward Standard: read into requests of ours and built from answers of ours; no I/O."""
+"""Converts messages of the Open Reward Standard to and from requests and answers of this server; no I/O."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
@@ -234,11 +234,11 @@ def tasks_between(split: str, start: int | None = None, stop: int | None = None)
 def opening_requests(
     described: Mapping[str, Any], create: OrsCreate, idle_timeout_s: float
 ) -> dict[str, dict[str, Any]]:
-    """Return the requests of ours that make a session of a task (`make`) and begin its episode (`reset`).
+    """Return the requests that make a session of a task (`make`) and begin its episode (`reset`).
 
     Args:
         described: The environment's `EnvInfo`.
-        create: What was asked for.
+        create: The request to create a session.
         idle_timeout_s: How long the session lives without a ping.
 
     Raises:
@@ -291,7 +291,7 @@ def tools_payload(described: Mapping[str, Any], info: Mapping[str, Any]) -> dict
 
     Args:
         described: The environment's `EnvInfo`.
-        info: Of the reset; empty where no tools of the environment's own are asked for.
+        info: Of the reset; empty to leave out the environment's own tools.
     """
     own = own_tools(info)
     tools = [
@@ -458,7 +458,7 @@ def refused_payload(refused: Refused) -> dict[str, Any]:
 
 
 def call_id(episode: int, step: int) -> str:
-    """Return the id of a call: its place in its session, so that it is made once however often it is asked for."""
+    """Return the id of a call: its place in its session, so that retries do not repeat it."""
     return f"{episode}-{step}"
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from rollgym.env_server.messages.validation import invalid
 
 TASKS_PER_SPLIT = 10_000
-"""How many tasks a split is said to have. Environments draw a task from each seed, so this is a choice of ours."""
+"""The number of tasks that a split reports. Environments draw a task from each seed, so any number would do."""
 
 _TYPES = {"train": "train", "valid": "validation", "validation": "validation", "test": "test"}
 _ONLY = "train"
