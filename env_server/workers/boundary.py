@@ -1,4 +1,4 @@
-"""The boundary to code of environments: the only place where whatever it raises is caught."""
+"""The boundary to code of environments: the only place that catches any exception of it."""
 
 import logging
 from collections.abc import Callable, Mapping

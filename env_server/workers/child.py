@@ -52,7 +52,7 @@ class Household:
         }
 
     def about(self, session_id: str | None) -> dict[str, str]:
-        """What a record of the log is about: the session, or the verifier, whose operation runs."""
+        """The subject of a log record: the session or the verifier of the running operation."""
         return self._about.get(self._running, {})
 
     def turn_to(self, what: int | bytes) -> None:
@@ -62,7 +62,7 @@ class Household:
     def make(
         self, number: int, session_id: str, source: EnvSource, kwargs: Mapping[str, Any]
     ) -> tuple[Any, Any]:
-        """Build an environment; gives its spaces as they are described on the wire."""
+        """Build an environment; return its spaces as described on the wire."""
         self._about[number] = {"session_id": session_id, "env_id": source.env_id}
         environment = boundary.build(source, kwargs)
         try:
@@ -105,7 +105,7 @@ class Household:
             self._verifiers[source] = boundary.build(loaded, {})
 
     def score(self, source: bytes, items: Sequence[Mapping[str, Any]]) -> tuple[list[Verdict], float]:
-        """Score responses, each by itself; gives the verdicts and how many seconds they took."""
+        """Score responses, each by itself; return the verdicts and the seconds they took."""
         self.prepare(source)
         verifier = self._verifiers[source]
         began = time.perf_counter()

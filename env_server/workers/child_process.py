@@ -134,7 +134,7 @@ class ChildProcess(asyncio.Protocol):
     def ask(
         self, op: str, arguments: tuple[Any, ...], *, environment: int = -1, timeout: float | None
     ) -> Operation:
-        """Ask for an operation; its future gives the result.
+        """Send an operation; return the future of its result.
 
         The future raises `EnvironmentRaised`, `OperationTimeout` (the operation took too long and the child was
         ended) or `WorkerLost`.
@@ -182,7 +182,7 @@ class ChildProcess(asyncio.Protocol):
         self._arm()
 
     def give_up(self, environment: int) -> None:
-        """Tell the operation on an environment, if there is one, that the environment is gone."""
+        """Fail the operation on an environment, if one runs, because the environment is gone."""
         for operation in self._queue:
             if operation.environment == environment:
                 self._tell_lost(operation, "the environment was closed")

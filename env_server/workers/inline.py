@@ -18,10 +18,10 @@ from rollgym.env_server.workers.base import (
 
 
 class InlineWorker(Worker):
-    """Runs environments that are fast and pure where the server runs.
+    """Runs fast and pure environments in the server's own process.
 
     The `..._now` methods are plain calls, for the hot path; the awaitable ones are the same, for code that does not
-    care which worker it has. Time-outs are not kept: nothing can interrupt what runs here.
+    care which worker it has. Time-outs are ignored: code that runs here cannot be interrupted.
     """
 
     isolation = "inline"

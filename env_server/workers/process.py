@@ -39,7 +39,7 @@ _log = logging.getLogger(__name__)
 
 
 class _Place(NamedTuple):
-    """Where an environment is: its child, and its number there."""
+    """The place of an environment: its child, and its number there."""
 
     child: ChildProcess
     number: int
@@ -93,7 +93,7 @@ class ProcessWorker(Worker):
         return [child for child in self._slots if child is not None]
 
     async def _pick(self, timeout: float | None) -> ChildProcess:
-        """The child that has least to do, or a new one where all have something to do and more are allowed."""
+        """The least loaded child, or a new one if all are busy and more are allowed."""
         try:
             async with asyncio.timeout(timeout):
                 while True:

@@ -52,7 +52,7 @@ class _Home:
             self.clear()
 
     def closed(self, closing: "asyncio.Future[Any]") -> None:
-        """Let go of a thread of its own."""
+        """Release the environment's own thread, if it has one."""
         if not closing.cancelled():
             # One that takes too long keeps its thread.
             closing.exception()
@@ -165,7 +165,7 @@ class ThreadWorker(Worker):
 
     @staticmethod
     def _end(home: _Home) -> "asyncio.Future[Any] | None":
-        """Have an environment closed; gives what to wait for, if it is closed at once and not after what runs on it."""
+        """Close an environment; return its future, unless a running operation has to close it at its end."""
         running = home.running
         if running is not None and (
             running.cancel() or running.cancelled() or isinstance(running.exception(), OperationTimeout)

@@ -90,7 +90,7 @@ class _Call:
             self.future.set_exception(error)
 
     def leave_thread(self) -> "_Thread":
-        """Count its time, and let go of its thread."""
+        """Record its time, and release its thread."""
         assert self.thread is not None
         if self.timer is not None:
             self.timer.cancel()
@@ -128,11 +128,11 @@ class _Thread:
 
 
 class ThreadPool:
-    """Makes calls in at most so many threads at a time.
+    """Makes calls in a bounded number of threads.
 
-    A call that takes too long cannot be interrupted: its thread is left to it, and a new one takes its place. When as
-    many threads are stuck as the pool is large, no new ones are started until one comes back; calls wait for that, but
-    for no longer than they may take.
+    A call that takes too long cannot be interrupted: it keeps its thread, and a new thread replaces that in the pool.
+    When as many threads are stuck as the pool is large, no new ones are started until one comes back; calls wait for
+    that, up to their time-out.
 
     Args:
         size: The largest number of threads, not counting those that are stuck.
@@ -185,7 +185,7 @@ class ThreadPool:
         self._idle.clear()
 
     def _serve_waiting(self) -> None:
-        """Start threads for those that wait, where more are allowed."""
+        """Start threads for waiting calls, if more are allowed."""
         while self._waiting and self._threads < self._size and self.stuck < self._size:
             call = self._waiting.popleft()
             if call.future.done():

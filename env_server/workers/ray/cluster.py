@@ -62,11 +62,11 @@ class RayCluster:
         self._host = ray.remote(Host)
 
     def _connect(self) -> None:
-        # Ray would tell its makers about this machine.
+        # Ray would otherwise send usage data of this machine to its makers.
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         # Output of environments is prefixed with its origin, without colours: the log is not a terminal.
         os.environ.setdefault("RAY_COLOR_PREFIX", "0")
-        # It warns of what is meant to be so: that it handles no signals here, and that its ports ask for a token.
+        # It warns of intended settings: that it handles no signals here, and that its ports require a token.
         logging.getLogger("ray").setLevel(logging.ERROR)
         options: dict[str, Any] = {}
         if self._address == _LOCAL:
@@ -96,7 +96,7 @@ class RayCluster:
         return answer
 
     def start_host(self, num_cpus: float, processes: int) -> Any:
-        """Ask for an actor; gives its handle at once, wherever and whenever it starts."""
+        """Create an actor; return its handle at once, before it has started."""
         return self._host.options(
             num_cpus=num_cpus, max_restarts=0, max_task_retries=0, max_concurrency=_CALLS_PER_ACTOR
         ).remote(processes, list(sys.path))

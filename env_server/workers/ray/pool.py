@@ -1,4 +1,4 @@
-"""The Ray actors of one I/O process: as many as the load asks for."""
+"""The Ray actors of one I/O process: as many as the load requires."""
 
 import asyncio
 import logging
@@ -14,7 +14,7 @@ _LOOK_EVERY_S = 1.0
 _LOOK_TIMEOUT_S = 5.0
 # How much the last second counts in the average of operations.
 _WEIGHT = 0.5
-# Sessions wait so long for an actor that starts, before they crowd those that are there.
+# Sessions wait this long for a starting actor, before they crowd the running ones.
 _PATIENCE_S = 10.0
 # One that has not started by then waits for a node, or for others to release their CPUs.
 _SLOW_START_S = 30.0
@@ -108,7 +108,7 @@ class RayPool:
 
     @contextmanager
     def ends(self, kind: Beginning, actor: RayActor) -> Iterator[RayActor]:
-        """Take a turn at an actor, and tell others when it is over."""
+        """Use a reserved turn at an actor, and wake the waiting callers at its end."""
         began = actor.begins()
         try:
             yield actor
@@ -229,7 +229,7 @@ class RayPool:
         self._timer = loop.call_later(_LOOK_EVERY_S, self._look)
 
     def _look_at_node(self, now: float) -> None:
-        """Ask Ray whether this process's own node is there: it takes long to tell actors' callers that it is not."""
+        """Ask Ray whether this process's own node is alive: Ray takes long to report its death to callers of actors."""
         looking = self._looking
         if looking is not None and not looking.done():
             if now - self._looking_since > _LOOK_TIMEOUT_S:

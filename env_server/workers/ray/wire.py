@@ -31,13 +31,13 @@ Failure = EnvironmentRaised | OperationTimeout | WorkerLost
 
 
 class Request(NamedTuple):
-    """An operation that an actor is asked for.
+    """An operation that is sent to an actor.
 
     Attributes:
         number: The number of its answer, or `UNANSWERED`.
         op: A method of a worker, or `cancel`.
-        arguments: What that is called with.
-        timeout: How long the operation may run.
+        arguments: The arguments of the call.
+        timeout: The time-out of the operation, in seconds.
     """
 
     number: int
