@@ -15,11 +15,12 @@ from rollgym.env_server.messages.envelope import as_problem
 from rollgym.env_server.messages.validation import invalid, requested
 from rollgym.env_server.sessions.replies import Reply
 
-# What is not known by then is answered as pending; who announces comes again, with heartbeats for all the others.
+# A probe unfinished by then is answered as pending; the server repeats its announcement, with heartbeats for the
+# others.
 _ANSWER_WITHIN_S = 10.0
 # Probes of one call at a time: they run environments of the server that has just been started.
 _PROBES = 4
-# How a probe ended is kept for so long, for a server that did not wait for it.
+# How long the result of a probe is kept, for a server that did not wait for it.
 _KEPT_S = 60.0
 
 _Key = tuple[str, tuple[str, str, str]]

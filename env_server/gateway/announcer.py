@@ -1,4 +1,4 @@
-"""A node's side of registration: it tells gateways what it has, and that it is still there (`--register`)."""
+"""A node's side of registration: it announces its environments to gateways, and sends heartbeats (`--register`)."""
 
 import asyncio
 import contextlib
@@ -35,7 +35,7 @@ _AWAY = _Pauses(0.1, 1.0)
 _SAYS_NO = _Pauses(1.0, 15.0)
 # An environment that is refused costs its gateway a probe, and this server a worker, each time ...
 _REFUSED = _Pauses(2.0, 300.0)
-# ... but next to nothing where the gateway did not come to ask for more than what it is.
+# ... but a very short time if the gateway asked only for the server's description.
 _NOT_PLAYED = _Pauses(0.5, 15.0)
 
 
@@ -158,7 +158,7 @@ class Announcer:
         self._tasks = [loop.create_task(self._announce(gateway)) for gateway in self._gateways]
 
     async def leave(self) -> None:
-        """Tell the gateways that no new sessions are wanted."""
+        """Notify the gateways that the server takes no new sessions."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -200,7 +200,7 @@ class Announcer:
                         await gateway.nudged.wait()
 
     async def _say(self, gateway: _Gateway) -> bool:
-        """Tell a gateway what there is; whether it is looking at some of that still."""
+        """Announce the environments to a gateway; return whether it still probes some of them."""
         due = gateway.due(self._env_ids, asyncio.get_running_loop().time())
         if not due:
             return False

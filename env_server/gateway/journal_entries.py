@@ -95,14 +95,14 @@ class Step(NamedTuple):
 
 
 class About(NamedTuple):
-    """What never changes of a session.
+    """The constant facts of a session.
 
     Attributes:
         env_id: Its environment.
         env_version: The version of that.
         kwargs: What the client set.
         idle_timeout_s: When it is evicted.
-        spaces: Its action space and its observation space, where its kwargs change those.
+        spaces: Its action space and its observation space, if its kwargs change those.
     """
 
     env_id: str

@@ -14,7 +14,7 @@ from rollgym.env_server.gateway.journal_entries import JournalAway
 SETTLE_S = 4.0
 """Seconds for gateways to report the steps that they have answered, before any of them rebuilds a session."""
 
-# A channel on which nothing is ever said: who listens learns at once that the connection has ended.
+# A channel without messages: its subscriber learns at once that the connection has ended.
 _CHANNEL = "rollgym:watch"
 _LISTEN_S = 1.0
 _FIRST_PAUSE_S = 0.05

@@ -52,11 +52,11 @@ class Moves:
             raise ConfigurationError(f"cannot use {path}: {error}") from error
 
     def place(self, session_id: str) -> tuple[str, str] | None:
-        """The key of the node that a session moved to, and its id there; None if it is where its id says."""
+        """The key of the node that a session moved to, and its id there; None if it has not moved."""
         return self._places.get(session_id)
 
     def moved(self, session_id: str, node: str, upstream_id: str) -> None:
-        """Note where a session lives from now on."""
+        """Record the new node of a session."""
         self._places[session_id] = node, upstream_id
         self._write(_line(session_id, (node, upstream_id)))
 
@@ -66,7 +66,7 @@ class Moves:
             self._write(_line(session_id, None))
 
     def close(self) -> None:
-        """Let go of the file, after a last try to write down what it lacks."""
+        """Close the file, after a last attempt to write the missing moves."""
         if self._path is not None and self._file is None:
             self._try_anew(self._path)
         if self._file is not None:

@@ -58,7 +58,7 @@ class Lineage:
         """The ids of this gateway and of all gateways behind it.
 
         Args:
-            path: The gateways through which the question came; who finds itself there asks no further.
+            path: The gateways that the request has passed through; a gateway that finds itself there stops.
         """
         if self.gateway_id in path:
             return [self.gateway_id]
@@ -107,13 +107,13 @@ class Lineage:
 
 
 class Registering:
-    """Takes registrations, once a probe has shown that the server does what it says.
+    """Accepts registrations, once a probe has confirmed the server's description.
 
     Args:
         settings: The allowed networks and limits.
-        catalog: Where registered environments are offered.
-        registry: Where registrations are kept.
-        nodes: The nodes that registered servers of ours are.
+        catalog: Offers the registered environments.
+        registry: Holds the registrations.
+        nodes: The nodes of registered Rollgym servers.
         lineage: The gateways behind this one.
     """
 
@@ -155,7 +155,7 @@ class Registering:
         }
 
     async def check(self, url: str, ttl_s: float | None) -> Target:
-        """Where a registration leads to.
+        """The checked target of a registration.
 
         Raises:
             ProblemError: `invalid_request` or `forbidden`.
@@ -167,13 +167,13 @@ class Registering:
     async def take(
         self, caller: Caller, request: RegisterRequest, target: Target, *, probed: bool = False
     ) -> tuple[Registration, list[Check]]:
-        """Ask a server for an environment, and take it into the catalog.
+        """Probe an environment at a server, and add it to the catalog.
 
         Args:
-            caller: Whose registration it is.
-            request: What is registered.
-            target: Where, once that was checked.
-            probed: Whether it was probed before, and is only asked what it is.
+            caller: The owner of the registration.
+            request: The registration request.
+            target: The checked target.
+            probed: Whether it was probed before, so that only its description is requested.
 
         Raises:
             ProblemError: It cannot be registered.

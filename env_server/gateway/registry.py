@@ -1,4 +1,4 @@
-"""Registrations: which servers have which environment, and who takes the next session."""
+"""Registrations: the servers of each environment, and the choice of the one for the next session."""
 
 import asyncio
 import contextlib
@@ -21,7 +21,7 @@ from rollgym.env_server.telemetry.metrics import Metrics
 
 DEFAULT_TTL_S = 60.0
 _ID_BYTES = 16
-# A server that did not answer takes no new sessions for so long, unless it says before that it is there.
+# How long a server that did not answer gets no new sessions, unless it sends a heartbeat before.
 _REST_S = 5.0
 _RETRY_S = 1
 _log = logging.getLogger(__name__)
@@ -98,8 +98,8 @@ class Registry:
     Args:
         appeared: Called with the first registration of an environment.
         vanished: Called with the id of an environment that has no registration any more.
-        metrics: Where the ends of registrations are counted.
-        roster: Remembers which environments there were.
+        metrics: Counts the ends of registrations.
+        roster: Remembers the environments of earlier registrations.
     """
 
     def __init__(
@@ -237,7 +237,7 @@ class Registry:
         return next((each for each in self._replicas.get(env_id, ()) if each.relay is node), None)
 
     def any_home(self, env_id: str) -> Registration | None:
-        """A registration of an environment that servers of ours have, whichever is least loaded."""
+        """The least loaded registration of an environment at Rollgym servers."""
         ours = [each for each in self._replicas.get(env_id, ()) if each.relay is not None]
         return min(ours, key=_busyness, default=None)
 
@@ -275,13 +275,13 @@ class Registry:
     def lifetime(self, registration: Registration) -> dict[str, float]:
         """When a registration ends without a heartbeat, for people, and how long it lives past one, for programs.
 
-        Whose clock is another than ours can do nothing with a time of ours.
+        A client whose clock differs from this server's cannot use a time of this server.
         """
         left_s = registration.expires_at - asyncio.get_running_loop().time()
         return {"expires_at": time.time() + left_s, "ttl_s": registration.ttl_s}
 
     async def shutdown(self) -> None:
-        """Let go of all servers."""
+        """Disconnect from all servers."""
         self._roster.close()
         if self._timer is not None:
             self._timer.cancel()

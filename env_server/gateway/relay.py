@@ -35,12 +35,12 @@ _PROTOCOL = "rollgym"
 
 
 class Relay:
-    """The handlers of operations on sessions that nodes have.
+    """The handlers of operations on sessions at nodes.
 
     Args:
-        sessions: Where sessions are kept.
+        sessions: The open sessions.
         relocation: Finds sessions again.
-        metrics: Where steps are counted.
+        metrics: Counts steps.
         journal: The journal that gateways share, if there is one.
         is_gateway: Whether there can be any.
     """
@@ -66,11 +66,11 @@ class Relay:
     def call(
         self, context: Context, session: RelayedSession, op: str, fields: Mapping[str, Any]
     ) -> "InFlight":
-        """Pass an operation on.
+        """Pass an operation on to the session's node.
 
         Raises:
-            ProblemError: `draining`, where the journal that gateways share is away, or `upstream_error` to a step that
-                names no place, where only that would tell whether the node's copy is one of the past.
+            ProblemError: `draining`, if the shared journal is away, or `upstream_error` to a step without an index, if
+                only the journal could show whether the node's copy is outdated.
         """
         write_ahead = self._write_ahead
         if write_ahead is not None:
@@ -246,7 +246,7 @@ class Relay:
             self._write_ahead.refused(operation, problem)
 
     def lost(self, operation: "InFlight", error: Exception, *, sent: bool) -> None:
-        """Ask again what a broken connection may have cut off."""
+        """Retry an operation that a broken connection may have lost."""
         self._metrics.upstream_errors[operation.session.entry.label, _PROTOCOL] += 1
         if sent and not operation.is_safe_to_repeat:
             self.finish(operation, not_known(error))
@@ -308,7 +308,7 @@ class Relay:
                     raise not_known(error) from error
                 if self._loop.time() >= deadline:
                     raise ProblemError("upstream_error", str(error)) from error
-                # What breaks at once would break at once again, and keep the loop from everybody meanwhile.
+                # A call that breaks at once would break again at once, and repeated retries would block the loop.
                 await asyncio.sleep(_pause_s(attempt))
             else:
                 self.answered(operation, reply)
@@ -402,7 +402,7 @@ class InFlight(Passage):
 
 
 def _pause_s(attempt: int) -> float:
-    """How long to wait before a node is asked again whose connection has broken so many times before."""
+    """The delay in seconds before a retry at a node, by the number of broken connections so far."""
     return min(_RETRY_S, _FIRST_PAUSE_S * 2.0 ** min(attempt - 1, 16)) if attempt else 0.0
 
 

@@ -165,7 +165,7 @@ class RelayedSession(BaseSession):
             self._described = described
 
     def take_reset(self, fields: Mapping[str, Any], reply: Mapping[str, Any], binary: bool) -> None:
-        """Take down the beginning of an episode; one that is answered again is known already."""
+        """Record the start of an episode; a repeated answer is known already."""
         episode = reply["episode"]
         if episode <= self.episode:
             return
@@ -177,7 +177,7 @@ class RelayedSession(BaseSession):
         self.terminated = self.truncated = self.incomplete = False
 
     def take_step(self, fields: Mapping[str, Any], reply: Mapping[str, Any], binary: bool) -> None:
-        """Take down a step; one that is answered again is known already."""
+        """Record a step; a repeated answer is known already."""
         episode, step = reply["episode"], reply["step"]
         if episode != self.episode or step != self.step + 1:
             if (episode, step) > (self.episode, self.step):

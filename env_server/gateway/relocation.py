@@ -149,7 +149,7 @@ class Relocation:
                 return self._not_restored(session, home, error)
             raise
         if self._sessions.by_id.get(session.session_id) is not session:
-            # It was ended while it was rebuilt, and its old place let go of.
+            # It was ended while it was rebuilt, and its old place released.
             node.close_session(upstream_id)
             self._registry.released(home)
             raise session_gone(session.session_id, self._sessions.end_reason(session.session_id) or "closed")

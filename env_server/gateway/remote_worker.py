@@ -24,7 +24,7 @@ from rollgym.env_server.workers.base import (
 
 # A server that is started again registers again within this time, as a rule.
 _PATIENCE_S = 15.0
-# What a server has not done, because it could not be reached or said later, is asked again for so long.
+# How long an operation that a server has not begun (unreachable, or asked to retry later) is retried.
 _UNSENT_S = 5.0
 _FIRST_PAUSE_S = 0.1
 _GOODBYE_S = 10.0
@@ -115,7 +115,7 @@ class RemoteWorker(Worker):
                 self._registry.released(home)
 
     async def shutdown(self) -> None:
-        """Let go of all servers."""
+        """Disconnect from all servers."""
         if self._closing:
             _, late = await asyncio.wait(self._closing.values(), timeout=_GOODBYE_S)
             for task in late:
@@ -157,7 +157,7 @@ class RemoteWorker(Worker):
             raise
 
     async def _tried(self, op: str, home: Registration, call: Callable[[], Awaitable[_Result]]) -> _Result:
-        """Ask once more what is as good the second time, and for a while what the server has certainly not done.
+        """Retry a repeatable operation once, and one that the server has certainly not begun for a while.
 
         A deterministic environment of a server that is away is better rebuilt, on a replica if there is one.
         """
@@ -196,7 +196,7 @@ class RemoteWorker(Worker):
     async def _end_after(
         self, calling: "asyncio.Task[Any]", patience_s: float | None, key: str, home: Registration
     ) -> None:
-        """End a session once what was asked of it last has come to its end."""
+        """End a session once its last operation has ended."""
         await asyncio.wait([calling], timeout=patience_s)
         calling.cancel()
         # Its result is discarded.

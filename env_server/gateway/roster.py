@@ -16,7 +16,7 @@ EndOfRegistration = Literal["left", "expired", "refused"]
 
 # Servers register again with a restarted gateway within this time, or are gone for good.
 _RETURN_S = 120.0
-# And who asks whether the gateway is ready is not kept waiting for those that are gone for good.
+# Readiness does not wait this long for servers that are gone for good.
 _READY_WITHIN_S = 30.0
 # A node that stops is started again within this time, as a rule.
 _RESTART_S = 60.0
@@ -53,7 +53,7 @@ class Enrolled(BaseModel):
 
 
 class _Expired(NamedTuple):
-    """A registration that ended for want of heartbeats."""
+    """A registration that ended because no heartbeats came."""
 
     url: str
     ttl_s: float

@@ -22,7 +22,7 @@ class SessionRelease:
 
     Args:
         registry: Counts the sessions of each registration.
-        moves: Where sessions live that their ids say to be elsewhere.
+        moves: The table of moved sessions.
         journal: The journal that gateways share, if there is one.
     """
 

@@ -53,7 +53,7 @@ _MOST_WRITES = 1024
 _MOST_BYTES = 4 * 1024 * 1024
 # uvloop raises RuntimeError on a write to a closed transport.
 _BROKEN = (RedisError, OSError, TimeoutError, RuntimeError)
-# What reading may raise where something else was written than what is written here.
+# Errors of reading entries that were not written by this module.
 _UNREADABLE = (
     KeyError,
     TypeError,
@@ -253,13 +253,13 @@ class SharedJournal:
             return None
 
     async def claim(self, session_id: str, generation: int) -> Claim | str:
-        """Take the right to move a session of this generation; or why it cannot be had.
+        """Claim the right to move a session of this generation; return the reason if it is refused.
 
-        It is `behind` where a gateway has answered more than the journal has.
+        The reason is `behind` if a gateway has answered more than the journal holds.
 
         Raises:
-            JournalAway: It is not known.
-            Unreadable: The right is had, and what the journal has of the session cannot be read.
+            JournalAway: The journal did not answer.
+            Unreadable: The claim succeeded, but the journal's data of the session cannot be read.
         """
         arguments = [generation, self._holder, _milliseconds(LEASE_S)]
         status, *rest = await self._run("claim", [session_id], arguments)
@@ -278,7 +278,7 @@ class SharedJournal:
         return await self._status("renew", session_id, [generation, _milliseconds(LEASE_S)])
 
     async def moved(self, session_id: str, generation: int, node: str, upstream_id: str) -> str:
-        """Note where a session lives from now on; `ok`, or why it does not."""
+        """Record the new node of a session; return `ok`, or why that was refused."""
         return await self._status("moved", session_id, [generation, node, upstream_id])
 
     async def stays(self, session_id: str, generation: int) -> str:
@@ -311,10 +311,10 @@ class SharedJournal:
         return ends
 
     async def _mark(self) -> None:
-        """Tell the journal what was answered, in case that it has less.
+        """Report the answered steps to the journal, in case it has fewer.
 
         Raises:
-            JournalAway: It is not known whether it has taken that.
+            JournalAway: It is unknown whether the journal has recorded them.
         """
         places = list(self._answered().items())
         behind = 0
@@ -397,11 +397,11 @@ class SharedJournal:
         self._trouble = None
 
     async def _warn(self) -> None:
-        """Tell the operator of settings under which what was acknowledged may be lost."""
+        """Warn the operator of settings under which acknowledged writes may be lost."""
         try:
             found = await self._redis.info("memory", "persistence")
         except _BROKEN:
-            # Not everybody may ask for that.
+            # Not every user may read that setting.
             return
         policy = found.get("maxmemory_policy", "noeviction")
         if policy != "noeviction":

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 # How long a node may be away before its sessions move to another node, if there is one.
 RECONNECT_S = 1.0
-# A restarted gateway waits so long for nodes to register, before it considers them away.
+# How long a restarted gateway waits for nodes to register, before it considers them away.
 _REGISTRATION_S = 5.0
-# How often it is looked whether another gateway has moved a session; Redis tells of nothing by itself.
+# The interval of polls whether another gateway has moved a session; Redis sends no notification.
 _LOOK_S = 0.1
 _RENEWALS = 3
 # The longest wait before another look whether the journal has settled.
@@ -79,13 +79,13 @@ class SharedRelocation:
         return found
 
     async def bring_back(self, session: RelayedSession, *, gone: bool, deadline: float, binary: bool) -> None:
-        """See to it that a session is known to be where the gateways have it, at a node that answers.
+        """Make sure that this gateway knows the session's present node, and that the node answers.
 
         Args:
             session: The session.
-            gone: Whether its node does not have it any more, or not all that was answered.
+            gone: Whether its node has lost it, or some of its answered steps.
             deadline: When to give up, on the loop's clock.
-            binary: The encoding in which it will be asked: each has connections of its own.
+            binary: The encoding of the coming request: each encoding has connections of its own.
 
         Raises:
             ProblemError: `session_gone`, `draining` while another gateway moves it or the journal is away, or
@@ -313,7 +313,7 @@ class SharedRelocation:
         raise ProblemError("upstream_error", f"{home.target.url} cannot restore it: {problem}") from problem
 
     def _leave(self, found: SharedSession) -> None:
-        """Leave nothing at the node that had it, if that is there."""
+        """Close the session at its former node, if that is reachable."""
         old = self._nodes.find(found.node)
         if old is not None:
             old.close_session(found.upstream_id)
@@ -364,19 +364,19 @@ async def begin_anew(
     idle_timeout_s: float,
     make_timeout_s: float,
 ) -> tuple[str, int]:
-    """Make a session at a node; gives its id there, and the I/O process of the node that owns it.
+    """Make a session at a node; return its id there, and the I/O process of the node that owns it.
 
     Args:
-        home: Where.
-        episode: The portable episode that it is in; None before the first one.
+        home: The node's registration.
+        episode: The portable episode to restore; None before the first one.
         kwargs: What the client set.
         idle_timeout_s: When the node evicts it.
-        make_timeout_s: How long it may take.
+        make_timeout_s: The time-out, in seconds.
 
     Raises:
         ProblemError: The node refuses, or answers something else than it should.
-        ConnectionError: It cannot be reached.
-        TimeoutError: It does not answer.
+        ConnectionError: The node cannot be reached.
+        TimeoutError: The node does not answer.
     """
     caller = home.node.link(False).caller
     fields: dict[str, Any] = {

@@ -34,19 +34,19 @@ class Answering(Protocol):
         """Send the answer to the client."""
 
     def ask_again(self, operation: "InFlight", *, gone: bool, after_s: float = 0.0) -> None:
-        """Look for the session and ask its node again; `gone` where the node does not have it as it was."""
+        """Find the session and retry at its node; `gone` if the node does not have it as it was."""
 
     def spawn(self, operation: "InFlight", body: Coroutine[Any, Any, None]) -> None:
         """Do what takes time and ends with an answer to an operation, or with the problem that is one."""
 
 
 class WriteAhead:
-    """Tells clients what nodes have answered once the journal has it and says that the node is the right one.
+    """Sends the answers of nodes to clients once the journal has recorded them and confirmed the node.
 
     Args:
         journal: The journal.
-        sessions: Where sessions that have ended are let go of.
-        answering: Tells clients, and asks nodes again.
+        sessions: The open sessions, from which ended ones are removed.
+        answering: Answers clients, and retries at nodes.
     """
 
     def __init__(self, journal: "SharedJournal", sessions: Sessions, answering: Answering) -> None:
@@ -65,7 +65,7 @@ class WriteAhead:
     def confirm(
         self, operation: "InFlight", answer: "Reply | ProblemError", arguments: Arguments | None = None
     ) -> None:
-        """Tell a client what its operation was answered, as soon as the journal has it."""
+        """Send an answer to the client, as soon as the journal has recorded it."""
         session = operation.session
         if arguments is None:
             arguments = check(operation.generation)
@@ -73,7 +73,7 @@ class WriteAhead:
         self._journal.write(Write(session.session_id, arguments, done))
 
     def refused(self, operation: "InFlight", problem: ProblemError) -> None:
-        """Tell a client which problem its operation ended in, if it is one of the node that has the session."""
+        """Send a problem to the client, if it comes from the node that holds the session."""
         if problem.code == "step_mismatch":
             self._answering.spawn(operation, self._mismatched(operation, problem))
         elif problem.code == "session_gone":
@@ -82,7 +82,7 @@ class WriteAhead:
             self.confirm(operation, problem)
 
     def number(self, operation: "InFlight") -> None:
-        """Send a step that names no place on its way with the place where the journal has the session."""
+        """Send a step without an index on with the session's episode and step from the journal."""
         self._answering.spawn(operation, self._number(operation))
 
     def _written(

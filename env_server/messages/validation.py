@@ -70,7 +70,7 @@ def misfit_problem(found: Sequence[tuple[Sequence[int | str], str]]) -> ProblemE
     """The problem that a request does not fit its model.
 
     Args:
-        found: Where, and why.
+        found: The location of the error, and its reason.
     """
     errors = [
         {"field": ".".join(str(part)[:_MAX_NAME] for part in place), "reason": reason}

@@ -78,7 +78,7 @@ class HttpUpstream(Upstream):
         try:
             reply = await self._post("/reset", body, timeout)
         finally:
-            # It may have been ended meanwhile, and begun after that: then it is ended once more.
+            # The session may have been ended in the meantime, and begun after that: then it is ended once more.
             self._kwargs[key] = kwargs
         return _observation(self._spec.observation_space, reply), read_info(reply)
 

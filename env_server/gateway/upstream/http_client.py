@@ -42,13 +42,13 @@ class TargetClient:
     """Calls to one target with JSON bodies.
 
     Connections go to the pinned address; the name stands in the Host header and is what TLS certificates are checked
-    against. Redirects are not followed, proxies and other settings of the process's environment do not apply. They are
-    kept for a moment, and only so many are in use as the target takes.
+    against. Redirects are not followed, proxies and other settings of the process's environment do not apply.
+    Connections are kept open for a moment, and no more are in use than the target accepts.
 
     Args:
-        target: Where to.
+        target: The checked target.
         token: Bearer token.
-        limits: How large a reply, and how many connections.
+        limits: The largest reply, and the number of connections.
     """
 
     def __init__(self, target: Target, token: str | None, limits: TargetLimits) -> None:
@@ -63,13 +63,13 @@ class TargetClient:
     async def call(
         self, method: str, path: str, body: Any = None, *, timeout: float | None
     ) -> tuple[int, Any]:
-        """Send a request; gives the status and the JSON of the reply.
+        """Send a request; return the status and the JSON of the reply.
 
-        The time-out begins when its turn has come, for which it waits as long at most.
+        The time-out begins when the request gets a connection, for which it waits at most as long again.
 
         Raises:
-            OperationTimeout: It did not answer in time.
-            UpstreamError: It cannot be reached, or what it answers is too large, too deep or no JSON.
+            OperationTimeout: The target did not answer in time.
+            UpstreamError: The target cannot be reached, or its answer is too large, too deep or not JSON.
         """
         async with contextlib.AsyncExitStack() as stack:
             try:
@@ -190,7 +190,7 @@ class TargetClient:
         self, client: httpx.AsyncClient, method: str, path: str, body: Any, attempt: Attempt
     ) -> httpx.Request:
         async def trace(event: str, info: Mapping[str, Any]) -> None:
-            """Listen to what the connection pool tells."""
+            """Listen to the trace events of the connection pool."""
             if event == "connection.connect_tcp.started":
                 await attempt.connecting()
             elif event in ("connection.connect_tcp.complete", "connection.connect_tcp.failed"):

@@ -22,7 +22,7 @@ _ANSWER_S = 24 * 3600.0
 
 
 class Passage(Pending):
-    """One operation on its way to a node, whose answer will be that of this pending one.
+    """One operation in flight to a node.
 
     Attributes:
         fields: The frame for the node, without an id.

@@ -1,4 +1,4 @@
-"""A node: a server of ours whose sessions a gateway passes on, and the connections to it."""
+"""A node: a Rollgym server behind a gateway, and the connections to it."""
 
 import asyncio
 import base64
@@ -21,7 +21,7 @@ _OPERATION_S = 60.0
 _SILENCE_S = 5.0
 _PONG_S = 10.0
 _CLOSE_S = 10.0
-# What a server that is not registered any more may still have is remembered so long, in case that it comes back.
+# How long the sessions of an unregistered server are remembered, in case it comes back.
 _REMEMBERED_S = 3600.0
 
 
@@ -155,7 +155,7 @@ class Nodes:
         return node if node is not None and node.registrations > 0 else None
 
     def _forget(self) -> None:
-        """Let go of nodes that are not registered, but not yet of those that may come back with sessions."""
+        """Drop nodes without registrations, except those that may come back with sessions."""
         remembered = asyncio.get_running_loop().time() - _REMEMBERED_S
         self._by_key = {
             key: node

@@ -80,8 +80,8 @@ class Dialogue:
         """Send a message and wait for its answer.
 
         Raises:
-            OperationTimeout: None came in time.
-            UpstreamError: The socket has ended, or something came that was not asked for.
+            OperationTimeout: No answer came in time.
+            UpstreamError: The socket has ended, or an unexpected message came.
         """
         self._has_asked = True
         early, self._early = self._early, None

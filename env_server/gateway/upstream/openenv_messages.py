@@ -23,7 +23,7 @@ _MCP_OBSERVATIONS = frozenset({"CallToolObservation", "ListToolsObservation"})
 _TRUNCATED = ("truncated", "TimeLimit.truncated")
 
 WHOLE = "."
-"""What a registration names in place of a field where the text is the JSON of the whole object."""
+"""The name in a registration, in place of a field, for texts that are the JSON of the whole object."""
 
 STATE = dumps({"type": "state"}, binary=False)
 CLOSE = dumps({"type": "close"}, binary=False)

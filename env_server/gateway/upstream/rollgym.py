@@ -1,4 +1,4 @@
-"""The protocol `rollgym`: any server of ours, other gateways included."""
+"""The protocol `rollgym`: any Rollgym server, including other gateways."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -49,16 +49,16 @@ class _Session:
 
 
 class RollgymUpstream(Upstream):
-    """An environment of another server of ours, over one WebSocket to each of its I/O processes.
+    """An environment of another Rollgym server, over one WebSocket to each of its I/O processes.
 
-    Steps name their index and everything else has a request id, so what a broken connection may have cut off is asked
-    again.
+    Steps name their index and everything else has a request id, so operations that a broken connection may have lost
+    are retried.
 
     The probe and verifiers use it; sessions are passed on by the relay.
 
     Args:
         node: The server.
-        env_id: What the environment is called there.
+        env_id: The environment's id at the server.
     """
 
     protocol = "rollgym"

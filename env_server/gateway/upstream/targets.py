@@ -1,4 +1,4 @@
-"""Where a gateway may connect to: the addresses of registered servers are checked once, and then pinned."""
+"""The addresses that a gateway may connect to: those of registered servers are checked once, and then pinned."""
 
 import asyncio
 import ipaddress
@@ -24,7 +24,7 @@ _PRIVATE = tuple(
     for text in ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "fc00::/7")
 )
 _NAMED = {"loopback": _LOOPBACK, "private": _PRIVATE}
-# IPv6 addresses that carry an IPv4 address, which is where a translator on the way would connect to.
+# IPv6 addresses with an embedded IPv4 address, which a translator on the path would connect to.
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 _THIS_NETWORK = ipaddress.IPv4Network("0.0.0.0/8")
 _LOCAL_NAT64 = ipaddress.IPv6Network("64:ff9b:1::/48")
@@ -55,8 +55,8 @@ class Target:
 class TargetRules:
     """The networks that registered servers may be in.
 
-    Public addresses always may. Loopback and private ones may where the operator says so, link-local ones (a cloud's
-    metadata service, for one), multicast and reserved ones never.
+    Public addresses are always allowed. Loopback and private ones are allowed if the operator says so; link-local ones
+    (such as a cloud's metadata service), multicast and reserved ones never.
 
     Args:
         allowed: `loopback`, `private`, or networks such as `10.1.0.0/16`.
@@ -96,10 +96,10 @@ class TargetRules:
         )
 
     async def check(self, url: str) -> Target:
-        """The target of a URL.
+        """Check a URL and return its target.
 
         Raises:
-            ProblemError: `invalid_request` if it is not a base URL, `forbidden` if it leads where it must not.
+            ProblemError: `invalid_request` if it is not a base URL, `forbidden` if its address is not allowed.
         """
         try:
             parts = urlsplit(url)
