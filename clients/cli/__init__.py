@@ -1,1 +1,1 @@
-"""The `roll-env` command; no other package imports it."""
+"""The `roll-env` command; no other room enters."""

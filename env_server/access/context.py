@@ -61,7 +61,7 @@ class Context:
         self.waited_s = 0.0
 
     def identity(self) -> dict[str, Any]:
-        """Who calls, as another I/O process needs it."""
+        """The caller, in the form that another I/O process needs."""
         return {
             "name": self.caller.name,
             "socket": self.socket,

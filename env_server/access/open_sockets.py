@@ -44,7 +44,7 @@ class OpenSockets:
         self._strangers: Counter[str] = Counter()
 
     def enter(self, caller: Caller | None, address: str) -> ConnectionSlot:
-        """Take a slot for a new socket, whose token may still have to come.
+        """Take a slot for a new socket, whose token may not have arrived yet.
 
         Raises:
             ProblemError: `at_capacity`.
@@ -87,7 +87,7 @@ class OpenSockets:
             del self._of_token[name]
 
     def look_again(self, tokens: Tokens) -> None:
-        """Tell the sockets whose tokens were revoked, or may do something else than before."""
+        """Notify the sockets whose tokens were revoked, or whose roles have changed."""
         for slot in list(self._slots):
             if slot.caller is None:
                 continue

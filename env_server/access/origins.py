@@ -1,4 +1,4 @@
-"""Which web pages may talk to the server: a browser carries out what any page asks for, also a stranger's."""
+"""Which web pages may talk to the server: a browser sends the requests of any page, even of a foreign site."""
 
 import ipaddress
 from collections.abc import Iterable, Mapping

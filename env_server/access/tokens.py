@@ -55,8 +55,8 @@ class TokenEntry(Quota):
     """One name in the file.
 
     Attributes:
-        name: Whose token it is.
-        roles: What it may do.
+        name: The name of the token.
+        roles: The operations that it allows.
         sha256: The hash of the token.
         previous: Hashes of tokens from before a rotation; they work until they are retired.
     """
@@ -177,7 +177,7 @@ def _change(path: Path, name: str, change: Callable[[TokenEntry], TokenEntry | N
 
 
 def _write(path: Path, entries: list[TokenEntry]) -> None:
-    """Put a new file in the place of the old one: a server that reads it meanwhile finds one of them, whole."""
+    """Replace the file atomically: a server that reads it at that moment gets the old or the new one, complete."""
     content = [entry.model_dump(mode="json", exclude_defaults=True) for entry in entries]
     temporary = None
     try:
@@ -193,7 +193,7 @@ def _write(path: Path, entries: list[TokenEntry]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who makes a call.
+    """The caller of an operation.
 
     Attributes:
         name: The name of the token; sessions belong to it.
@@ -276,7 +276,7 @@ class Tokens:
         return self._path is not None
 
     def caller(self, token: str) -> Caller:
-        """Who holds a token.
+        """The caller that holds a token.
 
         Raises:
             ProblemError: `unauthorized`.
@@ -295,15 +295,15 @@ class Tokens:
         yield from self._callers if self.required else (ANYONE,)
 
     def key(self, name: str) -> bytes:
-        """A secret of a name, the same on every server that knows its tokens; empty where no token is needed.
+        """A secret of a name, the same on every server that knows its tokens; empty if no token is needed.
 
-        While a rotation lasts it is the older token's, so that what was signed before holds on.
+        During a rotation it comes from the older token, so that earlier signatures stay valid.
         """
         digests = [caller.digest for caller in self._callers if caller.name == name]
         return digests[-1] if digests else b""
 
     def named(self, name: str) -> Caller | None:
-        """The caller of a name, if there is one: the owner of a session, or whom another process speaks for."""
+        """The caller of a name, if there is one: the owner of a session, or the caller of another process."""
         return next((caller for caller in self.everybody() if caller.name == name), None)
 
     def from_headers(self, headers: Mapping[str, str]) -> Caller | None:

@@ -44,7 +44,7 @@ class Catalog:
         bundled = {} if settings.gateway or not settings.builtin else builtin_environments()
         for env_id, spec in bundled.items():
             entry = class_entry(env_id, spec.entry_point, settings, spec.max_episode_steps, ours=True)
-            # Where the operator adds data to one, making it may take what a child has to give.
+            # With data of the operator, making one may need a child process; it is not probed in this one.
             entry.built_in = not entry.source.operator_kwargs
             entries[env_id] = entry
         if bundled:
@@ -75,7 +75,7 @@ class Catalog:
         """The entry of an environment.
 
         Raises:
-            ProblemError: `unknown_env`, with near names, or `draining` where its server may come back.
+            ProblemError: `unknown_env`, with near names, or `draining` if its server may come back.
         """
         entry = self._entries.get(env_id)
         absence = None if entry is not None else self.absence(env_id)

@@ -66,7 +66,7 @@ class CatalogEntry:
 
     @property
     def render_modes(self) -> list[str]:
-        """The modes that `render` takes: all but the one that opens a window where the server runs."""
+        """The modes that `render` takes: all but the one that opens a window on the server's machine."""
         modes = self.metadata.get("render_modes")
         return [str(mode) for mode in modes if mode != "human"] if isinstance(modes, list | tuple) else []
 

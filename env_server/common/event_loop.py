@@ -12,7 +12,7 @@ Listener = Callable[[Any, Any], None]
 
 _NOT_YET = object()
 SLICE_S = 0.005
-"""So long may the work of one client, or of one operation, keep the loop from everybody else."""
+"""How long the work of one client, or of one operation, may block the loop for the others."""
 
 
 class Pending:

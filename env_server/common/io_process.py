@@ -28,9 +28,9 @@ class ProcessRank:
     Attributes:
         index: Its rank, from 0; also the first part of the ids of the sessions that this process owns.
         processes: How many I/O processes the server has.
-        restarts: How often the process of this rank has ended and was started again.
-        directory: Where the processes of this server meet (journals, Unix sockets, shared tables), or None where
-            a single process keeps no state on disk.
+        restarts: How often the process of this rank was restarted.
+        directory: The directory that the processes of this server share (journals, Unix sockets, shared tables), or
+            None if a single process keeps no state on disk.
     """
 
     index: int = 0

@@ -28,7 +28,7 @@ from rollgym.env_server.operations.services import Services
 from rollgym.env_server.sessions.replies import Reply
 
 SERVICES = "rollgym.services"
-"""Where a request's scope holds what answers it."""
+"""The key of a request's scope under which the server's services stand."""
 HEADERS = "rollgym.headers"
 """The key of a request's scope under which its headers stand, parsed once."""
 
@@ -37,14 +37,14 @@ PathId = Annotated[str, WithJsonSchema({"type": "string", "pattern": IDENTIFIER}
 
 
 class Call(Request):
-    """A call over HTTP: who asks for what.
+    """A call over HTTP: the caller and the fields of its request.
 
-    FastAPI takes a body before it asks dependencies, and knows JSON only. So it is given fields at once, which `Needs`
-    fills when it is known who asks.
+    FastAPI reads a body before it runs dependencies, and knows JSON only. So it gets empty fields, which `Needs` fills
+    after authentication.
 
     Attributes:
-        services: What answers it.
-        context: On whose behalf operations run.
+        services: The server's services.
+        context: The caller.
         fields: Of its body or query, as they came.
     """
 
@@ -84,7 +84,7 @@ class Call(Request):
         return self.answer(reply if isinstance(reply, dict) else await reply)
 
     def answer(self, reply: Reply | list[Any]) -> Response:
-        """A reply in the encoding that was asked for; nothing where the route's status says so.
+        """A response in the requested encoding; without a body if the route's status has none.
 
         Raises:
             ProblemError: `too_large`.
@@ -141,7 +141,7 @@ class Needs:
     """The dependency of all calls: that the caller has a role; then their body is read.
 
     Args:
-        role: The role that it needs where tokens are set; None if it needs no token.
+        role: The role that it needs if tokens are set; None if it needs no token.
     """
 
     def __init__(self, role: Role | None) -> None:
@@ -210,7 +210,7 @@ class CallRoute(APIRoute):
 
 
 class PlainRoute(CallRoute):
-    """A call that FastAPI describes and does not run: a hot one, of whose cost FastAPI's own would be the most.
+    """A call that FastAPI describes but does not run: a hot one, most of whose cost would be FastAPI's.
 
     Its function is called as FastAPI would call it, but for the request of an operation: that is left to the operation,
     and None here. `benchmarks/serving/http_routes.py` says what each way costs.
@@ -224,7 +224,7 @@ class PlainRoute(CallRoute):
         self._model: type[BaseModel] = inspect.signature(endpoint).parameters["request"].annotation
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        """Whether it is asked for; one of another method may be another route's."""
+        """Whether the request is for this route; the same path with another method may belong to another route."""
         if scope["type"] != "http" or scope["method"] not in (self.methods or ()):
             return Match.NONE, {}
         return super().matches(scope)
@@ -280,7 +280,7 @@ def call_router(role: Role | None = "play", route_class: type[CallRoute] = CallR
     """A router for calls whose functions are named after their operations.
 
     Args:
-        role: The role that they need where tokens are set; None if they need no token.
+        role: The role that they need if tokens are set; None if they need no token.
         route_class: Whether FastAPI runs them.
     """
     return APIRouter(

@@ -417,7 +417,7 @@ class Socket:
         self._answers.append(content)
 
     def _give_up(self) -> None:
-        """Tell those who wait for other servers that this one ends, and waits no longer."""
+        """Answer the calls that wait for other servers with the problem that this server is shutting down."""
         for number in list(self._passed_on):
             self._take_answer(number, going_away())
 

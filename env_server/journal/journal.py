@@ -11,7 +11,7 @@ from rollgym.clients.protocol.episode import PortableEpisode, step_digest
 
 DIGEST_BYTES = 8
 MANY_STEPS = 20_000
-"""So many take a few milliseconds to be read."""
+"""The number of steps that take a few milliseconds to parse."""
 
 EndReason = Literal["evicted", "closed", "lost", "replay_diverged"]
 """Why a session has ended."""
@@ -41,7 +41,7 @@ def _size(value: Any) -> int:
 
 
 def _most(value: Any) -> int:
-    """What its size is at most; that costs hardly anything to tell."""
+    """An upper bound of the size, which is cheap to compute."""
     if type(value) is str:
         return _LONGEST_SIGN * len(value) + 2
     return _INT_BYTES if type(value) is int else _LONGEST_NUMBER * len(orjson.dumps(value))
@@ -208,7 +208,7 @@ class Journal:
             self._settle()
 
     def recall(self, action: Any, digest: bytes, ended: tuple[bool, bool]) -> None:
-        """Take down a step of which only the digest is known."""
+        """Append a step of which only the digest is known."""
         self._settle()
         self.actions.append(action)
         self.most += _most(action) + _STEP_BYTES

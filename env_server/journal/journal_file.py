@@ -256,7 +256,7 @@ class JournalFile:
         self._tidy()
 
     def close(self) -> None:
-        """Let go of the file; the sessions in it stay there."""
+        """Unmap and close the file; its sessions stay in it."""
         self._retry_at = 0.0
         self.resume()
         if self._view is not None:
@@ -289,7 +289,7 @@ class JournalFile:
         )
 
     def _append(self, record: bytes) -> int:
-        """Add a record; gives the bytes that it takes."""
+        """Append a record; return its size in bytes."""
         size = RECORD_BYTES + len(record)
         view = self._view
         if view is None or self._used + size > len(view):
@@ -437,7 +437,7 @@ class _Reader:
             return
         session = self.known.get(number)
         if session is None:
-            # Where nothing was missing so far, no session is missing either.
+            # If no record is missing so far, no session is missing either.
             if not self.gaps:
                 self.note_gap()
         elif kind == _CLOSED:

@@ -47,7 +47,7 @@ def file_head(mark: bytes, used: int) -> bytes:
 
     Args:
         mark: Its mark.
-        used: Up to where its records are whole.
+        used: The offset up to which its records are complete.
     """
     return _HEAD.pack(MAGIC, mark, used, used ^ _ALL_BITS)
 
@@ -59,7 +59,7 @@ def framed(mark: bytes, number: int, content: bytes) -> bytes:
 
 
 def write_record(view: mmap, used: int, mark: bytes, seed: int, number: int, content: bytes) -> int:
-    """Add a record to a file that has room for it; gives up to where its records are whole now."""
+    """Add a record to a file that has room for it; return the offset up to which its records are complete."""
     start = used + RECORD_BYTES
     end = start + len(content)
     view[start:end] = content
@@ -74,7 +74,7 @@ def seed_of(mark: bytes) -> int:
 
 
 def read_records(content: bytes) -> Iterator[bytes | None]:
-    """The records of a file in their order; None at each place where some may be missing.
+    """The records of a file in their order; None at each place with possibly missing records.
 
     Args:
         content: The file, which begins with `MAGIC`.

@@ -67,7 +67,7 @@ class _Link(asyncio.Protocol):
             self._take(self, message)
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Tell those who wait for answers that none will come."""
+        """Fail the calls that wait for answers."""
         self._transport = None
         for answer in self.answers.values():
             if not answer.done():
@@ -123,9 +123,9 @@ class Forwarder:
     """Passes calls to the process that owns a session, and answers those of the others.
 
     Args:
-        directory: Where the processes meet.
-        index: Which process this is.
-        processes: How many there are.
+        directory: The directory of the processes' sockets.
+        index: The index of this process.
+        processes: The number of processes.
     """
 
     def __init__(self, directory: Path, index: int, processes: int) -> None:

@@ -1,4 +1,4 @@
-"""The other I/O processes of this server: what is theirs is asked of them."""
+"""Calls to the other I/O processes of this server, which own their sessions."""
 
 import contextlib
 from collections.abc import Mapping

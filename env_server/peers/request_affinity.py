@@ -34,7 +34,7 @@ class RequestAffinity:
             self._slots = map_shared(rank.directory / _FILE, _SLOTS * _SLOT.size)
 
     def elsewhere(self, caller: str, op: str, request_id: str) -> int | None:
-        """The other process that answers a request; None where this one does, as it does from now on if none did."""
+        """The other process that answers a request; None for this one, which also takes requests without a process."""
         if self._slots is None:
             return None
         digest = blake2b("\0".join((caller, op, request_id)).encode(), digest_size=_SLOT.size).digest()
@@ -50,6 +50,6 @@ class RequestAffinity:
         return None
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Unmap and close the file."""
         if self._slots is not None:
             self._slots.close()

@@ -49,10 +49,10 @@ def create_app(**settings: Any) -> "MountedServer":
 
 
 class MountedServer:
-    """A server that others mount.
+    """A server for mounting in another application.
 
     Args:
-        settings: What it serves, to whom, and within which limits.
+        settings: Its environments, callers and limits.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -62,7 +62,7 @@ class MountedServer:
         self._alone = Router(lifespan=self.lifespan)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request or one socket, or the lifespan where nothing is around it."""
+        """Serve one request or one socket, or the lifespan if it is served by itself."""
         if scope["type"] == "lifespan":
             await self._alone(scope, receive, send)
         elif self._app is None:

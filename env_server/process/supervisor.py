@@ -26,12 +26,12 @@ _BOOT = (
 )
 _FIRST_BACKOFF_S = 0.1
 _MAX_BACKOFF_S = 10.0
-# A process that served for so long did not die of what it was started with.
+# A process that has served this long did not die of its start-up settings.
 _SETTLED_S = 30.0
 # Beyond the grace for running operations, for closing environments and sockets.
 _STOP_MARGIN_S = 20.0
 
-# A process is asked for a sign of life this often; a thread of its own answers, whatever the event loop does.
+# The interval of liveness checks; a thread of the process answers, even if its event loop is blocked.
 _SIGN_S = 1.0
 # After so many unanswered signs the process is reported as hanging, then killed; its sessions resume from their
 # journals.
@@ -168,7 +168,7 @@ class Supervisor:
             *(sys.executable, "-c", _BOOT, json.dumps(sys.path)),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
-            # Ctrl-C reaches the supervisor alone, which then tells the processes once.
+            # Ctrl-C reaches the supervisor alone, which then signals each process once.
             start_new_session=True,
         )
         self._processes[index] = process

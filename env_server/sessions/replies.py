@@ -77,9 +77,9 @@ def detached(value: Any, depth: int = 0) -> Any:
 def encode_info(info: Mapping[str, Any], context: Context) -> Any:
     """An info for the wire.
 
-    Infos are nested and come with every step, so for JSON they are serialised here at once, and the answer holds
-    the bytes. That cannot tell NaN from None; an info with either, or with anything that is not plain data, goes
-    the long way.
+    Infos are nested and come with every step, so for JSON they are serialised here at once, and the answer holds the
+    bytes. This serialiser cannot distinguish NaN from None; an info with either, or with other than plain data, takes
+    the slow path.
     """
     if context.fragments:
         try:

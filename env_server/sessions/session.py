@@ -1,4 +1,4 @@
-"""A session: one environment of one caller, and where its episode is."""
+"""A session: one environment of one caller, and the state of its episode."""
 
 import asyncio
 from abc import ABC, abstractmethod
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _REMEMBERED_RESETS = 4
 NO_REQUEST = ""
-"""What a reset is remembered by whose request had no id, or none that is known any more."""
+"""The key of a reset whose request had no id, or an id that is no longer known."""
 
 
 class BaseSession(ABC):
@@ -100,7 +100,7 @@ class BaseSession(ABC):
         """Give running operations up and close the environment; what takes time is left to the caller."""
 
     def use_from(self, socket: str) -> None:
-        """Note that a socket uses it, by whose name it is not known yet."""
+        """Register a socket that uses the session for the first time."""
         self.sockets.add(socket)
         self.orphaned_at = None
 

@@ -55,7 +55,7 @@ class Expiry:
         self._arm()
 
     def forget(self, session: BaseSession) -> None:
-        """Let go of a session that ended."""
+        """Remove a session that has ended."""
         self._valid.pop(session.session_id, None)
         self._compact()
 
@@ -123,9 +123,9 @@ class Sessions:
     Args:
         settings: Limits and time-outs.
         rank: Which I/O process this is.
-        quota_counters: The counts that the quotas look at.
-        metrics: Where ended sessions are counted.
-        journal_file: Where sessions are written down, if anywhere.
+        quota_counters: The shared counts behind the quotas.
+        metrics: Counts ended sessions.
+        journal_file: The journal of sessions, if there is one.
     """
 
     def __init__(

@@ -108,13 +108,13 @@ class LoopWatch:
 
 
 class StandstillWatch:
-    """A thread that says where the event loop is if it does not come on: nothing else could while it lasts.
+    """A thread that logs the stack of a blocked event loop, which the loop itself cannot do.
 
     Used as a context manager, in the thread of the loop.
 
     Args:
-        watch: What the loop should come to.
-        after_s: How late it is then.
+        watch: The watch whose timer the loop runs late.
+        after_s: The delay to report, in seconds.
     """
 
     def __init__(self, watch: LoopWatch, after_s: float = _STANDSTILL_S) -> None:

@@ -97,7 +97,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._wait()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Let go of the connection."""
+        """Release what belongs to the connection."""
         self._stop_waiting()
         self._is_over = True
         super().connection_lost(exc)

@@ -27,7 +27,7 @@ HARD_LIMIT_FACTOR = 8
 _KEEP_ALIVE_S = 75
 _CLOSE_GRACE_S = 5
 _STANDS_STILL_S = 1.0
-"""A loop that has not heard of a signal for so long stands still in the code of an inline environment."""
+"""A loop that has not handled a signal for so many seconds is blocked by an inline environment."""
 
 _log = logging.getLogger(__name__)
 

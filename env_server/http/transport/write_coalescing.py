@@ -1,7 +1,6 @@
-"""Sockets that carry many sessions: answers made in one turn go out together, and what comes is taken in slices.
-
-uvicorn writes each message by itself, and for small messages that write is the dearest part of an answer. Where more
-frames wait to be answered, what was framed is left with the framing instead, until the turn of the event loop ends.
+"""Sockets that carry many sessions: answers of one turn go out in one write, and input is parsed in slices.
+ uvicorn writes each message by itself, and for small messages that write is the most expensive part of an answer. If
+more frames wait to be answered, the framed bytes are buffered instead, until the turn of the event loop ends.
 """
 
 from typing import Any, cast
@@ -26,8 +25,8 @@ ARRIVALS = "rollgym.arrivals"
 """The extension of a socket's scope that says when came what is received."""
 
 _MOST_COALESCED_BYTES = 65536
-# Of a peer that has not said who it is: pieces of its first message, pings and pongs. Of others, empty pieces of one
-# message. Each costs as much as a frame that asks for something.
+# Before authentication: fragments of the first message, pings and pongs. After it: empty fragments of one message. Each
+# costs as much as a frame with an operation.
 _MOST_IDLE_FRAMES = 1000
 _POLICY_VIOLATION = 1008
 
@@ -72,7 +71,7 @@ class CoalescingProtocol(WebSocketsSansIOProtocol):
         self._slices.take(data)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Let go of the connection."""
+        """Release what belongs to the connection."""
         super().connection_lost(exc)
         if self._slices is not None:
             self._slices.drop()
