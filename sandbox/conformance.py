@@ -5,7 +5,8 @@
         def sandbox(self):
             with closing(MySandbox()) as opened:
                 yield opened
- Cases look at what a program can see, and at the outcome that its caller receives. A guarantee that a back-end does not
+
+Cases look at what a program can see, and at the outcome that its caller receives. A guarantee that a back-end does not
 claim, for example a bound of the disk, is not tested. The suite needs no pytest; it skips as `unittest` does.
 """
 

@@ -1,5 +1,6 @@
 r"""Texts of a policy that repeats itself: one piece over and over, up to a megabyte.
- Language models fall into such loops by themselves, and clients may be malicious. An environment that parses replies
+
+Language models fall into such loops by themselves, and clients may be malicious. An environment that parses replies
 with a backtracking pattern takes seconds for one of these texts, and blocks all sessions of its process meanwhile.
 """
 

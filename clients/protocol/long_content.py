@@ -1,5 +1,6 @@
 """Parsing of long messages in pieces, so that other tasks of the event loop have turns in between.
- Parsers of JSON and MessagePack read a message in one go while no other thread runs, and take tens of milliseconds for
+
+Parsers of JSON and MessagePack read a message in one go while no other thread runs, and take tens of milliseconds for
 a megabyte of the smallest values. Here they get one piece at a time.
 """
 

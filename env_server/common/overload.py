@@ -1,5 +1,6 @@
 """How long requests wait for the event loop, and whether the delay has been too long for too long.
- The rule is that of controlled delay (CoDel, RFC 8289): a burst, or the backlog of a loop that was blocked, is worked
+
+The rule is that of controlled delay (CoDel, RFC 8289): a burst, or the backlog of a loop that was blocked, is worked
 off; a queue that does not get shorter is cut, since its requests would only wait ever longer.
 """
 

@@ -1,5 +1,6 @@
 """Passing operations on to the nodes that have the sessions: envelopes are rewritten, values pass unchanged.
- This is the hot path of a gateway. An operation costs no task and no future here; only an operation whose node is away
+
+This is the hot path of a gateway. An operation costs no task and no future here; only an operation whose node is away
 gets a task, which finds the session and retries.
 """
 

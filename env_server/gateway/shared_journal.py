@@ -1,5 +1,6 @@
 """The journal that several gateways share: the answers of each session, its node, and the right to move it.
- It is in Redis, or in a server of the same protocol. A gateway sends no answer of a session before the journal has
+
+It is in Redis, or in a server of the same protocol. A gateway sends no answer of a session before the journal has
 acknowledged it and confirmed the session's node. Each move of a session to another node has a number, its generation (a
 fencing token: Martin Kleppmann, "How to do distributed locking", 2016): a gateway that was away during the move has an
 older number, and is refused.

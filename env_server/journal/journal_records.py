@@ -1,5 +1,6 @@
 """The format of a journal's file: it shows any record that is damaged, missing, doubled or out of place.
- A file begins with a mark of its own, four random bytes, which stands before each record and is part of its checksum:
+
+A file begins with a mark of its own, four random bytes, which stands before each record and is part of its checksum:
 so what clients have sent never passes for a record, and the next whole record is found after a damaged one. Records are
 numbered. The head says up to which byte they are complete; what follows is the record that was being written when the
 process was killed.

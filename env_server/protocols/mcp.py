@@ -1,6 +1,6 @@
-"""The Model Context Protocol over streamable HTTP: an environment at a URL, and one session of this server for each MCP
-session.
- An MCP session has the id of its session here. The id contains the owner, so any I/O process and any gateway can
+"""The Model Context Protocol over streamable HTTP: an environment at a URL, a session here for each MCP session.
+
+An MCP session has the id of its session here. The id contains the owner, so any I/O process and any gateway can
 answer, and this module keeps no state: it reads the tools from the answer of the episode's reset, which it requests
 again.
 """

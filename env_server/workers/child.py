@@ -1,5 +1,6 @@
 """The worker child process: holds environments and runs one operation after another on them.
- It is started by `ChildProcess` with one end of a socket pair. The output of environments goes to the server's log. The
+
+It is started by `ChildProcess` with one end of a socket pair. The output of environments goes to the server's log. The
 child exits when the server has died, even while an environment hangs.
 """
 

@@ -1,5 +1,6 @@
 """Scoring responses in child processes: in one request if each takes little time.
- A request to a child costs more than most verifiers do, so responses that arrive in one turn of the event loop go
+
+A request to a child costs more than most verifiers do, so responses that arrive in one turn of the event loop go
 together, from all callers. A batch is as large as the verifier has shown to score in a moment, so that steps of the
 child's sessions get their turn in between, and so that a time-out is due to one response and not to the size of the
 batch.

@@ -1,5 +1,6 @@
 """Sockets that carry many sessions: answers of one turn go out in one write, and input is parsed in slices.
- uvicorn writes each message by itself, and for small messages that write is the most expensive part of an answer. If
+
+uvicorn writes each message by itself, and for small messages that write is the most expensive part of an answer. If
 more frames wait to be answered, the framed bytes are buffered instead, until the turn of the event loop ends.
 """
 

@@ -1,5 +1,6 @@
 """The code that runs in a Ray actor: the child processes of one node, and the calls that reach them.
- Code of environments runs in the children and never in the actor itself. If an environment hangs while it holds the
+
+Code of environments runs in the children and never in the actor itself. If an environment hangs while it holds the
 interpreter lock, exits, or exhausts its memory, the actor can still report the operation; and Ray never deserializes an
 environment's objects, which would run code. The children end when the actor does, however it dies.
 """
