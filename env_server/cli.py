@@ -1,4 +1,4 @@
-"""The command `roll-serve`."""
+"""The command `roll-serve`, which runs an environment server."""
 
 import argparse
 import os

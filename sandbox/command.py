@@ -91,7 +91,7 @@ def _add_check(commands: Any) -> None:
 
 
 def _check(options: argparse.Namespace) -> int:
-    """Print what each case of the suite came to; the exit code is 1 where one fails."""
+    """Print the result of each case of the suite; the exit code is 1 if a case fails."""
     from rollgym.sandbox.conformance import check_backend  # Imported late: one run has no use for it.
 
     try:
@@ -167,7 +167,7 @@ def _result(sandbox: Sandbox, program: Program, limits: Limits) -> RunResult:
 
 
 def as_json(result: RunResult) -> dict[str, Any]:
-    """Return a result as an object of JSON: bytes become text, what is no UTF-8 in it replaced."""
+    """Return a result as a JSON object: bytes become text, with invalid UTF-8 replaced."""
     return {
         "outcome": result.outcome.value,
         "exit_code": result.exit_code,

@@ -6,8 +6,8 @@
             with closing(MySandbox()) as opened:
                 yield opened
 
-Cases look at what a program can see, and at the outcome that its caller is told. What a back-end does not claim, for
-example a bound of the disk, is not asked of it. The suite needs no pytest; it skips as `unittest` does.
+Cases look at what a program can see, and at the outcome that its caller receives. A guarantee that a back-end does not
+claim, for example a bound of the disk, is not tested. The suite needs no pytest; it skips as `unittest` does.
 """
 
 import contextlib
@@ -48,7 +48,7 @@ for child in started:
 
 
 def check_backend(sandbox: Sandbox) -> Iterator[tuple[str, Verdict, str]]:
-    """Hold a back-end against every case; yields the case, how it came out, and why where it did not pass."""
+    """Run every case of the suite on a back-end; yield the case, its result, and the reason unless it passed."""
     suite = SandboxConformance()
     for name in [each for each in vars(SandboxConformance) if each.startswith("test_")]:
         title = name.removeprefix("test_").replace("_", " ")
@@ -87,7 +87,7 @@ class SandboxConformance:
         _same("the back-end of the result's guarantees", backend, sandbox.probe().backend)
 
     def test_a_compile_error_is_told_apart(self, sandbox: Sandbox) -> None:
-        """C++ is compiled inside, where there is a compiler."""
+        """C++ is compiled inside the sandbox, if it has a compiler."""
         compiled = sandbox.run(Program("cpp", '#include <cstdio>\nint main() { puts("hi"); }'))
         if compiled.outcome is Outcome.SANDBOX_ERROR:
             raise SkipTest(compiled.detail)
@@ -142,7 +142,7 @@ class SandboxConformance:
         _same("what was read", read.stdout.strip(), b"1048576")
 
     def test_a_file_outside_of_the_working_directory_is_refused(self, sandbox: Sandbox) -> None:
-        """Nothing is started then."""
+        """The refused program is never started."""
         for name in ("/etc/x", "../x", "a/../../x", "", "a//b"):
             result = sandbox.run(Program("bash", "echo ran"), files={name: b"x"})
             _same(f"a file {name!r}", (result.outcome, result.stdout), (Outcome.SANDBOX_ERROR, b""))
@@ -157,7 +157,7 @@ class SandboxConformance:
         _outcome(session.close(), Outcome.DISK_LIMIT)
 
     def test_only_plain_files_are_brought_back(self, sandbox: Sandbox) -> None:
-        """Links and pipes stay where they are."""
+        """Links and pipes are left in the sandbox."""
         source = "ln -s /etc/hostname link; mkfifo pipe; mkdir folder; echo plain > plain"
         result = sandbox.run(Program("bash", source), collect=["link", "pipe", "folder", "plain"])
         _same("the files", dict(result.files), {"plain": b"plain\n"})
@@ -196,7 +196,7 @@ class SandboxConformance:
         _same("what they wrote", [each.stdout for each in results], [b"%d\n" % n for n in range(8)])
 
     def test_a_session_answers_until_it_is_closed(self, sandbox: Sandbox) -> None:
-        """Closing it twice gives the same result, and nobody hears what is written then."""
+        """Closing it twice gives the same result, and a later write raises `BrokenPipeError`."""
         session = sandbox.open_session(Program("python", "while True: print(eval(input()), flush=True)"))
         for question, answer in ((b"6 * 7\n", b"42\n"), (b"len('abc')\n", b"3\n")):
             session.write(question)

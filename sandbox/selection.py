@@ -39,15 +39,15 @@ def open_sandbox(name: str | None = None, *, minimum_level: Level = "landlock", 
 
     Args:
         name: Of a back-end, ours or of another package, or `auto` for the first of ours that works and is strong
-            enough; also as `docker:IMAGE` and `remote:URL`. What the environment variable `ROLLGYM_SANDBOX` says if
-            there is none. `unsafe`, which is no boundary, `remote`, which needs an address, and those of other
-            packages are used by name only.
-        minimum_level: The weakest that will do. Naming `unsafe` says that nothing is needed.
+            enough; also as `docker:IMAGE` and `remote:URL`. If None, the value of the environment variable
+            `ROLLGYM_SANDBOX`. `unsafe`, which is not a boundary, `remote`, which needs an address, and back-ends of
+            other packages are used by name only.
+        minimum_level: The weakest level to accept. Naming `unsafe` means that no level is required.
         options: For the back-end's constructor; not with `auto`.
 
     Raises:
-        SandboxUnavailableError: If none is there, with the reason and the remedy of each.
-        ValueError: If there is no such back-end or level.
+        SandboxUnavailableError: If no back-end works, with the reason and the remedy of each.
+        ValueError: If the back-end or the level does not exist.
     """
     if minimum_level not in LEVELS:
         raise ValueError(f"there is no level {minimum_level!r}: {', '.join(LEVELS)}")

@@ -51,7 +51,7 @@ async def audit_baselines(subject: Subject) -> list[Entry]:
 
 
 async def play_expert(subject: Subject) -> str | None:
-    """Play the environment's expert, and keep its episodes; say why where that cannot be done."""
+    """Play the environment's expert, and keep its episodes; if that is impossible, return the reason."""
     if not subject.env.metadata.get("expert"):
         return "it has no expert"
     policy = expert_policy(subject.wording)
@@ -187,7 +187,7 @@ _EXPERT_SOLVES = 0.8
 
 
 async def audit_difficulty(subject: Subject) -> list[Entry]:
-    """Play the expert, where there is one, and sum up."""
+    """Play the expert, if the environment has one, and summarize the difficulty."""
     why_not = await play_expert(subject)
     entries = []
     if why_not is not None:

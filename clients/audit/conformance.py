@@ -110,7 +110,7 @@ async def _odd_actions(subject: Subject) -> Entry:
 
 
 async def _sound_seed(subject: Subject, session: EnvSession) -> int | None:
-    """Return a seed with which plain replies are answered: what fails with any reply is told elsewhere."""
+    """Return a seed whose episode accepts plain replies: failures with every reply are reported by another check."""
     for seed in subject.seeds("odd", _FEW):
         player = random_policy(subject.action_space, subject.wording).begin(seed)
         try:
@@ -164,7 +164,7 @@ async def _validity(subject: Subject) -> list[Entry]:
 
 
 async def _limit(subject: Subject) -> Entry:
-    """See that episodes end, at the latest where it is declared."""
+    """Check that episodes end, at the latest at the declared limit."""
     check = "ends at its limit"
     declared = subject.declared_steps
     played = subject.all_played()

@@ -163,10 +163,10 @@ async def _answered(session: EnvSession, text: str) -> None:
 
 
 async def _cost(subject: Subject, act: Callable[[], Awaitable[object]]) -> float:
-    """Return how long an act holds up the server: at most its round trip, the least of some where that is slow.
+    """Return how long an act blocks the server: its round trip, or the shortest of several if that is slow.
 
-    On a busy machine all of them are slow, because the server stands in line for a processor. Where it tells for how
-    long it did so, that is no part of it.
+    On a busy machine all of them are slow, because the server waits for a processor. If the server reports that waiting
+    time, it is subtracted.
     """
     seconds = math.inf
     for tries in range(_HELD_REPEATS):
@@ -190,9 +190,9 @@ async def _round_trip(act: Callable[[], Awaitable[object]]) -> float:
 
 
 async def _memory(subject: Subject) -> Entry:
-    """Play in windows of equal size, and take the median growth of a window: allocators grow in leaps.
+    """Play in windows of equal size, and take the median growth of a window, since allocators grow in steps.
 
-    The first windows fill what has a limit, such as caches, and are left out where there are enough others.
+    The first windows fill bounded storage, such as caches, and are left out if enough others remain.
     """
     check = "memory"
     if await asyncio.to_thread(subject.resident_bytes) is None:

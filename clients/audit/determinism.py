@@ -1,4 +1,4 @@
-"""Determinism: whether seed and actions fix an episode, and what else has a say where they do not."""
+"""Determinism: whether seed and actions determine an episode, and which other causes do if they do not."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class _Comparison:
 
     @property
     def equal(self) -> bool:
-        """Whether no episode differs."""
+        """Whether the two sets of episodes are equal."""
         return not self.apart
 
     def __str__(self) -> str:
@@ -214,7 +214,7 @@ def _entries(
         ),
         ("played slowly", slow, "depends on the wall clock", "let no clock into state or reward"),
     ):
-        # Slow play is play beside others, too: where that alone makes a difference, the clock is not to be seen.
+        # Slow play runs beside other sessions, too: if those alone change the episodes, the clock cannot be blamed.
         if alone.equal and (comparison is not slow or beside.equal):
             add(check, comparison, meaning, remedy)
     same = all(each is None or each.equal for each in (alone, elsewhere, after, beside, slow))

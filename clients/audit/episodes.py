@@ -11,15 +11,15 @@ from rollgym.clients.protocol.errors import ProblemError
 
 
 class Mark(NamedTuple):
-    """What is kept of a reset or a step.
+    """The record of a reset or a step.
 
     Attributes:
         observation: Digest of the observation.
         reward: The reward; 0 of a reset.
         terminated: Whether the task ended.
         truncated: Whether a limit cut the episode.
-        success: `info["success"]` where it is a bool.
-        valid: `info["action_is_valid"]` where it is a bool.
+        success: `info["success"]` if it is a bool.
+        valid: `info["action_is_valid"]` if it is a bool.
     """
 
     observation: str
@@ -35,11 +35,11 @@ class Episode:
     """One episode that was played.
 
     Attributes:
-        policy: Who played.
+        policy: The policy that played.
         seed: Of the episode.
         marks: Of the reset and of each step.
-        actions: What was done.
-        problem: What the server said where it broke off.
+        actions: The actions taken.
+        problem: The server's problem if the episode broke off.
     """
 
     policy: str
@@ -50,7 +50,7 @@ class Episode:
 
     @property
     def steps(self) -> int:
-        """Steps taken."""
+        """The number of steps taken."""
         return max(0, len(self.marks) - 1)
 
     @property
@@ -112,7 +112,7 @@ class Tally(NamedTuple):
 
 
 def tally(episodes: Sequence[Episode]) -> Tally | None:
-    """Count episodes, those that broke off left out; None where none is left."""
+    """Count the episodes that did not break off; None if none is left."""
     played = [episode for episode in episodes if episode.problem is None and episode.actions]
     if not played:
         return None

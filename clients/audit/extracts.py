@@ -31,12 +31,12 @@ Read = Callable[[Any, Mapping[str, Any], int], Any]
 
 @dataclass(frozen=True)
 class Extract:
-    """A way to find an action in what comes back.
+    """A way to find an action in an answer of the server.
 
     Attributes:
-        name: Where it lies, for people.
+        name: The place of the action, for people.
         apart: Whether the protocol keeps that place apart from what a policy sees.
-        read: Gives the action for an observation, an info and the number of the step; None where there is none.
+        read: Returns the action for an observation, an info and the number of the step; None if it finds none.
     """
 
     name: str
@@ -161,7 +161,7 @@ def _by_step(read: Read) -> Read:
 
 
 def _acting(space: Space[Any], wording: Wording, read: Read) -> Read:
-    """Turn what is read into an action of the space; None where it is none."""
+    """Turn the text found into an action of the space; None if it is not one."""
 
     def act(observation: Any, info: Mapping[str, Any], step: int) -> Any:
         value = read(observation, info, step)

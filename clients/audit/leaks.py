@@ -1,4 +1,4 @@
-"""Leaks: whether what is told to a policy, or to those around it, can be said back and is paid."""
+"""Leaks: whether a policy earns reward by repeating text of the observation or of the info."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ async def _confirm(subject: Subject, extract: Extract) -> Tally | None:
 
 
 def _bar(subject: Subject) -> float:
-    """Return the success rate that nobody reaches who reads nothing."""
+    """Return a success rate that no policy reaches without reading the observation."""
     rates = [_ABOVE]
     for name, episodes in subject.played.items():
         found = None if name == "expert" or name.startswith("echo") else tally(episodes)

@@ -20,7 +20,7 @@ _READ = 20_000
 
 
 class GiveUp(Exception):  # noqa: N818 - no error: the player leaves
-    """Raised by a player that has nothing more to say: the episode is left where it is."""
+    """Raised by a player that has no further action: its episode ends where it stands."""
 
 
 Player = Callable[[Any, Mapping[str, Any]], Any]
@@ -70,7 +70,7 @@ WORDINGS = (
 
 
 def takes_text(space: Space[Any]) -> bool:
-    """Whether actions are texts."""
+    """Whether the space takes texts as actions."""
     return isinstance(space, (UnicodeText, spaces.Text))
 
 
@@ -144,7 +144,7 @@ def script_policy(actions: Sequence[Any], name: str = "blind") -> Policy:
 
 
 def echo_policy(space: Space[Any], read: Callable[[Any, Mapping[str, Any]], Any], name: str) -> Policy:
-    """Return play that says back what it reads, and leaves where that is no action."""
+    """Return a policy that repeats what it reads as its action, and gives up if that is not in the space."""
 
     def play(observation: Any, info: Mapping[str, Any]) -> Any:
         action = read(observation, info)

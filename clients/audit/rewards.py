@@ -29,7 +29,7 @@ async def audit_rewards(subject: Subject) -> list[Entry]:
     varied = _varied(episodes, knowing=knowing)
     entries.append(varied)
     success = _success(episodes)
-    # A reward that never varies agrees with nothing; to say so twice helps nobody.
+    # A constant reward never agrees with success; one report of it is enough.
     if success is not None and varied.verdict is not Verdict.FAILED:
         entries.append(success)
     return entries

@@ -69,16 +69,16 @@ async def run_audit(
     Args:
         client: The server's client.
         env_id: The environment.
-        kwargs: What it is made with.
+        kwargs: The kwargs that it is made with.
         settings: How thorough to be.
-        subject_name: What the card calls it.
-        resident_bytes: Tells how much memory the server's processes hold.
-        elsewhere: Starts the same server in fresh processes; None where it cannot be started.
-        queued_seconds: Tells how long its loop has stood in line for a processor; None where that cannot be known.
-        progress: Told which part begins, and the budget.
+        subject_name: Its name on the card.
+        resident_bytes: Returns how much memory the server's processes hold.
+        elsewhere: Starts the same server in fresh processes; None if it cannot be started.
+        queued_seconds: Returns how long its loop has waited for a processor; None if that cannot be known.
+        progress: Called with the part that begins, and the budget.
 
     Raises:
-        ProblemError: There is no such environment, or it cannot be made.
+        ProblemError: The environment does not exist, or it cannot be made.
         ConnectionError: The server cannot be reached.
     """
     budget = Budget(settings.budget_s)

@@ -119,7 +119,7 @@ class _Oddities:
             self._outcome = self._outcome or _odd(score, response)
 
     def entries(self) -> list[Entry]:
-        """Say what was found."""
+        """Return the entries for the scores seen."""
         return [
             Entry(
                 _SECTION,

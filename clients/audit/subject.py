@@ -54,12 +54,12 @@ class Budget:
 
     @property
     def used(self) -> float:
-        """Seconds since the begin."""
+        """Seconds since the audit began."""
         return time.monotonic() - self.begun
 
     @property
     def spent(self) -> bool:
-        """Whether nothing is left."""
+        """Whether no time is left."""
         return self.used >= self.seconds
 
     def share(self, part: float) -> float:
@@ -72,19 +72,19 @@ class Subject:
     """An environment under audit.
 
     Attributes:
-        env: What the server says of it.
-        kwargs: What it is made with.
+        env: The server's description of it.
+        kwargs: The kwargs that it is made with.
         client: The server's client.
         settings: How thorough the audit is.
         budget: The time that is left.
         action_space: The session's.
-        first_info: Info of the first reset; empty where that failed.
-        wording: How texts are written so that the environment reads them.
-        resident_bytes: Tells how much memory the server's processes hold, where that can be known.
-        elsewhere: Starts the same server in fresh processes with another hash seed, where it can be started.
-        queued_seconds: Tells how long the server's loop has stood in line for a processor, where that can be known.
-        watch: What was wrong in anything that came back.
-        played: Episodes by policy, for those who look at them later.
+        first_info: Info of the first reset; empty if that failed.
+        wording: The form of texts that the environment can read.
+        resident_bytes: Returns how much memory the server's processes hold, if that can be known.
+        elsewhere: Starts the same server in fresh processes with another hash seed, if it can be started.
+        queued_seconds: Returns how long the server's loop has waited for a processor, if that can be known.
+        watch: The faults found in the server's answers.
+        played: Episodes by policy, for later checks.
     """
 
     env: EnvInfo
@@ -109,13 +109,13 @@ class Subject:
 
     @property
     def example_replies(self) -> Sequence[Any]:
-        """The replies that the environment declares as examples, those that are no actions left out."""
+        """The example replies that the environment declares, without those that are not in its action space."""
         return [each for each in example_replies(self.env.metadata) if each in self.action_space]
 
     def arena(self, client: EnvClient | None = None) -> Arena:
         """Return the place to play, on this server or on another."""
         limit = self.declared_steps
-        # One more than is declared, so that an episode that goes on beyond its limit is seen.
+        # One more than is declared, so that an episode that exceeds its limit is noticed.
         most = UNLIMITED_STEPS if limit is None else min(limit + 1, _LONGEST_EPISODE)
         return Arena(client or self.client, self.env.env_id, self.kwargs, self.watch, most)
 
@@ -140,12 +140,12 @@ class Subject:
 
 @dataclass(frozen=True)
 class Discovery:
-    """What the first look shows.
+    """The results of the first session.
 
     Attributes:
         action_space: The session's.
-        info: Of the first reset; empty where that failed.
-        wording: How texts are written so that the environment reads them.
+        info: Of the first reset; empty if that failed.
+        wording: The form of texts that the environment can read.
     """
 
     action_space: Space[Any]
@@ -154,10 +154,10 @@ class Discovery:
 
 
 async def discover(client: EnvClient, env_id: str, kwargs: Mapping[str, Any]) -> Discovery:
-    """Make a session, and see how it begins.
+    """Make a session, and reset it once.
 
     Raises:
-        ProblemError: There is no such environment, or it cannot be made.
+        ProblemError: The environment does not exist, or it cannot be made.
     """
     session = await client.make(env_id, kwargs)
     info: Mapping[str, Any] = {}
@@ -175,7 +175,7 @@ async def discover(client: EnvClient, env_id: str, kwargs: Mapping[str, Any]) ->
 
 
 async def _wording(session: EnvSession, action: str) -> Wording:
-    """Return the first form that the environment calls valid; the plain one where it calls none so."""
+    """Return the first form that the environment calls valid; the plain one if it calls none valid."""
     for wording in WORDINGS:
         await session.reset(0)
         result = await session.step(wording.write(action))

@@ -20,9 +20,9 @@ _ANSWER_NAMES = frozenset({"answer", "solution", "target", "reference", "expecte
 
 @dataclass(frozen=True)
 class Task:
-    """A task with what is told of it; the answer is a text that is paid in full, where one is known.
+    """A task with its prompt and instruction; the answer is a text that earns the full score, if one is known.
 
-    `told` is the info of a reset to it that did not ask for the task, where there was such a reset.
+    `told` is the info of a reset to the same task without the option `expert`, if there was one.
     """
 
     fields: Mapping[str, Any]
@@ -35,7 +35,7 @@ class Task:
 
 
 async def draw_tasks(subject: Subject) -> list[Task]:
-    """Return the tasks that were given, or those that resets draw and show where they are asked to."""
+    """Return the given tasks, or those that resets draw and show if asked for the expert."""
     if subject.settings.items:
         return [Task(dict(fields)) for fields in subject.settings.items[:_MOST_TASKS]]
     seeds = subject.seeds("tasks", min(_MOST_TASKS, max(20, subject.settings.episodes)))

@@ -53,7 +53,7 @@ class _Calls:
         self.made = 0
 
     async def make_all(self, replies: ToolReplies, deadline: float) -> list[Entry]:
-        """Call all tools in turns, until there is no more time; a tool that fails is not called again."""
+        """Call all tools in turns until the deadline; a tool that fails is not called again."""
         failed: dict[str, Entry] = {}
         for call in replies.rounds():
             # Each tool is called once, however long that takes.

@@ -48,7 +48,7 @@ class Watch:
         return self._notes[kind][0] + (f" (and {count - 1} times more)" if count > 1 else "")
 
     def begun(self, where: str, space: Space[Any], observation: Any, info: Mapping[str, Any]) -> None:
-        """Look at a reset."""
+        """Check the observation and the info of a reset."""
         self._look(where, space, observation)
         instruction = info.get("instruction")
         if not isinstance(instruction, str) or not instruction.strip():
@@ -65,7 +65,7 @@ class Watch:
         ended: bool,
         info: Mapping[str, Any],
     ) -> None:
-        """Look at a step."""
+        """Check the observation, the reward and the info of a step."""
         self._look(where, space, observation)
         self.steps += 1
         if not math.isfinite(reward):

@@ -10,19 +10,20 @@ from rollgym.clients.checks.target import Target, TargetError
 
 
 def check_environment(name: str, /, **kwargs: Any) -> None:
-    """Assert that an environment passes all checks of `roll-env check`; one on a server of its own is among them.
+    """Assert that an environment passes all checks of `roll-env check`; they include one on a server of its own.
 
         def test_it_passes_the_checks() -> None:
             check_environment("my_package.game:Game", size=4)
 
-    Warnings are no failures; `roll-env check` prints them.
+    Warnings are not failures; `roll-env check` prints them.
 
     Args:
         name: `module:Class`, or the id of an environment of ours, of Gymnasium's or of an installed package.
-        kwargs: What it is made with.
+        kwargs: The kwargs that it is made with.
 
     Raises:
-        AssertionError: If a check fails, or the name leads to no environment; the message has a line for each failure.
+        AssertionError: If a check fails, or the name does not lead to an environment; the message has a line for each
+            failure.
     """
     try:
         findings = run_checks(Target(name, kwargs))

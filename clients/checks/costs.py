@@ -39,7 +39,7 @@ def check_costs(target: Target) -> Iterator[Finding]:
 
 def _resets(env: gymnasium.Env[Any, Any], inline: bool) -> Finding:
     check = f"a reset takes less than {LIMIT_S * 1e3:.0f} ms"
-    env.reset(seed=0)  # what is loaded once is no part of it
+    env.reset(seed=0)  # loading happens once, and is not measured
     clock = _clock(inline)
     seconds, seed = max((_cost(clock, partial(env.reset, seed=seed)), seed) for seed in range(_RESETS))
     said = f"{seconds * 1e3:.1f} ms at most, of {_RESETS} seeds"
@@ -82,17 +82,17 @@ def _answered(env: gymnasium.Env[Any, Any], text: str) -> None:
 
 
 def _clock(inline: bool) -> Clock:
-    """Return what time is told by.
+    """Return the clock to measure with.
 
-    An inline environment has others wait while it works, sleeps or waits itself; only where it stood in line for a
-    processor it is not to blame. Elsewhere what counts is the work that it does: a program that it runs and waits for
-    is its business.
+    An inline environment blocks the others while it computes, sleeps or waits; only the time that it waited for a
+    processor is not its fault. In its own process only its own computing counts, not the wait for a program that it
+    runs.
     """
     return seconds_out_of_line if inline else time.process_time
 
 
 def _cost(clock: Clock, act: Callable[[], Any]) -> float:
-    """Return the seconds of an act; the least of some where it is slow."""
+    """Return the seconds that an act takes; if it is slow, the shortest of several runs."""
     seconds = _once(clock, act)
     for _ in range(_REPEATS - 1):
         if not LIMIT_S <= seconds < BEYOND_CHANCE_S:

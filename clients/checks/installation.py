@@ -98,8 +98,8 @@ def required(home: Path = HOME, path: list[str] | None = None) -> list[str]:
     """Return the names of the packages that are always needed; those of an extra or a platform carry a marker.
 
     Args:
-        home: The package, whose tree names them where it is not installed.
-        path: Where to look for its installation; `sys.path` if it is None.
+        home: The package, whose source tree names them if it is not installed.
+        path: The path to search for its installation; `sys.path` if it is None.
     """
     ours = _installed(distributions() if path is None else distributions(path=path))
     needed: Iterable[str] = ours[0].requires or () if ours else ()

@@ -41,7 +41,7 @@ ODD_TEXTS = (
 
 
 def check_gymnasium(target: Target) -> Iterator[Finding]:
-    """Run Gymnasium's own checker."""
+    """Run Gymnasium's own environment checker."""
     env = target.build()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -49,7 +49,7 @@ def check_gymnasium(target: Target) -> Iterator[Finding]:
     env.close()
     env.close()
     notes = {_COLOURS.sub("", str(each.message)).removeprefix("WARN: ") for each in caught}
-    # A class that was built by hand has no spec; that is no fault of it.
+    # A class that was built by hand has no spec, which is not a fault.
     notes = {note for note in notes if "not having a spec" not in note}
     if notes:
         yield Finding("Gymnasium's check_env", Status.WARN, "passes, but says: " + "; ".join(sorted(notes)))

@@ -12,7 +12,7 @@ from rich.markup import escape
 
 
 class Status(Enum):
-    """How a check ended."""
+    """The result of a check."""
 
     PASS = "PASS"
     WARN = "WARN"
@@ -37,7 +37,7 @@ class Finding(NamedTuple):
 
 
 def shortened(value: object, most: int = 60) -> str:
-    """Return a value as it is written in Python, cut where that is longer than `most` characters."""
+    """Return the Python representation of a value, cut to `most` characters."""
     text = repr(value)
     return text if len(text) <= most else f"{text[: most - 3]}..."
 

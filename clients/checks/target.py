@@ -58,7 +58,7 @@ class Target:
         return gymnasium.make(self._registered_id(), disable_env_checker=True, **self.kwargs)
 
     def server_arguments(self) -> list[str]:
-        """Return how a server is told to serve it, as `served_id`, with the kwargs that only an operator sets."""
+        """Return the server arguments that serve it as `served_id`, with the kwargs that only an operator sets."""
         names = self._operator_names()
         mine = {name: value for name, value in self.kwargs.items() if name in names}
         kwargs = ["--operator-kwargs", f"{self.served_id}={orjson.dumps(mine).decode()}"] if mine else []

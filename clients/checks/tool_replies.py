@@ -122,7 +122,7 @@ def call_formats(kwargs_schema: Mapping[str, Any] | None) -> Sequence[str]:
 
 
 def described_call(call: ToolCall) -> str:
-    """Return a call for a message, cut where it is long."""
+    """Return a call for a message, cut if it is long."""
     arguments = ", ".join(f"{name}={shortened(value, _SHOWN)}" for name, value in call.arguments.items())
     return f"{call.name}({arguments})"
 

@@ -171,7 +171,7 @@ def _check_formats(target: Target, formats: Sequence[str]) -> Iterator[Finding]:
 
 @contextmanager
 def _time_limit(seconds: float) -> Iterator[None]:
-    """Interrupt code that takes longer, where that can be done: in the main thread.
+    """Interrupt code that takes longer; possible in the main thread only.
 
     Raises:
         TimeoutError: It took longer.
@@ -193,7 +193,7 @@ def _time_limit(seconds: float) -> Iterator[None]:
 
 
 def _place(error: Exception) -> str:
-    """Say where in the author's own code an error was raised, or else where it was raised at all."""
+    """Return the line of the author's own code that raised an error, or else the line that raised it."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not frame.filename.startswith(_NOT_THE_AUTHORS)]
     last = (own or frames)[-1]

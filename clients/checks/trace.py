@@ -80,7 +80,7 @@ def trace(env: gymnasium.Env[Any, Any]) -> list[list[str]]:
 
 
 def first_difference(first: list[list[str]], second: list[list[str]]) -> str | None:
-    """Say where two traces part, or None where they are equal."""
+    """Return where two traces differ first, or None if they are equal."""
     for seed, one, other in zip(SEEDS, first, second, strict=True):
         for step, (left, right) in enumerate(zip(one, other, strict=False)):
             if left != right:

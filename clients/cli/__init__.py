@@ -1,1 +1,1 @@
-"""The `roll-env` command; nobody enters."""
+"""The `roll-env` command; no other room enters."""

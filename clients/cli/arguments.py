@@ -78,10 +78,10 @@ def _token(text: str) -> str:
 
 
 def read_seed(text: str) -> int:
-    """Return a seed as servers take it.
+    """Parse a seed that servers accept.
 
     Raises:
-        argparse.ArgumentTypeError: It is no whole number from 0 below 2**53.
+        argparse.ArgumentTypeError: It is not a whole number from 0 below 2**53.
     """
     if not (text.isascii() and text.isdecimal() and len(text) < _SEED_DIGITS and int(text) < _SEEDS):
         raise argparse.ArgumentTypeError(f"a seed is a whole number from 0 below 2**53, not {text[:40]!r}")
@@ -104,7 +104,7 @@ def read_number(text: str) -> float:
 
 
 def add_kwargs_argument(parser: argparse.ArgumentParser) -> None:
-    """Add the environment's kwargs."""
+    """Add the option `--kwarg` for the environment's kwargs."""
     parser.add_argument(
         "--kwarg",
         action="append",
@@ -164,7 +164,7 @@ def server_url(options: argparse.Namespace) -> Iterator[str]:
 
 
 def named_environments(options: argparse.Namespace) -> list[str]:
-    """Return how a server that is started here is told what to serve beside its own."""
+    """Return the arguments that make a server started here serve further environments beside its own."""
     arguments = [part for name in options.env for part in ("--env", name)]
     arguments += [part for name in options.gymnasium for part in ("--gymnasium", name)]
     arguments += [part for name in options.gymnasium_text for part in ("--gymnasium-text", name)]

@@ -170,7 +170,7 @@ async def _fresh_server(arguments: Sequence[str]) -> AsyncIterator[EnvClient]:
 
 @contextmanager
 def _progress() -> Iterator[Callable[[str, Budget], None]]:
-    """Show on stderr which part runs and how much of the budget is used, where somebody looks."""
+    """Show the running part and the used budget on stderr, if that is a terminal."""
     console = Console(stderr=True)
     columns = (
         TextColumn("{task.description}"),
@@ -188,10 +188,10 @@ def _progress() -> Iterator[Callable[[str, Budget], None]]:
 
 
 def _items(path: Path | None) -> list[dict[str, Any]]:
-    """Read task fields, one JSON object a line.
+    """Read task fields, one JSON object per line.
 
     Raises:
-        UsageError: The file cannot be read, or a line is no object.
+        UsageError: The file cannot be read, or a line is not an object.
     """
     if path is None:
         return []

@@ -32,7 +32,7 @@ _SAMPLES = 64
 
 
 class Result(NamedTuple):
-    """What was measured."""
+    """One measurement of a served environment."""
 
     sessions: int
     batch: bool
@@ -157,7 +157,7 @@ class Player:
         self._samples = [session.action_space.sample() for _ in range(_SAMPLES)]
 
     async def begin(self) -> None:
-        """Begin an episode."""
+        """Begin an episode with a random seed."""
         _, info = await self.session.reset(self._random.randrange(2**32))
         self.note(info)
 
@@ -167,7 +167,7 @@ class Player:
         self._actions = actions if isinstance(actions, list) else None
 
     def choose(self) -> Any:
-        """Return an action."""
+        """Return a random action that is available now."""
         if self._actions:
             return self._random.choice(self._actions)
         return self._random.choice(self._samples)

@@ -23,7 +23,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run all checks and print the report; the exit code is 1 where one failed."""
+    """Run all checks and print the report; the exit code is 1 if a check failed."""
     try:
         findings = run_checks(Target(options.target, parse_kwargs(options.kwarg)))
     except TargetError as error:

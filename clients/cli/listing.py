@@ -33,7 +33,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the catalog."""
+    """Print the catalog of environments."""
     with server_url(options) as url:
         envs, is_gateway = asyncio.run(_fetch(url, options.token))
     chosen = [env for env in envs if options.kind in (None, env.kind)]
@@ -75,6 +75,6 @@ def _table(envs: list[EnvInfo], room: int) -> Table:
     if room >= _LEAST_DESCRIPTION:
         table.add_column("description", width=room, no_wrap=True, overflow="ellipsis")
     for env, row in zip(envs, rows, strict=True):
-        # What an author wrote is no markup.
+        # An author's text is not markup.
         table.add_row(*row, *([Text(env.description)] if room >= _LEAST_DESCRIPTION else []))
     return table

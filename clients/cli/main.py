@@ -1,4 +1,4 @@
-"""The command `roll-env`."""
+"""The command `roll-env`, with its subcommands."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def client_parser() -> argparse.ArgumentParser:
 
 
 class _Terminated(SystemExit):
-    """SIGTERM has come."""
+    """Raised when SIGTERM has arrived."""
 
 
 def _end_in_order_when_terminated() -> None:

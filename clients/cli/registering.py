@@ -33,7 +33,7 @@ _LONGEST_PAUSE_S = 3600.0
 # What a gateway that does not say it gives to those who ask for nothing else.
 _USUAL_TTL_S = 60.0
 _MAY_PASS = RETRY_LATER | {"probe_failed"}
-# Where the server started for a probe may connect to: whoever types the command knows what the URL leads to.
+# The addresses that a server started for a probe may connect to: the user of the command knows what the URL leads to.
 _ANYWHERE = ("--gateway", "--allow-network", "loopback", "--allow-network", "private")
 
 
@@ -83,7 +83,7 @@ def run_register(options: argparse.Namespace) -> int:
 
 
 def run_unregister(options: argparse.Namespace) -> int:
-    """End a registration; its sessions go on."""
+    """End a registration; its sessions continue."""
     with _client(options.gateway, options.token) as client:
         _call(client, "DELETE", f"/v1/registrations/{options.registration_id}")
     print("it takes no new sessions any more")
@@ -145,10 +145,10 @@ def _keep(
     register: Callable[[], RegisterReply],
     asked_s: float | None = None,
 ) -> None:
-    """Send heartbeats until told to stop, then unregister; with a gateway that has forgotten, register again."""
+    """Send heartbeats until interrupted, then unregister; register again if the gateway has forgotten."""
     trouble = ""
     try:
-        # Whoever reads it may stop this at once.
+        # A reader of the id may interrupt this command at once.
         print(reply.registration_id, flush=True)
         while True:
             pause_s = _AGAIN_S if trouble else _ttl_s(reply, asked_s) / 3
@@ -243,8 +243,8 @@ def _call(client: httpx.Client, method: str, path: str, body: Any = None) -> Any
     """Call a gateway.
 
     Raises:
-        ProblemError: It says no.
-        ConnectionError: It cannot be reached, or is no gateway.
+        ProblemError: The gateway refuses.
+        ConnectionError: It cannot be reached, or is not a gateway.
     """
     try:
         answer = client.request(method, path, json=body)

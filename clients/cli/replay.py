@@ -31,7 +31,7 @@ from rollgym.clients.protocol.values import decode_value, encode_value
 from rollgym.user_paths import user_path
 
 _SHOWN_ELEMENTS = 16
-"""An array with more elements than this is told by its shape and range."""
+"""An array with more elements than this is shown by its shape and range."""
 
 _DECIMALS = 4
 
@@ -124,11 +124,11 @@ def first_steps(episode: PortableEpisode, count: int) -> PortableEpisode:
 async def replay(client: EnvClient, episode: PortableEpisode) -> AsyncIterator[ReplayedStep]:
     """Play an episode again: make, reset with its seed and options, and take its actions.
 
-    It goes on past a digest that differs; who iterates decides.
+    Replay continues past a digest that differs; the caller decides when to stop iterating.
 
     Args:
-        client: A client of the server that plays it.
-        episode: One that has begun.
+        client: A client of the server to replay on.
+        episode: An episode that has begun.
 
     Raises:
         ReplayFailed: The server or the environment refused a step.
@@ -143,7 +143,8 @@ async def replay(client: EnvClient, episode: PortableEpisode) -> AsyncIterator[R
         reseeded = {steps for steps, _ in episode.reseeds}
         for step, (action, recorded) in enumerate(zip(episode.actions, episode.digests, strict=True)):
             if step in reseeded:
-                # No call seeds a session anew in the middle; restoring the episode up to here does, and compares.
+                # No operation sets a new seed in mid-episode; restoring the episode up to here does, and compares
+                # digests.
                 await session.close()
                 session = await client.restore(first_steps(episode, step))
             taken = _recorded(session, step, action)

@@ -48,7 +48,7 @@ async def _fetch(url: str, token: str | None, env_id: str) -> EnvInfo:
 
 
 def _print(env: EnvInfo, console: Console) -> None:
-    # What an author wrote is no markup.
+    # An author's text is not markup.
     console.print(
         Text(f"{env.env_id}  {env.kind}, version {env.version}, runs {env.isolation}", style="bold")
     )

@@ -67,7 +67,7 @@ def reward_of(answer: Any) -> float:
     """Return the reward of a step.
 
     Raises:
-        DecodeError: It is no number.
+        DecodeError: The reward is not a number.
     """
     wire = answer["reward"]
     if wire in ("NaN", "Infinity", "-Infinity"):
@@ -79,6 +79,6 @@ def reward_of(answer: Any) -> float:
 
 
 def render_modes(metadata: Mapping[str, Any]) -> list[Any]:
-    """Return what an environment says that it renders as; nothing where it says what is no list."""
+    """Return the render modes that an environment declares; empty if the declaration is not a list."""
     modes = metadata.get("render_modes")
     return modes if isinstance(modes, list) else []

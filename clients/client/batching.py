@@ -28,7 +28,7 @@ class Batch:
         self._deadline = caller.deadline()
 
     async def run(self) -> list[Any]:
-        """Run them; see `EnvClient.run_many`."""
+        """Run all operations; see `EnvClient.run_many`."""
         groups: dict[int, list[int]] = {}
         for position, operation in enumerate(self._operations):
             groups.setdefault(operation.session.process, []).append(position)
@@ -45,12 +45,12 @@ class Batch:
         return self._results
 
     async def _run_chunk(self, process: int, positions: Sequence[int], attempt: int = 0) -> None:
-        """Run some of the operations in one frame, or in several where one would be too large.
+        """Run some of the operations in one frame, or in several if one would be too large.
 
         Args:
-            process: Which I/O process to ask.
+            process: The I/O process that owns the sessions.
             positions: The operations.
-            attempt: How often the server has put them off before.
+            attempt: How often the server has refused them with a retry delay before.
         """
         frames = []
         for position in positions:
@@ -74,7 +74,7 @@ class Batch:
             return
         answers = reply.payload
         if not isinstance(answers, list) or len(answers) != len(positions):
-            # Which of them stands for which operation, nobody knows.
+            # The answers cannot be matched to the operations.
             answers = [None] * len(positions)
         alone: list[int] = []
         later: list[int] = []
@@ -95,7 +95,7 @@ class Batch:
             await wait_for_all(works)
 
     def _take(self, position: int, answer: Any, plain: bool) -> ProblemError | None:
-        """Note one answer; return the problem that it is where the operation can go on all the same."""
+        """Store one answer; return its problem if the operation can still be retried or rebuilt."""
         operation = self._operations[position]
         if not isinstance(answer, dict):
             answer = {}

@@ -29,7 +29,7 @@ _CLOSE_TIMEOUT_S = 5.0
 
 Encoding = Literal["json", "msgpack"]
 CONNECT_TIMEOUT_S = 15.0
-"""How long a client waits for a server that was never reached, unless it is told otherwise."""
+"""How long a client waits for a server that was never reached, unless set otherwise."""
 
 
 class EnvClient:
@@ -105,7 +105,7 @@ class EnvClient:
             return ServerInfo.model_validate(reply.payload)
 
     async def envs(self) -> list[EnvInfo]:
-        """Return the catalog."""
+        """Return the descriptions of all environments that the server offers."""
         reply = await self._caller.call({"op": "envs"}, None, self._caller.deadline())
         with reading("envs"):
             return [EnvInfo.model_validate(each) for each in member(reply.payload, "envs", list)]
@@ -165,7 +165,7 @@ class EnvClient:
         try:
             made = await asyncio.gather(*parts, return_exceptions=True)
         except asyncio.CancelledError:
-            # What is not there yet is taken back where it is waited for.
+            # Sessions that are not there yet are closed by the call that waits for them.
             ready = [part for part in parts if part.done() and not part.cancelled() and not part.exception()]
             opened = [each for part in ready for each in part.result()]
             self.opener.in_background(partial(self.close_sessions, opened))
@@ -226,10 +226,10 @@ class EnvClient:
         """Take a step in many sessions in one frame.
 
         Args:
-            steps: Session and action, and where wanted whether to begin the next episode (see `EnvSession.step`).
+            steps: Session and action, and optionally whether to begin the next episode (see `EnvSession.step`).
 
         Returns:
-            In the same order, results; a problem stands where that one step failed.
+            The results in the same order; a failed step has its problem in place of a result.
         """
         return await self.run_many(
             [session.plan_step(action, autoreset=bool(rest and rest[0])) for session, action, *rest in steps]
@@ -244,10 +244,10 @@ class EnvClient:
         """Begin an episode in many sessions in one frame.
 
         Args:
-            resets: Session and seed, and where wanted options.
+            resets: Session and seed, and optionally options.
 
         Returns:
-            In the same order, results; a problem stands where that one reset failed.
+            The results in the same order; a failed reset has its problem in place of a result.
         """
         return await self.run_many(
             [session.plan_reset(seed, rest[0] if rest else None) for session, seed, *rest in resets]
@@ -257,7 +257,7 @@ class EnvClient:
         """Run operations of several sessions in one frame for each process; at most one for each session.
 
         Returns:
-            In the same order, results; a `ProblemError` stands where that one operation failed.
+            The results in the same order; a failed operation has its `ProblemError` in place of a result.
 
         Raises:
             ConnectionError: The server cannot be reached.

@@ -20,12 +20,12 @@ def close_when_dropped(
     background: BackgroundLoop,
     closing: Callable[[], Coroutine[Any, Any, None]],
 ) -> weakref.finalize[Any, Any]:
-    """Have a connection closed once its owner is no more, or when the program ends; `detach` takes that back.
+    """Close a connection once its owner is garbage-collected, or when the program ends; `detach` cancels that.
 
     Args:
-        owner: Who should have closed it.
-        name: What it is called in the warning.
-        background: The loop that it belongs to, which ends then.
+        owner: The object that should have closed it.
+        name: Its name in the warning.
+        background: The loop that it belongs to, which then ends.
         closing: Closes it; it must not hold the owner.
     """
     return weakref.finalize(owner, _close, name, background, closing, os.getpid())
@@ -39,6 +39,6 @@ def _close(
         return
     background.end_with(closing)
     if not threading.main_thread().is_alive():
-        # The program ends, and its threads with it; at any other time nobody is kept waiting by this.
+        # The program ends, and its threads with it; at any other time the caller does not wait for the close.
         background.join(_AT_EXIT_S)
     warnings.warn(f"unclosed {name}", ResourceWarning, stacklevel=2)

@@ -32,7 +32,7 @@ class SessionKeeper:
         return iter(list(self._sessions))
 
     def add(self, session: EnvSession) -> None:
-        """Keep a session."""
+        """Keep a session alive until it is dropped."""
         self._sessions[session] = None
 
     def drop(self, session: EnvSession) -> None:
@@ -53,7 +53,7 @@ class SessionKeeper:
 
     async def _rejoin(self, process: int) -> None:
         deadline = self._caller.deadline()
-        # Whoever uses a session meets the same trouble and tells the caller; nobody waits for this task.
+        # An operation on the session meets the same error and raises it; no caller awaits this task.
         with suppress(ConnectionError, TimeoutError, ProblemError):
             await self._caller.pool.connection(process)
             size = self._caller.pool.max_batch

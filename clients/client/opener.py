@@ -1,4 +1,4 @@
-"""Sessions as a server is asked for them: opened, looked for, and ended where nobody waits for them any more."""
+"""Opens and finds sessions on a server, and closes those whose callers have left."""
 
 from __future__ import annotations
 
@@ -126,14 +126,14 @@ class SessionOpener:
             await self._caller.call({"op": "close", "session_ids": [session_id]}, None, deadline)
 
     def take_back(self, fields: Mapping[str, Any], process: int) -> None:
-        """Close, in the background, what a request opens or has opened that nobody waits for any more.
+        """Close, in the background, the sessions that an abandoned request opens or has opened.
 
-        The server answers a `request_id` that it knows as before, and so says what there is to close.
+        The server repeats its answer to a known `request_id`, which names the sessions to close.
         """
         self.in_background(partial(self._take_back, dict(fields), process))
 
     def in_background(self, closing: Callable[[], Coroutine[Any, Any, Any]]) -> None:
-        """Close sessions while nobody waits for it."""
+        """Close sessions in a background task."""
 
         async def close() -> None:
             # What cannot be closed ends by its idle time-out, or with the socket.

@@ -47,7 +47,7 @@ class EpisodeRecord:
         return len(self._actions)
 
     def begin(self, episode: int, seed: int, options: dict[str, Any] | None, observation: Any) -> None:
-        """Begin anew at a reset; `options` and `observation` are in JSON's encoding."""
+        """Start a new record at a reset; `options` and `observation` are in JSON's encoding."""
         self.episode, self.seed, self.options = episode, seed, options
         self.reset_digest = step_digest(observation, 0.0, False, False)
         self._actions, self._digests, self.reseeds = [], [], []
@@ -58,7 +58,7 @@ class EpisodeRecord:
         self._digests.append(step_digest(observation, reward, terminated, truncated))
 
     def take(self, episode: PortableEpisode) -> None:
-        """Go on from a portable episode."""
+        """Continue from a portable episode."""
         self.episode, self.seed, self.options = episode.episode, episode.seed, episode.options
         self.reset_digest = episode.reset_digest
         self._actions, self._digests = list(episode.actions), list(episode.digests)

@@ -7,7 +7,7 @@ import os
 from rollgym.clients.protocol.errors import ProblemError
 
 TOKEN_VARIABLE = "ROLLGYM_TOKEN"
-"""The environment variable that holds a server's token where none is given."""
+"""The environment variable that holds a server's token if none is given."""
 
 
 def server_token(given: str | None) -> str | None:

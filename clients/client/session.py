@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rollgym.clients.net.caller import Caller
 
 _FINAL_REASONS = frozenset({"closed", "replay_diverged"})
-"""Somebody ended the session on purpose, or it cannot be rebuilt: not for the client to undo."""
+"""A client closed the session, or it cannot be rebuilt: the client does not recover from either."""
 
 
 class EnvSession:
@@ -90,8 +90,8 @@ class EnvSession:
         """Begin an episode.
 
         Args:
-            seed: Its seed; the server draws one where it is None, and `seed` tells which.
-            options: What the environment takes.
+            seed: Its seed; the server draws one if it is None, and the attribute `seed` holds it.
+            options: Options of the environment.
 
         Raises:
             ValueError: The seed is negative, or not below 2**53.
@@ -171,16 +171,16 @@ class EnvSession:
         return copies
 
     async def resume(self, episode: PortableEpisode, former: tuple[str, int] | None = None) -> None:
-        """Go on at the point of an episode, in place of what this session was.
+        """Continue an episode in this session, in place of its present one.
 
         Args:
-            episode: Where to go on; of the same environment, made with the same kwargs.
-            former: Id and process of the session that played it. If that one is still there, at this point or one step
-                further (whose answer never came), it is taken over; it is the only way for an environment that is not
-                deterministic.
+            episode: The episode to continue; of the same environment, made with the same kwargs.
+            former: Id and process of the session that played it. If that session still exists, at this point or one
+                step further (whose answer was lost), it is taken over; a non-deterministic environment can only
+                continue that way.
 
         Raises:
-            ProblemError: `session_gone` among others: the episode cannot be gone on with. The session is as new.
+            ProblemError: `session_gone` among others: the episode cannot be continued. The session is then as new.
         """
         deadline = self._caller.deadline()
         await self._opener.close_replaced(self.session_id, deadline)
@@ -306,10 +306,10 @@ class EnvSession:
         )
 
     def can_rebuild(self, problem: ProblemError, fields: Mapping[str, Any]) -> bool:
-        """Whether a problem says that the session is lost or went back, and the operation can go on in a rebuilt one.
+        """Whether a problem says that the session is lost or went back, and the operation can run in a rebuilt one.
 
         Args:
-            problem: What the operation was answered.
+            problem: The problem that answered the operation.
             fields: The operation.
         """
         if self._closed:
@@ -318,7 +318,7 @@ class EnvSession:
             return self.env.deterministic and self._is_elsewhere(problem, fields)
         if problem.code not in GONE or problem.extra.get("reason") in _FINAL_REASONS:
             return False
-        # A reset needs nothing of the past, so it goes on in a new session of any environment.
+        # A reset needs no past state, so it can run in a new session of any environment.
         op = fields["op"]
         return op == "reset" or (op not in ("cancel", "close") and self.env.deterministic)
 
@@ -413,7 +413,7 @@ class EnvSession:
         return copy
 
     def adopt(self, episode: PortableEpisode) -> None:
-        """Go on at the point of a portable episode that this session is at already."""
+        """Take over the record of a portable episode whose point this session has already reached."""
         self._record.take(episode)
         self.episode = episode.episode if episode.seed is not None else -1
         self.step_index, self.seed = len(episode.actions), episode.seed

@@ -52,7 +52,7 @@ class SeedStream:
         return self._next
 
     def take(self) -> int:
-        """Return the next seed."""
+        """Return the next seed and advance."""
         seed = self.peek()
         self._next = None
         return seed

@@ -10,13 +10,13 @@ Answer = TypeVar("Answer")
 
 
 async def wait_for_all(works: Iterable[Awaitable[Answer]]) -> list[Answer]:
-    """Wait for all of them, whatever becomes of one, so that nothing goes on behind the caller's back.
+    """Wait for all awaitables, even if one fails, so that none still runs when this returns.
 
     Returns:
-        What they gave, in the same order.
+        Their results, in the same order.
 
     Raises:
-        BaseException: The first that one of them ended in, once all have ended.
+        BaseException: The first error among them, once all have ended.
     """
     answers: list[Answer] = []
     for ended in await asyncio.gather(*works, return_exceptions=True):

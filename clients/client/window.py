@@ -47,7 +47,7 @@ def checked_mode(env_id: str, modes: Sequence[str], render_mode: str | None) -> 
 
 
 def offered_modes(modes: Sequence[str]) -> list[str]:
-    """Return the render modes of a remote environment: the server's, and `human` where it draws arrays.
+    """Return the render modes of a remote environment: the server's, and `human` if it draws arrays.
 
     A server opens no window for a client, so its own `human` counts for nothing.
     """

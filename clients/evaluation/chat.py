@@ -70,17 +70,17 @@ class RequestedCall:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What the model said.
+    """A reply of the model.
 
     Attributes:
-        content: Text; empty where there was none.
-        reasoning: What it thought, where the server says so apart.
-        refusal: What it said in place of an answer; empty where it did not refuse.
+        content: Text; empty if there was none.
+        reasoning: Its reasoning, if the server returns it separately.
+        refusal: The text of a refusal; empty if it did not refuse.
         calls: Calls of tools, in order.
-        finish_reason: `stop`, `length`, `tool_calls`, `content_filter`, or what the server says.
-        prompt_tokens: Tokens of the prompt; None where the server does not say.
-        completion_tokens: Tokens of the reply; None where the server does not say.
-        cost: What the server says that the request cost; None where it does not.
+        finish_reason: `stop`, `length`, `tool_calls`, `content_filter`, or the server's own value.
+        prompt_tokens: Tokens of the prompt; None if the server does not say.
+        completion_tokens: Tokens of the reply; None if the server does not say.
+        cost: The cost of the request as the server reports it; None if it does not.
         seconds: From the request that succeeded to its reply.
     """
 
@@ -152,7 +152,7 @@ class ChatModel:
 
     @property
     def url(self) -> str:
-        """Where requests go."""
+        """The URL that requests are posted to."""
         return f"{self.base_url.rstrip('/')}/chat/completions"
 
     async def reply(
@@ -268,7 +268,8 @@ def _wait_s(attempt: int, retry_after_s: float | None) -> float:
 def _retry_after_s(headers: httpx.Headers) -> float | None:
     """Return `Retry-After`, seconds or a date (RFC 9110, section 10.2.3), as seconds from now.
 
-    A date is the server's: what it is compared with is the server's `Date`, and our own clock only where it has none.
+    A date is in the server's time, so it is compared with the server's `Date`, or with the local clock if there is
+    none.
     """
     text = headers.get("retry-after", "")
     try:

@@ -25,12 +25,12 @@ class Conversation:
 
     Args:
         observation: The first observation.
-        info: The `info` of the reset: its instruction, and its tools where the environment has any.
+        info: The `info` of the reset: its instruction, and its tools if the environment has any.
         system: A system message that comes first; none if empty.
 
     Attributes:
         messages: As a chat API takes them.
-        tools: What the environment declares; empty where it is played by text alone.
+        tools: The declared tools; empty if it is played by text alone.
     """
 
     def __init__(self, observation: str, info: Mapping[str, Any], system: str = "") -> None:
@@ -46,10 +46,10 @@ class Conversation:
         self.messages.append({"role": "user", "content": "\n\n".join([*opening, observation])})
 
     def hear(self, reply: Reply) -> str | None:
-        """Take a reply of the model, and return the action that it stands for.
+        """Add a reply of the model, and return the action that it stands for.
 
         Returns:
-            The action; None where the arguments of a call cannot be read, which the model is told.
+            The action; None if the arguments of a call cannot be read, in which case the model gets an error message.
         """
         self._reply = reply
         self.messages.append(reply.as_message())

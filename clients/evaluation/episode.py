@@ -58,8 +58,8 @@ class EvaluatedEpisode:
         seed: Its seed.
         outcome: How it ended.
         detail: A word on the outcome.
-        failure: Why there was no reply, where that ended the episode.
-        success: What the environment says; None where it does not say.
+        failure: Why there was no reply, if that ended the episode.
+        success: The environment's verdict; None if it gives none.
         turns: The turns, in order.
         messages: The conversation, as a chat API takes it.
         metrics: Numbers that the environment reported at the end.

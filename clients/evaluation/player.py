@@ -109,7 +109,7 @@ def _check_text(env: EnvInfo) -> None:
 
 
 def _with_calls_of_the_api(env: EnvInfo, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Let an environment of tools read calls as the API writes them, where it can and the caller does not say."""
+    """Let an environment with tools read calls in the API's form, if it can and the caller sets no other form."""
     schema = env.kwargs_schema or {}
     takes_format = "call_format" in (schema.get("properties") or {})
     return ({"call_format": "openai"} if takes_format else {}) | dict(kwargs)

@@ -33,7 +33,7 @@ class ReplyCounts:
 
     Attributes:
         total: All of them.
-        unreadable: The environment, or the form of a call, says that it is no action.
+        unreadable: By the environment, or by the form of a call, it is not an action.
         cut: Ended by the length limit.
         refused: The model refused, or its content was filtered.
         empty: Neither text nor a call.
@@ -140,7 +140,7 @@ def summarise(
 
 
 def _total(replies: Sequence[Reply], name: str) -> int | None:
-    """Return a sum over all replies; None where one of them is not known."""
+    """Return a sum over all replies; None if one of them is unknown."""
     counts = [getattr(reply, name) for reply in replies]
     return None if not counts or None in counts else sum(counts)
 

@@ -1,8 +1,7 @@
-r"""What a policy says that repeats itself: one piece over and over, up to a megabyte.
+r"""Texts of a policy that repeats itself: one piece over and over, up to a megabyte.
 
-Language models end in such loops by themselves, and clients may mean harm. Whoever reads replies with a pattern that
-looks at a place again and again takes seconds for one of these, and whoever waits for that environment's process waits,
-too.
+Language models fall into such loops by themselves, and clients may be malicious. An environment that parses replies
+with a backtracking pattern takes seconds for one of these texts, and blocks all sessions of its process meanwhile.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ def sum_of_metric(url: str, token: str | None, name: str) -> float | None:
 
 
 def sums_of_metrics(url: str, token: str | None, *names: str) -> list[float | None]:
-    """Return the sums of some metrics over their labels, as of one moment; None for each that is not told."""
+    """Return the sums of some metrics over their labels, as of one moment; None for each that is missing."""
     address = url.replace("ws://", "http://").replace("wss://", "https://").rstrip("/") + "/metrics"
     request = urllib.request.Request(address, headers={"Authorization": f"Bearer {token}"} if token else {})
     try:
@@ -57,13 +57,13 @@ def _sum(text: str, name: str) -> float | None:
 
 
 def queued_seconds(process_id: int | None = None) -> float | None:
-    """Return how long the main thread of a process has stood in line for a processor since it began.
+    """Return how long the main thread of a process has waited for a processor since it began.
 
     Args:
-        process_id: Which process; the calling thread where it is None.
+        process_id: The process; None for the calling thread.
 
     Returns:
-        Seconds; None where the system does not tell (it is Linux that does), or the process has ended.
+        Seconds; None if the system does not report it (Linux does), or if the process has ended.
     """
     place = "thread-self" if process_id is None else f"{process_id}/task/{process_id}"
     try:
@@ -120,6 +120,6 @@ def _tree(process_id: int) -> Iterator[Path]:
 
 
 def resident_by_metrics(url: str, token: str | None) -> int | None:
-    """Return the resident bytes of a server's I/O processes by its metrics; None where they do not tell."""
+    """Return the resident bytes of a server's I/O processes by its metrics; None if they do not report it."""
     found = sum_of_metric(url, token, "process_resident_memory_bytes")
     return None if found is None else int(found)

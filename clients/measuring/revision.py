@@ -1,4 +1,4 @@
-"""Which commit is measured."""
+"""The commit of the checkout that is measured."""
 
 import subprocess
 from pathlib import Path

@@ -23,7 +23,7 @@ def success_rate(successes: int, trials: int) -> Interval:
     """Return the Wilson score interval (Wilson 1927) of a success rate.
 
     Raises:
-        ValueError: If there were no trials.
+        ValueError: If the number of trials is 0.
     """
     if trials <= 0:
         raise ValueError("a rate needs at least one trial")

@@ -101,10 +101,10 @@ class Caller:
         return f"{self._request_prefix}-{next(self._request_numbers)}"
 
     def deadline(self, timeout_s: float | None = None) -> float:
-        """Return when an operation that begins now is given up, on the loop's clock.
+        """Return the deadline of an operation that begins now, on the loop's clock.
 
         Args:
-            timeout_s: How long the server may take for it, where it was told that.
+            timeout_s: The operation's own time limit on the server, if it has one.
         """
         patience = self._patience_s
         if timeout_s is not None:
@@ -119,17 +119,18 @@ class Caller:
         *,
         passed_on: Collection[str] = (),
     ) -> Reply:
-        """Send one operation until it is answered.
+        """Send one operation, with retries, until it is answered.
 
         Args:
             fields: The frame without its id. It must be safe to repeat: all operations of the protocol are, with a
                 `request_id` or a step's indices.
-            process: Which I/O process to ask; any, if None.
+            process: The I/O process to send it to; any, if None.
             deadline: When to give up, on the loop's clock.
-            passed_on: Problem codes that are raised although they say later: whoever asked is to wait, and not this.
+            passed_on: Problem codes that are raised although they allow a retry: the caller waits itself.
 
         Raises:
-            ProblemError: The server refuses; one that says later is raised only when that is past the deadline.
+            ProblemError: The server refuses; one that allows a retry is raised only if the retry would pass the
+                deadline.
             ConnectionError: The server cannot be reached.
             TimeoutError: The server does not answer.
         """

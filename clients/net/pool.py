@@ -16,7 +16,7 @@ from rollgym.clients.protocol.frames import SUBPROTOCOLS
 
 _FIRST_DELAY_S = 0.05
 _MAX_DELAY_S = 2.0
-# Whoever is refused again and again by a server that is behind comes ever more seldom, but for this.
+# The growth of the delay after each refusal of an overloaded server; the maximum below bounds it.
 _OVERLOAD_GROWTH = 1.5
 _MAX_OVERLOAD_DELAY_S = 60.0
 _DEFAULT_MAX_REQUEST_BYTES = 1024 * 1024
@@ -30,7 +30,7 @@ _MOST_PROCESSES = 256
 
 
 class NotAServerError(ConnectionError):
-    """What answers is no server of ours, and will not be one when it is asked again."""
+    """The peer is not a Rollgym server, and a retry will not change that."""
 
 
 class Timing(NamedTuple):
@@ -69,7 +69,7 @@ class Backoff:
     def delay_after(self, problem: ProblemError, attempt: int) -> float:
         """Return what the server asked for, if it did, and the usual delay otherwise.
 
-        A server that is overloaded has told all who wait the same: they come again over a time as long as half of that.
+        An overloaded server sends all waiting clients the same delay: jitter spreads their retries over half of it.
         """
         asked = problem.extra.get("retry_after")
         if not isinstance(asked, (int, float)) or isinstance(asked, bool) or not asked >= 0:
@@ -203,7 +203,7 @@ class ConnectionPool:
     def _filled(self, task: asyncio.Task[None]) -> None:
         self._filling = None
         if not task.cancelled():
-            task.exception()  # every waiter got it; with no waiter left nobody misses it
+            task.exception()  # every waiter received it; this avoids a warning if there is none
 
     async def _fill(self) -> None:
         """Open connections until there is one to each process."""
@@ -332,6 +332,6 @@ class ConnectionPool:
 
 
 def _whole(said: Any, name: str, default: int) -> int:
-    """Return a whole number that a server says of itself, or the default where it says none."""
+    """Return a whole number that a server says of itself, or the default if it does not."""
     value = said.get(name) if isinstance(said, Mapping) else None
     return value if type(value) is int and value >= 0 else default

@@ -42,7 +42,7 @@ def socket_url(url: str) -> str:
     """Return the WebSocket address of a server given by its `http(s)://` or `ws(s)://` address.
 
     Raises:
-        ValueError: It is no such address.
+        ValueError: The address is not one of these.
     """
     parts = server_parts(url, _SCHEMES)
     path = parts.path.rstrip("/").removesuffix("/v1/ws") + "/v1/ws"
@@ -62,17 +62,18 @@ async def open_socket(
     """Open a WebSocket.
 
     Args:
-        url: Where; the name in it is what the handshake and TLS speak of.
+        url: The address; its host name is used in the handshake and for TLS.
         headers: Headers of the handshake.
-        subprotocol: What is to be spoken, where the other side has a name for it.
+        subprotocol: The subprotocol to request, if any.
         timeout_s: How long it may take.
-        address: Where to connect to instead of what the name leads to.
+        address: The address to connect to instead of resolving the name.
         max_message_bytes: A larger message ends the connection.
-        on_message: Called with each whole message, from the first on: the other side may speak before it is asked.
+        on_message: Called with each whole message, from the first on: the other side may send before it receives a
+            request.
 
     Raises:
         ProblemError: The server answered the handshake with a problem.
-        ConnectionError: There is no answer, or it is not that of such a server.
+        ConnectionError: No answer came, or the peer is not such a server.
         ValueError: The address is not one.
     """
     try:
@@ -145,7 +146,7 @@ class WebSocket(asyncio.Protocol):
     # -- called by the event loop
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Send the handshake."""
+        """Send the handshake request."""
         self._transport = cast("asyncio.Transport", transport)
         _keep_alive(transport.get_extra_info("socket"))
         request = self._protocol.connect()
@@ -155,7 +156,7 @@ class WebSocket(asyncio.Protocol):
         self._flush()
 
     def data_received(self, data: bytes) -> None:
-        """Hand on what arrived."""
+        """Feed received bytes to the protocol and deliver complete frames."""
         self._protocol.receive_data(data)
         for event in self._protocol.events_received():
             if isinstance(event, Frame):
@@ -174,7 +175,7 @@ class WebSocket(asyncio.Protocol):
                 self._finish_handshake(event)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Tell everybody who waits."""
+        """Fail the waiters, and mark the connection as closed."""
         if self._protocol.state is not State.CLOSED:
             self._protocol.receive_eof()
         reason = str(exc) if exc is not None else self._close_reason()
@@ -217,7 +218,7 @@ class WebSocket(asyncio.Protocol):
         self.abort()
 
     def abort(self) -> None:
-        """Close at once."""
+        """Close at once, without a closing handshake."""
         if self._transport is not None:
             self._transport.abort()
 
@@ -231,7 +232,7 @@ class WebSocket(asyncio.Protocol):
             self.opened.set_result(None)
         else:
             self.opened.set_exception(_handshake_error(response, error))
-            self.opened.exception()  # whoever waits gets it; nobody may be waiting any more
+            self.opened.exception()  # the waiter receives it; this avoids a warning if it has left
 
     def _receive(self, frame: Frame) -> None:
         opcode = frame.opcode

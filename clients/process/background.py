@@ -19,7 +19,7 @@ class BackgroundLoop:
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
         self._is_left = threading.Event()
-        # The thread must not hold this object, or nobody would notice that it was dropped.
+        # The thread must not hold this object, or the object would never be garbage-collected.
         self._thread = threading.Thread(
             target=_work, args=(self._loop, self._is_left), name="rollgym-client", daemon=True
         )

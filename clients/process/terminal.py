@@ -62,7 +62,7 @@ def is_picture(observation: Any) -> TypeGuard[NDArray[np.uint8]]:
 
 
 def picture_text(picture: NDArray[np.uint8], *, coloured: bool) -> str:
-    """Draw a picture for a terminal, two pixels in a character; where there are no colours, say how large it is.
+    """Draw a picture for a terminal, two pixels in a character; without colours, return its size as text.
 
     Args:
         picture: Of shape (height, width, 3).

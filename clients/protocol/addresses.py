@@ -14,11 +14,11 @@ def server_parts(url: str, schemes: Collection[str]) -> SplitResult:
 
     Args:
         url: The address.
-        schemes: What may stand before its colon.
+        schemes: The accepted schemes.
 
     Raises:
-        ValueError: If it is none: another scheme, no name, a name or a port that no network has, white space, or half
-            a character, as the shell hands on what is no UTF-8.
+        ValueError: If it is invalid: another scheme, no name, a name or a port that no network has, white space, or a
+            lone surrogate, which is how the shell passes invalid UTF-8 on.
     """
     wrong = f"{_shown(url)} is not the address of a server, such as {EXAMPLE}"
     try:

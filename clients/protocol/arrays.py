@@ -25,7 +25,7 @@ _DTYPES = {
         *("float16", "float32", "float64"),
     )
 }
-# `dtype.name` is computed anew at each look, which costs more than all the rest of encoding a small array.
+# Each access to `dtype.name` computes it again, which costs more than all the rest of encoding a small array.
 DTYPES = frozenset(_DTYPES)
 """The names of the dtypes that have a form on the wire."""
 _NAMES = {np.dtype(name): name for name in _DTYPES}
@@ -160,7 +160,7 @@ def shown(value: Any) -> str:
 
 def _from_lists(wire: Any, dtype: np.dtype[Any], shape: tuple[int, ...] | None) -> Array:
     if type(wire) is list and len(wire) <= _SMALL and set(map(type, wire)) == {float}:
-        return np.array(wire, dtype=np.float64)  # the commonest action; whoever called looks at its shape
+        return np.array(wire, dtype=np.float64)  # the most common action; the caller checks its shape
     sizes, elements = _flattened(wire, shape)
     return _of_elements(elements, dtype).reshape(sizes)
 

@@ -50,7 +50,7 @@ class ProblemError(Exception):
 
     @property
     def status(self) -> int:
-        """Its HTTP status."""
+        """The HTTP status of the problem."""
         return self.kind.status
 
     def __str__(self) -> str:
@@ -73,9 +73,9 @@ class ProblemError(Exception):
 
     @classmethod
     def from_problem(cls, problem: Any) -> ProblemError:
-        """Read a problem object; a code of a newer server that we do not know becomes `internal`.
+        """Read a problem object; an unknown code of a newer server becomes `internal`.
 
-        A `retry_after` that is no time to wait, and a `reason` that is no text, are left out.
+        An invalid `retry_after`, and a `reason` that is not a text, are left out.
         """
         if not isinstance(problem, Mapping):
             return cls("internal", "what was answered is no problem object")

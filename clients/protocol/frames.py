@@ -38,7 +38,7 @@ def dumps(obj: Any, *, binary: bool) -> bytes:
 def loads(data: bytes | str, *, binary: bool) -> Any:
     """Read plain data from a frame.
 
-    Integers are exact in either encoding, also beyond what values may hold: whoever decodes the values refuses them.
+    Integers are exact in either encoding, even beyond the range of values; the decoder of values refuses those.
 
     Raises:
         DecodeError: The frame is not valid JSON or MessagePack, or uses a MessagePack extension type.

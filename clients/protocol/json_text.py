@@ -20,11 +20,11 @@ _SAMPLED = b"0" * (len(_LONG) // _STRIDE)
 
 
 def read_json(data: bytes | str) -> Any:
-    """Read a value of JSON; integers are exact, however large.
+    """Parse a JSON value; integers are exact, however large.
 
     Raises:
-        orjson.JSONDecodeError: It is no JSON; also where Python's own reader would let something through, such as NaN
-            and half a character.
+        orjson.JSONDecodeError: It is not valid JSON; this includes what Python's own parser accepts, such as NaN and
+        lone surrogates.
     """
     value = orjson.loads(data)
     # Asked of every frame, so of a sample first: an expression takes six times as long. Texts may hold them, too. And

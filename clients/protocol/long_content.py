@@ -1,7 +1,7 @@
-"""Reading what is long a piece at a time, so that whoever else is on the event loop has turns in between.
+"""Parsing of long messages in pieces, so that other tasks of the event loop have turns in between.
 
-Readers of JSON and MessagePack read a message in one go, beside which no other thread runs, and a megabyte of the
-smallest values takes them tens of milliseconds. Here they get a piece of it at a time.
+Parsers of JSON and MessagePack read a message in one go while no other thread runs, and take tens of milliseconds for
+a megabyte of the smallest values. Here they get one piece at a time.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class _Json:
         self._open: list[_Container] = []
 
     def read(self) -> Reading:
-        """Read it."""
+        """Parse the text piece by piece, and return its value."""
         data = self._data
         self._at = len(data) - len(data.lstrip(_BLANK))
         if data[self._at : self._at + 1] not in (b"[", b"{"):
@@ -134,7 +134,7 @@ class _Json:
         return root.content
 
     def _take_comma(self) -> None:
-        """Take the comma after what was nested, where there is one."""
+        """Skip the comma after a nested value, if there is one."""
         data, top = self._data, self._open[-1]
         if not top.needs_comma:
             return

@@ -44,7 +44,7 @@ class Reply(BaseModel):
 
 
 class ResetFields(Request):
-    """How an episode begins."""
+    """Seed and options of an episode."""
 
     seed: Seed | None = None
     options: FreeFields | None = None
@@ -63,7 +63,7 @@ class MakeRequest(Request):
 
 
 class ResetRequest(ResetFields):
-    """Begin an episode."""
+    """Begin an episode in a session."""
 
     request_id: RequestId | None = None
     again: bool = Field(
@@ -72,7 +72,7 @@ class ResetRequest(ResetFields):
 
 
 class StepRequest(Request):
-    """Take one action."""
+    """Take one action in a session."""
 
     action: FreeValue
     episode: Index | None = None
@@ -83,7 +83,7 @@ class StepRequest(Request):
 
 
 class RenderRequest(Request):
-    """Draw the state."""
+    """Render the state of a session."""
 
     mode: str | None = None
 
@@ -107,7 +107,7 @@ class RestoreRequest(Request):
 
 
 class CloseRequest(Request):
-    """Close many sessions."""
+    """Close many sessions in one request."""
 
     session_ids: list[Identifier] = Field(fail_fast=True)
 
@@ -253,7 +253,7 @@ class StepReply(Reply):
 
 
 class SessionReply(Reply):
-    """A new session."""
+    """A new session with its spaces."""
 
     session_id: str
     env_id: str
@@ -265,7 +265,7 @@ class SessionReply(Reply):
 
 
 class SessionsReply(Reply):
-    """New sessions."""
+    """The new sessions of a request with `count`."""
 
     sessions: list[SessionReply]
 
@@ -285,7 +285,7 @@ class SessionInfo(Reply):
 
 
 class ForkReply(Reply):
-    """The copies."""
+    """The ids of the copies."""
 
     session_ids: list[str]
 
@@ -336,7 +336,7 @@ class EnvInfo(Reply):
 
 
 class EnvsReply(Reply):
-    """The catalog."""
+    """The environments that the server offers."""
 
     envs: list[EnvInfo]
 

@@ -19,17 +19,17 @@ class ProblemKind:
     """A kind of failure.
 
     Attributes:
-        code: What programs look at.
+        code: The code that programs compare.
         status: Its HTTP status.
-        fault: What it comes from.
+        fault: The cause: whose fault it is.
         meaning: When it is answered and with which further members, in Markdown: a row of the protocol's page.
-        retry_later: Nothing was done, and the same request may succeed after `retry_after` seconds.
-        told_to_agents: An agent that acts by tools is told it as the result of its call: what is wrong with this one
-            may be right with the next. Its client is told everything else.
+        retry_later: The server did nothing, and the same request may succeed after `retry_after` seconds.
+        told_to_agents: An agent that acts by tools receives it as the result of its call, since its next call may be
+            right. All other problems go to its client.
         session_is_gone: The server does not have the session any more, or never had it.
-        kept_from_clients: Of a node of a gateway it says what only the two of them share.
-        of_gateways: Only gateways answer with it.
-        answers: Which calls it answers, where those are so many that their descriptions do not name it themselves.
+        kept_from_clients: A gateway does not pass it on from its node: it concerns only the two of them.
+        of_gateways: Only gateways send it.
+        answers: The calls that it may answer, if they are too many for each description to name it.
     """
 
     code: str

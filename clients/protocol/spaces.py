@@ -114,10 +114,10 @@ def parse_space(description: Any) -> Space[Any]:
 
 
 def check_size(description: Any) -> None:
-    """Refuse what is small to describe and large to build or to sample, before anything is built.
+    """Refuse a space whose description is small but whose construction or sampling is large, before it is built.
 
     Raises:
-        DecodeError: Nobody could read the description.
+        DecodeError: The space has too many elements, bytes or parts.
     """
     size, size_in_bytes, seen = 0, 0, 0
     parts = [(description, 0)]
@@ -243,7 +243,7 @@ def _describe_discrete(space: spaces.Discrete[Any]) -> dict[str, Any]:
 
 
 def _unusual_dtype(space: Space[Any]) -> dict[str, str]:
-    """Name a dtype only where it differs from Gymnasium's default."""
+    """Name a dtype only if it differs from Gymnasium's default."""
     return {} if space.dtype == np.int64 else {"dtype": np.dtype(space.dtype).name}
 
 

@@ -74,7 +74,7 @@ def declared_tools(info: Mapping[str, Any]) -> list[ToolDeclaration]:
 
 
 def call_format_of(info: Mapping[str, Any]) -> str:
-    """Return the name of the format in which an environment reads calls; Hermes where it names none."""
+    """Return the name of the format in which an environment reads calls; Hermes if it names none."""
     return str(info.get("call_format", DEFAULT_CALL_FORMAT))
 
 
@@ -99,7 +99,7 @@ def answer_text(observation: str, info: Mapping[str, Any]) -> str:
 
 
 def _messages(info: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return role and text of the messages of a step; nothing where one of them is not text."""
+    """Return role and text of the messages of a step; empty if one of them is not a text."""
     messages = info.get("messages")
     if not isinstance(messages, Sequence) or isinstance(messages, str):
         return []

@@ -232,11 +232,13 @@ def _as_array(value: Any, dtype: Any, shape: tuple[int, ...] | None) -> np.ndarr
 
 
 def _cast(array: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-    """Return the same numbers in another type; whole numbers hold no others: a picture of fractions would be black.
+    """Return the same numbers in another type; an integer type accepts whole numbers only.
+
+    Cut to integers, a picture of fractions would turn black.
 
     Raises:
-        EncodeError: If whole numbers are wanted, and these are none, or none that the type can hold.
-        ValueError: If they are no numbers at all.
+        EncodeError: If the type is an integer type, and the numbers are not whole or not in its range.
+        ValueError: If they are not numbers at all.
     """
     with np.errstate(invalid="ignore"):
         cast = np.asarray(array, dtype=dtype)
@@ -334,7 +336,7 @@ def _has_rows(feature: Space[Any]) -> bool:
 
 
 def stacked_rows(feature: Space[Any], items: Any) -> np.ndarray[Any, Any] | None:
-    """Return the items of a sequence as one array; None where they cannot be looked at together."""
+    """Return the items of a sequence as one array; None if they cannot be combined."""
     if not items or not _has_rows(feature) or set(map(type, items)) != {np.ndarray}:
         return None
     if {item.dtype for item in items} != {feature.dtype} or {item.shape for item in items} != {feature.shape}:

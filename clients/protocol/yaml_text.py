@@ -38,11 +38,11 @@ def read_yaml(text: str, name: str) -> Any:
 
     Args:
         text: The document.
-        name: What it is called where it is told in which of its lines something is wrong.
+        name: Its name in the error messages, which also give the line.
 
     Raises:
-        yaml.YAMLError: If it is none, names a key twice in a mapping, is nested too deep, or has a value that is none
-            of its kind, such as the day 2024-13-45.
+        yaml.YAMLError: If the document is invalid, repeats a key in a mapping, is nested too deep, or has an invalid
+        value, such as the day 2024-13-45.
     """
     try:
         loader = _Loader(text)
@@ -63,12 +63,12 @@ def read_yaml(text: str, name: str) -> Any:
 def read_word(text: str, name: str) -> Any:
     """Read a value that is a word of a command line.
 
-    A number, `true`, `null` and their like, a list, a mapping, and what stands in quotes are YAML; any other text is
-    itself, with its `#`, its `:` and its blanks.
+    Numbers, `true`, `null` and their like, lists, mappings and quoted texts are YAML; any other text is taken as it is,
+    with its `#`, its `:` and its blanks.
 
     Args:
         text: The word.
-        name: What it is called where it is told what is wrong with it.
+        name: Its name in the error messages.
 
     Raises:
         yaml.YAMLError: As `read_yaml` does.
@@ -110,7 +110,7 @@ class _Loader(yaml.SafeLoader):
     yaml_implicit_resolvers = _core_resolvers()
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        """Return a mapping."""
+        """Return a mapping, and refuse duplicate keys."""
         first: dict[Hashable, int] = {}
         for key, _ in node.value:
             if not isinstance(key, yaml.ScalarNode) or key.tag == _MERGE:

@@ -121,7 +121,8 @@ def _place_of(module: str) -> str | None:
     spec = find_spec(module)
     if spec is None:
         return None
-    # A folder of the working directory is no module by that: whether it is in the way is seen when it is written.
+    # A folder of the working directory alone does not make a module: a conflict with it shows when the package is
+    # written.
     places = [spec.origin, *(spec.submodule_search_locations or ())]
     return next((each for each in places if each is not None and each != str(Path.cwd() / module)), None)
 

@@ -10,18 +10,18 @@ class Context:
     """The caller of operations: one object for each socket or HTTP request.
 
     Attributes:
-        caller: Who calls.
-        binary: Whether values in answers are for MessagePack.
-        fragments: Whether answers may hold parts that are JSON already.
+        caller: The token's name and rights.
+        binary: Whether answers are encoded as MessagePack.
+        fragments: Whether answers may contain parts that are already JSON.
         socket: The name of the socket that carries the calls, or None over HTTP.
         traceparent: The trace that its calls belong to, if it named one and traces are kept.
         forwarded: Whether another I/O process passed the call on.
         sessions: Ids of the sessions that this socket has used.
-        dropped: Whether the socket is no more; what still runs may open sessions all the same.
+        dropped: Whether the socket has closed; operations that still run may open sessions all the same.
         remote: Indices of the I/O processes that this socket's calls were forwarded to.
-        waited_s: How long its present call has waited, where that is too long for it to be begun; otherwise 0.
-        call_id: What a client of another protocol calls the call that the operation is part of, which it may cancel by
-            that name; None otherwise.
+        waited_s: How many seconds its present call has waited, if that is too long to begin it; otherwise 0.
+        call_id: The id that a client of another protocol gave to the call that the operation is part of, and by which
+            it may cancel the call; None otherwise.
     """
 
     __slots__ = (
@@ -61,7 +61,7 @@ class Context:
         self.waited_s = 0.0
 
     def identity(self) -> dict[str, Any]:
-        """Who calls, as another I/O process needs it."""
+        """The caller, in the form that another I/O process needs."""
         return {
             "name": self.caller.name,
             "socket": self.socket,

@@ -14,8 +14,8 @@ class ConnectionSlot:
     """One socket's slot among the open ones.
 
     Attributes:
-        caller: Whose socket it is; None while its token has not come.
-        address: Where it comes from.
+        caller: The socket's owner; None until its token has arrived.
+        address: The client's address.
         revoked: Whether its token was revoked: no frame is answered any more.
         on_change: Called when the caller has changed or was revoked.
     """
@@ -44,7 +44,7 @@ class OpenSockets:
         self._strangers: Counter[str] = Counter()
 
     def enter(self, caller: Caller | None, address: str) -> ConnectionSlot:
-        """Take a slot for a new socket, whose token may still have to come.
+        """Take a slot for a new socket, whose token may not have arrived yet.
 
         Raises:
             ProblemError: `at_capacity`.
@@ -76,7 +76,7 @@ class OpenSockets:
         slot.caller = caller
 
     def leave(self, slot: ConnectionSlot) -> None:
-        """Note that a socket is no more."""
+        """Release the slot of a closed socket."""
         self._slots.discard(slot)
         if slot.caller is None:
             self._forget_stranger(slot.address)
@@ -87,7 +87,7 @@ class OpenSockets:
             del self._of_token[name]
 
     def look_again(self, tokens: Tokens) -> None:
-        """Tell the sockets whose tokens were revoked, or may do something else than before."""
+        """Notify the sockets whose tokens were revoked, or whose roles have changed."""
         for slot in list(self._slots):
             if slot.caller is None:
                 continue

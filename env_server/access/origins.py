@@ -1,4 +1,4 @@
-"""Which web pages may talk to the server: a browser carries out what any page asks for, also a stranger's."""
+"""Which web pages may talk to the server: a browser sends the requests of any page, even of a foreign site."""
 
 import ipaddress
 from collections.abc import Iterable, Mapping
@@ -10,15 +10,15 @@ _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
 class Origins:
-    """Refuses what a page of another site asks a browser to do.
+    """Refuses requests that a page of another site makes through a browser.
 
-    A browser says in `Origin` which page asks; programs that are no browsers send none, and are not concerned. Where
-    no tokens are set, a page could also give its own name the address of this machine, so that the browser takes
-    page and server for one site (DNS rebinding): then `Host` has to be a name that nobody else can give.
+    A browser names the requesting page in `Origin`; other programs send no such header and are not affected. If no
+    tokens are set, a page could also point its own name at the address of this machine, so that the browser takes page
+    and server for one site (DNS rebinding): `Host` must then be a name that no other site can use.
 
     Args:
         allowed: The origins of pages that may talk to the server beside its own, such as `https://lab.example`.
-        loopback_only: Whether the server is open to everybody on this machine, and to nobody else.
+        loopback_only: Whether the server is open to all users of this machine, and to no other machine.
     """
 
     def __init__(self, allowed: Iterable[str], *, loopback_only: bool) -> None:
@@ -76,7 +76,7 @@ def _site(parts: SplitResult) -> tuple[str, str, int | None]:
 
 
 def _is_local(name: str) -> bool:
-    """Whether a name is one that nobody on the Internet can give an address: a loopback address, or without a dot."""
+    """Whether no one on the Internet can give this name an address: a loopback address, or a name without a dot."""
     try:
         return ipaddress.ip_address(name).is_loopback
     except ValueError:

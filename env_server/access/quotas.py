@@ -29,8 +29,8 @@ class QuotaCounters:
     With several processes the counts lie in a small file that all of them map. Each process writes its own cells
     only, so no lock is needed. Two processes that count at one moment may together pass a limit by one session.
 
-    Tokens come and go while the server runs, and each process reads the token file for itself: which row is whose is
-    said by a table of hashed names at the begin of the file, where a new name is written under a lock.
+    Tokens come and go while the server runs, and each process reads the token file for itself: a table of hashed names
+    at the start of the file assigns rows to tokens, and a new name is written there under a lock.
 
     Args:
         rank: Which process this is.
@@ -61,11 +61,11 @@ class QuotaCounters:
         return int(self._counts[:, self._row(name)].sum())
 
     def total(self) -> int:
-        """Sessions in all processes."""
+        """The number of sessions in all processes."""
         return int(self._counts.sum())
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Unmap and close the file."""
         del self._names, self._counts, self._own
         self._memory.close()
         if self._descriptor is not None:
@@ -99,7 +99,7 @@ def start_quota_counters(directory: Path) -> None:
 
 
 def map_shared(path: Path, size: int) -> mmap.mmap:
-    """Map a file of at least a size that the processes of a server share; it is made, all zeros, where it is not."""
+    """Map a file of at least `size` bytes that the processes of a server share; missing bytes are zeros."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         if os.fstat(descriptor).st_size < size:

@@ -55,8 +55,8 @@ class TokenEntry(Quota):
     """One name in the file.
 
     Attributes:
-        name: Whose token it is.
-        roles: What it may do.
+        name: The name of the token.
+        roles: The operations that it allows.
         sha256: The hash of the token.
         previous: Hashes of tokens from before a rotation; they work until they are retired.
     """
@@ -68,7 +68,7 @@ class TokenEntry(Quota):
 
     @property
     def quota(self) -> Quota:
-        """The quota alone."""
+        """The quota without the token's secret."""
         return Quota(**{name: getattr(self, name) for name in Quota.model_fields})
 
 
@@ -177,7 +177,7 @@ def _change(path: Path, name: str, change: Callable[[TokenEntry], TokenEntry | N
 
 
 def _write(path: Path, entries: list[TokenEntry]) -> None:
-    """Put a new file in the place of the old one: a server that reads it meanwhile finds one of them, whole."""
+    """Replace the file atomically: a server that reads it at that moment gets the old or the new one, complete."""
     content = [entry.model_dump(mode="json", exclude_defaults=True) for entry in entries]
     temporary = None
     try:
@@ -193,7 +193,7 @@ def _write(path: Path, entries: list[TokenEntry]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who makes a call.
+    """The caller of an operation.
 
     Attributes:
         name: The name of the token; sessions belong to it.
@@ -276,7 +276,7 @@ class Tokens:
         return self._path is not None
 
     def caller(self, token: str) -> Caller:
-        """Who holds a token.
+        """The caller that holds a token.
 
         Raises:
             ProblemError: `unauthorized`.
@@ -287,7 +287,7 @@ class Tokens:
         return found
 
     def again(self, caller: Caller) -> Caller | None:
-        """Who holds the token of a caller now, or None where it was revoked."""
+        """The present holder of a caller's token, or None if it was revoked."""
         return self._with_digest(caller.digest) if self.required else caller
 
     def everybody(self) -> Iterator[Caller]:
@@ -295,19 +295,19 @@ class Tokens:
         yield from self._callers if self.required else (ANYONE,)
 
     def key(self, name: str) -> bytes:
-        """A secret of a name, the same on every server that knows its tokens; empty where no token is needed.
+        """A secret of a name, the same on every server that knows its tokens; empty if no token is needed.
 
-        While a rotation lasts it is the older token's, so that what was signed before holds on.
+        During a rotation it comes from the older token, so that earlier signatures stay valid.
         """
         digests = [caller.digest for caller in self._callers if caller.name == name]
         return digests[-1] if digests else b""
 
     def named(self, name: str) -> Caller | None:
-        """The caller of a name, if there is one: the owner of a session, or whom another process speaks for."""
+        """The caller of a name, if there is one: the owner of a session, or the caller of another process."""
         return next((caller for caller in self.everybody() if caller.name == name), None)
 
     def from_headers(self, headers: Mapping[str, str]) -> Caller | None:
-        """Who sends these headers, or None where they hold no credentials and some are needed.
+        """The caller that sent these headers, or None if they lack credentials that are required.
 
         Raises:
             ProblemError: `unauthorized`, if the credentials are wrong.

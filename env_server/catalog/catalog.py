@@ -1,4 +1,4 @@
-"""What can be made here: every environment with where it runs and what a client may ask of it."""
+"""The catalog: every environment that can be made here, with its worker and the options that clients may set."""
 
 from collections.abc import Callable, Iterator, Mapping
 
@@ -25,7 +25,7 @@ class Catalog:
     """All environments of a server, by id.
 
     Attributes:
-        absence: Says why an environment is not here that was here before, where that is known.
+        absence: Explains why an environment that was here before is missing, if that is known.
     """
 
     def __init__(self, entries: Mapping[str, CatalogEntry]) -> None:
@@ -44,7 +44,7 @@ class Catalog:
         bundled = {} if settings.gateway or not settings.builtin else builtin_environments()
         for env_id, spec in bundled.items():
             entry = class_entry(env_id, spec.entry_point, settings, spec.max_episode_steps, ours=True)
-            # Where the operator adds data to one, making it may take what a child has to give.
+            # With data of the operator, making one may need a child process; it is not probed in this one.
             entry.built_in = not entry.source.operator_kwargs
             entries[env_id] = entry
         if bundled:
@@ -75,7 +75,7 @@ class Catalog:
         """The entry of an environment.
 
         Raises:
-            ProblemError: `unknown_env`, with near names, or `draining` where its server may come back.
+            ProblemError: `unknown_env`, with near names, or `draining` if its server may come back.
         """
         entry = self._entries.get(env_id)
         absence = None if entry is not None else self.absence(env_id)

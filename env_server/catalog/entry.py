@@ -1,4 +1,4 @@
-"""One environment that a server offers: where it runs, and what a client may ask of it."""
+"""One environment that a server offers: which worker runs it, and the options that clients may set."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -60,13 +60,13 @@ class CatalogEntry:
 
     @property
     def reset_options(self) -> frozenset[str] | None:
-        """The options of a reset, where the environment declares them; None where it does not, and takes any."""
+        """The declared options of a reset; None if the environment declares none and accepts any."""
         declared = self.metadata.get("reset_options")
         return frozenset(map(str, declared)) if isinstance(declared, list | tuple) else None
 
     @property
     def render_modes(self) -> list[str]:
-        """The modes that `render` takes: all but the one that opens a window where the server runs."""
+        """The modes that `render` takes: all but the one that opens a window on the server's machine."""
         modes = self.metadata.get("render_modes")
         return [str(mode) for mode in modes if mode != "human"] if isinstance(modes, list | tuple) else []
 
@@ -77,7 +77,7 @@ class CatalogEntry:
         self.read_action = action_reader(action_space)
 
     def describe(self) -> dict[str, Any]:
-        """The environment's `EnvInfo`."""
+        """Return the `EnvInfo` that clients receive."""
         return {
             "env_id": self.env_id,
             "version": self.version,

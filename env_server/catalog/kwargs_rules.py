@@ -64,7 +64,7 @@ class KwargsRules:
 
     @cached_property
     def _validator(self) -> SchemaValidator:
-        # JSON Schema takes 4.0 for an integer; a constructor in Python, whose schema a trusted one is, does not.
+        # JSON Schema accepts 4.0 as an integer; a Python constructor does not.
         return SchemaValidator(
             self.schema, trusted=self._trusted, strict_integers=self._trusted, match_patterns=self._trusted
         )

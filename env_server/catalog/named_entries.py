@@ -57,7 +57,7 @@ def _split(text: str, default_name: Callable[[str], str]) -> tuple[str, str]:
 def class_entry(
     env_id: str, target: str, settings: Settings, max_episode_steps: int | None, *, ours: bool
 ) -> CatalogEntry:
-    """The entry of a class, which is one of ours or an author's.
+    """The entry of a class, either built in or an author's.
 
     Raises:
         ConfigurationError: It cannot be imported, or declares what cannot be read.
@@ -107,9 +107,10 @@ def installed_entry(
 def _declared_kwargs(
     env_class: type[gymnasium.Env[Any, Any]], target: str, *, ours: bool
 ) -> tuple[_Schema | None, frozenset[str]]:
-    """The schema of what a client may set, and the names that are the operator's, as the class says.
+    """The schema of the kwargs that clients may set, and the names of those for the operator, as the class declares
+    them.
 
-    Those of the many environments that are built in are made when they are asked for: few of them will be.
+    For the many built-in environments they are made on demand, since most are never used.
     """
     try:
         schema: _Schema | None = (
@@ -151,7 +152,7 @@ def gymnasium_entry(env_id: str, target: str, settings: Settings) -> CatalogEntr
 
 
 def gymnasium_text_entry(env_id: str, target: str, settings: Settings) -> CatalogEntry:
-    """The entry of one whose values are to be told as text.
+    """The entry of a Gymnasium environment whose values become text.
 
     Raises:
         ConfigurationError: It is not registered, or cannot be imported.
@@ -235,7 +236,7 @@ def _isolation(metadata: Mapping[str, Any]) -> Isolation:
 
 
 def _isolation_of_others(metadata: Mapping[str, Any], settings: Settings) -> Isolation:
-    """Return where a class of an author runs: inline only if it asks for that and the operator trusts it."""
+    """Return where a class of an author runs: inline only if the class requests it and the operator trusts it."""
     return "inline" if settings.trust_inline and metadata.get("inline") else "process"
 
 

@@ -12,11 +12,11 @@ Listener = Callable[[Any, Any], None]
 
 _NOT_YET = object()
 SLICE_S = 0.005
-"""So long may the work of one client, or of one operation, keep the loop from everybody else."""
+"""How long the work of one client, or of one operation, may block the loop for the others."""
 
 
 class Pending:
-    """An answer that is told to one listener, or awaited."""
+    """An answer that is delivered to one listener, or awaited."""
 
     __slots__ = ("_answer", "_listener", "_tag")
 
@@ -63,10 +63,10 @@ def _resolve(future: "asyncio.Future[Any]", answer: Any) -> None:
 
 
 class Slices:
-    """Lets tasks that work within the loop have their turns one after another, and the loop go on in between.
+    """Gives tasks that compute in the loop their turns one after another, and lets the loop run in between.
 
-    Tasks that are ready at the same time all run in one turn of the loop: each for a few milliseconds is seconds for
-    everybody else where there are a thousand of them.
+    Tasks that are ready at the same time all run in one turn of the loop: a thousand tasks of a few milliseconds each
+    would block all others for seconds.
     """
 
     def __init__(self) -> None:

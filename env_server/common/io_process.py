@@ -28,9 +28,9 @@ class ProcessRank:
     Attributes:
         index: Its rank, from 0; also the first part of the ids of the sessions that this process owns.
         processes: How many I/O processes the server has.
-        restarts: How often the process of this rank has ended and was started again.
-        directory: Where the processes of this server meet (journals, Unix sockets, shared tables), or None where
-            a single process keeps no state on disk.
+        restarts: How often the process of this rank was restarted.
+        directory: The directory that the processes of this server share (journals, Unix sockets, shared tables), or
+            None if a single process keeps no state on disk.
     """
 
     index: int = 0
@@ -48,12 +48,12 @@ class Phase(Enum):
 
 
 class Reason(NamedTuple):
-    """One reason for which an I/O process is not ready. Anybody may read it: it names no paths.
+    """One reason why an I/O process is not ready. It is public: it names no paths.
 
     Attributes:
-        code: Which of the documented reasons it is.
-        detail: More of it, for people.
-        process: Which process it is about.
+        code: One of the documented codes.
+        detail: A sentence for people.
+        process: The process that is not ready.
     """
 
     code: ReasonCode

@@ -1,7 +1,7 @@
-"""How long what comes in waits before the event loop comes to it, and when that has been too long for too long.
+"""How long requests wait for the event loop, and whether the delay has been too long for too long.
 
-The rule is that of controlled delay (CoDel, RFC 8289): a moment in which much comes at once, or in which the loop stood
-still, is worked off; a queue that does not get shorter is cut, since whoever is in it would only wait ever longer.
+The rule is that of controlled delay (CoDel, RFC 8289): a burst, or the backlog of a loop that was blocked, is worked
+off; a queue that does not get shorter is cut, since its requests would only wait ever longer.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ _BEAT_S = 0.05
 # A read of so many bytes may have left some behind.
 _LARGE_READ = 65536
 _MOST_RETRY_S = 30
-# So few that are late at one time are no queue.
+# So few late requests at one time do not count as a queue.
 _FEW = 8
 _TOLD_AGAIN_S = 60.0
 _INT = struct.Struct("i")
@@ -29,11 +29,11 @@ _log = logging.getLogger(__name__)
 
 
 class QueueDelay:
-    """Whether a queue has been late for so long that what comes next is to be refused.
+    """Whether a queue has been late for so long that new requests must be refused.
 
     Args:
-        limit_s: How long something may wait: what has waited for half of it is late, and is refused where that has
-            been so for the other half.
+        limit_s: How long a request may wait, in seconds: after half of it the request is late, and late requests are
+            refused once the queue has been late for the other half.
     """
 
     __slots__ = ("_half", "_late_since", "_seen_at")
@@ -81,12 +81,12 @@ class Overload:
         self._told_until = 0.0
 
     def start(self) -> None:
-        """Begin to look."""
+        """Start to watch the loop."""
         self._last = self.looked_at = perf_counter()
         self._arm()
 
     def stop(self) -> None:
-        """Look no more."""
+        """Stop watching the loop."""
         if self._timer is not None:
             self._timer.cancel()
 

@@ -345,7 +345,7 @@ class NodeSettings(Section):
 
 
 class TelemetrySettings(Section):
-    """What is told of the server, and where."""
+    """Which telemetry the server emits, and where to."""
 
     title = "Log, metrics, traces"
 

@@ -50,7 +50,7 @@ class Settings(
 
     @property
     def max_restore_bytes(self) -> int:
-        """The largest request that restores a session: an episode may be so long, and the rest is as any request."""
+        """The largest request that restores a session: the longest episode, plus the size of an ordinary request."""
         return self.max_episode_bytes + self.max_request_bytes
 
     @property

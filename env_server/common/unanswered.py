@@ -8,9 +8,10 @@ _LAST_WORDS_S = 1.0
 
 
 class Unanswered:
-    """Tasks that will answer somebody: the end of a server waits for them, and hurries those that are late.
+    """Tasks that still owe a client an answer: the shutdown of a server waits for them, and cancels late ones.
 
-    What waits for another server has no task; who keeps such questions gives a function that answers them all.
+    Calls that wait for another server have no task; the object that holds them registers a function that answers them
+    all.
     """
 
     def __init__(self) -> None:
@@ -24,7 +25,7 @@ class Unanswered:
         task.add_done_callback(self.leave)
 
     def enter(self) -> asyncio.Task[Any]:
-        """Note the task that runs, which will `leave`: it may go on to something else when it has answered."""
+        """Register the current task, which calls `leave` once it has answered; it may then continue with other work."""
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
@@ -37,11 +38,11 @@ class Unanswered:
             self._fewer.set_result(None)
 
     def attend(self, give_up: Callable[[], None]) -> None:
-        """Note who keeps questions that other servers are to answer: it is told when they are waited for no longer."""
+        """Register a function that answers all calls held for other servers; it runs when the wait for them ends."""
         self._give_up.add(give_up)
 
     def dismiss(self, give_up: Callable[[], None]) -> None:
-        """Note that somebody keeps no questions any more."""
+        """Unregister a function that `attend` registered."""
         self._give_up.discard(give_up)
 
     async def settle(self, patience_s: float) -> None:

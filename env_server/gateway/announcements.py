@@ -15,11 +15,12 @@ from rollgym.env_server.messages.envelope import as_problem
 from rollgym.env_server.messages.validation import invalid, requested
 from rollgym.env_server.sessions.replies import Reply
 
-# What is not known by then is answered as pending; who announces comes again, with heartbeats for all the others.
+# A probe unfinished by then is answered as pending; the server repeats its announcement, with heartbeats for the
+# others.
 _ANSWER_WITHIN_S = 10.0
 # Probes of one call at a time: they run environments of the server that has just been started.
 _PROBES = 4
-# How a probe ended is kept for so long, for a server that did not wait for it.
+# How long the result of a probe is kept, for a server that did not wait for it.
 _KEPT_S = 60.0
 
 _Key = tuple[str, tuple[str, str, str]]
@@ -71,7 +72,7 @@ class Announcements:
         await asyncio.gather(*probes, return_exceptions=True)
 
     def _known(self, caller: Caller, each: AnnouncedEnvironment, target: Target) -> Registration | None:
-        """The registration that is renewed; what was not probed since its server began is looked at anew."""
+        """The registration to renew; None, for a new probe, if the server has not been probed since it started."""
         return self._registry.at(_place(each, target), caller.name) if each.probed else None
 
     def _probe(
@@ -115,7 +116,7 @@ class Announcements:
         return registration
 
     def _answer(self, key: _Key, probe: asyncio.Task[Registration]) -> Reply:
-        """What a probe has come to; it is told once."""
+        """The result of a probe; a finished probe is reported once."""
         env_id = key[1][0]
         if not probe.done():
             return {"env_id": env_id, "pending": True}
@@ -141,7 +142,7 @@ class Announcements:
         if self._probes.get(key) is probe:
             del self._probes[key]
             if not probe.cancelled():
-                # Nobody asked how it ended.
+                # No caller asked for its result.
                 probe.exception()
 
 

@@ -1,4 +1,4 @@
-"""A node's side of registration: it tells gateways what it has, and that it is still there (`--register`)."""
+"""A node's side of registration: it announces its environments to gateways, and sends heartbeats (`--register`)."""
 
 import asyncio
 import contextlib
@@ -35,7 +35,7 @@ _AWAY = _Pauses(0.1, 1.0)
 _SAYS_NO = _Pauses(1.0, 15.0)
 # An environment that is refused costs its gateway a probe, and this server a worker, each time ...
 _REFUSED = _Pauses(2.0, 300.0)
-# ... but next to nothing where the gateway did not come to ask for more than what it is.
+# ... but a very short time if the gateway asked only for the server's description.
 _NOT_PLAYED = _Pauses(0.5, 15.0)
 
 
@@ -68,10 +68,10 @@ class _Refusals:
 
 @dataclass(slots=True)
 class _Gateway:
-    """What one gateway knows of this server.
+    """The registrations of this server at one gateway.
 
     Attributes:
-        url: Where it is.
+        url: The gateway's URL.
         registered: The ids of registrations, by environment.
         refusals: The environments that it refused last time.
         nudged: Set when it may have forgotten this server.
@@ -115,17 +115,17 @@ class _Gateway:
 class Announcer:
     """Registers a server's environments with gateways, and again with one that has forgotten them.
 
-    One call says everything, and says again every few seconds that it is so. What a gateway refuses does not keep the
-    others back, and is offered again after ever longer times.
+    One call announces all environments, and is repeated every few seconds. An environment that a gateway refuses does
+    not delay the others; it is offered again after growing delays.
 
     Args:
-        settings: The gateways, and what they are told.
-        url: Where this server listens; what gateways are told if `advertise` says nothing else.
+        settings: The gateways, and the fields of the announcement.
+        url: The URL that this server listens on; announced unless `advertise` is set.
         env_ids: The environments.
         load: How full the server is, from 0 to 1.
 
     Raises:
-        ConfigurationError: If a token cannot be read, or nobody else can reach this server at its own address.
+        ConfigurationError: If a token cannot be read, or if other machines cannot reach this server at its own address.
     """
 
     def __init__(
@@ -153,12 +153,12 @@ class Announcer:
             gateway.nudged.set()
 
     def start(self) -> None:
-        """Begin to announce."""
+        """Start the announcements to all gateways."""
         loop = asyncio.get_running_loop()
         self._tasks = [loop.create_task(self._announce(gateway)) for gateway in self._gateways]
 
     async def leave(self) -> None:
-        """Tell the gateways that no new sessions are wanted."""
+        """Notify the gateways that the server takes no new sessions."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -200,7 +200,7 @@ class Announcer:
                         await gateway.nudged.wait()
 
     async def _say(self, gateway: _Gateway) -> bool:
-        """Tell a gateway what there is; whether it is looking at some of that still."""
+        """Announce the environments to a gateway; return whether it still probes some of them."""
         due = gateway.due(self._env_ids, asyncio.get_running_loop().time())
         if not due:
             return False

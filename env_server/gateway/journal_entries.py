@@ -32,7 +32,7 @@ class JournalAway(Exception):  # noqa: N818 - the name says what happened
     """The journal does not answer, or cannot be written: nothing may be said to a client for now."""
 
     def problem(self) -> ProblemError:
-        """What a client is told, which asks again; why, and where the journal is, only the log says."""
+        """The problem for the client, which retries; the cause and the journal's address go to the log only."""
         return ProblemError("draining", _AWAY, retry_after=_RETRY_AFTER_S)
 
     def not_known(self) -> ProblemError:
@@ -50,8 +50,8 @@ class Head(NamedTuple):
     Attributes:
         seed: Its seed.
         options: Options of its reset.
-        reset_digest: The digest of what the reset returned.
-        reseeds: After so many steps, the generator was seeded anew with this.
+        reset_digest: The digest of the reset's return value.
+        reseeds: Pairs (steps, seed): after so many steps, the generator got the new seed.
     """
 
     seed: int
@@ -89,20 +89,20 @@ class Step(NamedTuple):
 
     @classmethod
     def read(cls, content: bytes) -> "Step":
-        """What was packed."""
+        """Unpack a step that `pack` has packed."""
         action, digest = msgpack.unpackb(content, strict_map_key=False)
         return cls(action, digest.hex())
 
 
 class About(NamedTuple):
-    """What never changes of a session.
+    """The constant facts of a session.
 
     Attributes:
         env_id: Its environment.
         env_version: The version of that.
         kwargs: What the client set.
         idle_timeout_s: When it is evicted.
-        spaces: Its action space and its observation space, where its kwargs change those.
+        spaces: Its action space and its observation space, if its kwargs change those.
     """
 
     env_id: str
@@ -117,7 +117,7 @@ class About(NamedTuple):
 
     @classmethod
     def read(cls, content: bytes) -> "About":
-        """What was packed."""
+        """Unpack the facts that `pack` has packed."""
         env_id, env_version, kwargs, idle_timeout_s, spaces = msgpack.unpackb(content, strict_map_key=False)
         return cls(
             env_id, env_version, kwargs, idle_timeout_s, None if spaces is None else (spaces[0], spaces[1])
@@ -126,19 +126,19 @@ class About(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SharedSession:
-    """A session as the journal has it.
+    """A session as the journal stores it.
 
     Attributes:
-        about: What never changes.
+        about: The constant facts of the session.
         generation: How often it was moved.
-        node: The key of the node that has it.
+        node: The key of the node that holds it.
         upstream_id: Its id there.
         episode: Its present episode; -1 before the first one.
-        steps: How many steps that has.
-        head: How that began.
+        steps: The number of steps in that episode.
+        head: How that episode began.
         over: Whether its last step terminated, and whether it truncated it.
-        ended: Why the session is no more.
-        moving_s: How much longer another gateway may take to move it; None where none does.
+        ended: Why the session has ended, if it has.
+        moving_s: How many seconds another gateway still has to move it; None if none moves it.
     """
 
     about: About
@@ -194,14 +194,14 @@ class Opened(NamedTuple):
 
 
 class Write(NamedTuple):
-    """What a gateway has seen of a session, and wants to tell a client once the journal has it.
+    """An event of a session that a gateway wants to answer to a client once the journal has acknowledged it.
 
     Attributes:
         session_id: The session.
-        arguments: What the script takes.
-        done: Called with `ok`, or with why it was not written: `missing`, `ended:REASON`, `fenced` and `moving` (it
-            went on elsewhere, or is about to), `gap` (steps before it are not known), `behind` (the node has less
-            than, or something else than, what was answered), `away: REASON`.
+        arguments: The arguments of the script.
+        done: Called with `ok`, or with why it was not written: `missing`, `ended:REASON`, `fenced` and `moving` (it has
+            moved to another node, or is about to), `gap` (earlier steps are unknown), `behind` (the node has less than
+            was answered, or something else), `away: REASON`.
     """
 
     session_id: str
@@ -210,12 +210,12 @@ class Write(NamedTuple):
 
 
 def check(generation: int) -> Arguments:
-    """That the session still lives where it was asked."""
+    """The entry that checks that the session still lives at the node that was asked."""
     return "check", generation
 
 
 def begun(generation: int, episode: int, head: Head) -> Arguments:
-    """That an episode began."""
+    """The entry that an episode began."""
     return "begin", generation, episode, head.pack()
 
 
@@ -238,7 +238,7 @@ def whole(
 
 
 def place_after(arguments: Arguments) -> tuple[int, int]:
-    """The episode and the step that a session has come to with what was written; (-1, 0) where that tells nothing."""
+    """The episode and the step that a session has reached with an entry; (-1, 0) if the entry has none."""
     kind, _, *rest = arguments
     if kind == "step":
         return rest[0], rest[1] + 1

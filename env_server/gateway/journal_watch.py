@@ -12,9 +12,9 @@ from redis.exceptions import RedisError
 from rollgym.env_server.gateway.journal_entries import JournalAway
 
 SETTLE_S = 4.0
-"""Gateways have so long to say what they have answered, before any of them begins a session anew."""
+"""Seconds for gateways to report the steps that they have answered, before any of them rebuilds a session."""
 
-# A channel on which nothing is ever said: who listens learns at once that the connection has ended.
+# A channel without messages: its subscriber learns at once that the connection has ended.
 _CHANNEL = "rollgym:watch"
 _LISTEN_S = 1.0
 _FIRST_PAUSE_S = 0.05
@@ -25,15 +25,15 @@ _log = logging.getLogger(__name__)
 
 
 class JournalWatch:
-    """Holds a connection to the journal, and after each new one has the journal told what was answered.
+    """Holds a connection to the journal, and after each reconnect reports the answered steps to it.
 
     A replica that takes over may lack the latest steps, and each gateway knows only those that it has answered itself.
-    A gateway that rebuilt a session from what the replica has, without the word of the others, would go back in
-    silence.
+    A gateway that rebuilt a session from the replica's data alone, without the reports of the others, would silently
+    lose steps.
 
     Args:
         redis: The journal's client.
-        mark: Tells the journal what this gateway has answered.
+        mark: Reports the steps that this gateway has answered to the journal.
     """
 
     def __init__(self, redis: Redis, mark: Callable[[], Awaitable[None]]) -> None:
@@ -48,7 +48,7 @@ class JournalWatch:
         return max(0.0, self._settled_at - self._loop.time())
 
     async def run(self) -> None:
-        """Watch until cancelled."""
+        """Watch the journal until cancelled."""
         pause = _FIRST_PAUSE_S
         while True:
             try:
@@ -65,7 +65,7 @@ class JournalWatch:
     async def _listen(self, listening: Any) -> None:
         while True:
             message = await listening.get_message(timeout=_LISTEN_S)
-            # Redis' client makes a broken connection anew by itself, and subscribes again: that is all that is seen.
+            # Redis' client reconnects by itself and subscribes again: the new subscription is the only sign.
             if message is not None and message["type"] == "subscribe":
                 self._settled_at = self._loop.time() + SETTLE_S
                 await self._mark()

@@ -1,4 +1,4 @@
-"""Where sessions went on that their ids say to be elsewhere, on disk: a gateway that is started anew knows it again."""
+"""The persistent table of moved sessions, whose ids name another node; it survives a restart of the gateway."""
 
 import errno
 import logging
@@ -13,7 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 from rollgym.env_server.common.settings import ConfigurationError
 
 _MOVE = TypeAdapter(tuple[str, tuple[str, str] | None])
-# To write all moves anew takes the event loop's time, and a disk that was full a moment ago is likely to be so still.
+# Rewriting all moves takes the event loop's time, and a disk that was full a moment ago is likely still full.
 _RETRY_S = 10.0
 _log = logging.getLogger(__name__)
 
@@ -21,13 +21,13 @@ _log = logging.getLogger(__name__)
 class Moves:
     """The moves of the sessions of one gateway.
 
-    A move is a line that is handed to the kernel before a step is answered at the new place, so that it outlives the
-    process. Where one cannot be written, as on a full disk, the file gets another name, which takes no room: it lacks
-    moves, and the next gateway does not take what it knows for all there is. Once there is room, all moves are written
-    anew and the file has its own name again.
+    A move is a line that is passed to the kernel before the new node's first answer goes out, so that it outlives the
+    process. If a line cannot be written, as on a full disk, the file is renamed, which takes no space: it lacks moves,
+    and the next gateway knows that it is incomplete. Once there is space, all moves are rewritten under the original
+    name.
 
     Args:
-        path: The file; None where nothing is kept. One that lacks moves is beside it (`.incomplete`).
+        path: The file; None to keep nothing. A file that lacks moves is beside it (`.incomplete`).
 
     Attributes:
         are_known: Whether all moves of the gateways before this one are known.
@@ -52,21 +52,21 @@ class Moves:
             raise ConfigurationError(f"cannot use {path}: {error}") from error
 
     def place(self, session_id: str) -> tuple[str, str] | None:
-        """The key of the node that a session moved to, and its id there; None if it is where its id says."""
+        """The key of the node that a session moved to, and its id there; None if it has not moved."""
         return self._places.get(session_id)
 
     def moved(self, session_id: str, node: str, upstream_id: str) -> None:
-        """Note where a session lives from now on."""
+        """Record the new node of a session."""
         self._places[session_id] = node, upstream_id
         self._write(_line(session_id, (node, upstream_id)))
 
     def ended(self, session_id: str) -> None:
-        """Forget a session."""
+        """Forget the move of an ended session."""
         if self._places.pop(session_id, None) is not None:
             self._write(_line(session_id, None))
 
     def close(self) -> None:
-        """Let go of the file, after a last try to write down what it lacks."""
+        """Close the file, after a last attempt to write the missing moves."""
         if self._path is not None and self._file is None:
             self._try_anew(self._path)
         if self._file is not None:
@@ -159,7 +159,7 @@ def _write_whole(file: BinaryIO, content: bytes) -> None:
 
 
 def _say_incomplete(path: Path) -> None:
-    """Give a file that lacks moves another name, so that nobody takes it for all that there is to know."""
+    """Rename a file that lacks moves, so that no gateway takes it for complete."""
     try:
         if path.exists():
             path.replace(path.with_suffix(".incomplete"))

@@ -1,4 +1,4 @@
-"""Sessions placed at nodes: made there, spread over those that have room, and taken back."""
+"""Placement of sessions at nodes: they are made there, spread by free capacity, and closed after failures."""
 
 import asyncio
 import time
@@ -14,7 +14,7 @@ from rollgym.env_server.gateway.upstream.node import Node
 from rollgym.env_server.sessions.replies import Reply, opened_sessions
 from rollgym.env_server.telemetry.metrics import Metrics
 
-# A session may find so many nodes full or away, one after another.
+# How many full or unreachable nodes a session may try, one after another.
 _ROUNDS = 4
 
 
@@ -28,12 +28,12 @@ class Made(NamedTuple):
 
 
 class Placement:
-    """Has nodes open sessions.
+    """Opens sessions at nodes.
 
     Args:
         settings: Time-outs.
-        registry: Says which node takes the next session.
-        metrics: Where the nodes' times and failures are counted.
+        registry: Chooses the node of the next session.
+        metrics: Counts the nodes' times and failures.
     """
 
     def __init__(self, settings: TimeoutSettings, registry: Registry, metrics: Metrics) -> None:
@@ -48,14 +48,14 @@ class Placement:
         """Make sessions; a node that is full or away leaves its share to the others.
 
         Args:
-            env_id: Of what.
-            fields: What a node is asked for, without the environment and how many.
-            count: How many.
-            binary: Whether values are for MessagePack.
-            made: Takes those that are made, also where not all of them are.
+            env_id: The environment.
+            fields: The fields of the request, without the environment and the count.
+            count: The number of sessions.
+            binary: Whether values are encoded for MessagePack.
+            made: Receives the sessions made, even if some fail.
 
         Raises:
-            ProblemError: No node takes them, or one refuses for good.
+            ProblemError: No node accepts them, or one refuses finally.
         """
         full: dict[Registration, Exception] = {}
         for _ in range(_ROUNDS):
@@ -146,20 +146,20 @@ class Placement:
             made.append(Made(home, str(upstream_id), answered_by, {}))
 
     async def episode(self, made: Made) -> Reply:
-        """Ask for the portable episode of a session."""
+        """Request the portable episode of a session."""
         reply, _ = await self._ask(
             made.home, {"op": "episode", "session_id": made.upstream_id}, False, made.process
         )
         return reply
 
     def discard(self, made: Sequence[Made]) -> None:
-        """Close sessions again."""
+        """Close the sessions of a call that failed."""
         for each in made:
             each.home.node.close_session(each.upstream_id)
             self._registry.released(each.home)
 
     def _take_back(self, node: Node, fields: Mapping[str, Any], binary: bool, process: int) -> None:
-        """End what a node has opened, or opens yet, though its answer was lost: asked again, it says what that is."""
+        """Close the sessions of a request whose answer was lost: the node names them when the request is repeated."""
         task = asyncio.get_running_loop().create_task(_end_opened(node, fields, binary, process))
         self._taking_back.add(task)
         task.add_done_callback(self._taking_back.discard)

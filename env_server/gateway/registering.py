@@ -41,13 +41,13 @@ _log = logging.getLogger(__name__)
 
 
 class Lineage:
-    """The gateways behind this one, asked for anew each time: what they have behind them may have changed.
+    """The gateways behind this one, queried each time, since the servers behind them may have changed.
 
     Args:
         registry: The servers behind this gateway.
 
     Attributes:
-        gateway_id: What this gateway is called among the others, until it is started anew.
+        gateway_id: This gateway's id among the others, until it restarts.
     """
 
     def __init__(self, registry: Registry) -> None:
@@ -58,7 +58,7 @@ class Lineage:
         """The ids of this gateway and of all gateways behind it.
 
         Args:
-            path: The gateways through which the question came; who finds itself there asks no further.
+            path: The gateways that the request has passed through; a gateway that finds itself there stops.
         """
         if self.gateway_id in path:
             return [self.gateway_id]
@@ -89,7 +89,7 @@ class Lineage:
 
     @staticmethod
     async def _ask(node: Node, path: Sequence[str]) -> list[str]:
-        """The gateways at a server and behind it; none where it is no gateway, or does not answer."""
+        """The gateways at a server and behind it; empty if it is not a gateway, or does not answer."""
         caller = node.link(True).caller
         try:
             async with asyncio.timeout(_ANSWER_S):
@@ -107,13 +107,13 @@ class Lineage:
 
 
 class Registering:
-    """Takes registrations, once a probe has shown that the server does what it says.
+    """Accepts registrations, once a probe has confirmed the server's description.
 
     Args:
         settings: The allowed networks and limits.
-        catalog: Where registered environments are offered.
-        registry: Where registrations are kept.
-        nodes: The nodes that registered servers of ours are.
+        catalog: Offers the registered environments.
+        registry: Holds the registrations.
+        nodes: The nodes of registered Rollgym servers.
         lineage: The gateways behind this one.
     """
 
@@ -155,7 +155,7 @@ class Registering:
         }
 
     async def check(self, url: str, ttl_s: float | None) -> Target:
-        """Where a registration leads to.
+        """The checked target of a registration.
 
         Raises:
             ProblemError: `invalid_request` or `forbidden`.
@@ -167,13 +167,13 @@ class Registering:
     async def take(
         self, caller: Caller, request: RegisterRequest, target: Target, *, probed: bool = False
     ) -> tuple[Registration, list[Check]]:
-        """Ask a server for an environment, and take it into the catalog.
+        """Probe an environment at a server, and add it to the catalog.
 
         Args:
-            caller: Whose registration it is.
-            request: What is registered.
-            target: Where, once that was checked.
-            probed: Whether it was probed before, and is only asked what it is.
+            caller: The owner of the registration.
+            request: The registration request.
+            target: The checked target.
+            probed: Whether it was probed before, so that only its description is requested.
 
         Raises:
             ProblemError: It cannot be registered.
@@ -253,7 +253,7 @@ class Registering:
         return registration, report
 
     def _compare_limits(self, node: Node) -> None:
-        """Write to the log, once for each node, where it restores other episodes than this gateway passes on."""
+        """Log, once for each node, that its size limit for restored episodes differs from this gateway's."""
         theirs, ours = node.largest_restore, self._settings.max_restore_bytes
         if theirs != ours and not node.was_compared:
             _log.warning(
@@ -273,7 +273,7 @@ class Registering:
         return self._registry.lifetime(registration)
 
     async def unregister(self, context: Context, fields: Mapping[str, Any]) -> Reply:
-        """End a registration."""
+        """End a registration at its owner's request."""
         registration = self._named(context, fields)
         refuse_fields(fields, "registration_id")
         self._registry.remove(registration)

@@ -1,4 +1,4 @@
-"""Registrations: which servers have which environment, and who takes the next session."""
+"""Registrations: the servers of each environment, and the choice of the one for the next session."""
 
 import asyncio
 import contextlib
@@ -21,7 +21,7 @@ from rollgym.env_server.telemetry.metrics import Metrics
 
 DEFAULT_TTL_S = 60.0
 _ID_BYTES = 16
-# A server that did not answer takes no new sessions for so long, unless it says before that it is there.
+# How long a server that did not answer gets no new sessions, unless it sends a heartbeat before.
 _REST_S = 5.0
 _RETRY_S = 1
 _log = logging.getLogger(__name__)
@@ -29,26 +29,26 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False)
 class Registration:
-    """One server that has one environment.
+    """One server that offers one environment.
 
     Attributes:
-        env_id: What the environment is called here.
+        env_id: The environment's id here.
         owner: The name of the token that registered it.
-        protocol: What the server speaks.
-        target: Where it is.
-        upstream_env_id: What the environment is called there.
-        description: For lists.
-        spec: What the server says of it.
-        upstream: The way to it.
+        protocol: The server's protocol.
+        target: The server's address.
+        upstream_env_id: The environment's id at the server.
+        description: A sentence for lists.
+        spec: The environment's spaces and properties, from the server.
+        upstream: The client of the server.
         weight: Share of new sessions, relative to other replicas.
         ttl_s: How long it lives past its last heartbeat.
-        registration_id: Its id, which nobody can guess.
-        load: What the server last said of its load, from 0 to about 1.
+        registration_id: Its unguessable id.
+        load: The load that the server last reported, from 0 to about 1.
         sessions: How many sessions it has from here.
         expires_at: When it ends without a heartbeat, on the loop's clock.
         rests_until: Until when it takes no new sessions because it failed, on the loop's clock.
         draining: Whether it takes no new sessions because it is leaving.
-        relay: The node that operations are passed on to, where the server is one of ours.
+        relay: The node that operations are passed on to, if the server is a Rollgym server.
         has_other_gateways: Whether its sessions are passed on by other gateways, too.
         described_spaces: The environment's spaces, as answers describe them.
     """
@@ -98,8 +98,8 @@ class Registry:
     Args:
         appeared: Called with the first registration of an environment.
         vanished: Called with the id of an environment that has no registration any more.
-        metrics: Where the ends of registrations are counted.
-        roster: Remembers which environments there were.
+        metrics: Counts the ends of registrations.
+        roster: Remembers the environments of earlier registrations.
     """
 
     def __init__(
@@ -173,7 +173,7 @@ class Registry:
         return registration
 
     def get(self, registration_id: str, owner: str | None) -> Registration:
-        """A registration of an owner, or anybody's if None.
+        """A registration of an owner, or of any owner if None.
 
         Raises:
             ProblemError: `unknown_registration`.
@@ -194,7 +194,7 @@ class Registry:
         self._announce()
 
     def remove(self, registration: Registration, reason: EndOfRegistration = "left") -> None:
-        """End a registration; its sessions go on until they end."""
+        """End a registration; its sessions continue until they end."""
         self._metrics.registrations_ended[self._metrics.labels.of(registration.env_id), reason] += 1
         self._drop(registration)
         self._roster.went(_enrolled(registration), reason)
@@ -237,7 +237,7 @@ class Registry:
         return next((each for each in self._replicas.get(env_id, ()) if each.relay is node), None)
 
     def any_home(self, env_id: str) -> Registration | None:
-        """A registration of an environment that servers of ours have, whichever is least loaded."""
+        """The least loaded registration of an environment at Rollgym servers."""
         ours = [each for each in self._replicas.get(env_id, ()) if each.relay is not None]
         return min(ours, key=_busyness, default=None)
 
@@ -253,12 +253,12 @@ class Registry:
     ) -> Registration | None:
         """The server that takes the next session: the least loaded one that answers.
 
-        Where none does at present, one that comes back within the patience is waited for.
+        If no server answers at present, wait for one to come back within the patience.
 
         Args:
             env_id: The environment.
-            patience_s: How long.
-            without: Servers that do not take it.
+            patience_s: How many seconds to wait.
+            without: Servers to exclude.
         """
         loop = asyncio.get_running_loop()
         give_up_at = loop.time() + patience_s
@@ -275,13 +275,13 @@ class Registry:
     def lifetime(self, registration: Registration) -> dict[str, float]:
         """When a registration ends without a heartbeat, for people, and how long it lives past one, for programs.
 
-        Whose clock is another than ours can do nothing with a time of ours.
+        A client whose clock differs from this server's cannot use a time of this server.
         """
         left_s = registration.expires_at - asyncio.get_running_loop().time()
         return {"expires_at": time.time() + left_s, "ttl_s": registration.ttl_s}
 
     async def shutdown(self) -> None:
-        """Let go of all servers."""
+        """Disconnect from all servers."""
         self._roster.close()
         if self._timer is not None:
             self._timer.cancel()

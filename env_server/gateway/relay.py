@@ -1,7 +1,7 @@
-"""Passing operations on to the nodes that have the sessions: envelopes are framed anew, values pass as they are.
+"""Passing operations on to the nodes that have the sessions: envelopes are rewritten, values pass unchanged.
 
-This is the hot path of a gateway. An operation costs no task and no future here; only what finds its node away is
-given a task, which looks for the session and asks again.
+This is the hot path of a gateway. An operation costs no task and no future here; only an operation whose node is away
+gets a task, which finds the session and retries.
 """
 
 import asyncio
@@ -36,12 +36,12 @@ _PROTOCOL = "rollgym"
 
 
 class Relay:
-    """The handlers of operations on sessions that nodes have.
+    """The handlers of operations on sessions at nodes.
 
     Args:
-        sessions: Where sessions are kept.
+        sessions: The open sessions.
         relocation: Finds sessions again.
-        metrics: Where steps are counted.
+        metrics: Counts steps.
         journal: The journal that gateways share, if there is one.
         is_gateway: Whether there can be any.
     """
@@ -67,11 +67,11 @@ class Relay:
     def call(
         self, context: Context, session: RelayedSession, op: str, fields: Mapping[str, Any]
     ) -> "InFlight":
-        """Pass an operation on.
+        """Pass an operation on to the session's node.
 
         Raises:
-            ProblemError: `draining`, where the journal that gateways share is away, or `upstream_error` to a step that
-                names no place, where only that would tell whether the node's copy is one of the past.
+            ProblemError: `draining`, if the shared journal is away, or `upstream_error` to a step without an index, if
+                only the journal could show whether the node's copy is outdated.
         """
         write_ahead = self._write_ahead
         if write_ahead is not None:
@@ -124,7 +124,7 @@ class Relay:
         """End sessions of the caller's for all gateways, and count them.
 
         Raises:
-            ProblemError: `draining`, where it is not known whether they have ended.
+            ProblemError: `draining`, if it is unknown whether they have ended.
         """
         assert self._journal is not None
         own = [each for each in session_ids if self._relocation.is_of(caller, each)]
@@ -247,7 +247,7 @@ class Relay:
             self._write_ahead.refused(operation, problem)
 
     def lost(self, operation: "InFlight", error: Exception, *, sent: bool) -> None:
-        """Ask again what a broken connection may have cut off."""
+        """Retry an operation that a broken connection may have lost."""
         self._metrics.upstream_errors[operation.session.entry.label, _PROTOCOL] += 1
         if sent and not operation.is_safe_to_repeat:
             self.finish(operation, not_known(error))
@@ -255,7 +255,7 @@ class Relay:
             self.ask_again(operation, gone=False)
 
     def finish(self, operation: "InFlight", answer: "Reply | ProblemError") -> None:
-        """Tell the client."""
+        """Send the answer to the client and count the operation."""
         op = operation.op
         if isinstance(answer, ProblemError):
             self._metrics.operation_failed(op, answer)
@@ -309,7 +309,7 @@ class Relay:
                     raise not_known(error) from error
                 if self._loop.time() >= deadline:
                     raise ProblemError("upstream_error", str(error)) from error
-                # What breaks at once would break at once again, and keep the loop from everybody meanwhile.
+                # A call that breaks at once would break again at once, and repeated retries would block the loop.
                 await asyncio.sleep(_pause_s(attempt))
             else:
                 self.answered(operation, reply)
@@ -363,10 +363,10 @@ class InFlight(Passage):
         session: The session.
         op: The operation.
         binary: Whether it is in MessagePack.
-        began: When it came, on the clock that times operations.
+        began: When it arrived, on the clock that times operations.
         generation: How often the session had been moved when its node was asked.
-        tries: How often its session was found elsewhere than where it was asked.
-        is_numbered_here: Whether its place is not of its client, but where the journal has the session.
+        tries: How often its session was found at another node than the one asked.
+        is_numbered_here: Whether its episode and step come from the journal, and not from the client.
     """
 
     __slots__ = ("_relay", "began", "binary", "generation", "is_numbered_here", "op", "session", "tries")
@@ -385,11 +385,11 @@ class InFlight(Passage):
         self.is_numbered_here = False
 
     def answered(self, reply: Any) -> None:
-        """Take the node's answer."""
+        """Pass the node's answer on."""
         self._relay.answered(self, reply)
 
     def refused(self, problem: ProblemError) -> None:
-        """Take the node's problem."""
+        """Pass the node's problem on."""
         self._relay.refused(self, problem)
 
     def lost(self, error: Exception, *, sent: bool) -> None:
@@ -403,7 +403,7 @@ class InFlight(Passage):
 
 
 def _pause_s(attempt: int) -> float:
-    """How long to wait before a node is asked again whose connection has broken so many times before."""
+    """The delay in seconds before a retry at a node, by the number of broken connections so far."""
     return min(_RETRY_S, _FIRST_PAUSE_S * 2.0 ** min(attempt - 1, 16)) if attempt else 0.0
 
 

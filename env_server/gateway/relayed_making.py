@@ -59,12 +59,12 @@ class RelayedMaking:
     Args:
         settings: Time-outs.
         tokens: The keys of owners, for the ids.
-        sessions: Where sessions are kept.
-        registry: Says which node takes the next session.
-        release: How sessions end.
-        metrics: Where the nodes' times and failures are counted.
+        sessions: The open sessions.
+        registry: Chooses the node of the next session.
+        release: Ends sessions.
+        metrics: Counts the nodes' times and failures.
         journal: The journal that gateways share, if there is one.
-        relocation: Finds sessions that are copied.
+        relocation: Finds the sessions to copy.
     """
 
     def __init__(
@@ -189,7 +189,7 @@ class RelayedMaking:
     async def _write_down(
         self, opened: Sequence[RelayedSession], of: RelayedSession | None = None, generation: int = 0
     ) -> None:
-        """Have the journal take in new sessions, where there is one; copies only of what lives where it was copied.
+        """Write new sessions to the shared journal, if there is one; copies only if their original has not moved since.
 
         Raises:
             ProblemError: `draining`.

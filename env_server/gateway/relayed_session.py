@@ -1,4 +1,4 @@
-"""A session that a node has: a gateway passes its operations on, and could begin it anew on another node."""
+"""A session that a node has: a gateway passes its operations on, and can rebuild it on another node."""
 
 import asyncio
 from collections.abc import Coroutine, Iterable, Mapping
@@ -45,23 +45,23 @@ _SAME_IN_BOTH = frozenset({str, int, bool, type(None)})
 class RelayedSession(BaseSession):
     """A session at a node.
 
-    Its journal is what the gateway has seen go by, so that the node may be lost.
+    Its journal holds the operations that the gateway has passed on, so that it survives the loss of the node.
 
     Attributes:
         home: The registration whose session it is.
-        node: The node that has it.
+        node: The node that holds it.
         upstream_id: Its id there.
-        process: The node's I/O process that owns it, where that is known.
+        process: The node's I/O process that owns it, if that is known.
         shares_frames: Whether the node answers its steps at once.
-        journal: How to begin it anew.
+        journal: How to rebuild it.
         incomplete: Whether others have used it, so that the journal lacks steps.
-        lock: Held while it is looked for.
-        in_flight: How many operations are on their way.
+        lock: Held while its node is searched for.
+        in_flight: The number of operations in flight.
         is_proven: Whether the copy that its node has is known to be the one that answered last.
         generation: How often it was moved, as the journal knows that gateways share; 0 without one.
-        is_placed: Whether it is known to be where the session is said to be here.
+        is_placed: Whether the session is known to be at `node`.
         end_is_known: Whether the journal that gateways share has its end already.
-        answered: The episode and step that this journal has acknowledged to this gateway, and clients were told of.
+        answered: The last episode and step that the journal has acknowledged and clients have received.
     """
 
     __slots__ = (
@@ -119,7 +119,7 @@ class RelayedSession(BaseSession):
         self.live_at(home, node, upstream_id, process)
 
     def live_at(self, home: Registration, node: Node, upstream_id: str, process: int | None) -> None:
-        """Note where it is from now on."""
+        """Set its node and its id there, from now on."""
         self.home = home
         self.node = node
         self.upstream_id = upstream_id
@@ -165,7 +165,7 @@ class RelayedSession(BaseSession):
             self._described = described
 
     def take_reset(self, fields: Mapping[str, Any], reply: Mapping[str, Any], binary: bool) -> None:
-        """Take down the beginning of an episode; one that is answered again is known already."""
+        """Record the start of an episode; a repeated answer is known already."""
         episode = reply["episode"]
         if episode <= self.episode:
             return
@@ -177,7 +177,7 @@ class RelayedSession(BaseSession):
         self.terminated = self.truncated = self.incomplete = False
 
     def take_step(self, fields: Mapping[str, Any], reply: Mapping[str, Any], binary: bool) -> None:
-        """Take down a step; one that is answered again is known already."""
+        """Record a step; a repeated answer is known already."""
         episode, step = reply["episode"], reply["step"]
         if episode != self.episode or step != self.step + 1:
             if (episode, step) > (self.episode, self.step):
@@ -216,7 +216,7 @@ class RelayedSession(BaseSession):
     # -- what goes by, for a journal that gateways share ----------------------------------------------------------
 
     def opened(self) -> Opened:
-        """What the journal is told of a new session."""
+        """The journal's entry for a new session."""
         journal = self.journal
         about = About(
             self.entry.env_id, self.entry.version, journal.kwargs, self.idle_timeout_s, self._described
@@ -230,13 +230,13 @@ class RelayedSession(BaseSession):
     def note(
         self, op: str, generation: int, fields: Mapping[str, Any], reply: Mapping[str, Any], binary: bool
     ) -> Arguments:
-        """What the journal is told of an answer of its node's.
+        """The journal's entry for an answer of its node.
 
         Args:
             op: The operation.
-            generation: How often it had been moved when the node was asked.
-            fields: What the node was asked.
-            reply: What it answered.
+            generation: Its number of moves when the node was asked.
+            fields: The fields of the request.
+            reply: The answer.
             binary: Whether both are in MessagePack's encoding.
         """
         if op == "step":
@@ -284,13 +284,13 @@ class RelayedSession(BaseSession):
         return Head(seed, _options(fields, binary), digest, [])
 
     def _move_to(self, generation: int, episode: int, step: int, over: tuple[bool, bool]) -> None:
-        """Note where it is; what a place answers that it has left does not count."""
+        """Note its episode and step; answers of a node that it has left do not count."""
         if generation == self.generation:
             self.episode, self.step = episode, step
             self.terminated, self.truncated = over
 
     def learn(self, found: SharedSession) -> None:
-        """Learn from the journal where it is and what has become of it."""
+        """Take over its place and its state from the journal."""
         self.generation = found.generation
         self._described = found.about.spaces
         self._action_space = self._observation_space = None
@@ -299,14 +299,14 @@ class RelayedSession(BaseSession):
         self.seed = None if found.head is None else found.head.seed
 
     def portable(self) -> dict[str, Any]:
-        """How another node can begin it anew."""
+        """The portable episode from which another node can rebuild it."""
         return self.journal.portable(max(0, self.episode)).in_json()
 
     # -- spaces --------------------------------------------------------------------------------------------------
 
     @property
     def action_space(self) -> Space[Any]:
-        """Its action space."""
+        """The action space of the session."""
         if self._described is None:
             return self.home.spec.action_space
         if self._action_space is None:
@@ -315,7 +315,7 @@ class RelayedSession(BaseSession):
 
     @property
     def observation_space(self) -> Space[Any]:
-        """Its observation space."""
+        """The observation space of the session."""
         if self._described is None:
             return self.home.spec.observation_space
         if self._observation_space is None:
@@ -334,7 +334,7 @@ class RelayedSession(BaseSession):
 
 
 def places_answered(sessions: Iterable[BaseSession]) -> dict[str, tuple[int, int]]:
-    """The episode and step of each session at a node that clients were told of, where they were told of any."""
+    """The last episode and step that clients have received, for each session at a node that has any."""
     return {
         session.session_id: session.answered
         for session in sessions

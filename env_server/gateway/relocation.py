@@ -28,25 +28,25 @@ from rollgym.env_server.telemetry.metrics import Metrics
 
 # A node that is started again registers again within this time, as a rule.
 PATIENCE_S = 15.0
-# Nodes register again with a gateway that was started anew within this time, or are gone for good.
+# Nodes register again with a restarted gateway within this time, or are gone for good.
 _REGISTRATION_PATIENCE_S = 120.0
 _log = logging.getLogger(__name__)
 
 
 class Relocation:
-    """Brings sessions back that their nodes do not answer for.
+    """Recovers sessions whose nodes do not answer.
 
     Args:
         settings: Time-outs.
-        tokens: Whose sessions are whose.
+        tokens: The owners of sessions.
         catalog: The environments.
-        sessions: Where sessions are kept.
+        sessions: The open sessions.
         registry: The registrations.
         nodes: The nodes.
-        release: How sessions end.
-        metrics: Where sessions that go on elsewhere are counted.
-        moves: Where sessions live that their ids say to be elsewhere.
-        shared: How sessions are found that all gateways know of, if they share a journal.
+        release: Ends sessions.
+        metrics: Counts the sessions that were moved.
+        moves: The table of moved sessions.
+        shared: Finds sessions in the journal that gateways share, if they share one.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class Relocation:
         if home is None and without:
             return False
         if session.incomplete or session.home.has_other_gateways:
-            # Another gateway may have had it take steps, or have it go on elsewhere: nobody here knows.
+            # Another gateway may have passed steps on, or moved it; this gateway cannot know.
             if home is not None:
                 self._registry.released(home)
             self._lose(session)
@@ -149,7 +149,7 @@ class Relocation:
                 return self._not_restored(session, home, error)
             raise
         if self._sessions.by_id.get(session.session_id) is not session:
-            # It was ended while it was rebuilt, and its old place let go of.
+            # It was ended while it was rebuilt, and its old place released.
             node.close_session(upstream_id)
             self._registry.released(home)
             raise session_gone(session.session_id, self._sessions.end_reason(session.session_id) or "closed")
@@ -163,7 +163,7 @@ class Relocation:
         return True
 
     def _lose(self, session: RelayedSession) -> NoReturn:
-        """End a session that cannot go on.
+        """End a session that cannot be recovered.
 
         Raises:
             ProblemError: `session_gone`.
@@ -189,7 +189,7 @@ class Relocation:
     # -- sessions that this gateway has not seen -----------------------------------------------------------------
 
     async def adopt(self, caller: Caller, session_id: str) -> RelayedSession:
-        """A session that another gateway was passing on, or this one before it was started anew.
+        """Adopt a session that another gateway was passing on, or this one before its restart.
 
         Raises:
             ProblemError: `unknown_session`, `session_gone`, or `draining` while its node is not registered.
@@ -264,8 +264,8 @@ class Relocation:
         except UNREADABLE as error:
             raise ProblemError("upstream_error", f"the session cannot be read: {error!r}") from error
         session.lingers = name.lingers
-        # Where it has other gateways, no session of the node's goes on elsewhere. A gateway that is alone moves them,
-        # and unless it keeps a list does not know any more which ones when it was started anew.
+        # If the node has other gateways, its sessions never move. A single gateway moves them, and after a restart
+        # knows which ones only if it keeps a file.
         session.is_proven = home.has_other_gateways or self._moves.are_known
         self._sessions.reserve(owner, 1)
         self._registry.took(home)

@@ -24,13 +24,13 @@ from rollgym.env_server.workers.base import (
 
 # A server that is started again registers again within this time, as a rule.
 _PATIENCE_S = 15.0
-# What a server has not done, because it could not be reached or said later, is asked again for so long.
+# How long an operation that a server has not begun (unreachable, or asked to retry later) is retried.
 _UNSENT_S = 5.0
 _FIRST_PAUSE_S = 0.1
 _GOODBYE_S = 10.0
 _SAFE_TO_REPEAT = frozenset({"reset", "verify"})
-# What begins something at a server is waited for once it was given up, so that this is ended, too: a make as long as it
-# may take, because nobody knows before what there is to end.
+# An abandoned call that creates something at a server is still awaited, so that its result can be closed: a make
+# without limit, because only its answer names the session.
 _MORE_TIME_S: Mapping[str, float | None] = {"make": None, "reset": 10.0}
 _Result = TypeVar("_Result")
 _log = logging.getLogger(__name__)
@@ -39,11 +39,11 @@ _log = logging.getLogger(__name__)
 class RemoteWorker(Worker):
     """Passes operations on to the registered server that has the session.
 
-    A server that fails loses its sessions here; whoever owns them may have them rebuilt, on another replica.
+    A server that fails loses its sessions here; their owner may have them rebuilt on another replica.
 
     Args:
         registry: The servers.
-        metrics: Where their times and failures are counted.
+        metrics: Counts their times and failures.
     """
 
     isolation = "process"
@@ -70,24 +70,24 @@ class RemoteWorker(Worker):
     async def reset(
         self, key: str, seed: int | None, options: dict[str, Any] | None, *, timeout: float | None
     ) -> tuple[Any, Mapping[str, Any]]:
-        """Begin an episode."""
+        """Begin an episode in the server's session."""
         home = self._home(key)
         return await self._run(
             "reset", key, home, lambda: home.upstream.reset(key, seed, options, timeout=timeout)
         )
 
     async def step(self, key: str, action: Any, *, timeout: float | None) -> StepOutcome:
-        """Take a step."""
+        """Take a step in the server's session."""
         home = self._home(key)
         return await self._run("step", key, home, lambda: home.upstream.step(key, action, timeout=timeout))
 
     async def render(self, key: str, mode: str | None, *, timeout: float | None) -> Any:
-        """Draw the state."""
+        """Render the state of the server's session."""
         home = self._home(key)
         return await self._run("render", key, home, lambda: home.upstream.render(key, mode, timeout=timeout))
 
     async def reseed(self, key: str, seed: int, *, timeout: float | None) -> None:
-        """Seed the environment's generator anew."""
+        """Set a new seed for the random generator of the server's session."""
         home = self._home(key)
         await self._run("reseed", key, home, lambda: home.upstream.reseed(key, seed, timeout=timeout))
 
@@ -106,7 +106,7 @@ class RemoteWorker(Worker):
             self._registry.released(home)
 
     async def close(self, key: str) -> None:
-        """End a session."""
+        """End a session at its server."""
         home = self._homes.pop(key, None)
         if home is not None:
             try:
@@ -115,7 +115,7 @@ class RemoteWorker(Worker):
                 self._registry.released(home)
 
     async def shutdown(self) -> None:
-        """Let go of all servers."""
+        """Disconnect from all servers."""
         if self._closing:
             _, late = await asyncio.wait(self._closing.values(), timeout=_GOODBYE_S)
             for task in late:
@@ -151,13 +151,13 @@ class RemoteWorker(Worker):
                 self._close_later(op, key, home, calling)
             raise ServerLost(str(error), at_fault=True) from error
         except (OperationTimeout, asyncio.CancelledError):
-            # The server may still be at it: it is told that nobody waits for it.
+            # The server may still be working on it: it is told to close the session.
             self._forget(key, home)
             self._close_later(op, key, home, calling)
             raise
 
     async def _tried(self, op: str, home: Registration, call: Callable[[], Awaitable[_Result]]) -> _Result:
-        """Ask once more what is as good the second time, and for a while what the server has certainly not done.
+        """Retry a repeatable operation once, and one that the server has certainly not begun for a while.
 
         A deterministic environment of a server that is away is better rebuilt, on a replica if there is one.
         """
@@ -196,10 +196,10 @@ class RemoteWorker(Worker):
     async def _end_after(
         self, calling: "asyncio.Task[Any]", patience_s: float | None, key: str, home: Registration
     ) -> None:
-        """End a session once what was asked of it last has come to its end."""
+        """End a session once its last operation has ended."""
         await asyncio.wait([calling], timeout=patience_s)
         calling.cancel()
-        # Nobody waits for what it came to.
+        # Its result is discarded.
         await asyncio.gather(calling, return_exceptions=True)
         await self._end(key, home)
 
@@ -217,7 +217,7 @@ class RemoteWorker(Worker):
 
 
 def _is_kept(home: Registration, error: UpstreamError) -> bool:
-    """Whether a session goes on where it is: it cannot be rebuilt, and its server has it still."""
+    """Whether a session stays at its server: it cannot be rebuilt, and the server still has it."""
     return (
         home.upstream.keeps_sessions
         and not home.spec.deterministic

@@ -1,4 +1,4 @@
-"""Which environments servers have registered: one that is away for a moment is told from one that never was."""
+"""The environments that servers have registered, to distinguish one that is away from one that never existed."""
 
 import asyncio
 import json
@@ -14,9 +14,9 @@ from rollgym.clients.protocol.errors import ProblemError
 
 EndOfRegistration = Literal["left", "expired", "refused"]
 
-# Servers register again with a gateway that was started anew within this time, or are gone for good.
+# Servers register again with a restarted gateway within this time, or are gone for good.
 _RETURN_S = 120.0
-# And who asks whether the gateway is ready is not kept waiting for those that are gone for good.
+# Readiness does not wait this long for servers that are gone for good.
 _READY_WITHIN_S = 30.0
 # A node that stops is started again within this time, as a rule.
 _RESTART_S = 60.0
@@ -53,7 +53,7 @@ class Enrolled(BaseModel):
 
 
 class _Expired(NamedTuple):
-    """A registration that ended for want of heartbeats."""
+    """A registration that ended because no heartbeats came."""
 
     url: str
     ttl_s: float
@@ -63,10 +63,10 @@ _FILE = TypeAdapter(list[Enrolled])
 
 
 class Roster:
-    """Says why an environment that is not in the catalog is not there.
+    """Explains why an environment is missing from the catalog.
 
-    With a file, a gateway that is started anew knows what was registered with the one before: it is not ready, and
-    answers `draining`, until the servers have come back or their time is over.
+    With a file, a restarted gateway knows the registrations of its previous run: it is not ready, and answers
+    `draining`, until the servers have come back or their time is over.
 
     Args:
         path: The file; None for a gateway that keeps no state.
@@ -86,7 +86,7 @@ class Roster:
             self._expected[enrolled.place] = (enrolled, until)
 
     def came(self, enrolled: Enrolled) -> None:
-        """Note a registration."""
+        """Record a new registration."""
         self._expected.pop(enrolled.place, None)
         self._away.pop(enrolled.env_id, None)
         self._expired.pop(enrolled.env_id, None)
@@ -131,7 +131,7 @@ class Roster:
         )
 
     def missing(self) -> list[str]:
-        """The environments that keep this gateway from being ready: they were there before it was started anew."""
+        """The environments that keep this gateway from being ready: they were registered before it restarted."""
         if self._loop.time() >= self._started_at + _READY_WITHIN_S:
             return []
         expected = {enrolled.env_id for enrolled in self._still_expected()}
@@ -142,7 +142,7 @@ class Roster:
         if self._saving is not None:
             self._save()
         if self._saving is not None:
-            # It could not be written, and nobody is left who tries again.
+            # The write failed, and no retry will follow.
             self._saving.cancel()
 
     def _save_soon(self) -> None:
@@ -178,7 +178,7 @@ def _awaited(detail: str) -> ProblemError:
 
 
 def _read(path: Path) -> list[Enrolled]:
-    """What a gateway before this one wrote down; nothing where that cannot be read."""
+    """The registrations that the previous gateway wrote; empty if they cannot be read."""
     try:
         return _FILE.validate_json(path.read_bytes())
     except FileNotFoundError:

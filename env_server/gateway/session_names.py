@@ -1,6 +1,6 @@
-"""The ids of sessions that a gateway passes on: they say whose a session is and where, so that any gateway can go on.
+"""The ids of sessions at nodes: they name the owner and the node, so that any gateway can continue a session.
 
-An id is `<kind><node><proof>.<id at the node>`. Where a node is a gateway itself, the id there is such an id again.
+An id is `<kind><node><proof>.<id at the node>`. If a node is itself a gateway, the id there has the same form.
 """
 
 import base64

@@ -22,7 +22,7 @@ class SessionRelease:
 
     Args:
         registry: Counts the sessions of each registration.
-        moves: Where sessions live that their ids say to be elsewhere.
+        moves: The table of moved sessions.
         journal: The journal that gateways share, if there is one.
     """
 
@@ -67,7 +67,7 @@ class SessionRelease:
     async def _tell(
         journal: "SharedJournal", session: RelayedSession, reason: EndReason, generation: int | None
     ) -> bool:
-        """Note in the journal that a session is no more; whether that is so, as far as is known."""
+        """Write to the journal that a session has ended; return whether it has, as far as is known."""
         try:
             ((status, _, _),) = await journal.end([session.session_id], reason, generation)
         except JournalAway:

@@ -1,9 +1,9 @@
-"""The journal that several gateways share: what was answered of each session, where it lives, and who may move it.
+"""The journal that several gateways share: the answers of each session, its node, and the right to move it.
 
-It is in Redis, or in what speaks its protocol. A gateway answers nothing of a session before the journal has said that
-it has it, and that the gateway knew where the session lives. Each move of a session to another node has a number, its
-generation (a fencing token: Martin Kleppmann, "How to do distributed locking", 2016): who was away while it was moved
-knows an older one, and is refused.
+It is in Redis, or in a server of the same protocol. A gateway sends no answer of a session before the journal has
+acknowledged it and confirmed the session's node. Each move of a session to another node has a number, its generation (a
+fencing token: Martin Kleppmann, "How to do distributed locking", 2016): a gateway that was away during the move has an
+older number, and is refused.
 """
 
 import asyncio
@@ -46,15 +46,15 @@ _PREFIX = "rollgym:session:"
 _TRIAL = "rollgym:trial"
 _SCRIPT = "shared_journal.lua"
 _HOLDER_BYTES = 8
-# Whoever does not get an answer in this time says so to its client, which asks again.
+# A gateway that gets no answer in this time reports that to its client, which retries.
 _ANSWER_S = 2.0
 # One of them is the watch's.
 _CONNECTIONS = 9
 _MOST_WRITES = 1024
 _MOST_BYTES = 4 * 1024 * 1024
-# uvloop has a RuntimeError for a transport that was closed under whoever writes to it.
+# uvloop raises RuntimeError on a write to a closed transport.
 _BROKEN = (RedisError, OSError, TimeoutError, RuntimeError)
-# What reading may raise where something else was written than what is written here.
+# Errors of reading entries that were not written by this module.
 _UNREADABLE = (
     KeyError,
     TypeError,
@@ -79,21 +79,21 @@ Answered = Callable[[], Mapping[str, tuple[int, int]]]
 class SharedJournal:
     """The journal in Redis.
 
-    Writes of one turn of the event loop go out together, and one batch at a time. Nothing waits for longer than a few
-    seconds, and while the journal is known to be away, nothing is tried but to reach it.
+    Writes of one turn of the event loop go out together, and one batch at a time. No call waits for longer than a few
+    seconds; while the journal is known to be away, only reconnects are tried.
 
     Args:
-        url: Where it is: `redis://`, `rediss://` or `unix://`.
+        url: Its address: `redis://`, `rediss://` or `unix://`.
 
     Attributes:
-        calls: Calls to its server, by command and outcome: `ok`, or `away` where no good answer came.
-        call_seconds: How long those took that were answered, by command.
-        sent_bytes: Bytes of the records that they held.
-        writes: What was seen of sessions, by what became of it: see `Write.done`.
-        write_seconds: From when it was seen until that was known, which is what a step waits for.
+        calls: Calls to its server, by command and outcome: `ok`, or `away` if no valid answer came.
+        call_seconds: The durations of answered calls, by command.
+        sent_bytes: Bytes of the records in them.
+        writes: The events of sessions, by result: see `Write.done`.
+        write_seconds: From an event to its result, which is the delay of a step.
 
     Raises:
-        ConfigurationError: The URL is none.
+        ConfigurationError: The URL is invalid.
     """
 
     def __init__(self, url: str) -> None:
@@ -104,7 +104,7 @@ class SharedJournal:
                 timeout=_ANSWER_S,
                 socket_timeout=_ANSWER_S,
                 socket_connect_timeout=_ANSWER_S,
-                # A connection that was idle while the server was started anew; each command may be repeated.
+                # For connections that were idle while the server restarted; each command may be repeated.
                 retry=Retry(NoBackoff(), 1, supported_errors=(RedisConnectionError,)),
             )
         except ValueError as error:
@@ -139,7 +139,7 @@ class SharedJournal:
 
     @property
     def settling_s(self) -> float:
-        """How much longer no session may be begun anew: others may know of steps that the journal has lost."""
+        """Seconds until sessions may be rebuilt: other gateways may still know steps that the journal has lost."""
         return self._watch.settling_s
 
     async def start(self, answered: Answered = dict) -> None:
@@ -237,7 +237,7 @@ class SharedJournal:
         await self._run("open", [each.session_id for each in sessions], arguments)
 
     async def load(self, session_id: str) -> SharedSession | None:
-        """A session; None where there is none, or none that can be read.
+        """Load a session; None if it does not exist or cannot be read.
 
         Raises:
             JournalAway: It is not known.
@@ -254,13 +254,13 @@ class SharedJournal:
             return None
 
     async def claim(self, session_id: str, generation: int) -> Claim | str:
-        """Take the right to move a session of this generation; or why it cannot be had.
+        """Claim the right to move a session of this generation; return the reason if it is refused.
 
-        It is `behind` where a gateway has answered more than the journal has.
+        The reason is `behind` if a gateway has answered more than the journal holds.
 
         Raises:
-            JournalAway: It is not known.
-            Unreadable: The right is had, and what the journal has of the session cannot be read.
+            JournalAway: The journal did not answer.
+            Unreadable: The claim succeeded, but the journal's data of the session cannot be read.
         """
         arguments = [generation, self._holder, _milliseconds(LEASE_S)]
         status, *rest = await self._run("claim", [session_id], arguments)
@@ -279,28 +279,28 @@ class SharedJournal:
         return await self._status("renew", session_id, [generation, _milliseconds(LEASE_S)])
 
     async def moved(self, session_id: str, generation: int, node: str, upstream_id: str) -> str:
-        """Note where a session lives from now on; `ok`, or why it does not."""
+        """Record the new node of a session; return `ok`, or why that was refused."""
         return await self._status("moved", session_id, [generation, node, upstream_id])
 
     async def stays(self, session_id: str, generation: int) -> str:
-        """Give the right to move a session back; it lives where it did."""
+        """Give back the right to move a session; it stays at its node."""
         return await self._status("moved", session_id, [generation])
 
     async def end(
         self, session_ids: Sequence[str], reason: EndReason, generation: int | None = None
     ) -> list[tuple[str, str, str]]:
-        """Note that sessions are no more.
+        """Write that sessions have ended.
 
         Args:
-            session_ids: Which.
-            reason: Why.
-            generation: Only while they have this one; any, if None.
+            session_ids: The ids of the sessions.
+            reason: The reason.
+            generation: End them only in this generation; in any, if None.
 
         Returns:
             For each `ok` or why not, its node and its id there.
 
         Raises:
-            JournalAway: It is not known whether they are.
+            JournalAway: It is unknown whether they have ended.
         """
         ends: list[tuple[str, str, str]] = []
         for first in range(0, len(session_ids), _MOST_WRITES):
@@ -312,10 +312,10 @@ class SharedJournal:
         return ends
 
     async def _mark(self) -> None:
-        """Tell the journal what was answered, in case that it has less.
+        """Report the answered steps to the journal, in case it has fewer.
 
         Raises:
-            JournalAway: It is not known whether it has taken that.
+            JournalAway: It is unknown whether the journal has recorded them.
         """
         places = list(self._answered().items())
         behind = 0
@@ -357,7 +357,7 @@ class SharedJournal:
         try:
             return await evaluate("EVALSHA", self._digest, len(keys), *keys, command, *arguments)
         except NoScriptError:
-            # It was started anew, or this is the first call.
+            # Redis has restarted, or this is the first call.
             await evaluate("SCRIPT LOAD", self._script)
             return await evaluate("EVALSHA", self._digest, len(keys), *keys, command, *arguments)
 
@@ -398,11 +398,11 @@ class SharedJournal:
         self._trouble = None
 
     async def _warn(self) -> None:
-        """Tell the operator of settings under which what was acknowledged may be lost."""
+        """Warn the operator of settings under which acknowledged writes may be lost."""
         try:
             found = await self._redis.info("memory", "persistence")
         except _BROKEN:
-            # Not everybody may ask for that.
+            # Not every user may read that setting.
             return
         policy = found.get("maxmemory_policy", "noeviction")
         if policy != "noeviction":

@@ -19,14 +19,14 @@ from rollgym.env_server.telemetry.metrics import Metrics
 if TYPE_CHECKING:
     from rollgym.env_server.gateway.shared_journal import SharedJournal
 
-# How long a node may be away before its sessions go on elsewhere, where there is an elsewhere.
+# How long a node may be away before its sessions move to another node, if there is one.
 RECONNECT_S = 1.0
-# A gateway that was started anew leaves nodes so long to register with it, before it takes them to be away.
+# How long a restarted gateway waits for nodes to register, before it considers them away.
 _REGISTRATION_S = 5.0
-# How often it is looked whether another gateway has moved a session; Redis tells of nothing by itself.
+# The interval of polls whether another gateway has moved a session; Redis sends no notification.
 _LOOK_S = 0.1
 _RENEWALS = 3
-# How often it is looked whether the journal can be reached again, where that is not known to be so.
+# The longest wait before another look whether the journal has settled.
 _LONGEST_SETTLING_S = 1.0
 
 _Move = Literal["moved", "again", "nowhere"]
@@ -34,15 +34,15 @@ _log = logging.getLogger(__name__)
 
 
 class SharedRelocation:
-    """Brings sessions back that their nodes do not answer for, where all gateways may go on with all of them.
+    """Recovers sessions whose nodes do not answer, if the gateways share all sessions.
 
     Args:
         settings: Time-outs.
-        sessions: Where sessions are kept.
+        sessions: The open sessions.
         registry: The registrations.
         nodes: The nodes.
-        metrics: Where sessions that go on elsewhere are counted.
-        journal: What the gateways know together.
+        metrics: Counts the sessions that were moved.
+        journal: The journal that the gateways share.
     """
 
     def __init__(
@@ -79,13 +79,13 @@ class SharedRelocation:
         return found
 
     async def bring_back(self, session: RelayedSession, *, gone: bool, deadline: float, binary: bool) -> None:
-        """See to it that a session is known to be where the gateways have it, at a node that answers.
+        """Make sure that this gateway knows the session's present node, and that the node answers.
 
         Args:
             session: The session.
-            gone: Whether its node does not have it any more, or not all that was answered.
+            gone: Whether its node has lost it, or some of its answered steps.
             deadline: When to give up, on the loop's clock.
-            binary: The encoding in which it will be asked: each has connections of its own.
+            binary: The encoding of the coming request: each encoding has connections of its own.
 
         Raises:
             ProblemError: `session_gone`, `draining` while another gateway moves it or the journal is away, or
@@ -96,7 +96,7 @@ class SharedRelocation:
             answered = session.answered
             found = await self._at_rest(session, deadline)
             if found.generation != session.generation and (found.episode, found.steps) < answered:
-                # Another gateway, which did not know better, has begun it anew at a point that it had left.
+                # Another gateway lacked the latest steps, and has rebuilt it at an earlier point.
                 await self._went_back(session, found.generation)
             if (found.generation, found.upstream_id) != (session.generation, session.upstream_id):
                 gone = False
@@ -210,7 +210,7 @@ class SharedRelocation:
     async def _move(
         self, session: RelayedSession, found: SharedSession, away: Registration | None, *, gone: bool
     ) -> _Move:
-        """Begin a session anew at another node, if one takes it and no other gateway is about to do the same."""
+        """Rebuild a session at another node, if one accepts it and no other gateway is moving it."""
         if found.episode >= 0 and not session.entry.deterministic:
             if gone:
                 await self._end_everywhere(session, "lost", found.generation)
@@ -242,7 +242,7 @@ class SharedRelocation:
             self._release(home)
             await self._went_back(session, claim.generation)
         if home is None:
-            # Whoever was about to move it did not live to do so: it stays where it is.
+            # The gateway that was about to move it has died: it stays at its node.
             await self._give_back(session.session_id, claim)
             return "again"
         return await self._move_to(session, found, claim, home)
@@ -313,7 +313,7 @@ class SharedRelocation:
         raise ProblemError("upstream_error", f"{home.target.url} cannot restore it: {problem}") from problem
 
     def _leave(self, found: SharedSession) -> None:
-        """Leave nothing at the node that had it, if that is there."""
+        """Close the session at its former node, if that is reachable."""
         old = self._nodes.find(found.node)
         if old is not None:
             old.close_session(found.upstream_id)
@@ -364,19 +364,19 @@ async def begin_anew(
     idle_timeout_s: float,
     make_timeout_s: float,
 ) -> tuple[str, int]:
-    """Make a session at a node; gives its id there, and the I/O process of the node that owns it.
+    """Make a session at a node; return its id there, and the I/O process of the node that owns it.
 
     Args:
-        home: Where.
-        episode: The portable episode that it is in; None before the first one.
+        home: The node's registration.
+        episode: The portable episode to restore; None before the first one.
         kwargs: What the client set.
         idle_timeout_s: When the node evicts it.
-        make_timeout_s: How long it may take.
+        make_timeout_s: The time-out, in seconds.
 
     Raises:
         ProblemError: The node refuses, or answers something else than it should.
-        ConnectionError: It cannot be reached.
-        TimeoutError: It does not answer.
+        ConnectionError: The node cannot be reached.
+        TimeoutError: The node does not answer.
     """
     caller = home.node.link(False).caller
     fields: dict[str, Any] = {

@@ -33,12 +33,12 @@ class BatchOfSteps(Pending):
         self._left = shares
 
     def take(self, position: int, answer: Any) -> None:
-        """Take the answer to a step that was asked again by itself."""
+        """Handle the answer to a step that was retried alone."""
         self.results[position] = {"ok": answer} if type(answer) is dict else {"error": answer.to_problem()}
         self.complete()
 
     def wait_for_one_more(self) -> None:
-        """Wait for a step that is asked again by itself."""
+        """Wait for a step that is retried alone."""
         self._left += 1
 
     def complete(self) -> None:

@@ -1,4 +1,4 @@
-"""Write-ahead: the journal that gateways share takes down what nodes answer before clients are told."""
+"""Write-ahead: the shared journal records the answers of nodes before clients receive them."""
 
 from collections.abc import Coroutine
 from functools import partial
@@ -31,22 +31,22 @@ class Answering(Protocol):
     """What answers clients, and asks nodes again."""
 
     def finish(self, operation: "InFlight", answer: "Reply | ProblemError") -> None:
-        """Tell the client."""
+        """Send the answer to the client."""
 
     def ask_again(self, operation: "InFlight", *, gone: bool, after_s: float = 0.0) -> None:
-        """Look for the session and ask its node again; `gone` where the node does not have it as it was."""
+        """Find the session and retry at its node; `gone` if the node does not have it as it was."""
 
     def spawn(self, operation: "InFlight", body: Coroutine[Any, Any, None]) -> None:
         """Do what takes time and ends with an answer to an operation, or with the problem that is one."""
 
 
 class WriteAhead:
-    """Tells clients what nodes have answered once the journal has it and says that the node is the right one.
+    """Sends the answers of nodes to clients once the journal has recorded them and confirmed the node.
 
     Args:
         journal: The journal.
-        sessions: Where sessions that have ended are let go of.
-        answering: Tells clients, and asks nodes again.
+        sessions: The open sessions, from which ended ones are removed.
+        answering: Answers clients, and retries at nodes.
     """
 
     def __init__(self, journal: "SharedJournal", sessions: Sessions, answering: Answering) -> None:
@@ -65,7 +65,7 @@ class WriteAhead:
     def confirm(
         self, operation: "InFlight", answer: "Reply | ProblemError", arguments: Arguments | None = None
     ) -> None:
-        """Tell a client what its operation was answered, as soon as the journal has it."""
+        """Send an answer to the client, as soon as the journal has recorded it."""
         session = operation.session
         if arguments is None:
             arguments = check(operation.generation)
@@ -73,7 +73,7 @@ class WriteAhead:
         self._journal.write(Write(session.session_id, arguments, done))
 
     def refused(self, operation: "InFlight", problem: ProblemError) -> None:
-        """Tell a client which problem its operation ended in, if it is one of the node that has the session."""
+        """Send a problem to the client, if it comes from the node that holds the session."""
         if problem.code == "step_mismatch":
             self._answering.spawn(operation, self._mismatched(operation, problem))
         elif problem.code == "session_gone":
@@ -82,7 +82,7 @@ class WriteAhead:
             self.confirm(operation, problem)
 
     def number(self, operation: "InFlight") -> None:
-        """Send a step that names no place on its way with the place where the journal has the session."""
+        """Send a step without an index on with the session's episode and step from the journal."""
         self._answering.spawn(operation, self._number(operation))
 
     def _written(
@@ -155,7 +155,7 @@ class WriteAhead:
         if place is not None and place < known:
             self._again(operation, gone=True)
         elif place is not None and place > known and operation.is_numbered_here:
-            # A step that was never answered: whoever names no place goes on from where the session is.
+            # That step was never answered: a request without a step index continues from the session's present point.
             status = await self._take_whole(operation)
             if status == "ok":
                 await self._number(operation)

@@ -72,10 +72,9 @@ class _Waiting(Pending):
 
 
 class Unfinished:
-    """A batch that takes so long to begin that others have their turn before the rest of it.
+    """A batch that takes so long to begin that other clients get a turn before the rest of it.
 
-    Frames that come after it on its socket have to wait until all of it is begun: what is asked of one session is done
-    in order.
+    Later frames of its socket wait until all of it has begun: operations of one session run in order.
     """
 
     def __init__(self, batch: "_Batch") -> None:

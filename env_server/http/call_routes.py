@@ -28,23 +28,23 @@ from rollgym.env_server.operations.services import Services
 from rollgym.env_server.sessions.replies import Reply
 
 SERVICES = "rollgym.services"
-"""Where a request's scope holds what answers it."""
+"""The key of a request's scope under which the server's services stand."""
 HEADERS = "rollgym.headers"
-"""Where it holds the headers, which are read once."""
+"""The key of a request's scope under which its headers stand, parsed once."""
 
 PathId = Annotated[str, WithJsonSchema({"type": "string", "pattern": IDENTIFIER})]
 """An id in a path. One that cannot be is not found, as one that is not there."""
 
 
 class Call(Request):
-    """A call over HTTP: who asks for what.
+    """A call over HTTP: the caller and the fields of its request.
 
-    FastAPI takes a body before it asks dependencies, and knows JSON only. So it is given fields at once, which `Needs`
-    fills when it is known who asks.
+    FastAPI reads a body before it runs dependencies, and knows JSON only. So it gets empty fields, which `Needs` fills
+    after authentication.
 
     Attributes:
-        services: What answers it.
-        context: On whose behalf operations run.
+        services: The server's services.
+        context: The caller.
         fields: Of its body or query, as they came.
     """
 
@@ -84,7 +84,7 @@ class Call(Request):
         return self.answer(reply if isinstance(reply, dict) else await reply)
 
     def answer(self, reply: Reply | list[Any]) -> Response:
-        """A reply in the encoding that was asked for; nothing where the route's status says so.
+        """A response in the requested encoding; without a body if the route's status has none.
 
         Raises:
             ProblemError: `too_large`.
@@ -115,14 +115,14 @@ class Call(Request):
         try:
             return await self.run(**self.scope["route"].named(self.scope))
         except ProblemError as found:
-            # A call of another protocol is no operation of ours.
+            # A call of another protocol is not one of the server's own operations.
             raise problem if found.code == "unknown_op" else found from None
 
     async def unless_gone(self, answering: Coroutine[Any, Any, Response]) -> Response:
-        """Wait for an answer, but no longer than for somebody who waits for it.
+        """Wait for an answer, but only while the client is connected.
 
         Raises:
-            ClientDisconnect: If the client went away; what it had asked for was cancelled.
+            ClientDisconnect: If the client disconnected; its operation was cancelled.
         """
         answer_ready = asyncio.create_task(answering)
         # The body has been read; what comes next is that the client has gone.
@@ -141,7 +141,7 @@ class Needs:
     """The dependency of all calls: that the caller has a role; then their body is read.
 
     Args:
-        role: The role that it needs where tokens are set; None if it needs no token.
+        role: The role that it needs if tokens are set; None if it needs no token.
     """
 
     def __init__(self, role: Role | None) -> None:
@@ -200,7 +200,7 @@ class CallRoute(APIRoute):
         try:
             return await respond(call)
         except RequestValidationError as error:
-            # Where it is wrong begins with whether it is the body or the query.
+            # The location of an error begins with `body` or `query`.
             problem = misfit_problem([(each["loc"][1:], each["msg"]) for each in error.errors()])
         return await call.refuse(problem)
 
@@ -210,7 +210,7 @@ class CallRoute(APIRoute):
 
 
 class PlainRoute(CallRoute):
-    """A call that FastAPI describes and does not run: a hot one, of whose cost FastAPI's own would be the most.
+    """A call that FastAPI describes but does not run: a hot one, most of whose cost would be FastAPI's.
 
     Its function is called as FastAPI would call it, but for the request of an operation: that is left to the operation,
     and None here. `benchmarks/serving/http_routes.py` says what each way costs.
@@ -224,13 +224,13 @@ class PlainRoute(CallRoute):
         self._model: type[BaseModel] = inspect.signature(endpoint).parameters["request"].annotation
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        """Whether it is asked for; one of another method may be another route's."""
+        """Whether the request is for this route; the same path with another method may belong to another route."""
         if scope["type"] != "http" or scope["method"] not in (self.methods or ()):
             return Match.NONE, {}
         return super().matches(scope)
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request."""
+        """Answer a request with the operation's reply."""
         response = await answered(scope, self._answer(Call(scope, receive)))
         await response(scope, receive, send)
 
@@ -258,7 +258,7 @@ async def answered(scope: Scope, answering: Awaitable[Response]) -> Response:
     except ClientDisconnect:
         return _NoAnswer()
     except asyncio.CancelledError:
-        # The server ends and waits for this answer no longer; whoever asked is told so all the same.
+        # The server is shutting down and stops waiting for this answer; the caller still gets a problem.
         return problem_response(scope, going_away())
     except Exception as error:  # noqa: BLE001 - a defect of ours costs this call, not the server
         return problem_response(scope, as_problem(error))
@@ -280,7 +280,7 @@ def call_router(role: Role | None = "play", route_class: type[CallRoute] = CallR
     """A router for calls whose functions are named after their operations.
 
     Args:
-        role: The role that they need where tokens are set; None if they need no token.
+        role: The role that they need if tokens are set; None if they need no token.
         route_class: Whether FastAPI runs them.
     """
     return APIRouter(

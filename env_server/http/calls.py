@@ -65,13 +65,13 @@ class SessionList(BaseModel):
     responses=problems(*RUNS, "invalid_action", "episode_over", "step_mismatch"),
 )
 async def step(call: Call, session_id: PathId, request: StepRequest) -> Response:
-    """Take one action."""
+    """Take one action in the session's episode."""
     return await call.run(request, session_id=session_id)
 
 
 @HOT_CALLS.post(f"{_SESSION}/reset", response_model=ResetReply, responses=problems(*RUNS))
 async def reset(call: Call, session_id: PathId, request: ResetRequest) -> Response:
-    """Begin an episode."""
+    """Begin an episode in the session."""
     return await call.run(request, session_id=session_id)
 
 
@@ -87,7 +87,7 @@ async def verify(call: Call, env_id: PathId, request: VerifyRequest) -> Response
 
 @CALLS.post(f"{_SESSION}/render", response_model=RenderReply, responses=problems(*RUNS))
 async def render(call: Call, session_id: PathId, request: RenderRequest) -> Response:
-    """Draw the state."""
+    """Render the environment's current state."""
     return await call.run(request, session_id=session_id)
 
 
@@ -112,7 +112,7 @@ async def fork(call: Call, session_id: PathId, request: ForkRequest) -> Response
 
 @CALLS.get(f"{_SESSION}/episode", response_model=PortableEpisode, responses=problems(*ON_SESSION))
 async def episode(call: Call, session_id: PathId) -> Response:
-    """The portable episode."""
+    """Export the episode in portable form."""
     return await call.run(session_id=session_id)
 
 
@@ -130,7 +130,7 @@ async def restore(call: Call, request: RestoreRequest) -> Response:
 
 @CALLS.post("/v1/sessions/close", response_model=CloseReply, responses=problems("draining"))
 async def close(call: Call, request: CloseRequest) -> Response:
-    """Close many sessions."""
+    """Close many sessions in one call."""
     return await call.run(request)
 
 
@@ -147,13 +147,13 @@ async def make(call: Call, request: MakeRequest) -> Response:
 
 @CALLS.get("/v1/sessions", response_model=SessionList, responses=problems("draining"))
 async def sessions(call: Call, query: Annotated[SessionsQuery, Query()]) -> Response:
-    """The caller's sessions."""
+    """List the caller's sessions, page by page."""
     return await call.run(query)
 
 
 @CALLS.get(_SESSION, response_model=SessionInfo, responses=problems(*ON_SESSION))
 async def session(call: Call, session_id: PathId) -> Response:
-    """One session."""
+    """Describe one session of the caller."""
     return await call.run(session_id=session_id)
 
 
@@ -165,7 +165,7 @@ async def close_one(call: Call, session_id: PathId) -> Response:
 
 @CALLS.get("/v1/envs", response_model=EnvsReply | EnvInfo, responses=problems("unknown_env", "draining"))
 async def envs(call: Call, query: Annotated[EnvsQuery, Query()]) -> Response:
-    """The environments."""
+    """List the environments that are served."""
     return await call.run(query)
 
 
@@ -173,7 +173,7 @@ async def envs(call: Call, query: Annotated[EnvsQuery, Query()]) -> Response:
     "/v1/envs/{env_id}", name="envs", response_model=EnvInfo, responses=problems("unknown_env", "draining")
 )
 async def envs_one(call: Call, env_id: PathId) -> Response:
-    """One environment."""
+    """Describe one environment by its id."""
     return await call.run(env_id=env_id)
 
 
@@ -214,7 +214,7 @@ async def heartbeat(call: Call, registration_id: PathId, request: HeartbeatReque
     _REGISTRATION, status_code=204, responses=problems("unknown_registration", "draining")
 )
 async def unregister(call: Call, registration_id: PathId) -> Response:
-    """End a registration."""
+    """End a registration and remove its environments."""
     return await call.run(registration_id=registration_id)
 
 

@@ -31,7 +31,7 @@ from rollgym.env_server.messages.validation import invalid, validate
 from rollgym.env_server.operations.interactive_sessions import InteractiveSession, InteractiveSessions
 from rollgym.env_server.operations.services import Services
 
-# A read keeps a thread; who wants to wait for longer asks again.
+# A read occupies a thread; a client that wants to wait longer repeats it.
 _LONGEST_READ_S = 5.0
 # Messages that may wait while one is answered; who stopped reading at them would not notice that a client is gone.
 _MOST_UNANSWERED = 8
@@ -118,7 +118,7 @@ class _InteractiveSocket:
             await program.close()
 
     async def _open_in_time(self, message: str | bytes) -> InteractiveSession | None:
-        """Start what the first message asks for; where there is none, its client is told why."""
+        """Start the program of the first message; on failure send the client the problem, and return None."""
         unanswered = self._services.unanswered
         task = unanswered.enter()
         try:
@@ -172,7 +172,7 @@ class _InteractiveSocket:
         return data
 
     async def _answer_in_time(self, program: InteractiveSession, message: str | bytes) -> bool:
-        """Answer a message, or tell who waits for that that the server ends; gives whether it was the last one."""
+        """Answer a message, or report that the server is shutting down; return whether it was the last message."""
         unanswered = self._services.unanswered
         task = unanswered.enter()
         try:
@@ -184,7 +184,7 @@ class _InteractiveSocket:
             unanswered.leave(task)
 
     async def _answer(self, program: InteractiveSession, message: str | bytes) -> bool:
-        """Answer a message; gives whether it was the last one."""
+        """Answer a message; return whether it was the last one."""
         try:
             if isinstance(message, bytes):
                 self._check_size(message)

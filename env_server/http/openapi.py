@@ -29,7 +29,7 @@ SCORES = codes_of(lambda problem: "score" in problem.answers)
 
 _SCHEMAS = "#/components/schemas/"
 _OPENENV_VERSION = "1.0.0"
-# What operations belong to, and where they are explained; the first prefix of a path that fits counts.
+# The tags of operations, and the pages that explain them; the first prefix that matches the path decides.
 _TAGS = (
     ("/v1/sandbox", "sandbox", "Programs in the server's sandbox.", "docs/run_code.md"),
     ("/run_code", "sandbox", "", "docs/run_code.md"),

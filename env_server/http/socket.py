@@ -128,7 +128,7 @@ async def _identify(
             return
         content = message.get("text") or message.get("bytes") or b""
         if len(content) > _MAX_AUTH_BYTES:
-            # To read megabytes would keep others waiting, and nobody knows yet who that is.
+            # Parsing megabytes would block other clients, and this client has not authenticated yet.
             raise ProblemError(
                 "unauthorized", f"a first frame with a token has at most {_MAX_AUTH_BYTES} bytes"
             )
@@ -279,7 +279,7 @@ class Socket:
 
     def _take(self, data: str | bytes) -> bytes | None:
         """Read and handle one frame; the answer, if it is ready at once."""
-        # A text's length is that of its bytes where it is ASCII, which costs nothing to ask.
+        # An ASCII text has as many bytes as characters, and `isascii` costs nothing.
         self._metrics.socket_received += (
             len(data) if isinstance(data, bytes) or data.isascii() else len(data.encode())
         )
@@ -362,7 +362,7 @@ class Socket:
         return self._beginning
 
     def _authenticate_again(self, frame: dict[str, Any]) -> Reply:
-        """A token that is not needed any more; one that is wrong or somebody else's is told so."""
+        """Check a token sent on an authenticated socket; a wrong token, or one of another caller, is an error."""
         token = frame.get("token")
         if type(token) is not str:
             raise invalid("token", "a token is needed, as text")
@@ -385,7 +385,7 @@ class Socket:
         try:
             content = self._encode(number, await reply)
         except asyncio.CancelledError:
-            # The server ends and waits for this answer no longer; whoever asked is told so all the same.
+            # The server is shutting down and stops waiting for this answer; the client still gets a problem.
             content = self._encode_problem(number, going_away())
         except Exception as error:  # noqa: BLE001 - a defect of ours costs this frame, not the socket
             content = self._encode_problem(number, as_problem(error))
@@ -417,7 +417,7 @@ class Socket:
         self._answers.append(content)
 
     def _give_up(self) -> None:
-        """Tell those who wait for other servers that this one ends, and waits no longer."""
+        """Answer the calls that wait for other servers with the problem that this server is shutting down."""
         for number in list(self._passed_on):
             self._take_answer(number, going_away())
 

@@ -11,14 +11,14 @@ from rollgym.clients.protocol.episode import PortableEpisode, step_digest
 
 DIGEST_BYTES = 8
 MANY_STEPS = 20_000
-"""So many take a few milliseconds to be read."""
+"""The number of steps that take a few milliseconds to parse."""
 
 EndReason = Literal["evicted", "closed", "lost", "replay_diverged"]
-"""Why a session is no more."""
+"""Why a session has ended."""
 END_REASONS: tuple[EndReason, ...] = get_args(EndReason)
 
-# Digests are made when somebody looks, which for most episodes is never. Until then the observations are kept, so only
-# a few of them, and only small values that nobody can change; texts, all together, take no more than a session does.
+# Digests are computed on demand, which for most episodes is never. Until then the observations are kept: only a few,
+# and only small immutable values; all texts together take no more memory than a session.
 _MAX_PENDING = 32
 _MAX_PENDING_TEXT = 512
 _MAX_PENDING_TEXTS = 2048
@@ -41,14 +41,14 @@ def _size(value: Any) -> int:
 
 
 def _most(value: Any) -> int:
-    """What its size is at most; that costs hardly anything to tell."""
+    """An upper bound of the size, which is cheap to compute."""
     if type(value) is str:
         return _LONGEST_SIGN * len(value) + 2
     return _INT_BYTES if type(value) is int else _LONGEST_NUMBER * len(orjson.dumps(value))
 
 
 async def journal_of(episode: PortableEpisode) -> "Journal":
-    """A journal that goes on where a portable episode is; a long one is read in a thread.
+    """A journal that continues a portable episode; a long one is read in a thread.
 
     Raises:
         ValueError: A digest is not one.
@@ -90,7 +90,7 @@ class Journal:
         seed: Seed of the episode; None before the first one.
         options: Options of its reset.
         actions: The actions so far.
-        reseeds: After so many steps, the generator was seeded anew with this.
+        reseeds: Pairs (steps, seed): after so many steps, the generator got the new seed.
         ended: Whether the last step terminated, and whether it truncated the episode.
         before: The step that began this episode, if one did; it is the last one answered until another is taken.
         request_id: The id of the request that began this episode, if it had one.
@@ -181,13 +181,13 @@ class Journal:
         before: EndedStep | None = None,
         request_id: str | None = None,
     ) -> None:
-        """Begin anew with an episode."""
+        """Replace the journal's content by a new episode."""
         self._start(seed, options, step_digest(observation, 0.0, False, False), [], bytearray(), [])
         self.before = before
         self.request_id = request_id
 
     def record(self, action: Any, observation: Any, reward: float, terminated: bool, truncated: bool) -> None:
-        """Take down a step."""
+        """Append a step to the episode."""
         self.actions.append(action)
         most = _LONGEST_SIGN * len(action) + 2 if type(action) is str else _most(action)
         self.most += most + _STEP_BYTES
@@ -208,7 +208,7 @@ class Journal:
             self._settle()
 
     def recall(self, action: Any, digest: bytes, ended: tuple[bool, bool]) -> None:
-        """Take down a step of which only the digest is known."""
+        """Append a step of which only the digest is known."""
         self._settle()
         self.actions.append(action)
         self.most += _most(action) + _STEP_BYTES
@@ -216,7 +216,7 @@ class Journal:
         self.ended = ended
 
     def reseed(self, seed: int) -> None:
-        """Take down that the generator was seeded anew."""
+        """Record that the generator got a new seed."""
         self.reseeds.append((self.steps, seed))
         self._measured_size += _RESEED_BYTES
         self.most += _RESEED_BYTES
@@ -257,7 +257,7 @@ class Journal:
 
     @classmethod
     def from_portable(cls, episode: PortableEpisode) -> "Journal":
-        """A journal that goes on where a portable episode is.
+        """A journal that continues a portable episode.
 
         Raises:
             ValueError: A digest is not one.
@@ -283,10 +283,10 @@ class Journal:
         digests: bytes,
         reseeds: Sequence[tuple[int, int]],
     ) -> None:
-        """Go on in the middle of an episode.
+        """Resume in the middle of an episode.
 
         Raises:
-            ValueError: There is not one digest for each action.
+            ValueError: The numbers of digests and of actions differ.
         """
         if len(digests) != DIGEST_BYTES * len(actions):
             raise ValueError(f"{len(digests) / DIGEST_BYTES:g} digests came for {len(actions)} actions")

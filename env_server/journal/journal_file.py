@@ -27,9 +27,9 @@ from rollgym.env_server.journal.journal_records import (
 )
 
 _GROWTH = 1024 * 1024
-# Compaction is worth it only where it frees more than it copies, and more than this.
+# Compaction pays off only if it frees more than it copies, and more than this.
 _SLACK = 1024 * 1024
-# To write all sessions anew takes the event loop's time, and a disk that was full a moment ago is likely full still.
+# Rewriting all sessions takes the event loop's time, and a disk that was full a moment ago is likely still full.
 _RETRY_S = 10.0
 # What a record may raise that has the right checksum and makes no sense all the same.
 _UNREADABLE = (TypeError, ValueError, LookupError, msgpack.exceptions.UnpackException)
@@ -70,7 +70,7 @@ class JournaledSession:
         owner: The name of the token that made it.
         idle_timeout_s: When it is evicted.
         lingers: Whether it was made on a socket.
-        opened_by: The request that opened it, where that had an id.
+        opened_by: The request that opened it, if that had an id.
         journal: Its present episode.
         episode: The index of that; -1 before the first reset.
         number: What records call it.
@@ -94,19 +94,19 @@ class JournalFile:
     """An append-only file of what happened to sessions.
 
     Records are copied into a mapping of the file: that costs no system call, and the kernel keeps what was copied when
-    the process is killed. A machine that loses its power may lose any part of it: a session of which something may be
-    missing is lost, and never goes on from a point that it had left. Space is reserved before it is mapped, so that a
-    full disk is an error here and not a signal. When most of the file is of sessions and episodes that are over, what
-    is left is written to a new file, which takes the place of the old one. A file that cannot grow gets another name
-    (`.stale`), and all is written anew once there is room: who finds only that one knows which sessions are lost.
+    the process is killed. A power failure may lose any part of it: a session that may lack records is lost, and never
+    resumes from an earlier point. Space is reserved before it is mapped, so that a full disk is an error here and not a
+    signal. When most of the file belongs to sessions and episodes that are over, the rest is written to a new file,
+    which replaces the old one. A file that cannot grow is renamed (`.stale`), and all sessions are written to a new
+    file once there is room; a process that finds only the stale file knows which sessions are lost.
 
     Args:
         path: The file; another one beside it (`.lock`) keeps two processes from using it at once.
 
     Attributes:
         ended: Id, owner and reason of the sessions that have ended since the file was last made smaller, and of those
-            that are lost with what the file lacks.
-        damage: At how many places the file lacked something.
+            that missing records have lost.
+        damage: The number of places where records were missing.
 
     Raises:
         JournalError: It is in use, cannot be read or written, or is not a journal.
@@ -170,7 +170,7 @@ class JournalFile:
         return self._view is not None
 
     def resume(self) -> None:
-        """Write all sessions anew, if the file could not grow and there may be room again."""
+        """Rewrite all sessions, if the file could not grow and there may be room again."""
         if self._view is not None or time.monotonic() < self._retry_at:
             return
         self._retry_at = time.monotonic() + _RETRY_S
@@ -244,7 +244,7 @@ class JournalFile:
         session.playing += self._append(self._pack(record))
 
     def closed(self, session_id: str, reason: EndReason) -> None:
-        """Write down that a session is no more, and why."""
+        """Record that a session has ended, and why."""
         session = self._sessions.pop(session_id, None)
         if session is None:
             return
@@ -256,7 +256,7 @@ class JournalFile:
         self._tidy()
 
     def close(self) -> None:
-        """Let go of the file; the sessions in it stay there."""
+        """Unmap and close the file; its sessions stay in it."""
         self._retry_at = 0.0
         self.resume()
         if self._view is not None:
@@ -289,7 +289,7 @@ class JournalFile:
         )
 
     def _append(self, record: bytes) -> int:
-        """Add a record; gives the bytes that it takes."""
+        """Append a record; return its size in bytes."""
         size = RECORD_BYTES + len(record)
         view = self._view
         if view is None or self._used + size > len(view):
@@ -437,7 +437,7 @@ class _Reader:
             return
         session = self.known.get(number)
         if session is None:
-            # Where nothing was missing so far, no session is missing either.
+            # If no record is missing so far, no session is missing either.
             if not self.gaps:
                 self.note_gap()
         elif kind == _CLOSED:

@@ -1,8 +1,8 @@
-"""The form of a journal's file: records that show where one of them is damaged, missing, doubled or out of place.
+"""The format of a journal's file: it shows any record that is damaged, missing, doubled or out of place.
 
-A file begins with a mark of its own, four random bytes, which stands before each record and is part of its checksum: so
-what clients have sent never passes for a record, and the next whole record is found after a damaged one. Records are
-numbered. The head says up to where they are whole; what comes after that is the record that was being written when the
+A file begins with a mark of its own, four random bytes, which stands before each record and is part of its checksum:
+so what clients have sent never passes for a record, and the next whole record is found after a damaged one. Records are
+numbered. The head says up to which byte they are complete; what follows is the record that was being written when the
 process was killed.
 """
 
@@ -48,7 +48,7 @@ def file_head(mark: bytes, used: int) -> bytes:
 
     Args:
         mark: Its mark.
-        used: Up to where its records are whole.
+        used: The offset up to which its records are complete.
     """
     return _HEAD.pack(MAGIC, mark, used, used ^ _ALL_BITS)
 
@@ -60,7 +60,7 @@ def framed(mark: bytes, number: int, content: bytes) -> bytes:
 
 
 def write_record(view: mmap, used: int, mark: bytes, seed: int, number: int, content: bytes) -> int:
-    """Add a record to a file that has room for it; gives up to where its records are whole now."""
+    """Add a record to a file that has room for it; return the offset up to which its records are complete."""
     start = used + RECORD_BYTES
     end = start + len(content)
     view[start:end] = content
@@ -75,7 +75,7 @@ def seed_of(mark: bytes) -> int:
 
 
 def read_records(content: bytes) -> Iterator[bytes | None]:
-    """The records of a file in their order; None at each place where some may be missing.
+    """The records of a file in their order; None at each place with possibly missing records.
 
     Args:
         content: The file, which begins with `MAGIC`.
@@ -118,7 +118,7 @@ def _record_at(content: bytes, at: int, mark: bytes) -> _Whole | None:
 
 
 def _record_after(content: bytes, at: int, mark: bytes) -> _Whole | None:
-    """The next whole record after a place where none begins."""
+    """The next whole record after a position that is not the start of one."""
     while (at := content.find(mark, at + 1)) >= 0:
         found = _record_at(content, at, mark)
         if found is not None:

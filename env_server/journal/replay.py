@@ -19,13 +19,13 @@ class ReplayDiverged(Exception):  # noqa: N818 - the name says what happened
 
 
 class RebuiltPoint(NamedTuple):
-    """Where a replay has put an environment.
+    """The point that a replay has brought an environment to.
 
     Attributes:
         action_space: The environment's action space.
         observation_space: Its observation space.
-        first: What the reset returned; None where there was none.
-        last: What the last step returned; None where no step was taken.
+        first: The return value of the reset; None if there was no reset.
+        last: The return value of the last step; None if no step was taken.
     """
 
     action_space: Space[Any]
@@ -44,19 +44,19 @@ async def rebuild(
     timeout: float | None,
     slices: Slices,
 ) -> RebuiltPoint:
-    """Put an environment where a journal says: make it, reset it, and take all steps again.
+    """Rebuild an environment from a journal: make it, reset it, and take all steps again.
 
     Args:
-        worker: Where it is to live.
+        worker: The worker that will hold it.
         key: Its key there.
-        source: How it is built.
+        source: Its entry point and arguments.
         kwargs: What the client set.
-        journal: What was done; of an environment that is deterministic.
-        timeout: For each operation.
-        slices: Turns of those who replay within the event loop, so that others have theirs in between.
+        journal: The actions to replay; the environment must be deterministic.
+        timeout: The time-out of each operation, in seconds.
+        slices: Schedules replays that run in the event loop, so that other tasks get their turns in between.
 
     Raises:
-        ReplayDiverged: It did something else this time; nothing is left under the key.
+        ReplayDiverged: The environment behaved differently this time; the worker holds nothing under the key.
         EnvironmentRaised: Its constructor raised.
         OperationTimeout: An operation took too long.
         WorkerLost: The worker died.

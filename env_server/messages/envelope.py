@@ -16,7 +16,7 @@ FrameId = int | str | None
 
 
 def frame_id(frame: Any) -> FrameId:
-    """The id of a frame, or None where it has none that can be used."""
+    """The id of a frame, or None if it has no valid id."""
     if type(frame) is dict:
         found = frame.get("id")
         if type(found) is int and 0 <= found < _MAX_ID:

@@ -186,12 +186,12 @@ def too_large_request(size: int, limit: int) -> ProblemError:
 
 
 def too_large_reply(size: int, limit: int, closed: int = 0) -> ProblemError:
-    """The problem that an answer is over the limit; what was asked for was done, but for the sessions it opened.
+    """The problem that an answer exceeds the limit; the operation was done, but the sessions it opened are closed.
 
     Args:
         size: Bytes of the answer.
         limit: Bytes that it may have.
-        closed: How many sessions it would have told of; nobody knows them, and so they are closed.
+        closed: How many sessions were closed, since the client cannot learn their ids.
     """
     again = f"; the {closed} sessions that it opened are closed again: ask for fewer" if closed else ""
     return ProblemError(

@@ -70,7 +70,7 @@ def misfit_problem(found: Sequence[tuple[Sequence[int | str], str]]) -> ProblemE
     """The problem that a request does not fit its model.
 
     Args:
-        found: Where, and why.
+        found: The location of the error, and its reason.
     """
     errors = [
         {"field": ".".join(str(part)[:_MAX_NAME] for part in place), "reason": reason}
@@ -92,7 +92,7 @@ def _own(fields: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
 
 
 def kwargs_in_json(kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Kwargs in JSON's encoding, whatever encoding they came in: journals and other servers are told of them.
+    """Kwargs in JSON's encoding, whatever encoding they came in: journals and other servers receive them.
 
     Raises:
         ProblemError: `invalid_kwargs`.

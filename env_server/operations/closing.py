@@ -60,7 +60,7 @@ class Closing:
         return self._close_elsewhere(context, elsewhere, closed)
 
     def take_back(self, context: Context, reply: Reply) -> int:
-        """Close the sessions that an answer has opened which cannot be sent, and count them: nobody knows them."""
+        """Close the sessions opened by an answer that cannot be sent, and count them: no client knows their ids."""
         session_ids = opened_sessions(reply)
         if session_ids:
             self._making.forget(context.caller.name, session_ids)

@@ -36,9 +36,9 @@ class Resetting:
 
     Args:
         settings: Time-outs and the expert gate.
-        metrics: Where resets are counted.
+        metrics: Counts resets.
         runner: Runs what does not run inline.
-        journal_file: Where episodes are written down, if anywhere.
+        journal_file: The journal of episodes, if there is one.
     """
 
     def __init__(
@@ -171,14 +171,14 @@ class Resetting:
         if session.playing:
             self._metrics.episodes[label, "abandoned"] += 1
         if request_id is not None and session.worker.isolation != "process":
-            # It may be asked for again after steps have been taken.
+            # The client may retry it after steps have been taken.
             observation, info = detached(observation), detached(info)
         record = ResetRecord(observation, info, session.episode + 1, seed)
         session.begin_episode(record)
         session.last = None
         if request_id is not None:
             session.remember_reset(request_id, record)
-        # What this process remembers of that step, only the journal's file needs to be told.
+        # This process remembers that step already; only the journal's file lacks it.
         before = _ended_step(ending) if ending is not None and self._journal_file is not None else None
         session.journal.begin(seed, options, written, before=before, request_id=request_id)
         self._metrics.resets[label] += 1
@@ -189,7 +189,7 @@ class Resetting:
         return record
 
     def _again(self, context: Context, session: Session) -> Reply | Awaitable[Reply]:
-        """How the running episode began, which is not begun anew for that."""
+        """How the running episode began; a repeated answer does not restart it."""
         began = session.began
         if began is not None:
             return self._encoded(context, session, began)
@@ -203,7 +203,7 @@ class Resetting:
         )
 
     async def _replayed(self, context: Context, session: Session) -> Reply:
-        """The same, where only a replay can tell."""
+        """The same, if only a replay can say."""
         await self._runner.recover(session)
         reply = self._again(context, session)
         return reply if isinstance(reply, dict) else await reply
@@ -223,7 +223,7 @@ class Resetting:
             return reset_reply(session.observation_space, record, context)
         except EncodeError as error:
             if (record.episode, 0) != (session.episode, session.step):
-                # The session has gone on since; what is wrong with an answer given again is no harm to it.
+                # The session has moved on since, so an error in a repeated answer does not fail it.
                 raise environment_error(error) from error
             raise self.broken(session, error) from error
 
@@ -249,7 +249,7 @@ def _refusing(options: dict[str, Any] | None) -> Iterator[None]:
 
 
 def _ended_step(record: StepRecord) -> EndedStep | None:
-    """A step as the journal keeps it; None where its answer is a problem."""
+    """A step as the journal keeps it; None if its answer is a problem."""
     outcome = record.outcome
     if not isinstance(outcome, StepOutcome):
         return None
@@ -271,7 +271,7 @@ class Rendering:
         self._runner = runner
 
     def render(self, context: Context, session: Session, fields: Mapping[str, Any]) -> Awaitable[Reply]:
-        """Draw the state."""
+        """Render the environment's current state."""
         request = requested(RenderRequest, fields)
         modes = session.entry.render_modes
         mode = request.mode if request.mode is not None else next(iter(modes), None)

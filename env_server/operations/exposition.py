@@ -10,7 +10,7 @@ from prometheus_client.registry import Collector
 from rollgym.env_server.operations.server_metrics import SERVER_METRICS, ServerState
 from rollgym.env_server.telemetry.server_metric import Combine
 
-# Those of the process as such that are no sums.
+# Metrics of the process itself that are not summed over the processes.
 _OF_PROCESSES: dict[str, Combine] = {
     "process_max_fds": "largest",
     "process_start_time_seconds": "smallest",
@@ -19,10 +19,10 @@ _COMBINED = {metric.name: metric.combine for metric in SERVER_METRICS} | _OF_PRO
 
 
 class Exposition(Collector):
-    """Turns plain counters, and what the parts of a server say of themselves, into metrics when somebody asks.
+    """Turns plain counters, and what the parts of a server report, into metrics at each scrape.
 
     Args:
-        state: What the figures are read from.
+        state: The source of the figures.
     """
 
     def __init__(self, state: ServerState) -> None:

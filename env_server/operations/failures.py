@@ -8,8 +8,8 @@ from rollgym.env_server.messages.validation import invalid
 from rollgym.env_server.sessions.session import Running, Session
 from rollgym.env_server.workers.base import EnvironmentRaised, NoWorker, OperationTimeout, OptionsRefused
 
-# A name in a path may hold blanks where the path is in quotes, or where another name follows; elsewhere it ends there,
-# or the words after a path would be taken for a part of it.
+# A name in a path may contain blanks if the path is quoted, or if another name follows; otherwise a blank ends it, or
+# the words after a path would be taken for a part of it.
 _NAME = r"[\w.@+~%$#,=-]+"
 _PATHS = re.compile(
     r"file:/[^\s'\"]*"
@@ -46,7 +46,7 @@ def worker_died(env_id: str) -> ProblemError:
 
 
 def not_in_time(detail: str, error: OperationTimeout) -> ProblemError:
-    """The problem that something took too long; where there was no worker to do it, it says so."""
+    """The problem that an operation timed out; it says so if no worker was free to run it."""
     return ProblemError("step_timeout", f"{detail}: {error}" if isinstance(error, NoWorker) else detail)
 
 

@@ -22,12 +22,12 @@ _Key = tuple[str, str, str]
 class IdempotencyCache:
     """The last answers to make, fork and restore, by caller, operation and request id.
 
-    A request id that is being answered is joined, one that was answered gets the same answer. A request that failed
-    is forgotten: it made nothing, and may be tried again.
+    A request whose id is in flight joins the running one; an id that was answered gets the same answer. A failed
+    request is forgotten: it made nothing, so the caller may retry it.
 
     Args:
-        limit: How many sessions the answers that are kept for one caller tell of, at least for the newest answer; one
-            caller's requests make nobody else's forgotten.
+        limit: How many sessions the kept answers of one caller may cover; the newest answer is always kept. One
+            caller's requests never evict another caller's answers.
     """
 
     def __init__(self, limit: int) -> None:
@@ -48,14 +48,14 @@ class IdempotencyCache:
         """The answer to a request: the one that is known, or the one that `make` gives.
 
         Args:
-            caller: Who asks.
-            op: For what.
+            caller: The caller's name.
+            op: The operation.
             request_id: The id of the request.
-            make: Gives the answer.
-            said: Gives what tells the request from others; a process before this one did not keep that.
+            make: Returns the answer.
+            said: Returns a fingerprint of the request; an earlier process did not keep it.
 
         Raises:
-            ProblemError: `request_mismatch`: the id is that of another request.
+            ProblemError: `request_mismatch`: the id belongs to another request.
         """
         if request_id is None:
             return await make()
@@ -112,7 +112,7 @@ class IdempotencyCache:
 
 
 class OpenedSession(NamedTuple):
-    """What the answer to a call that opened a session holds; the session itself may end before it is asked again."""
+    """The contents of an answer that opened a session; the session itself may end before the request is retried."""
 
     reply: Reply
     observation_space: Space[Any]
@@ -139,10 +139,10 @@ class OpenedSession(NamedTuple):
 async def open_again(
     opening: Opening, opened: Sequence[Session], sessions: Sessions, runner: Runner
 ) -> list[OpenedSession]:
-    """What a request answered in the process before this one: replay gives it again.
+    """Restore the answer that an earlier process gave to a request, by replay.
 
     Raises:
-        ProblemError: `session_gone` or `step_mismatch`, if a session has ended or gone on since.
+        ProblemError: `session_gone` or `step_mismatch`, if a session has ended or taken further steps since.
     """
     if opening.op == "fork":
         # Its answer names the copies, and says no more of them.

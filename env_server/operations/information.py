@@ -36,7 +36,7 @@ _LONGEST_PATH = 16
 
 
 class EnvsQuery(BaseModel):
-    """Which environments to list."""
+    """Selects the environments to list."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -46,7 +46,7 @@ class EnvsQuery(BaseModel):
 
 
 class InfoQuery(BaseModel):
-    """Who asks, if it is a gateway that wants to know what is behind it."""
+    """The gateways that an `info` request has passed through, if a gateway sent it."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -84,7 +84,7 @@ class Information:
         self._version = __version__
 
     def server(self, context: Context, fields: Mapping[str, Any]) -> Reply | Awaitable[Reply]:
-        """The server's name, limits and capacity; where a gateway asks, also the gateways behind this one."""
+        """The server's name, limits and capacity; for a gateway, also the gateways behind this one."""
         path = requested(InfoQuery, fields).path
         if path is None or not self._settings.gateway:
             return self._describe()

@@ -23,11 +23,11 @@ _T = TypeVar("_T")
 
 
 class InteractiveSessions:
-    """Opens interactive sessions; what is asked of them is done in threads.
+    """Opens interactive sessions; their operations run in threads.
 
     Args:
-        settings: How many there may be, and for how long.
-        served: Where they run.
+        settings: How many may be open, and for how long.
+        served: The environments whose sandboxes run them.
     """
 
     def __init__(self, settings: SandboxSettings, served: ServedSandbox) -> None:
@@ -37,16 +37,16 @@ class InteractiveSessions:
         self._slots = Slots(
             limit, settings.max_runs_per_token, "max_program_sessions", "interactive sessions"
         )
-        # Two for each: its end begins while what was asked of it last is under way, and waits for no other session.
+        # Two for each: its end begins while its last operation is in flight, and must not wait for another session.
         self._threads = ThreadPoolExecutor(2 * limit, thread_name_prefix="program")
         self._open: set[InteractiveSession] = set()
         self._closed = False
 
     async def open(self, caller: Caller, fields: Mapping[str, Any]) -> "InteractiveSession":
-        """Start a program. Whoever is cancelled meanwhile has it ended as soon as it is there.
+        """Start a program. If the caller is cancelled meanwhile, the program is ended as soon as it has started.
 
         Raises:
-            ProblemError: `invalid_request`, `at_capacity`, `draining`, or `env_error` where the sandbox fails.
+            ProblemError: `invalid_request`, `at_capacity`, `draining`, or `env_error` if the sandbox fails.
         """
         longest_s = self._settings.max_program_session_s
         request = validate(RunCodeRequest, fields)
@@ -72,7 +72,7 @@ class InteractiveSessions:
     async def close(self) -> None:
         """End all programs, and those that are being started as soon as they are there."""
         self._closed = True
-        # Before anything is awaited: who cancels this has them all ended.
+        # Before the first await: a cancellation then ends all of them.
         endings = [program.end() for program in self._open]
         await asyncio.gather(*map(asyncio.shield, endings))
         await asyncio.to_thread(self._threads.shutdown)
@@ -84,15 +84,15 @@ class InteractiveSessions:
 
 
 class InteractiveSession:
-    """A program that runs. What is asked of it is done in threads, one thing after another.
+    """A running program. Its operations run in threads, one after another.
 
-    A thread cannot be given up. So whoever is cancelled leaves at once, and what its thread does goes on: the end of
-    the program waits there for it, and needs nobody who waits in the loop.
+    A thread cannot be cancelled. A cancelled caller therefore returns at once while its thread continues; the end of
+    the program waits for that thread in a thread of its own, so no task in the loop has to wait.
 
     Args:
-        start: Starts it.
-        threads: Where that, and all else, is done.
-        closed: Told when it has ended.
+        start: Starts the program.
+        threads: Runs the start and all other operations.
+        closed: Called when the program has ended.
     """
 
     def __init__(
@@ -136,17 +136,17 @@ class InteractiveSession:
         return await self._do(lambda: self._started.read(timeout_s))
 
     async def alive(self) -> bool:
-        """Whether it runs."""
+        """Whether the program is still running."""
         return await self._do(lambda: self._started.alive)
 
     async def close(self) -> Reply:
-        """End it, whatever a thread waits for meanwhile; gives what became of it."""
+        """End the program, even if a thread still waits for it; return its outcome."""
         result = await asyncio.shield(self.end())
         assert result is not None, "who closes a program has seen it start"
         return build_reply(result, host=socket.gethostname())
 
     def end(self) -> "asyncio.Future[RunResult | None]":
-        """Have it ended, also if nobody waits for that; gives what became of it, None if it was never there."""
+        """End the program, even if no caller waits for it; return its outcome, or None if it never started."""
         if self._ending is None:
             if self._under_way and self._session is not None:
                 # Who writes to a program that does not read is held back until that ends.

@@ -59,13 +59,13 @@ class Making:
 
     Args:
         settings: Limits and time-outs.
-        catalog: What can be made.
-        sessions: Where new sessions go.
+        catalog: The environments that can be made.
+        sessions: Receives new sessions.
         runner: Rebuilds environments.
-        resetting: Resets new sessions where the request asks for it.
-        relayed: Opens sessions at the servers that have an environment.
-        workers: Gives the worker of an environment.
-        journal_file: Where sessions are written down, if anywhere.
+        resetting: Resets new sessions if the request says so.
+        relayed: Opens sessions at the registered servers of an environment.
+        workers: Returns the worker of an environment.
+        journal_file: The journal of sessions, if there is one.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class Making:
     # -- make ----------------------------------------------------------------------------------------------------
 
     async def make(self, context: Context, fields: Mapping[str, Any]) -> Reply:
-        """Make sessions, and reset them where asked to."""
+        """Make sessions, and reset them if requested."""
         request = requested(MakeRequest, fields)
         entry = self._catalog.get(request.env_id)
         entry.rules.check(request.kwargs or {})
@@ -177,7 +177,7 @@ class Making:
             raise not_reset(session)
         if session.episode >= 0 and not (session.playing or session.terminated or session.truncated):
             raise not_reset(session)
-        # The session may go on while it is copied.
+        # The session may take steps while it is copied.
         episode, last = session.journal.portable(max(0, session.episode)), session.last
 
         async def copied(copy: Session, number: int) -> None:
@@ -256,7 +256,7 @@ class Making:
                 if isinstance(session, Session):
                     groups[journaled.owner, journaled.opened_by].append(session)
         for (owner, opening), opened in groups.items():
-            # Where sessions are missing, they were being written down still, or have been used and ended since.
+            # Missing sessions were still being written, or have been used and ended since.
             if len(opened) == opening.sessions:
                 give = partial(open_again, opening, opened, self._sessions, self._runner)
                 self.idempotency.recall(owner, opening.op, opening.request_id, give)
@@ -296,7 +296,7 @@ class Making:
             self._sessions.release(caller, count)
             closing = (session.worker.close(session.session_id) for session in opened)
             if isinstance(error, asyncio.CancelledError):
-                # Who asked is told at once that the server ends.
+                # The caller learns at once that the server is shutting down.
                 self._sessions.close_later(*closing)
             else:
                 await asyncio.gather(*closing)
@@ -359,7 +359,7 @@ class Making:
         return min(request.idle_timeout_s or longest, longest)
 
     def forget(self, caller: str, session_ids: Collection[str]) -> None:
-        """Forget the answers that tell of sessions which nobody was told of: what they answered may be asked again."""
+        """Forget answers whose sessions were never sent to the caller, so that their requests may be made again."""
         unknown = frozenset(session_ids)
         self.idempotency.forget(
             caller, lambda opened: any(each.reply["session_id"] in unknown for each in opened)
@@ -377,7 +377,7 @@ class Making:
 
 
 def _said(request: _Request, more: Any) -> bytes:
-    """What tells a request from others; of an episode, digests stand for the actions."""
+    """A fingerprint of a request; for an episode, digests stand for the actions."""
     lists = {"actions", "digests", "reseeds"}
     fields = request.model_dump(exclude={"request_id": True, "kwargs": True, "episode": lists})
     content = orjson.dumps((fields, more), default=repr, option=orjson.OPT_SORT_KEYS)
@@ -389,7 +389,7 @@ def _said(request: _Request, more: Any) -> bytes:
 
 
 def _opening(request: _Request, opened: list[Session]) -> Opening | None:
-    """The request as the journal keeps it; None where it cannot come again."""
+    """The request as the journal keeps it; None if it cannot be repeated."""
     if request.request_id is None:
         return None
     op = _OPS[type(request)]

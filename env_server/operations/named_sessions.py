@@ -18,7 +18,7 @@ from rollgym.env_server.sessions.sessions import Sessions, session_gone, unknown
 
 _FEW = 1024
 
-# Resets that had a request id can be asked again how they began.
+# Resets that had a request id can be answered again.
 _REQUEST_ID = "named"
 
 _Key = tuple[str, str]
@@ -66,16 +66,16 @@ class NamedSessions:
         return int.from_bytes(digest) % self._processes
 
     async def open(self, context: Context, fields: Mapping[str, Any]) -> Reply:
-        """Make the session of a name and begin its episode; the same request again is answered as before.
+        """Make the session of a name and begin its episode; a repeated request gets the same answer.
 
         The session is made even if its client stops waiting: the name leads to it.
 
         Args:
-            context: On whose behalf.
+            context: The caller.
             fields: `name`, and the requests `make` and `reset`.
 
         Raises:
-            ProblemError: `invalid_request` where the name has a session of another request, and any of make and reset.
+            ProblemError: `invalid_request` if the name has a session of another request; any of make and reset.
         """
         key, wanted = _key(context, fields), (fields["make"], fields["reset"])
         named = self._named.get(key)

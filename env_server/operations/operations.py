@@ -63,7 +63,7 @@ class Calls(Protocol):
     """What operations are called through."""
 
     def call(self, context: Context, op: str, fields: Mapping[str, Any]) -> Reply | Awaitable[Reply]:
-        """Run an operation."""
+        """Run an operation and return its answer."""
 
     def share_out(self, context: Context, ops: list[Any]) -> Pending | None:
         """Pass on a batch that holds nothing but steps of sessions at nodes; None if it is not one."""
@@ -257,7 +257,7 @@ class Operations:
         self, context: Context, op: str, fields: Mapping[str, Any], problem: ProblemError
     ) -> None:
         _log.debug("%s is answered %s", op, problem.code, extra=log_fields(fields))
-        # What is no operation must not become a label.
+        # An unknown operation must not become a label.
         if not context.forwarded and problem.code != "unknown_op":
             self._metrics.operation_failed(op, problem)
 
@@ -292,7 +292,7 @@ class Operations:
     def end(self, context: Context, session_id: str) -> None:
         """Close a session that was made here for no longer than a call or a socket of another protocol.
 
-        The client has asked for no such operation, so none is counted and no rate limit stands in its way.
+        The client has not requested this operation, so it is neither counted nor rate-limited.
         """
         self._making.close(context, [session_id])
 
@@ -339,7 +339,7 @@ class Operations:
         reply = self.call(context, op, fields)
         return reply if isinstance(reply, dict) else await reply
 
-    # -- operations that are no one else's -----------------------------------------------------------------------
+    # -- operations of this class itself -------------------------------------------------------------------------
 
     async def _make(self, context: Context, fields: Mapping[str, Any]) -> Reply:
         self._lifecycle.require_open()
@@ -393,7 +393,7 @@ class Operations:
         journal, episode = session.journal, max(0, session.episode)
         if journal.steps < MANY_STEPS:
             return journal.portable(episode).in_json()
-        # The session may go on while it is written.
+        # The session may take steps while it is written.
         reply = journal.portable(episode, digests=[]).in_json()
         return _with_digests(reply, journal.packed_digests())
 
@@ -403,7 +403,7 @@ class Operations:
 
 
 async def _named(session: BaseSession, call_id: str | None, reply: Awaitable[Reply]) -> Reply:
-    """Wait for the answer to a call, by whose name it can be cancelled meanwhile."""
+    """Wait for the answer to a call, which can be cancelled by its id in the meantime."""
     session.call_id = call_id
     try:
         return await reply
@@ -422,7 +422,7 @@ async def _with_digests(episode: Reply, packed: bytes) -> Reply:
 
 
 def unknown_op(op: Any) -> ProblemError:
-    """The problem that there is no such operation, whatever stands in its place."""
+    """The problem that no operation has this name, whatever value was sent as the name."""
     shown = repr(op[:_MAX_SHOWN]) if type(op) is str else type(op).__name__
     return ProblemError("unknown_op", f"there is no operation {shown}", known=sorted(SOCKET_OPS))
 

@@ -14,7 +14,7 @@ from rollgym.env_server.operations.worker_pools import WorkerPools
 if TYPE_CHECKING:
     from rollgym.env_server.gateway.shared_journal import SharedJournal
 
-# Whoever asks more often than this is told what was found last.
+# Calls more frequent than this return the last result.
 _FRESH_S = 1.0
 _MOST_NAMED = 3
 
@@ -26,9 +26,9 @@ class Readiness:
         rank: Which process it is.
         lifecycle: Whether it is starting or draining.
         pools: Its workers.
-        journal_file: Where its sessions are written down, if anywhere.
-        roster: What other servers had registered before this process was started anew.
-        shared_journal: Where gateways write down sessions at nodes together, if they do.
+        journal_file: The journal of its sessions, if there is one.
+        roster: What other servers had registered before this process restarted.
+        shared_journal: The journal that gateways share for sessions at nodes, if they share one.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Readiness:
         self._disk_asked_at = 0.0
 
     async def reasons(self) -> list[Reason]:
-        """The reasons of this process; none where it is ready."""
+        """The reasons why this process is not ready; empty if it is ready."""
         found: list[tuple[ReasonCode, str]] = []
         phase = self._lifecycle.phase
         if phase is Phase.STARTING:

@@ -42,8 +42,8 @@ class Runner:
 
     Args:
         settings: Time-outs.
-        metrics: Where times are counted.
-        sessions: Where sessions that cannot go on are ended.
+        metrics: Counts the times.
+        sessions: Ends the sessions that cannot continue.
     """
 
     def __init__(self, settings: TimeoutSettings, metrics: Metrics, sessions: Sessions) -> None:
@@ -83,18 +83,18 @@ class Runner:
         return running
 
     async def result(self, running: Running) -> Any:
-        """Wait for an operation; whoever waits may go away without harm to it.
+        """Wait for an operation; cancelling the wait does not cancel the operation.
 
         Raises:
-            ProblemError: What the operation ended in.
+            ProblemError: The operation failed with it.
         """
         return await asyncio.shield(running.outcome)
 
     async def recover(self, session: Session) -> None:
-        """Put a session's environment where its journal says, together with whoever asks for that now.
+        """Rebuild a session's environment from its journal; concurrent callers share one recovery.
 
         Raises:
-            ProblemError: What that ended in, or `session_gone` if the session has ended since.
+            ProblemError: The recovery failed with it, or `session_gone` if the session has ended since.
         """
         running = session.running
         if running is None:
@@ -108,7 +108,7 @@ class Runner:
             await asyncio.wait(self._tasks, timeout=timeout_s)
 
     async def make(self, session: Session) -> None:
-        """Make the session's environment anew, without an episode."""
+        """Make the session's environment again, without an episode."""
         spaces = await session.worker.make(
             session.session_id, session.entry.source, session.kwargs, timeout=self._settings.make_timeout_s
         )
@@ -116,7 +116,7 @@ class Runner:
         session.attached = True
 
     async def attach(self, session: Session) -> None:
-        """Make sure that the worker holds the environment, at the point where the session is.
+        """Make sure that the worker holds the environment, at the session's point.
 
         Raises:
             ProblemError: `not_reset` or `session_gone`.
@@ -128,7 +128,7 @@ class Runner:
         await self.rebuild(session, session.journal)
 
     async def in_episode(self, session: Session, operation: Callable[[], Awaitable[_Result]]) -> _Result:
-        """Do something with the session's environment where it is in its episode, rebuilt if need be."""
+        """Run a function on the session's environment, in its episode; the environment is rebuilt first if need be."""
 
         async def attached() -> _Result:
             await self.attach(session)
@@ -137,10 +137,10 @@ class Runner:
         return await self.persist(session, attached)
 
     async def persist(self, session: Session, operation: Callable[[], Awaitable[_Result]]) -> _Result:
-        """Do something in a worker that may die, and again where it did.
+        """Run a function in a worker that may die, and retry it if the worker did.
 
-        A crash that another session has caused is no reason to give up; what takes its own worker down is tried twice.
-        Where workers die one after another, nobody waits for longer than for one that has too much to do.
+        A crash that another session caused does not count as a failure; an operation that takes its own worker down is
+        tried twice. If workers die one after another, the wait is limited to that for an overloaded worker.
 
         Raises:
             WorkerLost: The operation took its worker down, or the session has ended.
@@ -165,7 +165,7 @@ class Runner:
                 session.recoverable = session.episode >= 0
 
     async def rebuild(self, session: Session, journal: Journal) -> ResetRecord | None:
-        """Put the session's environment where a journal says, by replay; gives how its episode began.
+        """Rebuild the session's environment from a journal, by replay; return how its episode began.
 
         Raises:
             ProblemError: `session_gone`, if the environment cannot be rebuilt.
@@ -198,7 +198,7 @@ class Runner:
         session.resume(max(0, session.episode), journal, point.last)
         if point.first is None:
             return None
-        # What else was answered may be asked for again, and is not known where the session outlived its process.
+        # Other answers may be requested again, but are unknown if the session outlived its process.
         began = ResetRecord(*point.first, session.episode, seed)
         session.remember_reset(journal.request_id or NO_REQUEST, began)
         if session.last is None and journal.before is not None:
@@ -206,7 +206,7 @@ class Runner:
         return began
 
     def _settle(self, session: Session, running: Running, task: "asyncio.Task[Any]") -> None:
-        """Take down how an operation ended, however it did, and tell those who wait for it."""
+        """Record the result or the failure of an operation, and deliver it to those that wait for it."""
         self._tasks.discard(task)
         session.running = None
         session.last_used = asyncio.get_running_loop().time()
@@ -222,7 +222,7 @@ class Runner:
                 session.last = StepRecord(running.episode, running.step, running.action, problem)
             error = problem
         running.outcome.set_exception(error)
-        # Nobody may be waiting any more; the problem is kept by the session where it matters.
+        # The caller may have left; the session keeps the problem if it matters.
         running.outcome.exception()
 
     def _problem(self, session: Session, kind: str, error: BaseException) -> ProblemError:
@@ -265,7 +265,7 @@ def _was_taken(session: Session, running: Running) -> bool:
 
 
 def _left_as_it_is(session: Session, error: ServerFailed | ServerLost) -> ProblemError:
-    """The problem that a registered server failed an operation: the session stays where it is, and can go on."""
+    """The problem that a registered server failed an operation: the session is unchanged and can continue."""
     if isinstance(error, ServerLost):
         session.attached = False
         return ProblemError("upstream_error", f"{error}; the session is rebuilt at its next step")

@@ -33,10 +33,10 @@ _LIMITS = (
 
 
 class ServedSandbox:
-    """The sandbox, and what callers may ask of it.
+    """The sandbox, and the limits of its callers.
 
     Args:
-        settings: Which one it is, and the most that a program may use.
+        settings: Its back-end, and the upper limits of a program.
     """
 
     def __init__(self, settings: SandboxSettings) -> None:
@@ -55,23 +55,23 @@ class ServedSandbox:
             raise ConfigurationError(f"sandbox: {error}") from error
 
     async def close(self) -> None:
-        """End it."""
+        """End the sandbox and release its resources."""
         if self._opened is not None:
             await asyncio.to_thread(self._opened.close)
 
     @property
     def sandbox(self) -> CancellableSandbox:
-        """The sandbox itself."""
+        """The sandbox; the server opens it before it answers requests."""
         assert self._opened is not None, "the server starts its sandbox before it answers"
         return self._opened
 
     def check(self, request: RunCodeRequest, longest_s: float, setting: str) -> None:
-        """Refuse a request for more than callers may have.
+        """Refuse a request that exceeds the limits of callers.
 
         Args:
-            request: What is asked for.
-            longest_s: For how long the program may run.
-            setting: That says so.
+            request: The request.
+            longest_s: The longest run that is allowed, in seconds.
+            setting: The name of the setting of that limit.
 
         Raises:
             ProblemError: `invalid_request`.
@@ -138,12 +138,12 @@ class Slots:
 
 
 class RunningCode:
-    """The handlers of `run_code` and `sandbox`. Each run has a thread; who finds none free waits for one.
+    """The handlers of `run_code` and `sandbox`. Each run has a thread; a run that finds no free thread waits for one.
 
     Args:
-        settings: How many run and wait, and what they may use.
-        served: Where they run.
-        metrics: Where runs are counted.
+        settings: How many run and wait, and their resource limits.
+        served: The environments whose sandboxes run them.
+        metrics: Counts runs.
     """
 
     def __init__(self, settings: SandboxSettings, served: ServedSandbox, metrics: Metrics) -> None:
@@ -157,7 +157,7 @@ class RunningCode:
         self._running: dict[asyncio.Future[Reply], Cancellation] = {}
 
     async def run_code(self, context: Context, fields: Mapping[str, Any]) -> Reply:
-        """Run a program, and give it up when nobody waits for it any more."""
+        """Run a program, and cancel it when its last caller has left."""
         request = requested(RunCodeRequest, fields)
         run = asked_for(self._served, request, self._settings.max_run_s, "max_run_s")
         name = context.caller.name
@@ -178,7 +178,7 @@ class RunningCode:
             raise
 
     async def sandbox(self, context: Context, fields: Mapping[str, Any]) -> Reply:
-        """Say what the sandbox keeps to, and what may be asked of it."""
+        """Return the guarantees of the sandbox, and the limits of requests."""
         refuse_fields(fields)
         return {
             "guarantees": asdict(self._served.sandbox.probe()),
@@ -192,13 +192,13 @@ class RunningCode:
             await asyncio.wait(self._running, timeout=timeout)
 
     async def close(self) -> None:
-        """End what still runs."""
+        """End all programs that still run."""
         for running, cancellation in list(self._running.items()):
             _give_up(running, cancellation)
         await asyncio.to_thread(self._threads.shutdown)
 
     def _run(self, run: Run, cancellation: Cancellation) -> Reply:
-        """In a thread."""
+        """Run one program; called in a thread."""
         result = self._served.sandbox.run(
             run.program,
             files=run.files,
@@ -219,7 +219,7 @@ class RunningCode:
 
 
 def asked_for(served: ServedSandbox, request: RunCodeRequest, longest_s: float, setting: str) -> Run:
-    """What a request asks for, if it may be asked for.
+    """Parse a request into a run, if it is within the limits.
 
     Raises:
         ProblemError: `invalid_request`.

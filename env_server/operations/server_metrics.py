@@ -28,17 +28,17 @@ _ISOLATIONS: tuple[Isolation, ...] = ("inline", "thread", "process")
 
 @dataclass(slots=True)
 class ServerState:
-    """What the figures of one process are read from.
+    """The parts of one process that its figures are read from.
 
     Attributes:
-        settings: What the operator set.
+        settings: The operator's settings.
         rank: Which process this is.
-        metrics: What was counted.
+        metrics: The counters.
         sessions: The open sessions by their ids.
         pools: The workers.
         registry: The registrations.
-        journal_file: Where sessions are written down, if anywhere.
-        shared_journal: Where gateways write down sessions at nodes together, if they do.
+        journal_file: The journal of sessions, if there is one.
+        shared_journal: The journal that gateways share for sessions at nodes, if they share one.
         ready: Whether this process is ready.
     """
 
@@ -372,7 +372,7 @@ _GATEWAY = (
     ),
 )
 
-# Names without figures where there is no such journal.
+# Names without figures if there is no such journal.
 _SHARED_JOURNAL = (
     _Declared(
         "rollgym_shared_journal_up",
@@ -445,7 +445,7 @@ SERVER_METRICS = (
 
 
 def _loop_queued() -> dict[Any, float]:
-    # Whoever asks runs in the loop's thread.
+    # The scrape runs in the loop's thread.
     queued = queued_seconds()
     return {} if queued is None else {(): queued}
 
@@ -461,7 +461,7 @@ def _times(pools: WorkerPools) -> list[tuple[str, OperationTimes]]:
 
 
 def _healthy(metrics: Metrics, registry: Registry) -> Counter[str]:
-    # An environment whose last server has gone has none, which is what somebody waits to be told.
+    # An environment whose last server has left shows zero, which is the figure that alerts watch for.
     healthy = Counter(dict.fromkeys(metrics.labels.given, 0))
     healthy.update(metrics.labels.of(each.env_id) for each in registry.healthy())
     return healthy
@@ -472,7 +472,7 @@ def _shared(server: ServerState, values: Callable[["SharedJournal"], Mapping[Any
 
 
 def _resident_bytes(pid: int) -> int:
-    """How much memory a process has, where the system says so (Linux)."""
+    """The memory of a process in bytes, if the system reports it (Linux); otherwise 0."""
     try:
         pages = int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1])
     except OSError:

@@ -75,10 +75,10 @@ class Services:
     It is made, started, and in the end stopped, within a running event loop.
 
     Args:
-        settings: What the operator set.
+        settings: The operator's settings.
         rank: Which process this is.
-        tokens: Who may call.
-        catalog: What is served.
+        tokens: The tokens of callers.
+        catalog: The environments that are served.
     """
 
     def __init__(self, settings: Settings, rank: ProcessRank, tokens: Tokens, catalog: Catalog) -> None:
@@ -247,7 +247,7 @@ class Services:
 
     @property
     def keeps_traces(self) -> bool:
-        """Whether operations are traced."""
+        """Whether operations are recorded as traces."""
         return self._tracing is not None
 
     def about(self, session_id: str | None) -> dict[str, str]:
@@ -264,7 +264,7 @@ class Services:
         return {"active_sessions": self._sessions.count(), "max_sessions": self.settings.max_sessions}
 
     def socket_dropped(self, context: Context) -> None:
-        """Note that a socket is no more: sessions made on sockets end some time after their last one."""
+        """Note that a socket has closed: sessions made on sockets end some time after their last socket closes."""
         context.dropped = True
         for session_id in context.sessions:
             session = self._sessions.by_id.get(session_id)
@@ -290,7 +290,7 @@ class Services:
         return aggregate([own, *(reply["text"] for reply in replies)])
 
     async def readiness(self) -> list[Reason]:
-        """Why the server cannot take new sessions; nothing where it can."""
+        """Why the server cannot take new sessions; empty if it can."""
         own, others = await asyncio.gather(self._readiness.reasons(), self._peers.readiness())
         return own + others
 
@@ -338,7 +338,7 @@ class Services:
     # -- the end -------------------------------------------------------------------------------------------------
 
     async def drain(self) -> None:
-        """Refuse new sessions and let running operations finish, within the grace; who waits longer is told."""
+        """Refuse new sessions and let running operations finish, within the grace period; later ones get an error."""
         self.lifecycle.phase = Phase.DRAINING
         deadline = asyncio.get_running_loop().time() + self.settings.drain_grace_s
         await self._runner.idle(self.settings.drain_grace_s)

@@ -50,11 +50,11 @@ class Stepping:
     """The handler of step.
 
     Args:
-        settings: How long an episode may get.
-        metrics: Where steps are counted.
+        settings: The settings that bound an episode.
+        metrics: Counts steps.
         runner: Runs what does not run inline.
-        resetting: Begins the next episode where a step asks for it.
-        journal_file: Where steps are written down, if anywhere.
+        resetting: Begins the next episode if a step requests it.
+        journal_file: The journal of steps, if there is one.
     """
 
     def __init__(
@@ -234,7 +234,7 @@ class Stepping:
             return step_reply(session, record, record.outcome, context)
         except EncodeError as error:
             if session.last is not record:
-                # The session has gone on since; what is wrong with an answer given again is no harm to it.
+                # The session has moved on since, so an error in a repeated answer does not fail it.
                 raise environment_error(error) from error
             problem = self._resetting.broken(session, error)
             session.last = StepRecord(record.episode, record.step, record.action, problem)
@@ -245,7 +245,7 @@ class Stepping:
         return self._encoded(context, session, record)
 
     def _failed(self, session: Session, written: Any, error: EnvironmentRaised | EncodeError) -> ProblemError:
-        """Note a step that the environment failed: asked again, it is answered by the same problem."""
+        """Record a step that failed in the environment: a retry gets the same problem."""
         problem = self._resetting.broken(session, error)
         session.last = StepRecord(session.episode, session.step, written, problem)
         return problem
@@ -300,7 +300,7 @@ def _only_seeds(reset: Any) -> bool:
 
 
 def _awaits_reset(session: Session, last: StepRecord) -> bool:
-    """Whether a session is where its last step has ended an episode."""
+    """Whether a session's last step has ended its episode."""
     return (
         last.reset is None
         and (last.episode, last.step + 1) == (session.episode, session.step)

@@ -1,4 +1,4 @@
-"""Traces: a span for each operation, sent to an OpenTelemetry collector. Imported only where that is wanted."""
+"""Traces: a span for each operation, sent to an OpenTelemetry collector. Imported only if tracing is switched on."""
 
 import asyncio
 import contextlib
@@ -39,11 +39,12 @@ class TracedOperations:
     of the HTTP request, or of the handshake of the socket.
 
     Args:
-        operations: What is called.
+        operations: The operations to call.
         sessions: The open sessions by their ids.
         rank: Which process this is.
         endpoint: The URL that spans are posted to (OTLP over HTTP).
-        ratio: The share of traces that are kept, of those that begin here. Others are kept if whoever began them does.
+        ratio: The share of traces that are kept, of those that begin here. Others follow the decision of the client
+            that began them.
     """
 
     def __init__(
@@ -104,7 +105,7 @@ class TracedOperations:
             _fail(span, problem)
             raise
         except BaseException:
-            # Whoever called went away.
+            # The caller has left.
             span.end()
             raise
         finally:
@@ -122,7 +123,7 @@ class TracedOperations:
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(sent.set)
 
-        # It waits for the collector for half a minute, and cannot be told otherwise; the process need not wait for it.
+        # The exporter waits for the collector for half a minute, which cannot be configured; the process need not wait.
         threading.Thread(target=shut_down, name="last-spans", daemon=True).start()
         try:
             async with asyncio.timeout(_CLOSE_TIMEOUT_S):

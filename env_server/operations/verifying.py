@@ -33,8 +33,8 @@ class Verifying:
     Args:
         settings: Limits and time-outs.
         catalog: The verifiers.
-        metrics: Where verdicts are counted.
-        worker: Gives the worker of a verifier: a scoring that hangs costs one child process, which is replaced.
+        metrics: Counts verdicts.
+        worker: Returns the worker of a verifier: a scoring that hangs costs one child process, which is replaced.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class Verifying:
 
 
 def _checked(verdict: Verdict) -> Verdict:
-    """Return a verdict, or the error that it is where its score is no number that anybody could learn from."""
+    """Return a verdict, or an error if its score is not a number that a trainer can use."""
     if math.isfinite(verdict["score"]):
         return verdict
     return {"score": 0.0, "outcome": "error", "detail": f"the verifier gave the score {verdict['score']}"}

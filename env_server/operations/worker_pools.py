@@ -13,11 +13,11 @@ from rollgym.extras import install_line
 
 
 class WorkerPools:
-    """Gives the worker of an isolation. Workers that no environment needs are not started.
+    """Provides the worker of each isolation. Workers that no environment needs are not started.
 
     Args:
-        settings: How many threads and child processes there are, and where.
-        remote: Runs what other servers have registered.
+        settings: The numbers of threads and child processes, and where they run.
+        remote: Runs the environments of registered servers.
 
     Attributes:
         threads: The worker of environments isolated by thread.
@@ -48,7 +48,7 @@ class WorkerPools:
 
     @property
     def trouble(self) -> str | None:
-        """Why environments isolated by process cannot be made at present; None if there is no reason."""
+        """Why environments isolated by process cannot be made at present; None if they can."""
         return self._workers["process"].trouble
 
     @property
@@ -75,7 +75,7 @@ def _process_worker(settings: Settings, here: ProcessWorker) -> Worker:
     if settings.workers != "ray":
         return here
     try:
-        # Ray is no part of the base install.
+        # Ray is not part of the base install.
         from rollgym.env_server.workers.ray.worker import ray_worker
     except ImportError as error:
         raise ConfigurationError(

@@ -1,4 +1,4 @@
-"""Calls between the I/O processes of this server, over Unix sockets where they meet."""
+"""Calls between the I/O processes of this server, over Unix sockets in a shared directory."""
 
 import asyncio
 import contextlib
@@ -44,7 +44,7 @@ class _Link(asyncio.Protocol):
 
     Args:
         take: Called with each message that comes in.
-        lost: Called when the connection is no more.
+        lost: Called when the connection has closed.
     """
 
     def __init__(self, take: "Callable[[_Link, Any], None]", lost: "Callable[[_Link], None]") -> None:
@@ -57,17 +57,17 @@ class _Link(asyncio.Protocol):
         self._number = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Take the connection."""
+        """Store the transport of a new connection."""
         self._transport = cast(asyncio.WriteTransport, transport)
 
     def data_received(self, data: bytes) -> None:
-        """Take in messages."""
+        """Parse received bytes and deliver the messages."""
         self._unpacker.feed(data)
         for message in self._unpacker:
             self._take(self, message)
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Tell those who wait for answers that none will come."""
+        """Fail the calls that wait for answers."""
         self._transport = None
         for answer in self.answers.values():
             if not answer.done():
@@ -76,7 +76,7 @@ class _Link(asyncio.Protocol):
         self._lost(self)
 
     def send(self, message: Any) -> None:
-        """Send a message, if there is still somebody to take it."""
+        """Send a message, unless the connection has closed."""
         if self._transport is not None:
             self._transport.write(dumps(message, binary=True))
 
@@ -90,12 +90,12 @@ class _Link(asyncio.Protocol):
         return await self._answer(self._number, *question)
 
     async def greet(self, index: int) -> None:
-        """Say which process this is, and wait until the other one has heard it.
+        """Send this process's index, and wait until the other process acknowledges it.
 
-        A process that ends may still accept connections, which nobody will read.
+        A process that is ending may still accept connections that it will never read.
 
         Raises:
-            _LinkLost: The other process went away.
+            _LinkLost: The other process closed the connection.
         """
         try:
             await self._answer(_GREETING, index)
@@ -114,7 +114,7 @@ class _Link(asyncio.Protocol):
             self.answers.pop(number, None)
 
     def close(self) -> None:
-        """End the connection."""
+        """Close the connection to the process."""
         if self._transport is not None:
             self._transport.close()
 
@@ -123,9 +123,9 @@ class Forwarder:
     """Passes calls to the process that owns a session, and answers those of the others.
 
     Args:
-        directory: Where the processes meet.
-        index: Which process this is.
-        processes: How many there are.
+        directory: The directory of the processes' sockets.
+        index: The index of this process.
+        processes: The number of processes.
     """
 
     def __init__(self, directory: Path, index: int, processes: int) -> None:
@@ -155,7 +155,7 @@ class Forwarder:
         if len(os.fsencode(path)) > _MAX_PATH:
             raise ConfigurationError(f"the state directory has too long a path for a Unix socket: {path}")
         path.unlink(missing_ok=True)
-        # Made under another name, so that nobody finds it before its permissions are right.
+        # Created under another name, so that no process finds it before its permissions are set.
         self._server = await asyncio.get_running_loop().create_unix_server(
             lambda: _Link(self._question, self._incoming_lost), str(path.with_suffix(".new"))
         )
@@ -165,11 +165,11 @@ class Forwarder:
     async def call(
         self, index: int, caller: Mapping[str, Any], op: str, fields: Mapping[str, Any], binary: bool
     ) -> Any:
-        """Call an operation in another process; one that is being started again is waited for.
+        """Call an operation in another process; wait for one that is restarting.
 
         Raises:
-            ProblemError: What it answers, or `draining` where it stays away or it is not known whether it has done
-                what may not be done twice.
+            ProblemError: The problem that it answers, or `draining` if it does not come back, or if it may already have
+                run an operation that must not run twice.
         """
         loop = asyncio.get_running_loop()
         for _ in range(_TRIES):
@@ -249,7 +249,7 @@ class Forwarder:
         except asyncio.CancelledError:
             if is_given_up():
                 raise
-            # This process ends, and connects to nobody any more.
+            # This process is ending, and opens no more connections.
             raise going_away() from None
 
     async def _connect(self, index: int, deadline: float) -> _Link:
@@ -272,7 +272,7 @@ class Forwarder:
         self._forget(link.peer, link)
 
     def _forget(self, index: int, link: _Link) -> None:
-        """Let the next call connect anew; a connection that is lost would be lost again for ever."""
+        """Let the next call open a new connection; otherwise every later call would reuse the lost one."""
         connecting = self._connecting.get(index)
         if connecting is None or not connecting.done() or connecting.cancelled():
             return

@@ -1,4 +1,4 @@
-"""The other I/O processes of this server: what is theirs is asked of them."""
+"""Calls to the other I/O processes of this server, which own their sessions."""
 
 import contextlib
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from rollgym.env_server.common.io_process import ProcessRank, Reason
 from rollgym.env_server.peers.forwarder import Forwarder
 from rollgym.env_server.sessions.replies import Reply
 
-# Whoever asks for readiness does not wait for long.
+# Callers that ask for readiness do not wait for long.
 _READY_WITHIN_S = 0.5
 _RETRY_S = 2
 
@@ -18,11 +18,11 @@ _RETRY_S = 2
 class Peers:
     """Calls operations in the process that owns a session, or in all processes.
 
-    A call that came from a peer goes no further.
+    A call that came from a peer is not forwarded again.
 
     Args:
         rank: Which process this is.
-        forwarder: The way to the others, or None where there are none.
+        forwarder: The connections to the others, or None for a single process.
     """
 
     def __init__(self, rank: ProcessRank, forwarder: Forwarder | None) -> None:
@@ -55,7 +55,7 @@ class Peers:
         """Call an operation in all other processes.
 
         Raises:
-            ProblemError: `draining`, where one does not answer.
+            ProblemError: `draining`, if one does not answer.
         """
         replies = await self.gather(context, op, fields)
         if not context.forwarded and len(replies) < self._rank.processes - 1:
@@ -77,7 +77,7 @@ class Peers:
         return found
 
     async def socket_dropped(self, context: Context) -> None:
-        """Tell the processes that a socket's calls were forwarded to that it is no more."""
+        """Notify the processes that received forwarded calls of a socket that it has closed."""
         if self._forwarder is None:
             return
         for index in context.remote:

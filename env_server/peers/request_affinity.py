@@ -16,10 +16,10 @@ _FILE = "affinity"
 class RequestAffinity:
     """The process that each of the last requests was first sent to, by caller, operation and request id.
 
-    A client whose connection was lost sends its request again over a new one, which may end in another process. With
-    several processes, a table in a small file that all of them map says which one has the answer. A request has one
-    slot, and takes it from the request that had it before: what is forgotten is made anew. No lock is needed, because
-    a slot is one word. Two requests whose hashes are equal are answered by one process, which knows them apart.
+    A client that lost its connection retries its request over a new one, which may reach another process. With several
+    processes, a table in a small file that all of them map says which one has the answer. Each request has one slot and
+    overwrites the request that had it before; a forgotten request is carried out again. No lock is needed, because a
+    slot is one word. Two requests with equal hashes are answered by one process, which tells them apart.
 
     Args:
         rank: Which process this is.
@@ -34,7 +34,7 @@ class RequestAffinity:
             self._slots = map_shared(rank.directory / _FILE, _SLOTS * _SLOT.size)
 
     def elsewhere(self, caller: str, op: str, request_id: str) -> int | None:
-        """The other process that answers a request; None where this one does, as it does from now on if none did."""
+        """The other process that answers a request; None for this one, which also takes requests without a process."""
         if self._slots is None:
             return None
         digest = blake2b("\0".join((caller, op, request_id)).encode(), digest_size=_SLOT.size).digest()
@@ -42,7 +42,7 @@ class RequestAffinity:
         offset = number % _SLOTS * _SLOT.size
         mark = number >> _INDEX_BITS
         (held,) = _SLOT.unpack_from(self._slots, offset)
-        # An index counts from 1 here, so that an empty slot is nobody's.
+        # Indices count from 1 here, so that 0 marks an empty slot.
         index = held % (1 << _INDEX_BITS) - 1
         if held >> _INDEX_BITS == mark and 0 <= index < self._rank.processes:
             return None if index == self._rank.index else int(index)
@@ -50,6 +50,6 @@ class RequestAffinity:
         return None
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Unmap and close the file."""
         if self._slots is not None:
             self._slots.close()

@@ -144,9 +144,9 @@ class App:
         await self._router(scope, self._counted(receive), send)
 
     def _allowed(self, scope: Scope) -> list[str]:
-        """The methods that a path is answered for; none where there is nothing.
+        """The methods that a path accepts; empty if the path does not exist.
 
-        Before it is known who asks: it costs no more than to find the route of a request.
+        Runs before authentication: it costs no more than finding the route of a request.
         """
         path = own_path(scope)
         routes = [
@@ -154,7 +154,7 @@ class App:
             for route in (*self._router.routes, *self._fastapi.router.routes)
             if isinstance(route, Route) and route.path_regex.match(path)
         ]
-        # What is a path of its own is no id in another.
+        # A path with a route of its own is not an id in another route.
         named = [route for route in routes if route.path == path] or routes
         # MCP's routes leave methods to what answers them.
         methods = {method for route in named for method in (route.methods or MCP_METHODS)}
@@ -287,7 +287,7 @@ class App:
 
 
 class _Socket(NamedTuple):
-    """A WebSocket: where it is, what it is for, and what serves it."""
+    """A WebSocket route: its path, its purpose, and its handler."""
 
     path: str
     what: str

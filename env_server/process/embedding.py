@@ -17,7 +17,7 @@ from rollgym.env_server.process.listening import bind, url_of
 __all__ = ["ConfigurationError", "serve_here"]
 
 _IDLE_S = 86400.0
-"""Who stands at a breakpoint for an hour finds the session as it was."""
+"""A session survives an hour at a breakpoint."""
 
 
 @asynccontextmanager

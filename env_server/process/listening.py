@@ -1,4 +1,4 @@
-"""The listening socket."""
+"""The listening socket of a server."""
 
 import socket
 

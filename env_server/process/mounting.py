@@ -17,7 +17,7 @@ from rollgym.env_server.messages.negotiation import problem_answer
 from rollgym.env_server.operations.services import Services
 from rollgym.env_server.process.app import App, Scope
 
-# What a program around it says for itself: where it listens, how it logs, what its environment variables are.
+# Settings that the enclosing program decides: addresses, logging, environment variables.
 _OF_A_PROGRAM = (
     *("host", "port", "processes", "log_level", "log_format", "register_with", "advertise"),
     *("sandbox", "stop_at_end_of_input"),
@@ -35,8 +35,8 @@ def create_app(**settings: Any) -> "MountedServer":
         app.mount("/environments", environments)
 
     Args:
-        **settings: Settings of `roll-serve` by the names that they have in its configuration file, but for those of a
-            program: where it listens, its processes, its log, gateways to register with, and the sandbox. Mappings
+        **settings: Settings of `roll-serve` by the names that they have in its configuration file, except those of a
+            program of its own: listening address, processes, log, gateways to register with, and the sandbox. Mappings
             such as `isolation` are dicts.
 
     Raises:
@@ -49,10 +49,10 @@ def create_app(**settings: Any) -> "MountedServer":
 
 
 class MountedServer:
-    """A server that others mount.
+    """A server for mounting in another application.
 
     Args:
-        settings: What it serves, to whom, and within which limits.
+        settings: Its environments, callers and limits.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -62,7 +62,7 @@ class MountedServer:
         self._alone = Router(lifespan=self.lifespan)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request or one socket, or the lifespan where nothing is around it."""
+        """Serve one request or one socket, or the lifespan if it is served by itself."""
         if scope["type"] == "lifespan":
             await self._alone(scope, receive, send)
         elif self._app is None:

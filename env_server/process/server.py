@@ -32,9 +32,9 @@ def run_process(
     """Serve on a listening socket until SIGTERM or SIGINT.
 
     Args:
-        settings: What the operator set.
+        settings: The operator's settings.
         rank: Which of the server's I/O processes this is.
-        listening: Where to listen.
+        listening: The socket to accept connections on.
         announce: Called once the process serves.
 
     Returns:
@@ -44,7 +44,7 @@ def run_process(
         ConfigurationError: If the settings cannot be used.
     """
     if settings.sandbox is not None:
-        # Where environments look for it, in this process and in its children.
+        # Environments read it there, in this process and in its children.
         os.environ[SANDBOX_VARIABLE] = settings.sandbox
     configure_logs(settings.log_level, settings.log_format, str(rank.index))
     if settings.token_file is None and settings.log_format == "json" and rank.index == 0:
@@ -57,7 +57,7 @@ def run_process(
         with contextlib.redirect_stdout(standard_output):
             announce()
 
-    # Whoever reads standard output expects what is announced, and not what environments or Ray's nodes print.
+    # Readers of standard output expect the announcement alone, and no output of environments or Ray's nodes.
     with (
         contextlib.redirect_stdout(sys.stderr),
         asyncio.Runner(loop_factory=_loop_factory()) as runner,

@@ -26,14 +26,15 @@ _BOOT = (
 )
 _FIRST_BACKOFF_S = 0.1
 _MAX_BACKOFF_S = 10.0
-# A process that served for so long did not die of what it was started with.
+# A process that has served this long did not die of its start-up settings.
 _SETTLED_S = 30.0
 # Beyond the grace for running operations, for closing environments and sockets.
 _STOP_MARGIN_S = 20.0
 
-# A process is asked for a sign of life this often; a thread of its own answers, whatever the event loop does.
+# The interval of liveness checks; a thread of the process answers, even if its event loop is blocked.
 _SIGN_S = 1.0
-# After so many that were not answered it is told that it hangs, and killed: its sessions go on from their journals.
+# After so many unanswered signs the process is reported as hanging, then killed; its sessions resume from their
+# journals.
 _HANGS_AFTER = 3
 _KILLED_AFTER = 10
 
@@ -94,11 +95,11 @@ def _alone_in(directory: Path) -> Iterator[None]:
 
 
 class Supervisor:
-    """Starts I/O processes, starts those that die again, and ends all.
+    """Starts I/O processes, restarts those that die, and ends all.
 
     Args:
-        settings: What the processes are told; the port is the real one.
-        directory: Where they meet.
+        settings: The settings that the processes receive; the port is the real one.
+        directory: The directory of their Unix sockets.
         announce: Called once all of them serve.
     """
 
@@ -113,7 +114,7 @@ class Supervisor:
         self._exit_code = 0
 
     async def run(self) -> int:
-        """Keep the processes alive until told to stop; gives the exit code."""
+        """Keep the processes alive until a stop signal; return the exit code."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop)
@@ -123,7 +124,7 @@ class Supervisor:
         return self._exit_code
 
     def _stop(self) -> None:
-        """Let all processes drain; told again, they give up."""
+        """Send all processes SIGTERM: the first one lets them drain, a second one makes them give up."""
         self._stopping.set()
         for process in self._processes.values():
             with contextlib.suppress(ProcessLookupError):
@@ -136,7 +137,7 @@ class Supervisor:
                 process.send_signal(signal.SIGHUP)
 
     async def _keep(self, index: int) -> None:
-        """Keep one process alive."""
+        """Keep one process alive: restart it whenever it ends."""
         loop = asyncio.get_running_loop()
         backoff = 0.0
         while not self._stopping.is_set():
@@ -167,7 +168,7 @@ class Supervisor:
             *(sys.executable, "-c", _BOOT, json.dumps(sys.path)),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
-            # Ctrl-C reaches the supervisor alone, which then tells the processes once.
+            # Ctrl-C reaches the supervisor alone, which then signals each process once.
             start_new_session=True,
         )
         self._processes[index] = process
@@ -242,13 +243,13 @@ class Supervisor:
 
 
 def main() -> int:
-    """Be an I/O process, as told on standard input, until the supervisor says so or is no more; gives the exit code."""
+    """Run an I/O process, with settings from standard input, until its supervisor ends it; return the exit code."""
     # Until the token file is read, there is nothing to read again.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     orders = json.loads(sys.stdin.buffer.readline())
     settings = Settings.model_validate(orders["settings"])
     rank = ProcessRank(orders["index"], settings.processes, Path(orders["directory"]), orders["restarts"])
-    # Standard output is the way to the supervisor; what anybody else prints goes to the log.
+    # Standard output is the channel to the supervisor; all other output goes to the log.
     supervisor = os.dup(sys.stdout.fileno())
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     threading.Thread(target=_end_with_supervisor, args=(supervisor,), name="supervisor", daemon=True).start()

@@ -18,11 +18,11 @@ _PING_S = 10.0
 class EventStream(Response):
     """A stream of events.
 
-    A client that goes away is no longer answered; what it has asked for goes on, and may be asked for again.
+    If the client disconnects, its operation continues without it, and the client may ask for the result again.
 
     Args:
         first: The first event, sent before anything is done.
-        work: Does what was asked for, and returns the other events.
+        work: Runs the operation, and returns the other events.
     """
 
     media_type = "text/event-stream"
@@ -34,7 +34,7 @@ class EventStream(Response):
         self._work = work
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the events."""
+        """Send the events as a response."""
         services = scope[SERVICES]
         task = services.unanswered.enter()
         working = asyncio.ensure_future(self._events(scope))

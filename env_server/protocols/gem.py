@@ -1,4 +1,4 @@
-"""GEM over HTTP, as ROCK's admin serves it: a sandbox is a session of ours, and its id is the session's."""
+"""GEM over HTTP, as ROCK's admin serves it: a sandbox is a session of this server, and has its id."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from rollgym.env_server.protocols.operating import operate, step_by_text
 from rollgym.env_server.sessions.replies import Reply
 
 PREFIX = "/apis/v1/envs/gem"
-"""Where ROCK's clients look for it."""
+"""The path under which ROCK's clients expect it."""
 
 GEM_CALLS = call_router(route_class=PlainRoute)
 
@@ -40,14 +40,14 @@ class GemResetRequest(_Fields):
 
 
 class GemStepRequest(_Fields):
-    """Take an action: text. Where actions are no text, the action itself, or its JSON as text."""
+    """Take an action: text. If an environment's actions are not text, the action itself, or its JSON as text."""
 
     sandbox_id: Identifier
     action: FreeValue
 
 
 class GemCloseRequest(_Fields):
-    """End an environment; one that is gone already is no error."""
+    """End an environment; ending one that has ended already is not an error."""
 
     sandbox_id: Identifier
 
@@ -93,14 +93,14 @@ class GemListReply(BaseModel):
     responses=problems(*RUNS, "invalid_action", "episode_over"),
 )
 async def gem_step(call: Call, request: GemStepRequest) -> Response:
-    """GEM: take an action."""
+    """GEM: take an action in an environment."""
     reply = await step_by_text(call.services.operations, call.context, request.sandbox_id, request.action)
     return call.answer(_only(GemStepReply, reply))
 
 
 @GEM_CALLS.post(f"{PREFIX}/reset", response_model=GemResetReply, responses=problems(*RUNS))
 async def gem_reset(call: Call, request: GemResetRequest) -> Response:
-    """GEM: begin an episode."""
+    """GEM: begin an episode in an environment."""
     begin = {"session_id": request.sandbox_id, "seed": request.seed, "options": request.options}
     reply = await operate(call.services.operations, call.context, "reset", begin)
     return call.answer(_only(GemResetReply, reply))
@@ -108,7 +108,7 @@ async def gem_reset(call: Call, request: GemResetRequest) -> Response:
 
 @GEM_CALLS.post(f"{PREFIX}/make", response_model=GemSandboxReply, responses=problems(*MAKES, "unknown_env"))
 async def gem_make(call: Call, request: GemMakeRequest) -> Response:
-    """GEM: make an environment."""
+    """GEM: make an environment and return its id."""
     wanted = {"env_id": request.env_id, "kwargs": request.kwargs}
     made = await operate(call.services.operations, call.context, "make", wanted)
     return call.answer({"sandbox_id": made["session_id"]})
@@ -116,7 +116,7 @@ async def gem_make(call: Call, request: GemMakeRequest) -> Response:
 
 @GEM_CALLS.post(f"{PREFIX}/close", response_model=GemSandboxReply, responses=problems("draining"))
 async def gem_close(call: Call, request: GemCloseRequest) -> Response:
-    """GEM: end an environment."""
+    """GEM: end an environment and free its session."""
     session_ids = [request.sandbox_id]
     await operate(call.services.operations, call.context, "close", {"session_ids": session_ids})
     return call.answer({"sandbox_id": request.sandbox_id})
@@ -124,7 +124,7 @@ async def gem_close(call: Call, request: GemCloseRequest) -> Response:
 
 @GEM_CALLS.post(f"{PREFIX}/list", response_model=GemListReply, responses=problems("draining"))
 async def gem_list(call: Call, request: GemListRequest) -> Response:
-    """GEM: list the environments."""
+    """GEM: list the environments that the server offers."""
     reply = await operate(call.services.operations, call.context, "envs", {})
     return call.answer({"env_id": [info["env_id"] for info in reply["envs"]]})
 

@@ -1,7 +1,7 @@
-"""The Model Context Protocol over streamable HTTP: an environment at a URL, a session of ours for each of its sessions.
+"""The Model Context Protocol over streamable HTTP: an environment at a URL, a session here for each MCP session.
 
-The id of an MCP session is that of our session. So the owner is in the id, any I/O process and any gateway may be
-asked, and nothing is kept here: which tools there are is what the episode's reset has answered, which is asked for
+An MCP session has the id of its session here. The id contains the owner, so any I/O process and any gateway can
+answer, and this module keeps no state: it reads the tools from the answer of the episode's reset, which it requests
 again.
 """
 
@@ -59,7 +59,7 @@ _MOST_IN_BATCH = 100
 
 @dataclass(frozen=True, slots=True)
 class _Client:
-    """Who asks, and for what: what the messages of one HTTP request have in common."""
+    """The caller, the environment and the session that the messages of one HTTP request share."""
 
     context: Context
     tools: SessionTools
@@ -120,7 +120,7 @@ class McpAdapter:
         if method == "DELETE":
             return await self._delete(client)
         if method != "POST":
-            # A client may ask for a stream of what the server says unasked, which is nothing.
+            # A client may open a stream for messages that the server starts, but this server starts none.
             return Response(status_code=405, headers={"Allow": ", ".join(MCP_METHODS)})
         return await self._post(client, headers, openenv=openenv)
 
@@ -160,7 +160,7 @@ class McpAdapter:
             response = self._say(said.message, said.status)
         except ProblemError:
             if (session_id := said.headers.get(_SESSION)) is not None:
-                # Nobody would know the session.
+                # No client would know the session.
                 self._operations.end(client.context, session_id)
             raise
         response.headers.update(said.headers)
@@ -217,7 +217,7 @@ class McpAdapter:
         finally:
             client.context.call_id = None
         self._services.metrics.problems[failure.code] += 1
-        # To MCP's clients a session that is no more is one that is not found: they begin another.
+        # MCP's clients treat an ended session as one that is not found: they begin another.
         status = 404 if failure.code == "session_gone" else failure.status
         wait = problem_answer(failure).headers.get("retry-after")
         headers = {} if wait is None else {"Retry-After": wait}
@@ -256,7 +256,7 @@ class McpAdapter:
         return _Answer(result_message(message_id, called))
 
     async def _call(self, client: _Client, call: McpToolCall) -> dict[str, Any] | None:
-        """Call a tool; None where there is none of that name."""
+        """Call a tool; None if no tool has that name."""
         context, session_id = client.context, client.session_id
         if call.name == RESET:
             wanted = validate(McpReset, call.arguments)
@@ -275,7 +275,7 @@ class McpAdapter:
         return None if reply is None else step_result(reply)
 
     async def _cancel(self, client: _Client, message_id: Any) -> None:
-        """Give up a call that runs on the session, wherever it does; one that has ended is no error."""
+        """Cancel a call that runs on the session, in whichever process; a call that has ended is not an error."""
         if client.session_id and is_request_id(message_id):
             client.context.call_id = _call_id(message_id)
             await operate(self._operations, client.context, "cancel", {"session_id": client.session_id})
@@ -306,7 +306,7 @@ def _malformed(text: str) -> _Answer:
 
 
 def _call_id(message_id: str | int) -> str:
-    """What a call is called within the server: JSON tells 1 from "1"."""
+    """The id of a call within the server: JSON distinguishes 1 from "1"."""
     return dumps(message_id, binary=False).decode()
 
 

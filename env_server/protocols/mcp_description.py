@@ -1,4 +1,4 @@
-"""What the OpenAPI document says of MCP, whose messages the routes of calls do not know."""
+"""MCP in the OpenAPI document, since the routes of calls do not describe its messages."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from rollgym.env_server.http.openapi import MAKES, RUNS, problems
 from rollgym.env_server.protocols.mcp_forms import VERSIONS
 
 MCP_PATH = "/mcp/{env_id}"
-"""Where each environment is an MCP server."""
+"""The path under which each environment is an MCP server."""
 
 MCP_METHODS = ("POST", "DELETE")
 """The methods that it answers there."""
@@ -110,7 +110,7 @@ def described_mcp(*, openenv: bool = False) -> dict[str, Any]:
     """MCP's calls, by their methods.
 
     Args:
-        openenv: Whether they are those at OpenEnv's path, where its clients' messages need no session.
+        openenv: Whether to describe OpenEnv's path, where messages need no session.
     """
     codes = MAKES | RUNS | codes_of(lambda problem: problem.told_to_agents) | {"unknown_env"}
     answers: dict[str, Any] = {

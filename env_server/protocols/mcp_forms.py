@@ -1,4 +1,4 @@
-"""The messages of the Model Context Protocol: read into requests of ours and built from answers of ours; no I/O."""
+"""Converts messages of the Model Context Protocol to and from requests and answers of this server; no I/O."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -35,7 +35,7 @@ _OUR_ERROR = -32050
 
 
 class McpToolCall(BaseModel):
-    """The parameters of `tools/call`."""
+    """The parameters of a `tools/call` request."""
 
     model_config = ConfigDict(strict=True, extra="ignore")
 
@@ -106,7 +106,7 @@ def initialize_result(params: Mapping[str, Any], env_id: str, reply: Reply) -> d
 
 
 def begun_text(reply: Reply) -> str:
-    """What an agent is told when an episode begins: what it is about, and what it sees.
+    """The text that an agent receives when an episode begins: the instruction, and the first observation.
 
     Environments with tools say in `info["rules"]` the part of the instruction that is not about writing calls.
     """
@@ -202,14 +202,14 @@ def step_result(reply: Reply) -> dict[str, Any]:
 
 
 def ended_text(reply: Reply, then: str = "") -> str:
-    """What an agent is told after what it sees of a step that ends the episode; nothing if the episode goes on."""
+    """The text that an agent receives after the last observation of an episode; empty if the episode continues."""
     if not (reply["terminated"] or reply["truncated"]):
         return ""
     return f"\n\n[The episode has ended, with a last reward of {reply['reward']}.{then}]"
 
 
 def failed_result(problem: ProblemError) -> dict[str, Any] | None:
-    """The result of a call that went wrong, for the agent; None where its client has to be told."""
+    """The result of a failed call, for the agent; None if the failure concerns the client instead."""
     if not problem.kind.told_to_agents:
         return None
     return _tool_result(problem.detail, {"problem": problem.to_problem()}, is_error=True)

@@ -149,7 +149,7 @@ async def openenv_num_tasks(
 
 @OPENENV_CALLS.post(f"{_TASKS}/task", response_model=OpenEnvTaskReply, responses=_SAYS)
 async def openenv_task(call: Call, env_id: PathId, env_name: PathId, request: OpenEnvTaskRequest) -> Response:
-    """OpenEnv: one task."""
+    """OpenEnv: one task by its index."""
     return call.answer({"task": (await _tasks(call, env_id, env_name)).task(request.split, request.index)})
 
 

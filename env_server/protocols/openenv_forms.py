@@ -1,4 +1,4 @@
-"""OpenEnv's messages, built from answers of ours and read into requests of ours; no I/O."""
+"""Converts OpenEnv's messages to and from requests and answers of this server; no I/O."""
 
 import re
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ from rollgym.env_server.protocols.seed_tasks import SeedTasks
 from rollgym.env_server.sessions.replies import Reply
 
 TEXT_SPACES = frozenset({"Text", "UnicodeText"})
-"""The types of space, as they are described, whose observations are in the field `text`."""
+"""The described types of the spaces whose observations go to the field `text`."""
 
 _OBJECT: dict[str, Any] = {"type": "object", "additionalProperties": True}
 _METADATA: dict[str, Any] = {**_OBJECT, "default": {}, "description": "Not looked at."}
@@ -25,7 +25,7 @@ _METADATA: dict[str, Any] = {**_OBJECT, "default": {}, "description": "Not looke
 _OF_CAPACITY = frozenset({"at_capacity", "overloaded"})
 
 META = "rollgym/answer"
-"""Where the whole answer of our protocol is in the result of a tool."""
+"""The key of a tool's result that holds the whole answer of this server's own protocol."""
 
 ACT = "take_action"
 """The tool that takes any action; OpenEnv reserves the names `reset`, `step`, `state` and `close`."""
@@ -42,7 +42,8 @@ EpisodeId = Annotated[str, Field(max_length=255)]
 class OpenEnvResetRequest(BaseModel):
     """Begin an episode. What else a client sends is ignored, as OpenEnv ignores what an environment's reset lacks.
 
-    `options` and `kwargs` are those of our own protocol; `kwargs` that differ from the session's make it anew.
+    `options` and `kwargs` are those of our own protocol; if `kwargs` differ from the session's, the session is made
+    again.
     """
 
     model_config = ConfigDict(strict=True, extra="ignore")
@@ -59,13 +60,13 @@ class OpenEnvResetRequest(BaseModel):
     )
 
     def of_task(self, described: Mapping[str, Any]) -> "OpenEnvResetRequest":
-        """The request with the seed and the kwargs of the task that it names, where it has none of its own.
+        """The request with the seed and the kwargs of its task filled in, unless it sets its own.
 
         Args:
             described: The environment's `EnvInfo`.
 
         Raises:
-            ProblemError: `invalid_request`, if there is no such task.
+            ProblemError: `invalid_request`, if the task does not exist.
         """
         if self.index is None:
             return self
@@ -106,7 +107,7 @@ class OpenEnvSessionCreate(BaseModel):
 
 
 class OpenEnvSessionClose(BaseModel):
-    """The parameters of `openenv/session/close`."""
+    """The parameters of an `openenv/session/close` message."""
 
     model_config = ConfigDict(strict=True, extra="ignore")
 
@@ -151,7 +152,7 @@ class OpenEnvSplitRequest(_TaskRequest):
 
 
 class OpenEnvTaskRequest(_TaskRequest):
-    """Ask for one task."""
+    """Ask for one task of a split."""
 
     index: Annotated[int, WHOLE]
 
@@ -196,7 +197,7 @@ class OpenEnvTaskCount(BaseModel):
 
 
 class OpenEnvTaskReply(BaseModel):
-    """One task."""
+    """One task, as OpenEnv describes it."""
 
     task: OpenEnvTask
 
@@ -208,7 +209,7 @@ class OpenEnvTaskRange(BaseModel):
 
 
 class OpenEnvState(BaseModel):
-    """Where a session is."""
+    """The state of a session, as OpenEnv reports it."""
 
     model_config = ConfigDict(strict=True, extra="allow")
 
@@ -226,7 +227,7 @@ class OpenEnvSchemas(BaseModel):
 
 
 class OpenEnvMetadata(BaseModel):
-    """What an environment is."""
+    """Name, description and version of an environment."""
 
     name: str
     description: str
@@ -369,7 +370,7 @@ def called_payload(name: str, text: str, reply: Reply) -> dict[str, Any]:
 
 
 def uncalled_payload(name: str, error_type: str, reason: str) -> dict[str, Any]:
-    """The observation that answers a `call_tool` which called nothing; the episode is where it was."""
+    """The observation that answers a `call_tool` which called no tool; the episode is unchanged."""
     error = {"error_type": error_type, "message": reason}
     observation = {"tool_name": name, "result": None, "error": error, "metadata": {}}
     return {"observation": observation, "reward": None, "done": False, "metadata": {}}

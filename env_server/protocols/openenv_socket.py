@@ -87,10 +87,10 @@ async def serve_openenv_socket(
 class OpenEnvSocket:
     """One open socket, and its session.
 
-    A socket that names a session which was made over HTTP uses that one, which goes on when the socket ends.
+    A socket may name a session that was made over HTTP; it then uses that session, which outlives the socket.
 
-    Messages have no ids, so they are answered in their order. While one is, the socket is read on: a client that goes
-    away takes its session along at once, whatever runs on it.
+    Messages have no ids, so they are answered in order. The socket is read even while a message is answered: when the
+    client disconnects, its session ends at once, whatever runs on it.
     """
 
     def __init__(
@@ -160,7 +160,7 @@ class OpenEnvSocket:
         self._services.unanswered.add(asyncio.get_running_loop().create_task(close_revoked(self._send)))
 
     async def _open(self) -> bool:
-        """Make the session; a client that cannot have one is told so, as OpenEnv tells it."""
+        """Make the session; a client that cannot have one gets OpenEnv's error message."""
         try:
             await (self._make({}) if self._attached is None else self._attach(self._attached))
         except Exception as error:  # noqa: BLE001 - a defect of ours costs this socket, not the server
@@ -172,14 +172,14 @@ class OpenEnvSocket:
         return True
 
     def _unopened(self, problem: ProblemError) -> dict[str, Any]:
-        """What a client is told that cannot have a session."""
+        """The error message for a client that cannot have a session."""
         payload = error_payload(problem, opening=True)
         if problem.code == "at_capacity":
             payload["data"].update(self._services.capacity())
         return payload
 
     async def _answer(self, data: str | bytes) -> None:
-        # A client that went away meanwhile takes the session with it.
+        # If the client has disconnected in the meantime, its session ends.
         with contextlib.suppress(OSError):
             try:
                 await self._turn.acquire()
@@ -193,7 +193,7 @@ class OpenEnvSocket:
                 self._turn.release()
 
     async def _content(self, data: str | bytes) -> bytes | None:
-        """The answer to a message; None where there is none to a goodbye."""
+        """The answer to a message; None for a goodbye, which has no answer."""
         limit = self._services.settings.max_reply_bytes
         try:
             payload = await self._take(data)
@@ -241,7 +241,7 @@ class OpenEnvSocket:
             await self._send({"type": "websocket.close"})
 
     async def _take(self, data: str | bytes) -> dict[str, Any] | None:
-        """Do what a message says; its answer, or None where it says goodbye."""
+        """Carry out a message; return its answer, or None if it says goodbye."""
         size = len(data) if isinstance(data, bytes) else len(data.encode())
         if size > self._services.settings.max_request_bytes:
             raise too_large_request(size, self._services.settings.max_request_bytes)
@@ -252,7 +252,7 @@ class OpenEnvSocket:
         return await self._do(message)
 
     def _unreadable(self, reason: str) -> dict[str, Any]:
-        """The answer to a message that is no JSON."""
+        """The answer to a message that is not JSON."""
         return wire_error("INVALID_JSON", reason)
 
     async def _do(self, message: Any) -> dict[str, Any] | None:
@@ -387,14 +387,14 @@ class OpenEnvSocket:
         self._has_begun = False
 
     async def _make_anew(self, kwargs: dict[str, Any]) -> None:
-        """Make the session with other kwargs; where it cannot be made with these, the one that there is goes on."""
+        """Make the session with other kwargs; if that fails, the present session stays."""
         before = self._session
         try:
             await self._make(kwargs)
         except ProblemError as problem:
             if not before or problem.code != "at_capacity":
                 raise
-            # There is no room for two, not even for a moment.
+            # The capacity allows no second session, not even for a moment.
             self._end_session()
             await self._make(kwargs)
         else:
@@ -424,7 +424,7 @@ class OpenEnvSocket:
 
 
 class OpenEnvRpcSocket(OpenEnvSocket):
-    """A socket at `/mcp`, whose messages are JSON-RPC: whoever plays calls tools, and begins no episode."""
+    """A socket at `/mcp`, whose messages are JSON-RPC: the agent calls tools, and cannot begin an episode."""
 
     def _unopened(self, problem: ProblemError) -> dict[str, Any]:
         message = rpc_problem(None, problem)

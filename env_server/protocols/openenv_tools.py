@@ -38,13 +38,13 @@ _CREATE, _CLOSE = "openenv/session/create", "openenv/session/close"
 class OpenEnvTools:
     """Lists and calls the tools of one environment for one client.
 
-    OpenEnv reserves the names `reset` and `step`: who plays calls tools, and who trains begins episodes. So there is
-    no tool `reset` here, and the one that takes any action is called `take_action`.
+    OpenEnv reserves the names `reset` and `step`: the agent calls tools, and the trainer begins episodes. So this list
+    has no tool `reset`, and the one that takes any action is called `take_action`.
 
     Args:
-        services: What does the work.
+        services: Carries out the operations.
         env_id: The environment.
-        context: Who asks.
+        context: The caller.
     """
 
     def __init__(self, services: Services, env_id: str, context: Context) -> None:
@@ -95,7 +95,7 @@ class OpenEnvTools:
         """Call a tool.
 
         Returns:
-            The answer to the step that it was; None where there is no such tool.
+            The answer to the step that the call made; None if the tool does not exist.
 
         Raises:
             ProblemError: Any of a step's problems; `invalid_request`, if the arguments are not the tool's.

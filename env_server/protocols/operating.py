@@ -29,18 +29,18 @@ async def step_by_text(
     timeout_s: float | None = None,
     **place: int,
 ) -> Reply:
-    """Take a step with an action in a form that the action space does not have.
+    """Take a step with an action that may be in another form than the action space's.
 
-    A text counts as the value whose JSON it is, and a value as the text that its JSON is: clients read a reply such as
-    `42` as JSON before they send it, also where the environment takes text.
+    A text may be the JSON of a value, and a value may stand for its JSON as text: some clients parse a reply such as
+    `42` as JSON before they send it, even if the environment takes text.
 
     Args:
-        operations: What takes it.
-        context: On whose behalf.
+        operations: Carries the step out.
+        context: The caller.
         session_id: The session.
         action: The action, or its JSON as text.
         timeout_s: How long the step may take; the server's limit if None.
-        **place: `episode` and `step`, where the same step may be asked for again.
+        **place: `episode` and `step`, if the step may be retried.
 
     Raises:
         ProblemError: Any of a step's problems.

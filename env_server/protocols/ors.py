@@ -101,7 +101,7 @@ class OrsRoute(CallRoute):
     """A call whose token may be in `X-API-Key`, where the openreward client puts it."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """What answers requests."""
+        """Return the handler, which also reads the token from `X-API-Key`."""
         respond = super().get_route_handler()
 
         async def handle(request: Request) -> Response:
@@ -191,7 +191,7 @@ async def ors_task(call: Call, env_id: PathId, request: OrsTaskRequest) -> Respo
 
 @_of_environment("GET", "/tools", response_model=OrsTools, responses=problems(*MAKES, "unknown_env"))
 async def ors_tools(call: Call, env_id: PathId) -> Response:
-    """ORS: the tools of an environment; what an episode of its first task has, where only episodes tell."""
+    """ORS: the tools of an environment; those of an episode of its first task, if only episodes declare them."""
     described = await _described(call, env_id)
     info: dict[str, Any] = {}
     if has_own_tools(described):
@@ -236,7 +236,7 @@ async def ors_create(call: Call, request: OrsCreate) -> Response:
 @ORS_CALLS.post("//ping", response_model=OrsStatus, include_in_schema=False)
 @ORS_CALLS.post("/ping", response_model=OrsStatus, responses=problems(*RUNS), openapi_extra=_OF_SESSION)
 async def ors_ping(call: Call) -> Response:
-    """ORS: keep a session."""
+    """ORS: keep a session alive."""
     session_id = await _session_id(call)
     # Wherever the session is, this is use of it, and changes nothing.
     await _begun(call, session_id)
@@ -384,10 +384,11 @@ async def _session_id(call: Call) -> str:
 
 
 async def _session(call: Call, env_id: str | None) -> tuple[str, Reply]:
-    """The id of a call's session, and where it is.
+    """The id of a call's session, and its location.
 
     Raises:
-        ProblemError: `unknown_session`, also where it is of another environment than the path says, or `session_gone`.
+        ProblemError: `unknown_session`, also if the session is of another environment than the path names, or
+            `session_gone`.
     """
     session_id = await _session_id(call)
     place = await _operate(call, "session", {"session_id": session_id})

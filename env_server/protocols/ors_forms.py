@@ -1,4 +1,4 @@
-"""The messages of the Open Reward Standard: read into requests of ours and built from answers of ours; no I/O."""
+"""Converts messages of the Open Reward Standard to and from requests and answers of this server; no I/O."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
@@ -64,13 +64,13 @@ class OrsCreate(_Message):
 
 
 class OrsSplitRequest(_Message):
-    """Ask about a split."""
+    """Ask about one split of an environment."""
 
     split: str
 
 
 class OrsTaskRequest(OrsSplitRequest):
-    """Ask for one task."""
+    """Ask for one task of a split."""
 
     index: int
 
@@ -103,7 +103,7 @@ class OrsSession(BaseModel):
 
 
 class OrsStatus(BaseModel):
-    """That a session lives."""
+    """The answer that a session is alive."""
 
     status: str
 
@@ -143,7 +143,7 @@ class OrsCount(BaseModel):
 
 
 class OrsBlock(BaseModel):
-    """Text."""
+    """A block of text in a result."""
 
     text: str
     detail: dict[str, Any] | None = None
@@ -175,7 +175,7 @@ class OrsTerminalTool(BaseModel):
 
 
 class OrsTools(BaseModel):
-    """All tools."""
+    """All tools of an environment."""
 
     tools: list[OrsTool]
     terminal_tool: OrsTerminalTool | None = None
@@ -234,11 +234,11 @@ def tasks_between(split: str, start: int | None = None, stop: int | None = None)
 def opening_requests(
     described: Mapping[str, Any], create: OrsCreate, idle_timeout_s: float
 ) -> dict[str, dict[str, Any]]:
-    """Return the requests of ours that make a session of a task (`make`) and begin its episode (`reset`).
+    """Return the requests that make a session of a task (`make`) and begin its episode (`reset`).
 
     Args:
         described: The environment's `EnvInfo`.
-        create: What was asked for.
+        create: The request to create a session.
         idle_timeout_s: How long the session lives without a ping.
 
     Raises:
@@ -272,7 +272,7 @@ def text_block(text: str) -> dict[str, Any]:
 
 
 def prompt_payload(begun: Reply) -> list[dict[str, Any]]:
-    """What an agent is told when an episode begins: the instruction and the first observation."""
+    """The text that an agent receives when an episode begins: the instruction and the first observation."""
     return [text_block(begun_text(begun))]
 
 
@@ -291,7 +291,7 @@ def tools_payload(described: Mapping[str, Any], info: Mapping[str, Any]) -> dict
 
     Args:
         described: The environment's `EnvInfo`.
-        info: Of the reset; empty where no tools of the environment's own are asked for.
+        info: Of the reset; empty to leave out the environment's own tools.
     """
     own = own_tools(info)
     tools = [
@@ -400,10 +400,10 @@ def _array_schema(shape: Sequence[int], item: dict[str, Any]) -> dict[str, Any]:
 
 
 class Refused(Exception):  # noqa: N818 - an answer to the agent, which the standard has a form for
-    """A call that cannot be made: the agent is told, and may make another.
+    """A call that was refused: the agent receives the reason, and may make another call.
 
     Args:
-        reason: What the standard calls it.
+        reason: The standard's name for the error.
         detail: A sentence.
     """
 
@@ -413,7 +413,7 @@ class Refused(Exception):  # noqa: N818 - an answer to the agent, which the stan
 
 
 def action_of(described: Mapping[str, Any], info: Mapping[str, Any], call: OrsCall) -> Any:
-    """Return the action that a call of a tool is.
+    """Return the action that a tool call stands for.
 
     Args:
         described: The environment's `EnvInfo`.
@@ -421,7 +421,7 @@ def action_of(described: Mapping[str, Any], info: Mapping[str, Any], call: OrsCa
         call: The call.
 
     Raises:
-        Refused: There is no such tool, or its input does not fit.
+        Refused: The tool does not exist, or its input is invalid.
     """
     name, argument = acting_tool(described)
     if call.name == name:
@@ -458,7 +458,7 @@ def refused_payload(refused: Refused) -> dict[str, Any]:
 
 
 def call_id(episode: int, step: int) -> str:
-    """Return the id of a call: its place in its session, so that it is made once however often it is asked for."""
+    """Return the id of a call: its place in its session, so that retries do not repeat it."""
     return f"{episode}-{step}"
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from rollgym.env_server.messages.validation import invalid
 
 TASKS_PER_SPLIT = 10_000
-"""How many tasks a split is said to have. Environments draw a task from each seed, so this is a choice of ours."""
+"""The number of tasks that a split reports. Environments draw a task from each seed, so any number would do."""
 
 _TYPES = {"train": "train", "valid": "validation", "validation": "validation", "test": "test"}
 _ONLY = "train"
@@ -15,7 +15,7 @@ _ONLY = "train"
 
 @dataclass(frozen=True, slots=True)
 class SeedTasks:
-    """The tasks of one environment: those of its kwarg `split`, or of one split `train` where it has no such kwarg.
+    """The tasks of one environment: those of its kwarg `split`, or those of one split `train` if it has no such kwarg.
 
     Attributes:
         splits: The names of the splits.
@@ -42,7 +42,7 @@ class SeedTasks:
         """One task: what a reset takes to begin it.
 
         Raises:
-            ProblemError: `invalid_request`, if there is no such task.
+            ProblemError: `invalid_request`, if the task does not exist.
         """
         self.check(split)
         if not 0 <= index < TASKS_PER_SPLIT:
@@ -54,7 +54,7 @@ class SeedTasks:
         """The tasks from `start` to before `stop`, as a slice of a list has them.
 
         Raises:
-            ProblemError: `invalid_request`, if there is no such split.
+            ProblemError: `invalid_request`, if the split does not exist.
         """
         self.check(split)
         return [self.task(split, index) for index in range(TASKS_PER_SPLIT)[start:stop]]

@@ -14,11 +14,11 @@ from rollgym.env_server.sessions.replies import Reply
 class SessionTools:
     """Begins sessions of one environment, and lists and calls the tools that their episodes declare.
 
-    Nothing is kept here: which tools there are is what the episode's reset has answered, which is asked for again. So
-    any I/O process and any gateway may be asked.
+    This object keeps no state: it reads the tools from the answer of the episode's reset, which it requests again. So
+    any I/O process and any gateway can answer.
 
     Args:
-        operations: What sessions are reached through.
+        operations: Carries out the operations on sessions.
         env_id: The environment.
     """
 
@@ -29,13 +29,13 @@ class SessionTools:
     async def begin(
         self, context: Context, *, kwargs: Mapping[str, Any] | None, seed: int | None = None
     ) -> tuple[str, Reply]:
-        """Make a session and begin an episode, whose reset says which tools there are.
+        """Make a session and begin an episode, whose reset declares the tools.
 
         Returns:
             The session's id, and the answer to the reset.
 
         Raises:
-            ProblemError: It cannot be made, or its environment not be reset; no session is left then.
+            ProblemError: The session cannot be made, or its environment cannot be reset; no session is left then.
         """
         made = await operate(self._operations, context, "make", {"env_id": self._env_id, "kwargs": kwargs})
         session_id = str(made["session_id"])
@@ -61,7 +61,7 @@ class SessionTools:
         return session
 
     async def described(self, context: Context) -> Reply:
-        """The environment's `EnvInfo`."""
+        """The `EnvInfo` of the session's environment."""
         return await operate(self._operations, context, "envs", {"env_id": self._env_id})
 
     async def begun(self, context: Context, session_id: str) -> Reply:
@@ -92,5 +92,5 @@ class SessionTools:
 
 
 def reset_request_id(episode: int) -> str:
-    """What the reset that begins an episode is remembered by, so that its answer can be asked for again."""
+    """The request id of the reset that begins an episode, by which its answer can be requested again."""
     return f"tools-{episode}"

@@ -55,9 +55,10 @@ def encode_given(space: Space[Any] | None, value: Any, *, binary: bool) -> Any:
 
 
 def detached(value: Any, depth: int = 0) -> Any:
-    """Copy arrays and plain containers, which an environment may go on to write into; other objects stay as they are.
+    """Copy arrays and plain containers, which the environment may modify later; other objects stay as they are.
 
-    No code of the environment runs: nothing is asked to copy itself. What is nested too deeply to be sent is left.
+    No code of the environment runs: no object's copy method is called. Values nested too deeply to be sent stay as they
+    are.
     """
     kind = type(value)
     if depth > _DEEPEST:
@@ -76,9 +77,9 @@ def detached(value: Any, depth: int = 0) -> Any:
 def encode_info(info: Mapping[str, Any], context: Context) -> Any:
     """An info for the wire.
 
-    Infos are nested and come with every step, so for JSON they are serialised here at once, and the answer holds
-    the bytes. That cannot tell NaN from None; an info with either, or with anything that is not plain data, goes
-    the long way.
+    Infos are nested and come with every step, so for JSON they are serialised here at once, and the answer holds the
+    bytes. This serialiser cannot distinguish NaN from None; an info with either, or with other than plain data, takes
+    the slow path.
     """
     if context.fragments:
         try:

@@ -1,4 +1,4 @@
-"""A session: one environment of one caller, and where its episode is."""
+"""A session: one environment of one caller, and the state of its episode."""
 
 import asyncio
 from abc import ABC, abstractmethod
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _REMEMBERED_RESETS = 4
 NO_REQUEST = ""
-"""What a reset is remembered by whose request had no id, or none that is known any more."""
+"""The key of a reset whose request had no id, or an id that is no longer known."""
 
 
 class BaseSession(ABC):
@@ -30,8 +30,8 @@ class BaseSession(ABC):
     Attributes:
         session_id: Its id.
         owner: The name of the token that made it.
-        entry: What it is a session of.
-        idle_timeout_s: The session is evicted when it was not used for so long.
+        entry: The environment's catalog entry.
+        idle_timeout_s: The session is evicted after so many idle seconds.
         last_used: When it was last used, on the event loop's clock.
         lingers: Whether it was made on a socket, and ends some time after its last socket.
         orphaned_at: When its last socket dropped, while it has none.
@@ -41,7 +41,7 @@ class BaseSession(ABC):
         seed: Seed of the episode.
         terminated: Whether the task ended.
         truncated: Whether a limit cut the episode.
-        call_id: What a client of another protocol calls the call that runs on it, where one runs.
+        call_id: The id that a client of another protocol gave to the call that runs on it, if one runs.
     """
 
     __slots__ = (
@@ -100,7 +100,7 @@ class BaseSession(ABC):
         """Give running operations up and close the environment; what takes time is left to the caller."""
 
     def use_from(self, socket: str) -> None:
-        """Note that a socket uses it, by whose name it is not known yet."""
+        """Register a socket that uses the session for the first time."""
         self.sockets.add(socket)
         self.orphaned_at = None
 
@@ -120,7 +120,7 @@ class BaseSession(ABC):
 
 
 class ResetRecord(NamedTuple):
-    """How an episode began."""
+    """How an episode began: the answer to its reset."""
 
     observation: Any
     info: Mapping[str, Any]
@@ -135,9 +135,9 @@ class StepRecord(NamedTuple):
         episode: The episode it belongs to.
         step: The index that the request named.
         action: The action in JSON's encoding.
-        outcome: What the environment answered, or the problem that the step ended in.
+        outcome: The environment's answer, or the problem that the step ended in.
         seen: The observation in JSON's encoding.
-        reset: The episode that the step began, where it was asked to (`autoreset`).
+        reset: The episode that the step began, if requested (`autoreset`).
     """
 
     episode: int
@@ -170,12 +170,12 @@ class Running(NamedTuple):
 
 
 class Session(BaseSession):
-    """A session whose environment this process looks after.
+    """A session whose environment belongs to this process.
 
     Attributes:
         kwargs: What the client set.
-        worker: Where the environment lives; the session's id is its key there.
-        inline: The same worker where it is this process, so that a step needs no await.
+        worker: The worker that holds the environment, under the session's id as key.
+        inline: The same worker if it runs inline, so that a step needs no await.
         attached: Whether the worker holds the environment. It does not after a crash or a time-out.
         recoverable: Whether an environment that is not attached can be rebuilt from the journal.
         playing: Whether a step can be taken: an episode has begun, and neither ended nor broke.
@@ -240,7 +240,7 @@ class Session(BaseSession):
         """Give a running operation up and close the environment."""
         if self.running is not None:
             self.running.task.cancel()
-        # An operation that was given up before it began has left its environment where it was.
+        # An operation that was cancelled before it began has not changed its environment.
         self.attached = False
         if self.inline is not None:
             self.inline.close_now(self.session_id)
@@ -288,11 +288,11 @@ class Session(BaseSession):
         self.attached = True
 
     def resume(self, episode: int, journal: "Journal", outcome: StepOutcome | None) -> None:
-        """Go on where a replay has put the environment.
+        """Resume from the point that a replay has reached.
 
         Args:
-            episode: Index of the episode that it is in.
-            journal: What was replayed.
+            episode: Index of the current episode.
+            journal: The replayed journal.
             outcome: That of its last step, if there was one.
         """
         self.attached = True

@@ -17,18 +17,18 @@ _log = logging.getLogger(__name__)
 
 
 class SessionRestore:
-    """Takes in the sessions of a journal file.
+    """Restores the sessions of a journal file.
 
-    Those that cannot go on are remembered as gone. Those of environments that other servers have wait until one of
-    these registers again, as nodes do by themselves.
+    Sessions that cannot resume are remembered as gone. Sessions at registered servers wait until such a server
+    registers again, which nodes do by themselves.
 
     Args:
         journal_file: The file.
         catalog: The environments.
-        tokens: Whose the sessions are.
-        sessions: Where they go.
+        tokens: The owners of the sessions.
+        sessions: Receives the restored sessions.
         workers: Gives the worker of an environment.
-        patience_s: How long sessions wait for a registration; 0 where there are none.
+        patience_s: How long sessions wait for a registration; 0 if registrations are off.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class SessionRestore:
 
 
 def _loss(journaled: JournaledSession, entry: CatalogEntry | None) -> EndReason | None:
-    """Why a session cannot go on, if it cannot. One that was never reset has nothing to lose."""
+    """Why a session cannot resume, or None if it can. One that was never reset has nothing to lose."""
     if entry is None or (journaled.episode >= 0 and not entry.deterministic):
         return "lost"
     if journaled.journal.env_version != entry.version:

@@ -1,4 +1,4 @@
-"""The sessions of one I/O process; those that nobody uses are ended, by one heap and one timer."""
+"""The sessions of one I/O process; one heap and one timer evict those that are idle."""
 
 import asyncio
 import heapq
@@ -55,12 +55,12 @@ class Expiry:
         self._arm()
 
     def forget(self, session: BaseSession) -> None:
-        """Let go of a session that ended."""
+        """Remove a session that has ended."""
         self._valid.pop(session.session_id, None)
         self._compact()
 
     def stop(self) -> None:
-        """Watch no more."""
+        """Stop the eviction timer."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -123,9 +123,9 @@ class Sessions:
     Args:
         settings: Limits and time-outs.
         rank: Which I/O process this is.
-        quota_counters: The counts that the quotas look at.
-        metrics: Where ended sessions are counted.
-        journal_file: Where sessions are written down, if anywhere.
+        quota_counters: The shared counts behind the quotas.
+        metrics: Counts ended sessions.
+        journal_file: The journal of sessions, if there is one.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class Sessions:
         self._expected: set[str] = set()
 
     def new_id(self) -> str:
-        """An id that nobody can guess and that says which process owns the session."""
+        """An unguessable id that names the process that owns the session."""
         return f"{self._rank.index}.{secrets.token_hex(_ID_BYTES)}"
 
     def owner_of(self, session_id: str) -> int:
@@ -306,7 +306,7 @@ class Sessions:
             self._tombstones.popitem(last=False)
 
     def count(self) -> int:
-        """Sessions of all processes."""
+        """The number of sessions in all processes."""
         return self._quota_counters.total()
 
     async def shutdown(self) -> None:

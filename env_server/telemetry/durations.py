@@ -13,7 +13,7 @@ BOUNDS = (
 
 
 TIMED_STEPS = 16
-"""Of steps that need no waiting, each 16th is timed and counts for so many: timing all of them would cost percents."""
+"""Of steps that do not wait, each 16th is timed and counts for 16: timing all would cost a few percent."""
 
 
 class Durations:
@@ -37,7 +37,7 @@ class Durations:
 
 
 LONG_S = 0.1
-"""What takes so long is kept by name: within the event loop, everybody has waited for it."""
+"""Operations of at least this duration are recorded by name: in the event loop, all clients have waited for them."""
 
 _MOST_LONG = 64
 

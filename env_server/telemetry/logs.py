@@ -9,7 +9,7 @@ from contextvars import ContextVar
 from typing import Any, Literal
 
 CURRENT_TRACE: ContextVar[str | None] = ContextVar("traceparent", default=None)
-"""Set while a traced operation runs; what it asks of other servers and processes belongs to the same trace."""
+"""Set while a traced operation runs; its calls to other servers and processes belong to the same trace."""
 
 LOGGED = ("session_id", "env_id", "request_id")
 """Fields of operations that records carry. No others: what clients send may be private, and is large."""
@@ -74,10 +74,10 @@ class _Json(_Bounded):
 
 
 class About(logging.Filter):
-    """Adds to each record of a log what it is about, where that is known.
+    """Adds the subject to each record of a log, if it is known.
 
     Args:
-        find: Gives fields of a record that has the given session id, or none.
+        find: Returns the fields for a record with the given session id; they may be empty.
     """
 
     def __init__(self, find: Callable[[str | None], dict[str, str]]) -> None:
@@ -120,7 +120,7 @@ def _fields(record: logging.LogRecord) -> dict[str, str]:
 
 
 def _bounded(text: str) -> str:
-    """A text whose lines and whole have bounds; its end, where a stack says what was raised, is kept."""
+    """A text with bounded lines and bounded length; its end, which names the exception of a stack, is kept."""
     if len(text) > _MAX_LINE:
         text = "\n".join(_cut(line, _MAX_LINE) for line in text.split("\n"))
     return _cut(text, _MAX_RECORD)

@@ -23,14 +23,14 @@ _log = logging.getLogger(__name__)
 
 
 class LoopWatch:
-    """Sets a timer again and again, counts how late each one came, and names what kept the loop.
+    """Sets a timer again and again, measures how late it fires, and names the operation that blocked the loop.
 
-    Whatever keeps the loop busy keeps everybody else waiting for as long: a slow environment that runs inline, or one
-    in a thread whose code lets no other thread run (a regular expression, an extension in C).
+    A blocked loop delays all clients: the cause is a slow environment that runs inline, or one in a thread whose code
+    holds the interpreter lock (a regular expression, an extension in C).
 
     Args:
-        metrics: Where it is counted.
-        times: How long operations of environments took that run in this process, the inline ones first.
+        metrics: Counts the delays.
+        times: The durations of operations of environments in this process, the inline ones first.
     """
 
     def __init__(self, metrics: Metrics, times: Mapping[Isolation, OperationTimes]) -> None:
@@ -43,13 +43,13 @@ class LoopWatch:
         self._told_until: dict[tuple[str, str], float] = {}
 
     def start(self) -> None:
-        """Begin to look; what took long before that has kept nobody."""
+        """Start to watch; earlier delays are not counted."""
         for times in self._times.values():
             times.taken_long()
         self._arm()
 
     def stop(self) -> None:
-        """Look no more."""
+        """Stop watching the loop."""
         if self._timer is not None:
             self._timer.cancel()
 
@@ -84,7 +84,7 @@ class LoopWatch:
                 elif not kept_here and (missed := self._missed_during(run)) is not None:
                     what = f"ran in a thread for {run.seconds:.2f} s, and the event loop had no turn for {missed:.2f} s"
                     self._count(run, "thread", what)
-        # The end of what ran in a thread may be told after the first look that was late for it.
+        # The end of an operation in a thread may be reported after the first look that it delayed.
         self._late = [each for each in self._late if each[0] == self._due]
         self._arm()
 
@@ -108,13 +108,13 @@ class LoopWatch:
 
 
 class StandstillWatch:
-    """A thread that says where the event loop is if it does not come on: nothing else could while it lasts.
+    """A thread that logs the stack of a blocked event loop, which the loop itself cannot do.
 
     Used as a context manager, in the thread of the loop.
 
     Args:
-        watch: What the loop should come to.
-        after_s: How late it is then.
+        watch: The watch whose timer the loop runs late.
+        after_s: The delay to report, in seconds.
     """
 
     def __init__(self, watch: LoopWatch, after_s: float = _STANDSTILL_S) -> None:
@@ -138,7 +138,7 @@ class StandstillWatch:
                 looks = 0
                 continue
             looks += 1
-            # Not at the first: a process that was stopped as a whole goes on with this thread as well as the loop.
+            # Not at the first look: if the whole process was stopped, this thread and the loop resume together.
             if looks == 2:
                 frames = sys._current_frames().get(self._loop_thread)
                 _log.error(

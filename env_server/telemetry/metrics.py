@@ -20,10 +20,10 @@ _REFUSALS = RETRY_LATER - {"at_capacity"} | _LIMITS
 
 
 class EnvironmentLabels:
-    """Gives environments that other servers register a label, the first ones one of their own.
+    """Gives labels to environments that other servers register; only the first ones get labels of their own.
 
-    Counters live as long as the process. Whoever may register could otherwise fill its memory, and that of the
-    database that collects them, with environments that come and go.
+    Counters live as long as the process. Without a bound, servers that register ever new environments could fill its
+    memory, and that of the database that collects the counters.
 
     Args:
         most: How many environments get a label of their own.
@@ -52,9 +52,9 @@ class EnvironmentLabels:
 class Metrics:
     """Counters of one I/O process.
 
-    What is counted at every step is a plain number in a dictionary or an attribute, and becomes a metric when somebody
-    looks: a locked counter object would cost as much as the rest of a step's handling. Counters by environment are
-    under its label, which is its id unless there are too many (`EnvironmentLabels`).
+    What is counted at every step is a plain number in a dictionary or an attribute, and becomes a metric at a scrape: a
+    locked counter object would cost as much as the rest of a step's handling. Counters by environment are under its
+    label, which is its id unless there are too many (`EnvironmentLabels`).
 
     Args:
         labels: Gives registered environments their labels.
@@ -62,8 +62,8 @@ class Metrics:
     Attributes:
         answered: Operations that were answered well.
         failed: Operations that were answered by a problem, by operation and code.
-        problems: Answers that were problems, by code; those to what was no operation are among them.
-        refusals: What was refused for want of capacity, by reason.
+        problems: Answers that were problems, by code, including answers to unknown operations.
+        refusals: Requests refused for lack of capacity, by reason.
         seconds: How long operations took from the call to the answer, by operation.
         steps: Steps by environment.
         resets: Episodes begun by environment.
@@ -79,8 +79,8 @@ class Metrics:
         http_sent: Bytes of response bodies.
         socket_received: Bytes of frames that came in.
         socket_sent: Bytes of frames that went out.
-        loop_lag: How late the event loop came to what it should have done.
-        loop_holds: Operations that kept it, by environment, operation and isolation.
+        loop_lag: How late the event loop ran its timers.
+        loop_holds: Operations that blocked it, by environment, operation and isolation.
         upstream_seconds: How long registered servers took, by operation and protocol.
         upstream_errors: Calls that they failed, by environment and protocol.
         failovers: Operations tried again on another registered server, by environment.

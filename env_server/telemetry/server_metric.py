@@ -22,13 +22,14 @@ class ServerMetric(Generic[StateT]):
 
     Attributes:
         name: Its name, without the ending that counters have.
-        kind: What it is to Prometheus.
+        kind: Its type in Prometheus.
         help: A short sentence, which goes out with it.
-        values: What it is now, by the value of its one label or by the values of several; durations of a histogram.
+        values: The current values, by the value of its one label or by the values of several; for a histogram,
+            durations.
         labels: Its labels.
-        meaning: What the documentation says of it, in Markdown, where that is more than `help`.
-        combine: How the figures of I/O processes become one. What says the same in each process, or is a point in
-            time, is no sum.
+        meaning: The text for the documentation, in Markdown, if it says more than `help`.
+        combine: How to combine the figures of I/O processes. A figure that is equal in each process, or a point in
+            time, is not summed.
     """
 
     name: str

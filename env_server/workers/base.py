@@ -1,4 +1,4 @@
-"""What a worker is: the place where environment objects live, with the same small interface wherever that is."""
+"""What a worker is: the place where environment objects live, with the same small interface in each of them."""
 
 import importlib
 from abc import ABC, abstractmethod
@@ -62,7 +62,7 @@ class StepOutcome(NamedTuple):
 
 
 class EnvironmentRaised(Exception):  # noqa: N818 - the name says what happened
-    """Code of an environment raised, or gave something that is not what Gymnasium asks for.
+    """Code of an environment raised an exception, or returned a value that breaks Gymnasium's API.
 
     Args:
         error_class: The name of the exception's class.
@@ -133,7 +133,7 @@ class Worker(ABC):
 
     @property
     def trouble(self) -> str | None:
-        """Why it can make no environment at present, for people; None if there is no reason."""
+        """Why it can make no environment at present, for people; None if it can."""
         return None
 
     async def start(self) -> None:  # noqa: B027 - most workers have nothing to start
@@ -155,7 +155,7 @@ class Worker(ABC):
     async def reset(
         self, key: str, seed: int | None, options: dict[str, Any] | None, *, timeout: float | None
     ) -> tuple[Any, Mapping[str, Any]]:
-        """Begin an episode; gives the observation and the info. Raises like `make`."""
+        """Begin an episode; return the observation and the info. Raises like `make`."""
 
     @abstractmethod
     async def step(self, key: str, action: Any, *, timeout: float | None) -> StepOutcome:
@@ -167,7 +167,7 @@ class Worker(ABC):
 
     @abstractmethod
     async def reseed(self, key: str, seed: int, *, timeout: float | None) -> None:
-        """Seed the environment's generator anew in the middle of an episode. Raises like `make`."""
+        """Set a new seed for the environment's random generator in mid-episode. Raises like `make`."""
 
     @abstractmethod
     async def verify(

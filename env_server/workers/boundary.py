@@ -1,4 +1,4 @@
-"""The boundary to code of environments: the only place where whatever it raises is caught."""
+"""The boundary to code of environments: the only place that catches any exception of it."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -46,11 +46,11 @@ def _refuse(error: BaseException) -> NoReturn:
 
 
 def report(error: EnvironmentRaised, **about: str) -> None:
-    """Write to the log what code of an environment raised, with its stack: a client is told no more than a line.
+    """Log an exception of an environment's code with its stack; the client receives one line only.
 
     Args:
-        error: What was made of it.
-        about: What the record is about, such as the session.
+        error: The error that the exception became.
+        about: The subject of the record, such as the session.
     """
     _log.warning("code of an environment raised", exc_info=error.__cause__, extra=about)
 
@@ -65,12 +65,12 @@ def _message(error: BaseException) -> str:
 
 
 def build(source: EnvSource, kwargs: Mapping[str, Any]) -> Environment:
-    """Build an environment."""
+    """Build an environment from its factory."""
     return guarded(source.build, kwargs)
 
 
 def spaces(environment: Environment) -> Spaces:
-    """The spaces of an environment; that one cannot be described to anybody is the environment's failure."""
+    """The spaces of an environment; an environment whose spaces cannot be described has failed."""
     return guarded(_spaces, environment)
 
 
@@ -86,7 +86,7 @@ def _spaces(environment: Environment) -> Spaces:
 def reset(
     environment: Environment, seed: int | None, options: dict[str, Any] | None
 ) -> tuple[Any, Mapping[str, Any]]:
-    """Begin an episode."""
+    """Begin an episode of an environment."""
     return guarded(_reset, environment, seed, options)
 
 
@@ -181,7 +181,7 @@ def error_verdict(error: EnvironmentRaised | NoWorker) -> Verdict:
 
 
 def close(environment: Environment) -> None:
-    """Close an environment; what it raises then matters to nobody but the log."""
+    """Close an environment; an exception that it raises is only logged."""
     try:
         guarded(environment.close)
     except EnvironmentRaised as error:

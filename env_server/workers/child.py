@@ -1,7 +1,7 @@
 """The worker child process: holds environments and runs one operation after another on them.
 
-It is started by `ChildProcess` with one end of a socket pair. What environments print goes to the server's log. When
-the server is no more, the child ends, even while an environment hangs.
+It is started by `ChildProcess` with one end of a socket pair. The output of environments goes to the server's log. The
+child exits when the server has died, even while an environment hangs.
 """
 
 import gc
@@ -53,7 +53,7 @@ class Household:
         }
 
     def about(self, session_id: str | None) -> dict[str, str]:
-        """What a record of the log is about: the session, or the verifier, whose operation runs."""
+        """The subject of a log record: the session or the verifier of the running operation."""
         return self._about.get(self._running, {})
 
     def turn_to(self, what: int | bytes) -> None:
@@ -63,7 +63,7 @@ class Household:
     def make(
         self, number: int, session_id: str, source: EnvSource, kwargs: Mapping[str, Any]
     ) -> tuple[Any, Any]:
-        """Build an environment; gives its spaces as they are described on the wire."""
+        """Build an environment; return its spaces as described on the wire."""
         self._about[number] = {"session_id": session_id, "env_id": source.env_id}
         environment = boundary.build(source, kwargs)
         try:
@@ -75,20 +75,20 @@ class Household:
         return describe_space(action_space), describe_space(observation_space)
 
     def reset(self, number: int, seed: int | None, options: dict[str, Any] | None) -> tuple[Any, Any]:
-        """Begin an episode."""
+        """Begin an episode in an environment."""
         return boundary.reset(self._environments[number], seed, options)
 
     def step(self, number: int, action: Any) -> tuple[Any, ...]:
-        """Take a step."""
+        """Take a step in an environment."""
         observation, reward, terminated, truncated, info = boundary.step(self._environments[number], action)
         return observation, reward, terminated, truncated, info
 
     def render(self, number: int, mode: str | None) -> Any:
-        """Draw the state."""
+        """Render an environment's current state."""
         return boundary.render(self._environments[number], mode)
 
     def reseed(self, number: int, seed: int) -> None:
-        """Seed an environment's generator anew."""
+        """Set a new seed for an environment's random generator."""
         boundary.reseed(self._environments[number], seed)
 
     def close(self, number: int) -> None:
@@ -106,7 +106,7 @@ class Household:
             self._verifiers[source] = boundary.build(loaded, {})
 
     def score(self, source: bytes, items: Sequence[Mapping[str, Any]]) -> tuple[list[Verdict], float]:
-        """Score responses, each by itself; gives the verdicts and how many seconds they took."""
+        """Score responses, each by itself; return the verdicts and the seconds they took."""
         self.prepare(source)
         verifier = self._verifiers[source]
         began = time.perf_counter()
@@ -114,7 +114,7 @@ class Household:
         return verdicts, time.perf_counter() - began
 
     def close_all(self) -> None:
-        """Let everything go."""
+        """Close all environments and drop them."""
         for environment in (*self._environments.values(), *self._verifiers.values()):
             boundary.close(environment)
 
@@ -132,7 +132,7 @@ def _score(verifier: boundary.Environment, item: Mapping[str, Any]) -> Verdict:
 
 
 def serve(connection: socket.socket, household: Household) -> None:
-    """Answer requests in their order until the request to exit, or until the server is no more."""
+    """Answer requests in order until the request to exit, or until the server has died."""
     reader = FrameReader()
     connection.sendall(frame(0, READY, b""))
     while data := connection.recv(_READ_SIZE):

@@ -41,15 +41,15 @@ _MAX_NUMBER = 2**32
 
 
 class Operation:
-    """An operation that a child was asked for.
+    """An operation that was sent to a child.
 
     Attributes:
         op: Its name.
         number: The number of its frames.
         environment: The number of the environment that it is on, or -1.
-        future: Where its result goes; None where nobody waits for it.
-        timeout: How long it may run, counted from when the child turns to it.
-        asked_at: When it was asked for, by the performance counter.
+        future: Receives its result; None if no caller waits for it.
+        timeout: How long it may run, counted from when the child starts it.
+        asked_at: When it was sent, by the performance counter.
     """
 
     __slots__ = ("asked_at", "environment", "future", "number", "op", "timeout")
@@ -71,14 +71,14 @@ class Operation:
 
 
 class ChildProcess(asyncio.Protocol):
-    """Starts a child, asks it for operations, and ends it when one takes too long.
+    """Starts a child process, sends it operations, and kills it when one takes too long.
 
-    The child works operations off in their order, so the first one asked for that is not answered is the one that
-    runs. One timer watches it; it is set anew only where it would come too late, not for each operation.
+    The child runs operations in order, so the oldest unanswered one is the one that runs. One timer watches it; the
+    timer is set again only if it would fire too late, not for each operation.
 
     Args:
-        ended: Called once when the child is no more, after its operations were told.
-        times: Where is counted how long operations took.
+        ended: Called once when the child has ended, after its operations have failed.
+        times: Records how long operations took.
         log_format: How the lines of the child's log look.
 
     Attributes:
@@ -134,7 +134,7 @@ class ChildProcess(asyncio.Protocol):
     def ask(
         self, op: str, arguments: tuple[Any, ...], *, environment: int = -1, timeout: float | None
     ) -> Operation:
-        """Ask for an operation; its future gives the result.
+        """Send an operation; return the future of its result.
 
         The future raises `EnvironmentRaised`, `OperationTimeout` (the operation took too long and the child was
         ended) or `WorkerLost`.
@@ -142,7 +142,7 @@ class ChildProcess(asyncio.Protocol):
         return self._ask(op, arguments, environment, self._loop.create_future(), timeout)
 
     def tell(self, op: str, arguments: tuple[Any, ...], *, timeout: float) -> None:
-        """Ask for an operation whose result nobody waits for."""
+        """Send an operation whose result is discarded."""
         self._ask(op, arguments, -1, None, timeout)
 
     def _ask(
@@ -171,7 +171,7 @@ class ChildProcess(asyncio.Protocol):
         return operation
 
     def abandon(self, operation: Operation) -> None:
-        """Nobody waits for an operation any more. It may finish, but gets little time for that."""
+        """Stop waiting for an operation. It may finish, but gets little time for that."""
         if not self._queue:
             return
         grace = _ABANDONED_GRACE_S
@@ -182,7 +182,7 @@ class ChildProcess(asyncio.Protocol):
         self._arm()
 
     def give_up(self, environment: int) -> None:
-        """Tell the operation on an environment, if there is one, that the environment is gone."""
+        """Fail the operation on an environment, if one runs, because the environment is gone."""
         for operation in self._queue:
             if operation.environment == environment:
                 self._tell_lost(operation, "the environment was closed")
@@ -241,7 +241,7 @@ class ChildProcess(asyncio.Protocol):
         self._unsent.clear()
 
     def data_received(self, data: bytes) -> None:
-        """Take in replies."""
+        """Feed received bytes to the parser and resolve the operations that they answer."""
         for reply in self._reader.feed(data):
             if reply.status == READY:
                 self.ready = True
@@ -292,7 +292,7 @@ class ChildProcess(asyncio.Protocol):
     def _wait(self) -> None:
         """Wait for the child's end, in a thread of its own; its exit code is collected there."""
         self._process.wait()
-        # The loop may be closed by now: then nobody is left who needs to know.
+        # The loop may be closed by now: then no task is left to notify.
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._exited)
 

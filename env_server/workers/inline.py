@@ -18,10 +18,10 @@ from rollgym.env_server.workers.base import (
 
 
 class InlineWorker(Worker):
-    """Runs environments that are fast and pure where the server runs.
+    """Runs fast and pure environments in the server's own process.
 
     The `..._now` methods are plain calls, for the hot path; the awaitable ones are the same, for code that does not
-    care which worker it has. Time-outs are not kept: nothing can interrupt what runs here.
+    care which worker it has. Time-outs are ignored: code that runs here cannot be interrupted.
     """
 
     isolation = "inline"
@@ -52,14 +52,14 @@ class InlineWorker(Worker):
     def reset_now(
         self, key: str, seed: int | None, options: dict[str, Any] | None
     ) -> tuple[Any, Mapping[str, Any]]:
-        """Begin an episode."""
+        """Begin an episode, without awaiting."""
         outcome: tuple[Any, Mapping[str, Any]] = self._timed(
             key, "reset", boundary.reset, self._find(key), seed, options
         )
         return outcome
 
     def step_now(self, key: str, action: Any) -> StepOutcome:
-        """Take a step."""
+        """Take a step, without awaiting."""
         environment = self._find(key)
         self._steps += 1
         began = time.perf_counter()
@@ -76,11 +76,11 @@ class InlineWorker(Worker):
                 self._step_times.add(seconds, TIMED_STEPS)
 
     def render_now(self, key: str, mode: str | None) -> Any:
-        """Draw the state."""
+        """Render the current state, without awaiting."""
         return self._timed(key, "render", boundary.render, self._find(key), mode)
 
     def reseed_now(self, key: str, seed: int) -> None:
-        """Seed the environment's generator anew."""
+        """Set a new seed for the environment's random generator, without awaiting."""
         self._timed(key, "reseed", boundary.reseed, self._find(key), seed)
 
     def close_now(self, key: str) -> None:
@@ -120,19 +120,19 @@ class InlineWorker(Worker):
     async def reset(
         self, key: str, seed: int | None, options: dict[str, Any] | None, *, timeout: float | None
     ) -> tuple[Any, Mapping[str, Any]]:
-        """Begin an episode."""
+        """Begin an episode in an environment."""
         return self.reset_now(key, seed, options)
 
     async def step(self, key: str, action: Any, *, timeout: float | None) -> StepOutcome:
-        """Take a step."""
+        """Take a step in an environment."""
         return self.step_now(key, action)
 
     async def render(self, key: str, mode: str | None, *, timeout: float | None) -> Any:
-        """Draw the state."""
+        """Render an environment's current state."""
         return self.render_now(key, mode)
 
     async def reseed(self, key: str, seed: int, *, timeout: float | None) -> None:
-        """Seed the environment's generator anew."""
+        """Set a new seed for an environment's random generator."""
         self.reseed_now(key, seed)
 
     async def verify(
@@ -150,11 +150,11 @@ class InlineWorker(Worker):
             boundary.close(environment)
 
     async def close(self, key: str) -> None:
-        """Let an environment go."""
+        """Close an environment and drop it."""
         self.close_now(key)
 
     async def shutdown(self) -> None:
-        """Close all environments."""
+        """Close all environments of the worker."""
         for key in list(self._environments):
             self.close_now(key)
 

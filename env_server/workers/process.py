@@ -39,7 +39,7 @@ _log = logging.getLogger(__name__)
 
 
 class _Place(NamedTuple):
-    """Where an environment is: its child, and its number there."""
+    """The place of an environment: its child, and its number there."""
 
     child: ChildProcess
     number: int
@@ -93,7 +93,7 @@ class ProcessWorker(Worker):
         return [child for child in self._slots if child is not None]
 
     async def _pick(self, timeout: float | None) -> ChildProcess:
-        """The child that has least to do, or a new one where all have something to do and more are allowed."""
+        """The least loaded child, or a new one if all are busy and more are allowed."""
         try:
             async with asyncio.timeout(timeout):
                 while True:
@@ -182,20 +182,20 @@ class ProcessWorker(Worker):
     async def reset(
         self, key: str, seed: int | None, options: dict[str, Any] | None, *, timeout: float | None
     ) -> tuple[Any, Mapping[str, Any]]:
-        """Begin an episode."""
+        """Begin an episode in the child's environment."""
         observation, info = await self._run(key, "reset", seed, options, timeout=timeout)
         return observation, info
 
     async def step(self, key: str, action: Any, *, timeout: float | None) -> StepOutcome:
-        """Take a step."""
+        """Take a step in the child's environment."""
         return StepOutcome(*await self._run(key, "step", action, timeout=timeout))
 
     async def render(self, key: str, mode: str | None, *, timeout: float | None) -> Any:
-        """Draw the state."""
+        """Render the current state of the child's environment."""
         return await self._run(key, "render", mode, timeout=timeout)
 
     async def reseed(self, key: str, seed: int, *, timeout: float | None) -> None:
-        """Seed the environment's generator anew."""
+        """Set a new seed for the random generator of the child's environment."""
         await self._run(key, "reseed", seed, timeout=timeout)
 
     async def close(self, key: str) -> None:

@@ -1,8 +1,9 @@
-"""Scoring responses in child processes: several in one request where each takes little time.
+"""Scoring responses in child processes: in one request if each takes little time.
 
-A response by itself costs a request to a child more than most verifiers cost, so what comes in one turn of the event
-loop goes together, whoever asks. How many is what a verifier has shown to do in a moment, so that steps of a child's
-sessions come in between, and so that what takes too long is one response and not their number.
+A request to a child costs more than most verifiers do, so responses that arrive in one turn of the event loop go
+together, from all callers. A batch is as large as the verifier has shown to score in a moment, so that steps of the
+child's sessions get their turn in between, and so that a time-out is due to one response and not to the size of the
+batch.
 """
 
 import asyncio
@@ -29,7 +30,7 @@ _MOMENT_S = 0.004
 _MOST_TOGETHER = 64
 # What is expected to take a moment and has taken this long has one among it that hangs, for which others do not wait.
 _TOGETHER_TIMEOUT_S = 1.0
-# Weight of the newest measurement where it is shorter than those before; a longer one counts at once.
+# Weight of the newest measurement if it is shorter than the average; a longer one replaces the average at once.
 _NEWEST = 0.2
 _SHORTEST_S = 1e-6
 
@@ -187,7 +188,7 @@ class Scoring:
         return {"score": 0.0, "outcome": "error", "detail": "the process of the verifier died"}
 
     async def _ask(self, source: bytes, items: _Items, timeout: float | None) -> list[Verdict]:
-        """Have one child score responses; all of them fail where there is none, or the verifier cannot be built."""
+        """Have one child score responses; all fail if no child is free, or if the verifier cannot be built."""
         try:
             child = await self._pick()
         except NoWorker as error:

@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 
 class _Home:
-    """Where one environment lives, and what runs on it."""
+    """An environment, the threads that run it, and the operation in progress."""
 
     __slots__ = ("env_id", "environment", "own", "pool", "running")
 
@@ -52,7 +52,7 @@ class _Home:
             self.clear()
 
     def closed(self, closing: "asyncio.Future[Any]") -> None:
-        """Let go of a thread of its own."""
+        """Release the environment's own thread, if it has one."""
         if not closing.cancelled():
             # One that takes too long keeps its thread.
             closing.exception()
@@ -67,7 +67,7 @@ class _Home:
 
 
 class ThreadWorker(Worker):
-    """Runs environments in a bounded pool of threads, or in a thread of their own where they need one.
+    """Runs environments in a bounded pool of threads, or in a thread of their own if they need one.
 
     Args:
         max_threads: The size of the pool.
@@ -105,21 +105,21 @@ class ThreadWorker(Worker):
     async def reset(
         self, key: str, seed: int | None, options: dict[str, Any] | None, *, timeout: float | None
     ) -> tuple[Any, Mapping[str, Any]]:
-        """Begin an episode."""
+        """Begin an episode in an environment."""
         observation, info = await self._call(key, "reset", boundary.reset, seed, options, timeout=timeout)
         return observation, info
 
     async def step(self, key: str, action: Any, *, timeout: float | None) -> StepOutcome:
-        """Take a step."""
+        """Take a step in an environment."""
         outcome: StepOutcome = await self._call(key, "step", boundary.step, action, timeout=timeout)
         return outcome
 
     async def render(self, key: str, mode: str | None, *, timeout: float | None) -> Any:
-        """Draw the state."""
+        """Render an environment's current state."""
         return await self._call(key, "render", boundary.render, mode, timeout=timeout)
 
     async def reseed(self, key: str, seed: int, *, timeout: float | None) -> None:
-        """Seed the environment's generator anew."""
+        """Set a new seed for an environment's random generator."""
         await self._call(key, "reseed", boundary.reseed, seed, timeout=timeout)
 
     async def _call(
@@ -165,7 +165,7 @@ class ThreadWorker(Worker):
 
     @staticmethod
     def _end(home: _Home) -> "asyncio.Future[Any] | None":
-        """Have an environment closed; gives what to wait for, if it is closed at once and not after what runs on it."""
+        """Close an environment; return its future, unless a running operation has to close it at its end."""
         running = home.running
         if running is not None and (
             running.cancel() or running.cancelled() or isinstance(running.exception(), OperationTimeout)

@@ -20,12 +20,12 @@ class _Call:
     """One call that a thread makes.
 
     Attributes:
-        future: Where the outcome goes; whoever waits may give it up.
+        future: Receives the outcome; the waiting task may cancel it.
         timeout: How long it may take once it has a thread.
-        given_up: Called in a thread when nobody waits for it any more: after it, or instead of it.
-        timed: Told how long it waited for a thread, and how long it took then.
-        thread: Its thread, from when it has one until it is made or given up.
-        timer: Ends its time.
+        given_up: Called in a thread once the call is abandoned: after the function, or instead of it.
+        timed: Called with how long it waited for a thread, and how long it then ran.
+        thread: Its thread, from when it has one until it returns or is abandoned.
+        timer: Fires at its deadline.
     """
 
     __slots__ = (
@@ -90,7 +90,7 @@ class _Call:
             self.future.set_exception(error)
 
     def leave_thread(self) -> "_Thread":
-        """Count its time, and let go of its thread."""
+        """Record its time, and release its thread."""
         assert self.thread is not None
         if self.timer is not None:
             self.timer.cancel()
@@ -101,7 +101,7 @@ class _Call:
 
 
 def _tell(loop: asyncio.AbstractEventLoop, callback: Callable[..., Any], *arguments: Any) -> None:
-    # The loop is closed when a call outlives the server; nobody asks for its outcome then.
+    # The loop is closed if a call outlives the server; no task waits for its outcome then.
     with contextlib.suppress(RuntimeError):
         loop.call_soon_threadsafe(callback, *arguments)
 
@@ -128,11 +128,11 @@ class _Thread:
 
 
 class ThreadPool:
-    """Makes calls in at most so many threads at a time.
+    """Makes calls in a bounded number of threads.
 
-    A call that takes too long cannot be interrupted: its thread is left to it, and a new one takes its place. When as
-    many threads are stuck as the pool is large, no new ones are started until one comes back; calls wait for that, but
-    for no longer than they may take.
+    A call that takes too long cannot be interrupted: it keeps its thread, and a new thread replaces that in the pool.
+    When as many threads are stuck as the pool is large, no new ones are started until one comes back; calls wait for
+    that, up to their time-out.
 
     Args:
         size: The largest number of threads, not counting those that are stuck.
@@ -159,13 +159,14 @@ class ThreadPool:
             function: What to call; of its exceptions, only `EnvironmentRaised` is expected.
             arguments: What to call it with.
             timeout: How long it may take, once a thread is free.
-            given_up: Called in a thread where the call took too long or was cancelled: after it, or instead of it.
-            timed: Told how long the call waited for a thread, and how long it took then.
+            given_up: Called in a thread if the call took too long or was cancelled: after the function, or instead of
+                it.
+            timed: Called with how long the call waited for a thread, and how long it then ran.
 
         Returns:
-            The outcome. To cancel it is to give the call up; where that is not possible any more, because the outcome
-            is there, `given_up` is not called. It raises `OperationTimeout` where the call took too long, and
-            `NoWorker` where all threads were stuck for so long, or none can be started.
+            A future of the outcome. Cancelling it abandons the call; if the outcome is already there, `given_up` is not
+            called. It raises `OperationTimeout` if the call took too long, and `NoWorker` if all threads were stuck for
+            that long, or if no thread can be started.
         """
         call = _Call(function, arguments, timeout, given_up, timed, self._made)
         call.future.add_done_callback(partial(self._cancelled, call))
@@ -184,7 +185,7 @@ class ThreadPool:
         self._idle.clear()
 
     def _serve_waiting(self) -> None:
-        """Start threads for those that wait, where more are allowed."""
+        """Start threads for waiting calls, if more are allowed."""
         while self._waiting and self._threads < self._size and self.stuck < self._size:
             call = self._waiting.popleft()
             if call.future.done():

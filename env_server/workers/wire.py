@@ -56,7 +56,7 @@ class FrameReader:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> Iterator[Frame]:
-        """Take what came in; gives the frames that are complete."""
+        """Add received bytes; return the frames that are complete."""
         buffer = self._buffer
         buffer += data
         start = 0
@@ -77,7 +77,7 @@ def frame(number: int, status: int, body: bytes) -> bytes:
 
 
 def dump_request(request: Any) -> bytes:
-    """Pickle what an I/O process asks of a child."""
+    """Pickle a request of an I/O process to a child."""
     return pickle.dumps(request, _PROTOCOL)
 
 

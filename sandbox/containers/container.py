@@ -45,7 +45,7 @@ def first_process() -> str:
 
 
 _START_S = 60.0
-# The process in the container ends a run in time; a container where that does not happen is taken away.
+# The process in the container ends a run in time; if it fails to, the container is removed.
 _GRACE_S = 10.0
 _CAUSES: Mapping[str, Stop] = {"time": "time", "output": "output"}
 
@@ -264,7 +264,7 @@ class Container:
 
     def remove(self) -> None:
         """Take it away, and whatever runs in it."""
-        # An attached stream that nobody reads would hold the removal up.
+        # An attached but unread stream would block the removal.
         self._conversation.close()
         self._attached.close()
         with contextlib.suppress(*ENGINE_ERRORS):

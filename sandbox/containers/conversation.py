@@ -13,7 +13,7 @@ _DOCKER_HEADER = struct.Struct(">BxxxI")
 _STANDARD_OUTPUT = 1
 _CHUNK = 256 * 1024
 _COMPLAINT_BYTES = 2000
-# Of what the other side has said and nobody has asked for.
+# The bound of received but unread bytes.
 _KEPT_BYTES = 4 * 1024 * 1024
 _NOT_YET = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
@@ -42,18 +42,19 @@ class Conversation:
     ) -> None:
         """Send a frame and what follows it.
 
-        What comes meanwhile is taken, since who does not read may not be read from: the other side may wait for us to.
+        Incoming bytes are read meanwhile, to avoid a deadlock: the other side may block in a write until we read.
 
         Args:
-            kind: Of the frame.
-            payload: What is in it.
-            parts: What follows it.
-            deadline: When it must have got through.
-            held_until: Until then no more is taken than is kept; who writes and never reads is held back.
+            kind: The kind of the frame.
+            payload: Its content.
+            parts: Raw bytes that follow it.
+            deadline: When all of it must have been sent.
+            held_until: Until then, incoming bytes are read only up to the buffer's bound; a peer that writes but never
+                reads gets back-pressure.
 
         Raises:
-            TimeoutError: If it does not get through.
-            ConversationEndedError: If nobody is there.
+            TimeoutError: If it could not be sent by the deadline.
+            ConversationEndedError: If the container's process has ended.
         """
         for part in (frame(kind, payload), *parts):
             view = memoryview(part)
@@ -72,21 +73,21 @@ class Conversation:
                     raise self._end() from error
 
     def frame(self, deadline: float) -> tuple[int, bytes]:
-        """The next frame; waits for it.
+        """Wait for the next frame and return it.
 
         Raises:
-            TimeoutError: If it does not come.
-            ConversationEndedError: If nobody is there.
+            TimeoutError: If it does not arrive in time.
+            ConversationEndedError: If the container's process has ended.
         """
         kind, size = HEADER.unpack(self.exactly(HEADER.size, deadline))
         return kind, self.exactly(size, deadline)
 
     def exactly(self, size: int, deadline: float) -> bytes:
-        """The next bytes; waits for them.
+        """Wait for the next bytes and return them.
 
         Raises:
-            TimeoutError: If they do not come.
-            ConversationEndedError: If nobody is there.
+            TimeoutError: If they do not arrive in time.
+            ConversationEndedError: If the container's process has ended.
         """
         while len(self._received) < size:
             if self._ended:
@@ -104,7 +105,7 @@ class Conversation:
         return self._ended or self._has_whole_frame()
 
     def hang_up(self) -> None:
-        """End it, from any thread; who waits for something here hears that nobody is there."""
+        """Close the connection from any thread; waiting calls then raise `ConversationEndedError`."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
@@ -124,7 +125,7 @@ class Conversation:
 
     @property
     def held(self) -> int:
-        """Bytes that have come and that nobody has asked for."""
+        """The number of received but unread bytes."""
         return len(self._raw) + len(self._received)
 
     def _can_write(self, deadline: float) -> bool:

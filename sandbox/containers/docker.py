@@ -141,11 +141,11 @@ class DockerSandbox:
         return self._seen
 
     def remedy(self, reason: str) -> str:
-        """Return what an operator can do where it does not work for this reason."""
+        """Return what an operator can do if the back-end fails for this reason."""
         return "The image must have Python 3 with its whole standard library"
 
     def close(self) -> None:
-        """Take the containers away."""
+        """Remove all containers of the back-end."""
         self._pool.close()
         with self._connecting:
             if self._connected is not None:

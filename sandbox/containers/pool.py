@@ -32,10 +32,10 @@ class Containers:
 
     @contextmanager
     def borrowed(self, shape: Shape) -> Iterator["Loan"]:
-        """A container of a shape; what it was used for is told to the loan.
+        """Lend a container of a shape; the borrower reports to the loan how it was used.
 
         Raises:
-            ContainerLostError: If none can be made.
+            ContainerLostError: If no container can be made.
         """
         loan = self.take(shape)
         try:
@@ -67,7 +67,7 @@ class Containers:
                 if fitting is not None:
                     self._idle.remove(fitting)
                     return Loan(fitting, epoch)
-                # One of another shape has to go where there is no room for a new one.
+                # If there is no room for a new container, an idle one of another shape is removed.
                 unfit = self._idle.pop(0) if self._count >= self._limit and self._idle else None
                 if unfit is not None or self._count < self._limit:
                     self._count += unfit is None

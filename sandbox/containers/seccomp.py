@@ -98,7 +98,7 @@ def build_profile(*, namespaces: bool) -> dict[str, Any]:
 
 
 def profile_text(*, namespaces: bool) -> str:
-    """The same as JSON."""
+    """Return the seccomp profile as JSON text."""
     return json.dumps(build_profile(namespaces=namespaces))
 
 

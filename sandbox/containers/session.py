@@ -37,7 +37,7 @@ class ContainerSession:
 
     @property
     def alive(self) -> bool:
-        """Whether the program runs."""
+        """Whether the program is still running."""
         self._look(time.monotonic())
         return self._result is None
 
@@ -68,7 +68,7 @@ class ContainerSession:
             loan.container.hang_up()
 
     def close(self) -> RunResult:
-        """End it; see `SandboxSession`."""
+        """End the program; see `SandboxSession`."""
         if self._result is None and self._loan is not None:
             deadline = time.monotonic() + _LATE_S
             try:
@@ -84,9 +84,10 @@ class ContainerSession:
         return self._result
 
     def _look(self, deadline: float, *, discards: bool = False) -> None:
-        """Take the news that there are; wait for some until the deadline.
+        """Process the container's messages; wait for them until the deadline.
 
-        While the program runs, no more output is taken than is kept: what nobody reads waits where it was written.
+        While the program runs, output is read only up to the buffer's bound: the rest stays in the program's pipe until
+        the caller reads.
         """
         while self._result is None and self._loan is not None:
             if not discards and len(self._unread) >= _KEPT_BYTES and time.monotonic() < self._ends:

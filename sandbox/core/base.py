@@ -23,7 +23,7 @@ class SandboxSession(Protocol):
 
     @property
     def alive(self) -> bool:
-        """Whether the program runs."""
+        """Whether the program is still running."""
 
     def close(self) -> RunResult:
         """End the program, and everything that it started; return what became of it."""
@@ -53,12 +53,12 @@ class Sandbox(Protocol):
         """Run a program to its end.
 
         Args:
-            program: What to run.
-            files: Laid into its working directory, by relative path.
-            stdin: What it can read.
-            limits: What it may use.
-            collect: Relative paths of files to bring back. Links, pipes and what is larger than the limit
-                of the output are left where they are.
+            program: The program to run.
+            files: Files for its working directory, by relative path.
+            stdin: Its standard input.
+            limits: Its resource limits.
+            collect: Relative paths of files to bring back. Links, pipes and files larger than the limit of the output
+                are not collected.
         """
 
     def open_session(

@@ -1,4 +1,4 @@
-"""Giving up a run that nobody waits for any more."""
+"""Cancelling runs whose callers have left."""
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping

@@ -30,7 +30,7 @@ class Toolchain:
     Attributes:
         python: Python 3.
         bash: The shell.
-        cxx: A C++ compiler that knows GCC's options; None where there is none.
+        cxx: A C++ compiler that knows GCC's options; None if there is none.
     """
 
     python: str = "/usr/bin/python3"
@@ -78,16 +78,16 @@ def commands(
     directory: str = WORKING_DIRECTORY,
     files: Iterable[str] = (),
 ) -> Commands:
-    """Return what is run for a program.
+    """Return the commands that compile and run a program.
 
     Args:
         program: The program.
-        toolchain: What runs and compiles it.
-        directory: Its working directory, as it sees it.
-        files: Paths of the files beside it, of which none takes its place.
+        toolchain: The interpreters and the compiler.
+        directory: Its working directory, as the program sees it.
+        files: Paths of the other files; the program's own file gets a name that differs from all of them.
 
     Raises:
-        MissingToolError: If there is no compiler for its language.
+        MissingToolError: If no compiler was found for its language.
     """
     stem, ending = _free_stem({path.partition("/")[0] for path in files}), _ENDINGS[program.language]
     name = stem + ending
@@ -104,7 +104,7 @@ def commands(
 
 
 def _free_stem(taken: Collection[str]) -> str:
-    """Return `main`, or where that is taken, in whatever language, another name."""
+    """Return `main`, or another name if a file of any language already has that stem."""
     names = itertools.chain(("main", "program"), (f"program_{number}" for number in itertools.count(2)))
     return next(
         name

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, fields
 
 LONGEST_SECONDS = 1_000_000
-"""No run takes longer. Whoever waits for its end counts milliseconds, and in 24 days the system's counters are full."""
+"""The longest run. Waits are counted in milliseconds, and after 24 days the system's 32-bit counters overflow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

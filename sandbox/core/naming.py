@@ -13,8 +13,8 @@ def parse_name(text: str | None) -> tuple[str, dict[str, str]]:
 
     Args:
         text: `auto`, the name of a back-end, `docker:IMAGE`, `remote:URL` or `remote:URL?token_file=PATH`; `NAME:TEXT`
-            for the back-end of another package, which has the text as its option `argument`. None for what the
-            environment variable says, and `auto` where it says nothing.
+            for the back-end of another package, which has the text as its option `argument`. None for the value of the
+            environment variable, or `auto` if that is not set.
 
     Raises:
         ValueError: If it is none of these.

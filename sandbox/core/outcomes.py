@@ -1,4 +1,4 @@
-"""What a run's bare facts mean: the one place where they become an outcome."""
+"""Classification of runs: the one place that turns their bare facts into an outcome."""
 
 import signal
 from collections.abc import Iterable
@@ -42,10 +42,10 @@ class Facts:
 
 
 def classify(facts: Facts, limits: Limits) -> tuple[Outcome, str]:
-    """Return the outcome, and a sentence for people where it is not `ok`.
+    """Return the outcome, and a sentence for people if it is not `ok`.
 
-    What the kernel or the sandbox did is certain. A program that ends with an error by itself is looked at for its
-    cause; what it wrote can only turn one kind of failure into another.
+    Actions of the kernel or the sandbox are certain. If a program ends with an error by itself, its output is searched
+    for the cause; the output can only turn one kind of failure into another.
     """
     if facts.stopped_for == "time":
         return Outcome.TIME_LIMIT, f"it ran longer than {limits.wall_seconds:g} s"

@@ -72,16 +72,16 @@ print(json.dumps({
 
 
 class Probed(Protocol):
-    """What is looked at."""
+    """The part of a back-end that a probe calls."""
 
     name: str
     claims: Guarantees
 
     def run(self, program: Program, *, stdin: bytes = b"", limits: Limits) -> RunResult:
-        """Run a program."""
+        """Run a program inside the back-end."""
 
     def remedy(self, reason: str) -> str:
-        """Return what an operator can do where it does not work for this reason."""
+        """Return what an operator can do if the back-end fails for this reason."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,10 +64,10 @@ class RunResult:
         wall_seconds: From start to end, without the sandbox's own preparation.
         cpu_seconds: User and system time of all its processes, as far as they are known.
         peak_memory_mb: Most memory at one time, in MiB, as far as it is known.
-        files: The collected files by their names; those that were missing, too large or no plain files are absent.
-        detail: A sentence for people, where the outcome is not `ok`.
-        compiling: How the compiler ended; None if there was none to run.
-        guarantees: What the isolation was worth; None if there was no run.
+        files: The collected files by their names; those that were missing, too large or not plain files are absent.
+        detail: A sentence for people, if the outcome is not `ok`.
+        compiling: How the compiler ended; None if no compiler ran.
+        guarantees: The guarantees of the isolation; None if nothing ran.
     """
 
     outcome: Outcome

@@ -40,17 +40,17 @@ def too_large(reason: str) -> RunResult:
 
 
 class EndedSession:
-    """See `SandboxSession`: there is nobody to write to, and nothing to read.
+    """A `SandboxSession` that has ended already: it accepts no input and has no output.
 
     Args:
-        result: Why.
+        result: The result that says why it ended.
     """
 
     def __init__(self, result: RunResult) -> None:
         self._result = result
 
     def write(self, data: bytes) -> None:
-        """Find nobody to write to.
+        """Refuse the input, since the program has ended.
 
         Raises:
             BrokenPipeError: Always.
@@ -58,7 +58,7 @@ class EndedSession:
         raise BrokenPipeError(f"the program did not begin: {self._result.detail}")
 
     def read(self, timeout_seconds: float) -> bytes:
-        """Return nothing."""
+        """Return no output."""
         return b""
 
     @property

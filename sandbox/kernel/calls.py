@@ -84,7 +84,7 @@ def unshare(flags: int) -> None:
 
 
 def mount(source: str, target: str, kind: str, flags: int, data: str = "") -> None:
-    """Mount a file system."""
+    """Mount a file system; see `mount(2)`."""
     result = _libc.mount(
         source.encode(), target.encode(), kind.encode(), ctypes.c_ulong(flags), data.encode() or None
     )
@@ -113,7 +113,7 @@ def pivot_root(new_root: str, put_old: str) -> None:
 
 
 def detach(target: str) -> None:
-    """Take a mount away as soon as nobody uses it."""
+    """Unmount a file system as soon as no process uses it (a lazy unmount)."""
     _check(_libc.umount2(target.encode(), ctypes.c_int(MNT_DETACH)), f"umount {target}")
 
 

@@ -24,7 +24,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def version() -> int:
-    """Return the version of the kernel's interface; 0 where there is none."""
+    """Return the version of the kernel's interface; 0 if the kernel has none."""
     found: int = _libc.syscall(ctypes.c_long(_CREATE_RULESET), None, ctypes.c_size_t(0), ctypes.c_uint(1))
     return max(0, found)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from rollgym.sandbox.kernel.calls import PR_SET_NO_NEW_PRIVS, KernelError, prctl
 
-# Of each call, its number on x86_64 and on aarch64; None where that machine has no such call.
+# Of each call, its number on x86_64 and on aarch64; None if that machine has no such call.
 REFUSED: dict[str, tuple[int | None, int | None]] = {
     # Work that the kernel does on behalf of a program, past every check that is made when it asks.
     "io_uring_setup": (425, 425),
@@ -161,7 +161,7 @@ def build_filter(machine: str, *, network: bool = True) -> bytes:
         KeyError: If the machine is neither.
     """
     numbers = _MACHINES[machine]
-    # A Unix socket reaches services by their path, past every rule about files; a pair reaches nobody.
+    # A Unix socket reaches services by their path, past every rule about files; a socket pair reaches no other process.
     families = [_AF_UNIX, _AF_INET, _AF_INET6] if network else []
     program: list[Instruction] = [
         (_LOAD, 0, 0, _ARCHITECTURE),

@@ -1,4 +1,4 @@
-"""The local sandboxes, all with one base: what confines a run, what is claimed, and the remedy where it fails."""
+"""The local sandboxes, with one base class: how each confines a run, what it claims, and the remedy if it fails."""
 
 import os
 import sys
@@ -33,7 +33,7 @@ class NamespaceSandbox(SupervisedSandbox):
     )
 
     def remedy(self, reason: str) -> str:
-        """Return what an operator can do where it does not work for this reason."""
+        """Return what an operator can do if the back-end fails for this reason."""
         return (
             "It needs Linux 5.12 with user namespaces: on Ubuntu set the sysctl "
             "kernel.apparmor_restrict_unprivileged_userns=0 or install bubblewrap with its AppArmor profile; "
@@ -68,7 +68,7 @@ class BubblewrapSandbox(SupervisedSandbox):
     claims = replace(NamespaceSandbox.claims, backend="bubblewrap")
 
     def remedy(self, reason: str) -> str:
-        """Return what an operator can do where it does not work for this reason."""
+        """Return what an operator can do if the back-end fails for this reason."""
         return (
             "It needs user namespaces for /usr/bin/bwrap: on Ubuntu load the AppArmor profile "
             "bwrap-userns-restrict; in a container allow unshare and mount in its seccomp profile (docs/sandbox.md)"
@@ -108,7 +108,7 @@ class LandlockSandbox(HostDirectorySandbox):
     claims = replace(NamespaceSandbox.claims, backend="landlock", level="landlock", disk=False)
 
     def remedy(self, reason: str) -> str:
-        """Return what an operator can do where it does not work for this reason."""
+        """Return what an operator can do if the back-end fails for this reason."""
         return (
             "It needs Linux 5.13 or newer with Landlock among the security modules (the kernel's option lsm=)"
         )
@@ -139,7 +139,7 @@ class UnsafeSandbox(HostDirectorySandbox):
     )
 
     def remedy(self, reason: str) -> str:
-        """Return what an operator can do where it does not work for this reason."""
+        """Return what an operator can do if the back-end fails for this reason."""
         return "It needs no more than Linux and Python"
 
     def _check(self) -> None:

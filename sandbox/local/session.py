@@ -53,7 +53,7 @@ class SupervisedSession:
 
     @property
     def alive(self) -> bool:
-        """Whether the program runs."""
+        """Whether the program is still running."""
         return self._result is None and not _readable(self._connection.fileno(), 0.0)
 
     def hang_up(self) -> None:

@@ -75,9 +75,9 @@ class Launcher:
         return ours
 
     def close(self) -> None:
-        """End it, and wait until what its runs have left is removed.
+        """End the launcher process, and wait until the remains of its runs are removed.
 
-        Runs that go on are not ended by this, but nobody should need them any more.
+        This does not end running programs; close it only after all runs have ended.
         """
         with self._lock:
             if self._socket is not None:
@@ -116,11 +116,11 @@ class Launcher:
 
 
 class SupervisedSandbox:
-    """A back-end whose runs are watched by a monitor of ours.
+    """A back-end whose runs are watched by this package's own monitor.
 
     Args:
         read_only: Directories that programs see besides the system's, for interpreters and packages.
-        cgroups: Whether control groups are used where they are writable.
+        cgroups: Whether to use control groups if they are writable.
     """
 
     name: str
@@ -147,11 +147,11 @@ class SupervisedSandbox:
         return self._seen
 
     def remedy(self, reason: str) -> str:
-        """Return what an operator can do where it does not work for this reason."""
+        """Return what an operator can do if the back-end fails for this reason."""
         raise NotImplementedError
 
     def _check(self) -> None:
-        """Refuse at once where it cannot work.
+        """Fail at once if the back-end cannot work here.
 
         Raises:
             SandboxUnavailableError: With the reason and the remedy.

@@ -123,11 +123,11 @@ class RemoteSandbox:
         return self._seen
 
     def remedy(self, reason: str) -> str:
-        """Return what an operator can do where it does not work for this reason."""
+        """Return what an operator can do if the back-end fails for this reason."""
         return f"Look at the log of the server at {self._url}"
 
     def close(self) -> None:
-        """Close the connections."""
+        """Close the connections to the server."""
         self._client.close()
         self._client = self._connect()
 
@@ -135,10 +135,10 @@ class RemoteSandbox:
         return httpx.Client(headers=self._headers, limits=self._limits)
 
     def _ask(self, method: str, path: str, body: Any, seconds: float) -> Any:
-        """Ask, and ask again where that is safe.
+        """Send a request, and retry it if that is safe.
 
         Raises:
-            _NotAnsweredError: If there is no good answer.
+            _NotAnsweredError: If no valid answer came.
         """
         content = None if body is None else json.dumps(body).encode()
         give_up_at = time.monotonic() + self._patience_s
@@ -183,7 +183,7 @@ class RemoteSandbox:
             time.sleep(pause)
 
     def _largest_request(self) -> float:
-        """How many bytes the server takes at once; without end where it does not say."""
+        """The largest request that the server accepts, in bytes; infinite if the server does not say."""
         try:
             answer = self._client.get(f"{self._url}/v1/info", timeout=_CONNECT_S)
             return float(answer.json()["limits"]["max_request_bytes"])
@@ -192,7 +192,7 @@ class RemoteSandbox:
 
 
 class _NotAnsweredError(Exception):
-    """There is no good answer; the text says why."""
+    """No valid answer came; the text says why."""
 
 
 class _UploadTooLargeError(_NotAnsweredError):
@@ -207,7 +207,7 @@ def _content(answer: httpx.Response) -> Any:
 
 
 def _limit(answer: httpx.Response) -> float:
-    """Return how large a request may be, as a refusal says; where it does not say, it was this one."""
+    """Return the size limit that a refusal names; if it names none, the size of this request."""
     try:
         return float(answer.json().get("limit", 0))
     except (ValueError, TypeError, AttributeError):

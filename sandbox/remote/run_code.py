@@ -125,10 +125,10 @@ def build_request(
 
 
 def read_request(request: RunCodeRequest) -> Run:
-    """Return what a request asks for.
+    """Parse a request into a run.
 
     Raises:
-        ValueError: If it has content that is no base64, or a path that leads out of the working directory.
+        ValueError: If it has content that is not base64, or a path that leads out of the working directory.
     """
     if request.stdin is not None and request.stdin_base64 is not None:
         raise ValueError("give stdin or stdin_base64, not both")

@@ -82,14 +82,14 @@ class RemoteSession:
 
     @property
     def alive(self) -> bool:
-        """Whether the program runs."""
+        """Whether the program is still running."""
         if self._result is not None:
             return False
         answer = self._ask(json.dumps({"op": "alive"}))
         return isinstance(answer, dict) and bool(answer.get("ok", {}).get("alive"))
 
     def close(self) -> RunResult:
-        """End it; see `SandboxSession`."""
+        """End the program; see `SandboxSession`."""
         if self._result is None:
             answer = self._ask(json.dumps({"op": "close"}))
             if self._result is None:
@@ -171,7 +171,7 @@ def open_remote_session(
         stack.close()
         return EndedSession(too_large(f"{address}: {error}"))
     except BaseException:
-        # Nobody else knows of the program, and it would live on for as long as its socket.
+        # No other code holds this session, and the program would live as long as its socket.
         stack.close()
         raise
     if refusal is not None:

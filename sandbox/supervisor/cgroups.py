@@ -1,4 +1,4 @@
-"""Control groups, versions 1 and 2: the kernel's own sum over the processes of a run, where they are writable."""
+"""Control groups, versions 1 and 2: the kernel's own sum over the processes of a run, if they are writable."""
 
 import contextlib
 import os
@@ -65,7 +65,7 @@ def find_parents() -> Parents | None:
 def unique_name(kind: str) -> str:
     """Return a name for a group.
 
-    The number of a process alone is no name: another one had it before, or has it in another namespace.
+    A process id alone is not unique: an earlier process had it, or a process in another namespace has it.
     """
     return f"{_PREFIX}{kind}-{os.getpid()}-{os.urandom(4).hex()}"
 
@@ -137,7 +137,7 @@ class ControlGroup:
     """The group of one run.
 
     Args:
-        parents: Where it is made.
+        parents: The parent groups to create it in.
         name: Its directory.
     """
 
@@ -173,7 +173,7 @@ class ControlGroup:
                 _write(name, limit)
 
     def forget_peak(self) -> None:
-        """Count the most memory anew, where the kernel lets us."""
+        """Reset the peak of memory, if the kernel allows it."""
         if self._version == 1:
             _write(f"{self._memory}/memory.max_usage_in_bytes", "0")
 
@@ -187,7 +187,7 @@ class ControlGroup:
             _write(f"{directory}/cgroup.procs", str(pid))
 
     def usage(self) -> Usage:
-        """Return what was counted."""
+        """Return the group's counters."""
         if self._version == 2:
             memory_events, peak = _pairs(f"{self._memory}/memory.events"), f"{self._memory}/memory.peak"
         else:

@@ -88,7 +88,7 @@ def _make_group(parents: Parents | None) -> ControlGroup | None:
 
 
 def _become_first(order: Order, channel: socket.socket, reading: int, is_root: bool) -> None:
-    """Go on as the first process in the forked child; does not return."""
+    """Continue as the first process in the forked child; does not return."""
     try:
         calls.die_with_parent(signal.SIGKILL)
         if os.read(reading, 1) != b"g":
@@ -154,7 +154,7 @@ def _shown_to(user: int | None, paths: list[str]) -> dict[str, str]:
 
 
 def _user_of_a_run() -> int:
-    """Return a user that nothing else uses, or nobody where the container has no such user."""
+    """Return a user id that no other run uses, or the user `nobody` if the container lacks such an id."""
     with open("/proc/self/uid_map", encoding="ascii") as file:
         ranges = [tuple(map(int, line.split())) for line in file]
     user = _FIRST_USER + random.SystemRandom().randrange(_USERS)

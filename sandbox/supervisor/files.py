@@ -11,7 +11,7 @@ def lay(directory: str, name: str, content: bytes, owner: int | None = None) -> 
 
     Raises:
         ValueError: If the name leads out of the directory.
-        OSError: If there is no room.
+        OSError: If the disk is full.
     """
     parts = plain_parts(name)
     path = directory
@@ -31,7 +31,7 @@ def lay(directory: str, name: str, content: bytes, owner: int | None = None) -> 
 
 
 def collect(directory: str, names: Iterable[str], most_bytes: int) -> dict[str, bytes]:
-    """Read files that the program may have written; what is no plain file of its own, or too large, is left out."""
+    """Read files that the program may have written; skip files that are not plain, not its own, or too large."""
     found: dict[str, bytes] = {}
     for name in names:
         content = _read_plain(directory, name, most_bytes)

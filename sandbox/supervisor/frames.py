@@ -33,7 +33,7 @@ class Frame:
     descriptors: Sequence[int] = field(default=())
 
     def close(self) -> None:
-        """Close the descriptors."""
+        """Close the descriptors that came with it."""
         for descriptor in self.descriptors:
             os.close(descriptor)
 
@@ -86,7 +86,7 @@ def receive_frame(connection: socket.socket, most_bytes: int = _MOST_BYTES) -> F
 
 
 def _exactly(connection: socket.socket, count: int) -> bytes:
-    """Read so many bytes."""
+    """Read exactly this many bytes."""
     parts = bytearray()
     while len(parts) < count:
         part = connection.recv(min(count - len(parts), 1 << 20))

@@ -103,7 +103,7 @@ class _Init:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
 
     def _reap(self) -> bool:
-        """Reap whoever has ended; False when there is no child left."""
+        """Reap the children that have ended; return False when no child is left."""
         while True:
             try:
                 pid, status, used = os.wait4(-1, os.WNOHANG)
@@ -151,7 +151,7 @@ def run_init(channel: socket.socket, jail: Jail) -> None:
 
 
 def main() -> None:
-    """Serve the monitor."""
+    """Serve the monitor until it disconnects."""
     channel = socket.socket(fileno=int(sys.argv[1]))
     channel.set_inheritable(False)
     run_init(channel, InnerJail())

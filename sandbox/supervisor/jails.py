@@ -66,7 +66,7 @@ class NamespaceJail:
         calls.prctl(calls.PR_SET_DUMPABLE, 1)
         self._outer_proc = os.open("/proc", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         calls.set_host_name("sandbox")
-        with contextlib.suppress(OSError):  # Where it is refused, programs do not reach each other either.
+        with contextlib.suppress(OSError):  # If refused, programs cannot reach each other either.
             calls.bring_up_loopback()
         rootfs.build_root(self._disk_mb, self._inodes, shown)
 
@@ -88,7 +88,7 @@ class NamespaceJail:
         _kill_everyone()
 
     def task_limit(self, wanted: int) -> int:
-        """Counted by the second user namespace, so nobody else's threads matter."""
+        """Return the limit unchanged: the second user namespace counts tasks, so other processes do not matter."""
         return wanted
 
     def leave(self) -> None:
@@ -134,7 +134,7 @@ class PlainJail:
 
     Args:
         directory: The working directory, which is made and removed again.
-        user: Whom the program becomes; None where it stays who it is.
+        user: The user that the program becomes; None to keep the present user.
         bounded: Whether the program gives up files and network; False for no protection at all.
         read_only: Directories to show besides the system's.
     """

@@ -52,6 +52,6 @@ def _become_monitor(server: socket.socket, descriptor: int, parents: Parents | N
         connection = socket.socket(fileno=descriptor)
         monitor(connection, parents)
     except (FrameError, OSError):
-        pass  # The server is gone, or has sent nonsense: there is nobody to tell.
+        pass  # The server is gone, or has sent nonsense: no one is left to notify.
     finally:
         os._exit(0)

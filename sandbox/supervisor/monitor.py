@@ -50,7 +50,7 @@ def monitor(server: socket.socket, parents: Parents | None) -> None:
         answer, blobs = {"error": f"{error}"}, []
     finally:
         run.end_all()
-    with contextlib.suppress(OSError):  # Nobody may be there any more.
+    with contextlib.suppress(OSError):  # The server may have gone.
         send_frame(server, answer, blobs)
     server.close()
     run.clean_up()
@@ -86,7 +86,7 @@ class _Run:
         return {"stages": stages, "names": names, "sum": self._first.group is not None}, blobs
 
     def end_all(self) -> None:
-        """End the first process; where it has namespaces of its own, the kernel ends all that is left with it."""
+        """End the first process; if it has namespaces of its own, the kernel kills all their processes with it."""
         if self._first is None:
             return
         self._first.channel.close()
@@ -118,7 +118,7 @@ class _Run:
 
     def _tell(self, head: dict[str, Any], blobs: list[bytes] = [], descriptors: list[int] = []) -> None:  # noqa: B006
         assert self._first is not None
-        # Where nobody listens any more, what is heard next says why.
+        # If the first process has ended, the next receive says why.
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             send_frame(self._first.channel, head, blobs, descriptors)
 
@@ -308,7 +308,7 @@ class _Run:
 
 
 def _pump(source: int, target: int) -> None:
-    """Move bytes until there are no more, or until nobody reads them."""
+    """Copy bytes until the source ends, or until the reader has closed the target."""
     with contextlib.suppress(OSError):
         while data := os.read(source, 1 << 16):
             while data:

@@ -28,19 +28,19 @@ class Stage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """A run.
+    """The description of a run that the server sends to a monitor.
 
     Attributes:
-        confinement: What surrounds it.
+        confinement: The kind of jail that the run gets.
         stages: Run one after another, until one fails.
-        limits: What the last stage may use; the stages name what differs.
+        limits: The limits of the last stage; stages name their differences.
         environment: Environment variables.
         directory: The working directory, as the program sees it.
         file_names: Files in it, by their relative paths; their contents travel beside the order.
         collect: Files to bring back.
         most_collected: The greatest size of such a file, in bytes.
         read_only: Directories to show besides the system's.
-        cgroups: Whether control groups are used where they are writable.
+        cgroups: Whether to use control groups if they are writable.
         session: Whether this is an interactive session: its streams come with the order as descriptors.
         follows_input: Whether the last stage's input is read from a descriptor that comes with the order.
     """

@@ -61,7 +61,7 @@ def spawn(
     Args:
         arguments: The command line; the first is a path.
         environment: The only environment variables that it gets.
-        directory: Where it starts.
+        directory: Its working directory.
         streams: Descriptors for its input, output and errors.
         confine: Called in the child, last of all.
 
@@ -69,7 +69,7 @@ def spawn(
         The child's id.
 
     Raises:
-        OSError: If the program cannot be started, or could not be confined; it has not run then.
+        OSError: If the program cannot be started, or could not be confined; the program has not run in that case.
     """
     reading, writing = os.pipe()
     child = os.fork()

@@ -23,7 +23,7 @@ class CappedStream:
 
     @property
     def truncated(self) -> bool:
-        """Whether something was cut."""
+        """Whether output beyond the limit was dropped."""
         return self.total > len(self.kept)
 
     def read_some(self) -> bool:
@@ -47,7 +47,7 @@ class CappedStream:
             pass
 
     def close(self) -> None:
-        """Close the descriptor."""
+        """Close the descriptor of the stream."""
         if self.open:
             self.open = False
             os.close(self.descriptor)
@@ -68,7 +68,7 @@ class Feed:
         os.set_blocking(descriptor, False)
 
     def write_some(self) -> None:
-        """Write what fits; close at the end, or when nobody reads."""
+        """Write as much as fits; close at the end, or when the reader has closed its side."""
         try:
             if self._rest:
                 self._rest = self._rest[os.write(self.descriptor, self._rest[:_CHUNK]) :]
@@ -81,7 +81,7 @@ class Feed:
             self.close()
 
     def close(self) -> None:
-        """Close the descriptor."""
+        """Close the descriptor of the stream."""
         if self.open:
             self.open = False
             os.close(self.descriptor)

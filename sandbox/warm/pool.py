@@ -31,7 +31,7 @@ _GARBLED = (ValueError, LookupError, TypeError, AttributeError, OverflowError, R
 
 
 class WarmPool:
-    """Runs Python programs by forking inside sandboxes that are kept; all else goes to fresh ones.
+    """Runs Python programs by forking inside sandboxes that are kept warm; all other runs get fresh ones.
 
     Runs of one sandbox follow each other: each has a directory of its own, and nothing that it started or wrote is left
     when the next begins. They share a process namespace with the interpreter that forks them, which is the lower
@@ -39,10 +39,10 @@ class WarmPool:
     itself, left something behind, or wrote outside of its directory.
 
     Args:
-        inner: What the sandboxes are made of. The pool closes it.
-        workers: How many there are; so many runs go on at a time.
-        runs_each: After how many runs one is replaced.
-        limits: What a run may use at most. One that asks for more gets a fresh sandbox.
+        inner: The back-end that the sandboxes come from. The pool closes it.
+        workers: The number of sandboxes, and so of concurrent runs.
+        runs_each: After how many runs a sandbox is replaced.
+        limits: The upper limits of a run. A run that asks for more gets a fresh sandbox.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class WarmPool:
             try:
                 result, spotless = worker.run(program, laid, stdin, limits, list(collect))
             except BaseException:
-                # Nobody else knows of it, and it would live on for an hour.
+                # No other code holds this worker, and it would live for an hour.
                 worker.close()
                 raise
             if spotless and worker.runs < self._runs_each:
@@ -104,7 +104,7 @@ class WarmPool:
         return self._inner.open_session(program, files=files, limits=limits)
 
     def close(self) -> None:
-        """End what is kept warm, once the runs that go on have ended."""
+        """Close the warm sandboxes, once the running programs have ended."""
         self._closed.set()
         for _ in range(self._free.qsize()):
             worker = self._free.get()
@@ -141,7 +141,7 @@ class _Place:
 
 
 class _Worker:
-    """One warm sandbox."""
+    """One warm sandbox, and the session of its server."""
 
     def __init__(self, inner: Sandbox, limits: Limits) -> None:
         self.runs = 0

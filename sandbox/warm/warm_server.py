@@ -1,8 +1,7 @@
 """The program inside a warm sandbox: it forks for each run, so that no run waits for an interpreter to start.
 
 It is sent as source text, and imports nothing of ours. A message is a JSON head and raw bytes; the head says how long
-each of these is. The child of a run leaves `serve` and goes on as
-the program, at the end of this file.
+each of these is. The child of a run leaves `serve` and continues as the program, at the end of this file.
 """
 
 from __future__ import annotations
@@ -63,14 +62,14 @@ def read_message(stream: BinaryIO) -> tuple[dict[str, Any], list[bytes]] | None:
 
 
 def write_message(stream: BinaryIO, head: Mapping[str, Any], blobs: Sequence[bytes]) -> None:
-    """Send a message."""
+    """Send a message to the pool."""
     text = json.dumps({**head, "sizes": [len(blob) for blob in blobs]}).encode()
     stream.write(_PREFIX.pack(len(text)) + text + b"".join(blobs))
     stream.flush()
 
 
 def serve(requests: BinaryIO, answers: BinaryIO) -> bytes:
-    """Answer requests until there are no more; returns the request in the child that is to be the program."""
+    """Answer requests until the input ends; in the forked child, return the request whose program it must run."""
     # Programs are of the same user: without this they could read and write the memory of this process.
     _libc.prctl(_SET_DUMPABLE, 0, 0, 0, 0)
     _clean(
@@ -189,7 +188,7 @@ def _watch(
 
 
 def _feed(descriptor: int, data: bytes) -> bytes:
-    """Write what fits, and return the rest; nothing where nobody reads."""
+    """Write what fits and return the rest; empty if the reader has closed its side."""
     try:
         return data[os.write(descriptor, data[:65536]) :] if data else b""
     except BlockingIOError:

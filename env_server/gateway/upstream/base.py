@@ -49,12 +49,12 @@ class EnvironmentSpec:
 
 
 class UpstreamError(Exception):
-    """A registered server failed: it cannot be reached, or answers too much or something else than it should.
+    """A registered server failed: it cannot be reached, or its answer is too large or invalid.
 
     Args:
-        message: What is wrong with it.
+        message: A sentence about the failure.
         away: Whether it could not be reached.
-        unsent: Whether it certainly has not done what it was asked for.
+        unsent: Whether it certainly has not begun the operation.
     """
 
     def __init__(self, message: str, *, away: bool = False, unsent: bool = False) -> None:
@@ -70,13 +70,13 @@ class SessionUnknownError(UpstreamError):
 class Upstream(ABC):
     """A registered environment on another server. Sessions are under keys that the gateway chose.
 
-    Every call may raise `UpstreamError`; those that run the environment also `EnvironmentRaised`, where the server says
-    that it was the environment that failed, and `OperationTimeout`.
+    Every call may raise `UpstreamError`; those that run the environment also raise `EnvironmentRaised`, if the server
+    reports a failure of the environment, and `OperationTimeout`.
 
     Attributes:
-        protocol: What the server speaks.
-        keeps_sessions: Whether the server has a session still after a call that it failed.
-        ends_with_its_calls: Whether a call that is given up leaves nothing at the server.
+        protocol: The protocol's name.
+        keeps_sessions: Whether the server keeps a session after a failed call.
+        ends_with_its_calls: Whether a cancelled call leaves nothing at the server.
     """
 
     protocol: ClassVar[UpstreamProtocol]
@@ -93,38 +93,38 @@ class Upstream(ABC):
 
     @abstractmethod
     async def make(self, key: str, kwargs: Mapping[str, Any], *, timeout: float | None) -> Spaces:
-        """Make a session; gives its spaces.
+        """Make a session; return its spaces.
 
         Raises:
-            ProblemError: `at_capacity`, where the server says that it has no room at present.
+            ProblemError: `at_capacity`, if the server has no room at present.
         """
 
     @abstractmethod
     async def reset(
         self, key: str, seed: int | None, options: dict[str, Any] | None, *, timeout: float | None
     ) -> tuple[Any, Mapping[str, Any]]:
-        """Begin an episode; gives the observation and the info."""
+        """Begin an episode; return the observation and the info."""
 
     @abstractmethod
     async def step(self, key: str, action: Any, *, timeout: float | None) -> StepOutcome:
-        """Take a step."""
+        """Take a step in the server's session."""
 
     async def render(self, key: str, mode: str | None, *, timeout: float | None) -> Any:
-        """Draw the state, where the protocol can say that."""
+        """Render the state, if the protocol supports that."""
         raise EnvironmentRaised("NotImplementedError", f"the protocol {self.protocol} has no render")
 
     async def reseed(self, key: str, seed: int, *, timeout: float | None) -> None:
-        """Seed the environment's generator anew in the middle of an episode, where the protocol can say that."""
+        """Set a new seed for the environment's random generator in mid-episode, if the protocol supports that."""
         raise ProblemError("fork_unsupported", "copies of this environment cannot be seeded anew")
 
     async def verify(self, items: Sequence[Mapping[str, Any]], *, timeout: float | None) -> list[Verdict]:
-        """Score responses, in their order, where the protocol can say that."""
+        """Score responses, in their order, if the protocol supports that."""
         raise EnvironmentRaised("NotImplementedError", f"the protocol {self.protocol} has no verify")
 
     @abstractmethod
     async def close(self, key: str) -> None:
-        """End a session; one that is not there is no error."""
+        """End a session; ending one that does not exist is not an error."""
 
     @abstractmethod
     async def shutdown(self) -> None:
-        """Let go of all connections."""
+        """Close all connections."""

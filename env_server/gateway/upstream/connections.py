@@ -12,7 +12,7 @@ import httpx
 
 # Python's `http.server`, for one, has room for five connections that it has not accepted yet.
 _AT_ONCE = 4
-# A connection that is not answered is taken for accepted after so long. The time is longer after one was lost.
+# After this time, an unanswered connection counts as accepted. The time grows after a lost connection.
 _FIRST_PATIENCE_S = 0.05
 _SHORTEST_PATIENCE_S = 0.0125
 _LONGEST_PATIENCE_S = 1.6
@@ -26,12 +26,12 @@ _STATUS_BYTES = 10
 def connect(
     *, limits: httpx.Limits | None = None, verify: bool = True, **arguments: Any
 ) -> httpx.AsyncClient:
-    """Make a client that raises nothing but httpx's errors where connections break.
+    """Make a client that raises only httpx's errors when connections break.
 
     Args:
         limits: The connections that it has and keeps; httpx's own, if None.
         verify: Whether it knows how to verify certificates; one that never speaks TLS need not.
-        **arguments: Of `httpx.AsyncClient`. Variables of the environment have no say.
+        **arguments: Of `httpx.AsyncClient`. Environment variables are ignored.
     """
     transport = httpx.AsyncHTTPTransport(verify=verify, trust_env=False, limits=limits or httpx.Limits())
     # httpx hands no backend on.
@@ -40,7 +40,7 @@ def connect(
 
 
 class Backend(httpcore.AsyncNetworkBackend):
-    """Opens connections through anyio."""
+    """Opens httpcore's connections through anyio."""
 
     def __init__(self) -> None:
         self._backend = httpcore.AnyIOBackend()
@@ -53,7 +53,7 @@ class Backend(httpcore.AsyncNetworkBackend):
         local_address: str | None = None,
         socket_options: Iterable[Any] | None = None,
     ) -> httpcore.AsyncNetworkStream:
-        """Open a connection."""
+        """Open a TCP connection."""
         return _Stream(
             await self._backend.connect_tcp(
                 host, port, timeout, local_address, None if socket_options is None else list(socket_options)
@@ -68,7 +68,7 @@ class Backend(httpcore.AsyncNetworkBackend):
         return _Stream(await self._backend.connect_unix_socket(path, timeout, options))
 
     async def sleep(self, seconds: float) -> None:
-        """Wait."""
+        """Wait, as httpcore does between retries."""
         await self._backend.sleep(seconds)
 
 
@@ -133,10 +133,10 @@ class InterimAnswers:
 
 
 class Turns:
-    """Lets so many in at one time, the others in their order after them.
+    """A semaphore that admits waiting tasks in order.
 
     Args:
-        most: How many.
+        most: How many tasks may be inside at one time.
     """
 
     def __init__(self, most: int) -> None:
@@ -145,7 +145,7 @@ class Turns:
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     async def enter(self) -> None:
-        """Wait for one's turn."""
+        """Wait for a free place."""
         if self._inside < self.most and not self._waiting:
             self._inside += 1
             return
@@ -209,14 +209,14 @@ class Attempt:
 
 
 class ConnectionLimiter:
-    """Lets so many requests to one server run at a time, and has it accept few connections at once.
+    """Bounds the concurrent requests to one server, and the connections that it has not accepted yet.
 
     Args:
-        most: How many requests run at one time.
+        most: The number of concurrent requests.
 
     Attributes:
         unaccepted: Connections that the server may not have accepted yet.
-        patience_s: How long one that is not answered is among them.
+        patience_s: How long an unanswered connection counts as not accepted, in seconds.
     """
 
     def __init__(self, most: int) -> None:

@@ -36,13 +36,13 @@ class _Sandbox:
 
 
 class GemUpstream(Upstream):
-    """An environment behind GEM's calls: text in, text out. What is no text is its JSON.
+    """An environment behind GEM's calls: text in, text out. Other values are sent as JSON text.
 
     Args:
-        target: Where it is: the base URL of ROCK's admin, with or without the prefix of the calls.
-        env_id: What the environment is called there.
+        target: Its address: the base URL of ROCK's admin, with or without the prefix of the calls.
+        env_id: The environment's id at the server.
         token: Bearer token.
-        limits: How large a reply, and how many connections.
+        limits: The largest reply, and the number of connections.
     """
 
     protocol = "gem"
@@ -83,20 +83,20 @@ class GemUpstream(Upstream):
         return _observation(reply), _info(reply)
 
     async def step(self, key: str, action: Any, *, timeout: float | None) -> StepOutcome:
-        """Take a step."""
+        """Take a step in the server's session."""
         sandbox = self._sandbox(key)
         body = {"sandbox_id": sandbox.sandbox_id, "action": action}
         reply = await self._run(key, sandbox, "/step", body, timeout)
         return read_outcome(_observation(reply), _info(reply), reply)
 
     async def close(self, key: str) -> None:
-        """End a session."""
+        """End a session at the server."""
         sandbox = self._sandboxes.pop(key, None)
         if sandbox is not None:
             await self._close(sandbox)
 
     async def shutdown(self) -> None:
-        """Close the connections."""
+        """Close all connections to the server."""
         await self._client.close()
 
     def _sandbox(self, key: str) -> _Sandbox:

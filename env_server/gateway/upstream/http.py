@@ -32,12 +32,12 @@ _NO_SUCH_SESSION = frozenset({404, 410})
 
 
 class HttpUpstream(Upstream):
-    """An environment behind three calls.
+    """An environment behind three HTTP calls.
 
     Args:
-        target: Where it is.
+        target: Its address.
         token: Bearer token.
-        limits: How large a reply, and how many connections.
+        limits: The largest reply, and the number of connections.
     """
 
     protocol = "http"
@@ -67,7 +67,7 @@ class HttpUpstream(Upstream):
     async def reset(
         self, key: str, seed: int | None, options: dict[str, Any] | None, *, timeout: float | None
     ) -> tuple[Any, Mapping[str, Any]]:
-        """Begin an episode."""
+        """Begin an episode in the server's session."""
         kwargs = self._kwargs.get(key, {})
         body = {
             "session_id": key,
@@ -78,12 +78,12 @@ class HttpUpstream(Upstream):
         try:
             reply = await self._post("/reset", body, timeout)
         finally:
-            # It may have been ended meanwhile, and begun after that: then it is ended once more.
+            # The session may have been ended in the meantime, and begun after that: then it is ended once more.
             self._kwargs[key] = kwargs
         return _observation(self._spec.observation_space, reply), read_info(reply)
 
     async def step(self, key: str, action: Any, *, timeout: float | None) -> StepOutcome:
-        """Take a step."""
+        """Take a step in the server's session."""
         encoded = encode_value(self._spec.action_space, action, binary=False)
         status, reply = await self._client.call(
             "POST", "/step", {"session_id": key, "action": encoded}, timeout=timeout
@@ -95,12 +95,12 @@ class HttpUpstream(Upstream):
         return read_outcome(observation, read_info(reply), reply)
 
     async def verify(self, items: Sequence[Mapping[str, Any]], *, timeout: float | None) -> list[Verdict]:
-        """Score responses."""
+        """Score responses at the server."""
         body = {"items": [encode_value(None, item, binary=False) for item in items]}
         return read_verdicts((await self._post("/verify", body, timeout)).get("results"), len(items))
 
     async def close(self, key: str) -> None:
-        """End a session."""
+        """End a session at the server."""
         if self._kwargs.pop(key, None) is not None:
             status, reply = await self._client.call(
                 "POST", "/close", {"session_id": key}, timeout=_CLOSE_TIMEOUT_S
@@ -109,7 +109,7 @@ class HttpUpstream(Upstream):
                 _answer("POST /close", status, reply, empty=True)
 
     async def shutdown(self) -> None:
-        """Close the connections."""
+        """Close all connections to the server."""
         await self._client.close()
 
     async def _post(self, path: str, body: Any, timeout: float | None) -> dict[str, Any]:
@@ -140,10 +140,10 @@ def _observation(space: Space[Any], reply: Mapping[str, Any]) -> Any:
 
 
 def read_outcome(observation: Any, info: Mapping[str, Any], reply: Mapping[str, Any]) -> StepOutcome:
-    """What a step led to, from a reply whose observation and info were read.
+    """Build the outcome of a step from a reply whose observation and info were parsed.
 
     Raises:
-        UpstreamError: The reward is no finite number, or a flag no boolean.
+        UpstreamError: The reward is not a finite number, or a flag is not a boolean.
     """
     terminated, truncated = reply.get("terminated"), reply.get("truncated")
     if type(terminated) is not bool or type(truncated) is not bool:

@@ -42,13 +42,13 @@ class TargetClient:
     """Calls to one target with JSON bodies.
 
     Connections go to the pinned address; the name stands in the Host header and is what TLS certificates are checked
-    against. Redirects are not followed, proxies and other settings of the process's environment do not apply. They are
-    kept for a moment, and only so many are in use as the target takes.
+    against. Redirects are not followed, proxies and other settings of the process's environment do not apply.
+    Connections are kept open for a moment, and no more are in use than the target accepts.
 
     Args:
-        target: Where to.
+        target: The checked target.
         token: Bearer token.
-        limits: How large a reply, and how many connections.
+        limits: The largest reply, and the number of connections.
     """
 
     def __init__(self, target: Target, token: str | None, limits: TargetLimits) -> None:
@@ -63,13 +63,13 @@ class TargetClient:
     async def call(
         self, method: str, path: str, body: Any = None, *, timeout: float | None
     ) -> tuple[int, Any]:
-        """Send a request; gives the status and the JSON of the reply.
+        """Send a request; return the status and the JSON of the reply.
 
-        The time-out begins when its turn has come, for which it waits as long at most.
+        The time-out begins when the request gets a connection, for which it waits at most as long again.
 
         Raises:
-            OperationTimeout: It did not answer in time.
-            UpstreamError: It cannot be reached, or what it answers is too large, too deep or no JSON.
+            OperationTimeout: The target did not answer in time.
+            UpstreamError: The target cannot be reached, or its answer is too large, too deep or not JSON.
         """
         async with contextlib.AsyncExitStack() as stack:
             try:
@@ -93,13 +93,13 @@ class TargetClient:
             ) from error
 
     async def acquaint(self, path: str) -> str:
-        """Look at how the target deals with connections, after a few calls; gives what it found.
+        """Detect how the target handles connections, after a few calls; return a sentence about it.
 
-        One that answers on one connection at a time is asked one thing at a time, and not kept connected: it would
-        answer nobody else.
+        A target that answers on one connection at a time gets one request at a time, and its connection is closed after
+        each: an open one would block all its other clients.
 
         Args:
-            path: What may be asked of it again and again.
+            path: A path that may be requested repeatedly.
         """
         if await self._answers_one_at_a_time(path):
             await self._client.aclose()
@@ -111,7 +111,7 @@ class TargetClient:
         return "it keeps its connections, and answers on several at a time"
 
     async def close(self) -> None:
-        """Close the connections."""
+        """Close all connections to the target."""
         await self._client.aclose()
 
     def _connect(self, *, keep: bool) -> httpx.AsyncClient:
@@ -190,7 +190,7 @@ class TargetClient:
         self, client: httpx.AsyncClient, method: str, path: str, body: Any, attempt: Attempt
     ) -> httpx.Request:
         async def trace(event: str, info: Mapping[str, Any]) -> None:
-            """Listen to what the connection pool tells."""
+            """Listen to the trace events of the connection pool."""
             if event == "connection.connect_tcp.started":
                 await attempt.connecting()
             elif event in ("connection.connect_tcp.complete", "connection.connect_tcp.failed"):

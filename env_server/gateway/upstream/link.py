@@ -22,7 +22,7 @@ _ANSWER_S = 24 * 3600.0
 
 
 class Passage(Pending):
-    """One operation on its way to a node, whose answer will be that of this pending one.
+    """One operation in flight to a node.
 
     Attributes:
         fields: The frame for the node, without an id.
@@ -40,11 +40,11 @@ class Passage(Pending):
 
     @abstractmethod
     def answered(self, reply: Any) -> None:
-        """Take the node's answer."""
+        """Handle the node's answer."""
 
     @abstractmethod
     def refused(self, problem: ProblemError) -> None:
-        """Take the node's problem."""
+        """Handle the problem that the node answered."""
 
     @abstractmethod
     def lost(self, error: Exception, *, sent: bool) -> None:
@@ -75,11 +75,11 @@ class Link:
         queue.append(passage)
 
     async def ask(self, fields: dict[str, Any], process: int | None) -> Any:
-        """Ask at once, over a connection that is there.
+        """Send at once, over an open connection.
 
         Raises:
             ProblemError: The node's problem.
-            ConnectionError: There is no connection, or it breaks.
+            ConnectionError: No connection is open, or it breaks.
         """
         connection = self._pool.ready(process) or self._pool.ready(None)
         if connection is None:
@@ -92,7 +92,7 @@ class Link:
         return reply.payload
 
     def close(self) -> None:
-        """Connect no more."""
+        """Cancel the connection attempt that is under way."""
         if self._connecting is not None:
             self._connecting.cancel()
 

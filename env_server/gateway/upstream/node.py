@@ -1,4 +1,4 @@
-"""A node: a server of ours whose sessions a gateway passes on, and the connections to it."""
+"""A node: a Rollgym server behind a gateway, and the connections to it."""
 
 import asyncio
 import base64
@@ -21,16 +21,16 @@ _OPERATION_S = 60.0
 _SILENCE_S = 5.0
 _PONG_S = 10.0
 _CLOSE_S = 10.0
-# What a server that is not registered any more may still have is remembered so long, in case that it comes back.
+# How long the sessions of an unregistered server are remembered, in case it comes back.
 _REMEMBERED_S = 3600.0
 
 
 def node_key(url: str, owner: str) -> str:
-    """The key of a node: the same for every gateway, and after every start.
+    """The key of a node: the same for every gateway, and after every restart.
 
     Args:
-        url: Where it is.
-        owner: The name of the token that registered it, so that nobody else can speak for it.
+        url: The node's URL.
+        owner: The name of the token that registered it, so that no other owner can act for it.
     """
     digest = hashlib.blake2b(f"{owner} {url}".encode(), digest_size=_KEY_BYTES).digest()
     return base64.b32encode(digest).decode().lower()
@@ -40,15 +40,15 @@ class Node:
     """The connections to one node, made when they are needed.
 
     Args:
-        target: Where it is.
+        target: The node's address.
         token: Bearer token for it.
         owner: The name of the token that registered it.
         max_reply_bytes: Larger replies are refused.
 
     Attributes:
-        key: What ids of sessions call it.
+        key: Its name in the ids of sessions.
         registrations: How many registrations use it.
-        abandoned: Sessions that it may still have, though they went on elsewhere or were closed.
+        abandoned: Sessions that it may still have, though they moved to another node or were closed.
         released_at: When its last registration ended, on the loop's clock.
         was_compared: Whether its limits were compared with those of the gateway.
     """
@@ -124,7 +124,7 @@ class Node:
         try:
             await caller.call(fields, None, caller.deadline(_CLOSE_S))
         except (ConnectionError, TimeoutError, ProblemError):
-            # It is told at its next sign of life; what it does not know any more is no error there.
+            # The close is repeated at its next heartbeat; sessions that it no longer has are not an error there.
             self.abandoned.extend(upstream_ids)
 
 
@@ -155,7 +155,7 @@ class Nodes:
         return node if node is not None and node.registrations > 0 else None
 
     def _forget(self) -> None:
-        """Let go of nodes that are not registered, but not yet of those that may come back with sessions."""
+        """Drop nodes without registrations, except those that may come back with sessions."""
         remembered = asyncio.get_running_loop().time() - _REMEMBERED_S
         self._by_key = {
             key: node

@@ -80,8 +80,8 @@ class Dialogue:
         """Send a message and wait for its answer.
 
         Raises:
-            OperationTimeout: None came in time.
-            UpstreamError: The socket has ended, or something came that was not asked for.
+            OperationTimeout: No answer came in time.
+            UpstreamError: The socket has ended, or an unexpected message came.
         """
         self._has_asked = True
         early, self._early = self._early, None
@@ -146,11 +146,11 @@ class OpenEnvUpstream(Upstream):
     """An environment of an OpenEnv server.
 
     Args:
-        target: Where it is.
+        target: Its address.
         token: Bearer token.
-        limits: How large a reply, and how many connections.
-        action_field: The field of an action that a text is for, where the schema leaves that open.
-        observation_field: The field of an observation that is the text, likewise.
+        limits: The largest reply, and the number of connections.
+        action_field: The field of an action that takes the text, if the schema leaves that open.
+        observation_field: The field of an observation that holds the text, likewise.
     """
 
     protocol = "openenv"
@@ -208,7 +208,7 @@ class OpenEnvUpstream(Upstream):
                         limit="upstream",
                     ) from refused
                 raise _failure(refused) from refused
-            # The session is there, and only does not say where it is.
+            # The session exists, but cannot report its state.
         except BaseException:
             dialogue.abort()
             raise
@@ -219,7 +219,7 @@ class OpenEnvUpstream(Upstream):
     async def reset(
         self, key: str, seed: int | None, options: dict[str, Any] | None, *, timeout: float | None
     ) -> tuple[Any, Mapping[str, Any]]:
-        """Begin an episode."""
+        """Begin an episode in the server's session."""
         parameters = {**self._kwargs.get(key, {}), **encode_value(None, options or {}, binary=False)}
         question = self._messages.reset(seed, parameters)
         try:
@@ -228,7 +228,7 @@ class OpenEnvUpstream(Upstream):
             raise _failure(refused) from refused
 
     async def step(self, key: str, action: Any, *, timeout: float | None) -> StepOutcome:
-        """Take a step. An action that the server does not accept is answered with what it says; the episode goes on."""
+        """Take a step. If the server refuses an action, its message is the answer, and the episode continues."""
         question = self._messages.step(action)
         try:
             return await self._ask(key, question, self._messages.read_step, timeout)
@@ -239,14 +239,14 @@ class OpenEnvUpstream(Upstream):
             raise _failure(refused) from refused
 
     async def close(self, key: str) -> None:
-        """End a session."""
+        """End a session at the server."""
         self._kwargs.pop(key, None)
         dialogue = self._sessions.pop(key, None)
         if dialogue is not None:
             await dialogue.close(CLOSE)
 
     async def shutdown(self) -> None:
-        """Close the connections."""
+        """Close all connections to the server."""
         await asyncio.gather(*(self.close(key) for key in list(self._sessions)))
         await self._client.close()
 

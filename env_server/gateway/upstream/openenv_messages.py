@@ -24,7 +24,7 @@ _MCP_OBSERVATIONS = frozenset({"CallToolObservation", "ListToolsObservation"})
 _TRUNCATED = ("truncated", "TimeLimit.truncated")
 
 WHOLE = "."
-"""What a registration names in place of a field where the text is the JSON of the whole object."""
+"""The name in a registration, in place of a field, for texts that are the JSON of the whole object."""
 
 STATE = dumps({"type": "state"}, binary=False)
 CLOSE = dumps({"type": "close"}, binary=False)
@@ -73,7 +73,8 @@ class OpenEnvMessages:
         """The messages that fit an environment's schemas.
 
         Without a name, a text is for the one field that an action must have (or the only one that it may have), and the
-        text of an observation is its one field of text. Where there is no such field, the text is the JSON of all.
+        text of an observation is its one field of text. If no such field exists, the text is the JSON of the whole
+        object.
 
         Args:
             schemas: What the server answers to `GET /schema`.
@@ -219,7 +220,7 @@ def _object_schema(name: str, schemas: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _properties(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The fields that a schema lists; none where it is a choice between several objects."""
+    """The fields that a schema lists; empty if it is a choice between several objects."""
     properties = schema.get("properties")
     return properties if isinstance(properties, dict) else {}
 
@@ -259,7 +260,7 @@ def _observed_field(name: str, schema: Mapping[str, Any], named: str | None) -> 
 
 
 def _only_field(schema: Mapping[str, Any], fields: list[str]) -> str | None:
-    """The one of these fields that is required, or else the only one; None where there are several, or none."""
+    """The one of these fields that is required, or else the only one; None if there are several, or none."""
     required = schema.get("required")
     found = [field for field in fields if isinstance(required, list) and field in required]
     return next((each[0] for each in (found, fields) if len(each) == 1), None)

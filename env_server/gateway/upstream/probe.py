@@ -32,14 +32,14 @@ class _Stop(Exception):  # noqa: N818 - never leaves this module
 
 
 async def probe(upstream: Upstream, *, spec_only: bool = False) -> tuple[EnvironmentSpec, list[Check]]:
-    """Ask a server for its spec, two resets with one seed, a step and the end.
+    """Test a server: request its spec, two resets with one seed, a step and the close.
 
     Args:
-        upstream: The way to it.
-        spec_only: Ask for nothing but the spec: the rest was asked before.
+        upstream: The client of the server.
+        spec_only: Request only the spec, because the rest was tested before.
 
     Returns:
-        What it says of its environment, and the checks; all of them passed.
+        The spec of the environment, and the checks, all of which passed.
 
     Raises:
         ProblemError: `probe_failed`, with the `report`.

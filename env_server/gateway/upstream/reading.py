@@ -32,10 +32,10 @@ def read_number(name: str, reply: Mapping[str, Any]) -> float:
 
 
 def read_info(reply: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The info.
+    """Read the info of a reply.
 
     Raises:
-        UpstreamError: It is no object, or holds what cannot be read.
+        UpstreamError: The info is not an object, or holds a value that cannot be read.
     """
     info = reply.get("info")
     if info is None:
@@ -74,11 +74,11 @@ def _within_limits(value: Any, depth: int) -> Any:
 
 
 def read_json(content: bytes) -> Any:
-    """Read what a server says as JSON; what is nested so deeply that it could not be written again is refused here.
+    """Parse a server's text as JSON; refuse values that are nested too deeply to be encoded again.
 
     Raises:
         UpstreamError: It is nested too deeply.
-        orjson.JSONDecodeError: It is no JSON.
+        orjson.JSONDecodeError: It is not valid JSON.
     """
     if content.count(b"[") + content.count(b"{") > _MAX_DEPTH:
         try:
@@ -89,7 +89,7 @@ def read_json(content: bytes) -> Any:
 
 
 def as_text(value: Any) -> str:
-    """An observation as text: what is no text is its JSON."""
+    """An observation as text; other values become their JSON."""
     if isinstance(value, str):
         return value
     return exact_json.write_json(value).decode()

@@ -1,4 +1,4 @@
-"""The protocol `rollgym`: any server of ours, other gateways included."""
+"""The protocol `rollgym`: any Rollgym server, including other gateways."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -22,8 +22,8 @@ from rollgym.env_server.workers.base import EnvironmentRaised, OperationTimeout,
 _PATIENCE_S = 60.0
 # The server's own time-out comes first, with a better message.
 _GRACE_S = 5.0
-# A node that has too much to do says so to whoever asked: a queue here would only be another one. One that is asked for
-# too much does, too: whoever asked may ask for less at a time.
+# The client gets a node's `overloaded`, since a queue here would only be another one; and its `too_large`, since the
+# client can split its request.
 _PASSED_ON = frozenset({"overloaded", "too_large"})
 
 
@@ -49,16 +49,16 @@ class _Session:
 
 
 class RollgymUpstream(Upstream):
-    """An environment of another server of ours, over one WebSocket to each of its I/O processes.
+    """An environment of another Rollgym server, over one WebSocket to each of its I/O processes.
 
-    Steps name their index and everything else has a request id, so what a broken connection may have cut off is asked
-    again.
+    Steps name their index and everything else has a request id, so operations that a broken connection may have lost
+    are retried.
 
     The probe and verifiers use it; sessions are passed on by the relay.
 
     Args:
         node: The server.
-        env_id: What the environment is called there.
+        env_id: The environment's id at the server.
     """
 
     protocol = "rollgym"
@@ -96,7 +96,7 @@ class RollgymUpstream(Upstream):
     async def reset(
         self, key: str, seed: int | None, options: dict[str, Any] | None, *, timeout: float | None
     ) -> tuple[Any, Mapping[str, Any]]:
-        """Begin an episode."""
+        """Begin an episode in the node's session."""
         session = self._session(key)
         fields = {
             "op": "reset",
@@ -110,7 +110,7 @@ class RollgymUpstream(Upstream):
         return self._decoded(session, reply)
 
     async def step(self, key: str, action: Any, *, timeout: float | None) -> StepOutcome:
-        """Take a step."""
+        """Take a step in the node's session."""
         session = self._session(key)
         fields = {
             "op": "step",
@@ -127,7 +127,7 @@ class RollgymUpstream(Upstream):
         return read_outcome(observation, info, reply)
 
     async def render(self, key: str, mode: str | None, *, timeout: float | None) -> Any:
-        """Draw the state."""
+        """Render the state of the node's session."""
         session = self._session(key)
         fields = {"op": "render", "session_id": session.session_id, "mode": mode}
         reply, _ = await self._call(fields, session.process, timeout)
@@ -137,7 +137,7 @@ class RollgymUpstream(Upstream):
             raise UpstreamError(f"a drawing cannot be read: {error}") from error
 
     async def verify(self, items: Sequence[Mapping[str, Any]], *, timeout: float | None) -> list[Verdict]:
-        """Score responses."""
+        """Score responses at the node."""
         fields: dict[str, Any] = {
             "op": "verify",
             "env_id": self._env_id,
@@ -149,7 +149,7 @@ class RollgymUpstream(Upstream):
         return read_verdicts(reply.get("results"), len(items))
 
     async def close(self, key: str) -> None:
-        """End a session."""
+        """End a session at the node."""
         session = self._sessions.pop(key, None)
         if session is not None:
             fields = {"op": "close", "session_ids": [session.session_id]}

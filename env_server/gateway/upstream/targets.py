@@ -1,4 +1,4 @@
-"""Where a gateway may connect to: the addresses of registered servers are checked once, and then pinned."""
+"""The addresses that a gateway may connect to: those of registered servers are checked once, and then pinned."""
 
 import asyncio
 import ipaddress
@@ -24,7 +24,7 @@ _PRIVATE = tuple(
     for text in ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "fc00::/7")
 )
 _NAMED = {"loopback": _LOOPBACK, "private": _PRIVATE}
-# IPv6 addresses that carry an IPv4 address, which is where a translator on the way would connect to.
+# IPv6 addresses with an embedded IPv4 address, which a translator on the path would connect to.
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 _THIS_NETWORK = ipaddress.IPv4Network("0.0.0.0/8")
 _LOCAL_NAT64 = ipaddress.IPv6Network("64:ff9b:1::/48")
@@ -55,8 +55,8 @@ class Target:
 class TargetRules:
     """The networks that registered servers may be in.
 
-    Public addresses always may. Loopback and private ones may where the operator says so, link-local ones (a cloud's
-    metadata service, for one), multicast and reserved ones never.
+    Public addresses are always allowed. Loopback and private ones are allowed if the operator says so; link-local ones
+    (such as a cloud's metadata service), multicast and reserved ones never.
 
     Args:
         allowed: `loopback`, `private`, or networks such as `10.1.0.0/16`.
@@ -96,10 +96,10 @@ class TargetRules:
         )
 
     async def check(self, url: str) -> Target:
-        """The target of a URL.
+        """Check a URL and return its target.
 
         Raises:
-            ProblemError: `invalid_request` if it is no base URL, `forbidden` if it leads where it must not.
+            ProblemError: `invalid_request` if it is not a base URL, `forbidden` if its address is not allowed.
         """
         try:
             parts = urlsplit(url)
@@ -118,7 +118,7 @@ class TargetRules:
         port = port or _PORTS[parts.scheme]
         addresses = await _resolve(parts.hostname, port)
         for address in addresses:
-            # One that leads elsewhere is enough: whoever answers for the name may answer otherwise next time.
+            # One forbidden address is enough: the name may resolve to it next time.
             reason = self.refusal(address)
             if reason is not None:
                 raise ProblemError("forbidden", f"{url} cannot be registered: {reason}")
@@ -150,10 +150,10 @@ def _carried(address: Address) -> list[ipaddress.IPv4Address]:
 
 
 def _translated(address: ipaddress.IPv6Address) -> list[ipaddress.IPv4Address]:
-    """What a translator may make of an address, however long its prefix is (RFC 6052, 2.2): nobody here knows that."""
-    # The ninth byte is no part of it.
+    """The IPv4 addresses that a NAT64 translator may derive, for all lengths of its prefix (RFC 6052, 2.2)."""
+    # The ninth byte does not belong to the IPv4 address.
     content = address.packed[:8] + address.packed[9:]
     found = [ipaddress.IPv4Address(content[at : at + 4]) for at in (6, 7, 8)]
     found.append(ipaddress.IPv4Address(address.packed[12:]))
-    # Where the prefix is another one, zeros stand for nobody.
+    # For another prefix length the bytes may be zeros, which is not a host's address.
     return [each for each in found if each not in _THIS_NETWORK] or found[-1:]

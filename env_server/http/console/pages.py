@@ -42,7 +42,7 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
-    # A browser asks each time, and is mostly told that nothing has changed.
+    # A browser revalidates each time, and mostly receives 304 Not Modified.
     "Cache-Control": "no-cache",
 }
 """Headers of every file of the console."""

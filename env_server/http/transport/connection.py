@@ -87,7 +87,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Take a connection, or close it where there are too many."""
+        """Accept a connection, or close it if there are too many."""
         super().connection_made(cast(asyncio.Transport, transport))
         if len(self.connections) > self._max_connections:
             self.transport.close()
@@ -97,7 +97,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._wait()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Let go of the connection."""
+        """Release what belongs to the connection."""
         self._stop_waiting()
         self._is_over = True
         super().connection_lost(exc)
@@ -140,7 +140,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().handle_websocket_upgrade()
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what is no request, and a head that is too large; requests before it are answered first."""
+        """Refuse malformed requests and heads that are too large; earlier requests are answered first."""
         if self._head > self._max_head:
             limit = f"the head of a request may have {self._max_head} bytes"
             self._refusal = _Refusal(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "too_large", limit)
@@ -150,12 +150,12 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._refuse(self._refusal or _NO_REQUEST)
 
     def on_response_complete(self) -> None:
-        """A request is answered."""
+        """Start the next request, or close, once a response is complete."""
         super().on_response_complete()
         if self._slices is not None and not self.pipeline:
             self._slices.go_on()
         if not self._in_head and self.cycle.response_complete:
-            # Nobody wants the rest of its body.
+            # The rest of the request's body is discarded.
             self._stop_waiting()
             self._wait(min(_LINGER_S, self._patience_s))
         if self._ends and (self.cycle is None or self.cycle.response_complete):
@@ -170,14 +170,14 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     # -- what the parser tells -----------------------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
-        """A request begins."""
+        """Start the deadline of a new request."""
         super().on_message_begin()
         self._in_head = True
         if self._deadline is None:
             self._wait()
 
     def on_headers_complete(self) -> None:
-        """A head is whole."""
+        """Check a complete head, and refuse it if it is invalid."""
         self._head = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
         if self._head > self._max_head:
             raise _Refused
@@ -195,7 +195,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self.cycle.transport = cast(asyncio.Transport, _LastAnswer(self.transport, self._close_in_time))
 
     def on_message_complete(self) -> None:
-        """A request is whole."""
+        """Stop the deadline, since the whole request has arrived."""
         self._in_head = True
         self._stop_waiting()
         super().on_message_complete()
@@ -203,7 +203,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self.transport.close()
 
     def _close_in_time(self) -> None:
-        """Close the connection after its last answer, once the rest of the request that nobody wants is here."""
+        """Close the connection after its last answer, once the discarded rest of the request has arrived."""
         if self._in_head or self.transport.is_closing():
             self.transport.close()
             return
@@ -235,9 +235,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
 
 class _LastAnswer:
-    """The connection as the last request on it has it: closed when what nobody wants of the request is here.
+    """The transport of the last request on a connection: it closes once the unread rest of that request has arrived.
 
-    A connection that is closed while the client sends is reset, which can take the answer away from it.
+    Closing a connection while the client still sends resets it, and the client may then lose the answer.
     """
 
     def __init__(self, transport: asyncio.Transport, close: Callable[[], None]) -> None:

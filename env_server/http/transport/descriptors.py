@@ -1,4 +1,4 @@
-"""Whether file descriptors are left: without one, the kernel resets connections, and nobody else would say why."""
+"""Warns if file descriptors run out: the kernel then resets connections, and no other log says why."""
 
 import logging
 import resource

@@ -1,6 +1,6 @@
-"""What comes over one connection, taken in slices: a megabyte of the smallest requests or frames keeps nobody waiting.
+"""Reads one connection in slices, so that a megabyte of tiny requests or frames does not block the others.
 
-The event loop hands over all that a connection has brought, which may take seconds to go through.
+The event loop delivers all bytes that a connection has received, which may take seconds to parse.
 """
 
 import asyncio
@@ -14,15 +14,15 @@ SLICE_BYTES = 8192
 
 
 class ReadSlices:
-    """The data of one connection that was received, and not yet taken in.
+    """The data of one connection that was received but not yet parsed.
 
     Args:
         loop: The event loop.
         transport: The connection; nothing more is read from it while there is data.
-        feed: Takes in a slice.
-        is_over: Whether nobody takes in what comes from here on.
-        has_to_wait: Whether what was taken in has to be answered first; `go_on` is called then.
-        reads_on: Whether more is to be read from the connection, once all is taken in.
+        feed: Parses a slice.
+        is_over: Whether all further data is discarded.
+        has_to_wait: Whether the parsed requests must be answered first; `go_on` is called then.
+        reads_on: Whether to read more from the connection once all data is parsed.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class ReadSlices:
             self._loop.call_soon(self._next_turn)
 
     def drop(self) -> None:
-        """Forget what is left."""
+        """Discard the remaining data."""
         self._data, self._at = b"", 0
 
     def _next_turn(self) -> None:

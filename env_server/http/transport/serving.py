@@ -27,7 +27,7 @@ HARD_LIMIT_FACTOR = 8
 _KEEP_ALIVE_S = 75
 _CLOSE_GRACE_S = 5
 _STANDS_STILL_S = 1.0
-"""A loop that has not heard of a signal for so long stands still in the code of an inline environment."""
+"""A loop that has not handled a signal for so many seconds is blocked by an inline environment."""
 
 _log = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ class EmbeddedServer(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Capture none."""
+        """Install no signal handlers."""
         yield
 
 
@@ -87,8 +87,8 @@ class DrainingServer(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Drain at the first signal, give up at the second.
 
-        Where the loop stands still it hears of neither. The second then ends the process at once: child processes end
-        with it, and sessions go on from their journals.
+        A blocked loop handles neither signal. The second one then kills the process at once: child processes end with
+        it, and sessions resume from their journals.
         """
         now = time.monotonic()
         if self._signalled_at is None:
@@ -110,5 +110,5 @@ class DrainingServer(uvicorn.Server):
                 await self.on_drain()
             await self._drain()
         finally:
-            # Whatever fails on the way: who is told to end, ends.
+            # The process must end after a stop signal, even if a step of the shutdown fails.
             self.should_exit = True

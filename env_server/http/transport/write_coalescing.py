@@ -1,7 +1,7 @@
-"""Sockets that carry many sessions: answers made in one turn go out together, and what comes is taken in slices.
+"""Sockets that carry many sessions: answers of one turn go out in one write, and input is parsed in slices.
 
-uvicorn writes each message by itself, and for small messages that write is the dearest part of an answer. Where more
-frames wait to be answered, what was framed is left with the framing instead, until the turn of the event loop ends.
+uvicorn writes each message by itself, and for small messages that write is the most expensive part of an answer. If
+more frames wait to be answered, the framed bytes are buffered instead, until the turn of the event loop ends.
 """
 
 from typing import Any, cast
@@ -26,8 +26,8 @@ ARRIVALS = "rollgym.arrivals"
 """The extension of a socket's scope that says when came what is received."""
 
 _MOST_COALESCED_BYTES = 65536
-# Of a peer that has not said who it is: pieces of its first message, pings and pongs. Of others, empty pieces of one
-# message. Each costs as much as a frame that asks for something.
+# Before authentication: fragments of the first message, pings and pongs. After it: empty fragments of one message. Each
+# costs as much as a frame with an operation.
 _MOST_IDLE_FRAMES = 1000
 _POLICY_VIOLATION = 1008
 
@@ -44,7 +44,7 @@ class CoalescingProtocol(WebSocketsSansIOProtocol):
     _arrivals: Arrivals
 
     def connection_made(self, transport: Any) -> None:
-        """Take a connection."""
+        """Start the queue's arrival times with the connection."""
         self._arrivals = Arrivals(self.queue.qsize)
         super().connection_made(transport)
 
@@ -55,7 +55,7 @@ class CoalescingProtocol(WebSocketsSansIOProtocol):
             cast(dict[str, Any], self.scope["extensions"])[ARRIVALS] = self._arrivals
 
     def data_received(self, data: bytes) -> None:
-        """Take in what came."""
+        """Feed received bytes to the parser, in slices if there are many."""
         if self.queue.empty() and (self._slices is None or not self._slices.are_left):
             self._arrivals.come(len(data), self.transport)
         if len(data) <= SLICE_BYTES and (self._slices is None or not self._slices.are_left):
@@ -72,7 +72,7 @@ class CoalescingProtocol(WebSocketsSansIOProtocol):
         self._slices.take(data)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Let go of the connection."""
+        """Release what belongs to the connection."""
         super().connection_lost(exc)
         if self._slices is not None:
             self._slices.drop()
@@ -81,7 +81,7 @@ class CoalescingProtocol(WebSocketsSansIOProtocol):
         """Send a message, at the end of this turn at the latest; all but plain messages is done as uvicorn does it.
 
         Raises:
-            OSError: The client has gone, or the socket was closed to it, so that nobody hears it.
+            OSError: The client has disconnected, or the server has closed the socket.
         """
         if not self._is_trusted and TRUSTED in message:
             self._is_trusted, self._awaits_token = True, False
@@ -132,7 +132,7 @@ class CoalescingProtocol(WebSocketsSansIOProtocol):
             self.send_receive_event_to_app()
 
     def handle_ping(self) -> None:
-        """Answer a ping."""
+        """Answer a ping with a pong."""
         super().handle_ping()
         if self._awaits_token:
             self._count_idle_frame()

@@ -1,1 +1,1 @@
-"""Environments in actors of a Ray cluster; imported where `workers: ray` asks for it, and nowhere else."""
+"""Environments in actors of a Ray cluster; imported only with `workers: ray`."""

@@ -10,7 +10,7 @@ from rollgym.env_server.workers.ray.cluster import RayCluster
 from rollgym.env_server.workers.ray.scaling import Average
 from rollgym.env_server.workers.ray.wire import UNANSWERED, Request, dump_requests, load_answers
 
-# Two may wait at the actor for answers; one more is on its way, and what is asked for meanwhile goes with the next.
+# Two calls may wait at the actor for answers while a third is in flight; later operations go with the next call.
 _CALLS_IN_FLIGHT = 3
 _MAX_NUMBER = 2**32
 # What of an actor's time may be given away beforehand.
@@ -26,16 +26,16 @@ Beginning = tuple[str, str]
 
 
 class ActorLost(WorkerLost):
-    """A whole actor is gone, with the operations of many environments: who was to blame is not known."""
+    """A whole actor is gone, with the operations of many environments: the operation at fault is unknown."""
 
 
 class Operation(NamedTuple):
-    """An operation that an actor was asked for.
+    """An operation that was sent to an actor.
 
     Attributes:
         number: The number of its answer.
         environment: The number of the environment that it is on, or -1.
-        future: Where its result goes.
+        future: Receives its result.
     """
 
     number: int
@@ -44,13 +44,13 @@ class Operation(NamedTuple):
 
 
 class RayActor:
-    """Starts an actor, asks it for operations, and ends it.
+    """Starts an actor, sends it operations, and ends it.
 
-    Operations that are asked for in one turn of the event loop go in one call. At least one call waits at the actor at
-    all times, so that its end is noticed at once.
+    Operations of one turn of the event loop go in one call. At least one call is in flight at all times, so that the
+    end of the actor is noticed at once.
 
     Args:
-        cluster: Where it is to run.
+        cluster: The cluster that runs it.
         num_cpus: The CPUs that it reserves.
         processes: Its child processes.
         changed: Called when it is ready, and when it has ended.
@@ -96,17 +96,18 @@ class RayActor:
     # -- beginning -----------------------------------------------------------------------------------------------
 
     def has_turn(self, kind: Beginning) -> bool:
-        """Whether another environment may be made or reset here: what waits in a child process waits there to the end.
+        """Whether another environment may be made or reset here now.
 
-        As many go together as begin in a moment, so that those that take long wait where another actor can have them,
-        and those that take next to nothing do not come one by one.
+        An operation that waits in a child process cannot move to another actor. So only as many are sent together as
+        start within a moment: slow ones then wait in the pool, which can give them to another actor, and fast ones do
+        not go one by one.
         """
         pace_s = self._paces_s.get(kind, _MOMENT_S)
         together = min(_MOST_TOGETHER, int(_MOMENT_S / pace_s)) if pace_s > _SHORTEST_S else _MOST_TOGETHER
         return self.ready and self.beginning < self.processes * max(1, together)
 
     def begins(self) -> float:
-        """Note that an environment is about to be made or reset; gives when."""
+        """Note that an environment is about to be made or reset; return the time."""
         self.beginning += 1
         return self._loop.time()
 
@@ -123,7 +124,7 @@ class RayActor:
     def ask(
         self, op: str, arguments: tuple[Any, ...], *, environment: int = -1, timeout: float | None
     ) -> Operation:
-        """Ask for an operation; its future raises what a worker's method does."""
+        """Send an operation; its future raises like the worker's method."""
         self._number = self._number % (_MAX_NUMBER - 1) + 1
         operation = Operation(self._number, environment, self._loop.create_future())
         if not self.alive:
@@ -135,18 +136,18 @@ class RayActor:
         return operation
 
     def tell(self, op: str, arguments: tuple[Any, ...]) -> None:
-        """Ask for an operation whose result nobody waits for."""
+        """Send an operation whose result is discarded."""
         if self.alive:
             self._send(Request(UNANSWERED, op, arguments, None))
 
     def abandon(self, operation: Operation) -> None:
-        """Nobody waits for an operation any more."""
+        """Stop waiting for an operation."""
         if self._operations.pop(operation.number, None) is not None:
             self.average.change(self.load, self._loop.time())
             self.tell("cancel", (operation.number,))
 
     def give_up(self, environment: int) -> None:
-        """Tell the operation on an environment, if there is one, that the environment is gone."""
+        """Fail the operation on an environment, if one runs, because the environment is gone."""
         for operation in [each for each in self._operations.values() if each.environment == environment]:
             self.abandon(operation)
             if not operation.future.done():
@@ -216,7 +217,7 @@ class RayActor:
     # -- the end -------------------------------------------------------------------------------------------------
 
     def end(self, reason: str) -> None:
-        """End the actor, or note that it has ended; its operations are told."""
+        """End the actor, or note that it has ended; its pending operations fail."""
         if not self.alive:
             return
         self.alive = False

@@ -44,10 +44,10 @@ class RayCluster:
         self._host: Any = None
 
     async def connect(self) -> None:
-        """Connect.
+        """Connect to the Ray cluster.
 
         Raises:
-            ConfigurationError: There is no such cluster, or it cannot be used.
+            ConfigurationError: The cluster does not exist, or it cannot be used.
         """
         try:
             await _try(self._address)
@@ -62,11 +62,11 @@ class RayCluster:
         self._host = ray.remote(Host)
 
     def _connect(self) -> None:
-        # Ray would tell its makers about this machine.
+        # Ray would otherwise send usage data of this machine to its makers.
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        # What environments print is marked with its place, and the log is no terminal.
+        # Output of environments is prefixed with its origin, without colours: the log is not a terminal.
         os.environ.setdefault("RAY_COLOR_PREFIX", "0")
-        # It warns of what is meant to be so: that it handles no signals here, and that its ports ask for a token.
+        # It warns of intended settings: that it handles no signals here, and that its ports require a token.
         logging.getLogger("ray").setLevel(logging.ERROR)
         options: dict[str, Any] = {}
         if self._address == _LOCAL:
@@ -87,7 +87,7 @@ class RayCluster:
                 there = any(node["NodeID"] == own and node["Alive"] for node in ray.nodes())  # type: ignore[no-untyped-call]
             except (RayError, OSError, RuntimeError):
                 there = False
-            # The loop may be closed by now: then nobody is left who needs to know.
+            # The loop may be closed by now: then no task is left to notify.
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(answer.set_result, there)
 
@@ -96,18 +96,18 @@ class RayCluster:
         return answer
 
     def start_host(self, num_cpus: float, processes: int) -> Any:
-        """Ask for an actor; gives its handle at once, wherever and whenever it starts."""
+        """Create an actor; return its handle at once, before it has started."""
         return self._host.options(
             num_cpus=num_cpus, max_restarts=0, max_task_retries=0, max_concurrency=_CALLS_PER_ACTOR
         ).remote(processes, list(sys.path))
 
     def call(self, handle: Any, method: str, *arguments: Any) -> "asyncio.Future[Any]":
-        """Call an actor; the future raises `WorkerLost` when the actor is no more."""
+        """Call an actor; the future raises `WorkerLost` when the actor has ended."""
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Any] = loop.create_future()
 
         def done(called: Any) -> None:
-            # The loop may be closed by now: then nobody is left who needs to know.
+            # The loop may be closed by now: then no task is left to notify.
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(_settle, answer, called)
 

@@ -1,8 +1,8 @@
-"""What runs in a Ray actor: the child processes of one node, and the calls that reach them.
+"""The code that runs in a Ray actor: the child processes of one node, and the calls that reach them.
 
-Code of environments runs in the children and never in the actor itself. So one that hangs with the interpreter's lock,
-exits or eats its memory leaves the actor able to say which operation that was; and nothing that an environment makes
-is ever read by Ray, whose way of reading objects runs code. The children end when the actor does, however it dies.
+Code of environments runs in the children and never in the actor itself. If an environment hangs while it holds the
+interpreter lock, exits, or exhausts its memory, the actor can still report the operation; and Ray never deserializes an
+environment's objects, which would run code. The children end when the actor does, however it dies.
 """
 
 import asyncio
@@ -27,11 +27,12 @@ _PARKED_CALLS = 2
 class Host:
     """Runs operations in child processes of this node, for one I/O process.
 
-    An I/O process keeps at least one call of `exchange` waiting here, which returns when there is something to tell.
+    An I/O process keeps at least one call of `exchange` in flight here, which returns when there are results.
 
     Args:
         processes: How many child processes.
-        path: The import path of the I/O process; what of it is found here, and is not on the path yet, is appended.
+        path: The import path of the I/O process; its entries that exist here, and are not on the path yet, are
+            appended.
     """
 
     def __init__(self, processes: int, path: Sequence[str]) -> None:
@@ -55,7 +56,7 @@ class Host:
         }
 
     async def hello(self) -> str:
-        """Say that the actor has started, and where."""
+        """Report that the actor has started, and on which host."""
         return f"{socket.gethostname()} (process {os.getpid()})"
 
     async def exchange(self, requests: bytes) -> bytes:

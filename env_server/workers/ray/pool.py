@@ -1,4 +1,4 @@
-"""The Ray actors of one I/O process: as many as the load asks for."""
+"""The Ray actors of one I/O process: as many as the load requires."""
 
 import asyncio
 import logging
@@ -14,7 +14,7 @@ _LOOK_EVERY_S = 1.0
 _LOOK_TIMEOUT_S = 5.0
 # How much the last second counts in the average of operations.
 _WEIGHT = 0.5
-# Sessions wait so long for an actor that starts, before they crowd those that are there.
+# Sessions wait this long for a starting actor, before they crowd the running ones.
 _PATIENCE_S = 10.0
 # One that has not started by then waits for a node, or for others to release their CPUs.
 _SLOW_START_S = 30.0
@@ -26,13 +26,13 @@ _log = logging.getLogger(__name__)
 
 
 class RayPool:
-    """Starts actors when there is more to do, and releases those that have long had nothing to do.
+    """Starts actors when the load rises, and releases actors that have been idle for long.
 
-    The oldest actors are kept. What is more than the load asks for gets no new environments, and so becomes idle.
+    The oldest actors are kept. Surplus actors get no new environments, and so become idle.
 
     Args:
-        cluster: Where they run.
-        policy: How many there should be.
+        cluster: The cluster that runs the actors.
+        policy: Decides how many actors to run.
         num_cpus: The CPUs that each reserves; it has as many child processes, and at least one.
     """
 
@@ -56,17 +56,17 @@ class RayPool:
         self._looking_since = 0.0
 
     async def start(self) -> None:
-        """Connect, and start the actors that there are always.
+        """Connect, and start the minimum number of actors.
 
         Raises:
-            ConfigurationError: There is no cluster.
+            ConfigurationError: No cluster was found.
         """
         await self._cluster.connect()
         self._look()
 
     @property
     def trouble(self) -> str | None:
-        """Why no environment can be made at present; None if there is no reason."""
+        """Why no environment can be made at present; None if one can."""
         if self._node_trouble is not None:
             return self._node_trouble
         if self._failed_starts and not self._ready():
@@ -76,13 +76,13 @@ class RayPool:
     # -- choosing ------------------------------------------------------------------------------------------------
 
     async def turn(self, kind: Beginning, here: RayActor | None = None) -> RayActor:
-        """The actor where an environment may be made, or begin an episode, now; `ends` takes that back.
+        """Reserve an actor to make an environment, or to begin an episode, now; `ends` releases it.
 
-        Those that wait are a load for which actors are started, and go to whichever has room first.
+        Waiting callers count as load, for which actors are started; each gets the first actor that has room.
 
         Args:
-            kind: What is to be done there.
-            here: Where it is, if it is anywhere; there is better than elsewhere.
+            kind: The kind of operation to run there.
+            here: The actor that holds the environment, if any; it is preferred.
 
         Raises:
             NoWorker: No actor was ready in time.
@@ -108,7 +108,7 @@ class RayPool:
 
     @contextmanager
     def ends(self, kind: Beginning, actor: RayActor) -> Iterator[RayActor]:
-        """Take a turn at an actor, and tell others when it is over."""
+        """Use a reserved turn at an actor, and wake the waiting callers at its end."""
         began = actor.begins()
         try:
             yield actor
@@ -120,7 +120,7 @@ class RayPool:
         if here is None:
             return self._roomiest(kind)
         if here.has_turn(kind) or not here.alive:
-            # Its end is told to whoever asks it for something.
+            # A caller learns of the actor's end from its next operation.
             return here
         free = [actor for actor in self._ready() if actor.has_turn(kind)]
         return min(free, key=_fullness, default=None)
@@ -164,7 +164,7 @@ class RayPool:
         self._news.set()
 
     def could_move(self, actor: RayActor) -> bool:
-        """Whether an environment is better off elsewhere, where it can be made anew without loss."""
+        """Whether an environment should move to another actor; it must be possible to make it again without loss."""
         now = asyncio.get_running_loop().time()
         kept = self._ready()[: self._wanted()]
         if actor not in kept:
@@ -179,7 +179,7 @@ class RayPool:
     def _wanted(self) -> int:
         sessions = sum(len(actor.environments) for actor in self.actors)
         wanted = self._policy.wanted(sessions + self._making, self._operations)
-        # Where none could be started, one more try says whether that is still so.
+        # If no actor could be started, one more try shows whether that still fails.
         return max(1, wanted) if self._waiting or self._failed_starts else wanted
 
     def _roomiest(self, kind: Beginning) -> RayActor | None:
@@ -229,7 +229,7 @@ class RayPool:
         self._timer = loop.call_later(_LOOK_EVERY_S, self._look)
 
     def _look_at_node(self, now: float) -> None:
-        """Ask Ray whether this process's own node is there: it takes long to tell actors' callers that it is not."""
+        """Ask Ray whether this process's own node is alive: Ray takes long to report its death to callers of actors."""
         looking = self._looking
         if looking is not None and not looking.done():
             if now - self._looking_since > _LOOK_TIMEOUT_S:

@@ -5,15 +5,15 @@ from typing import NamedTuple
 
 
 class ScalingPolicy(NamedTuple):
-    """What an operator says about the number of actors.
+    """The operator's settings for the number of actors.
 
     Attributes:
-        min_actors: There are at least so many.
-        max_actors: There are at most so many.
-        sessions_per_actor: One actor is meant for so many sessions.
-        operations_per_actor: One actor is meant for so many operations that are running or waiting, on average.
-        idle_timeout_s: An actor that is not needed for so long is released.
-        start_timeout_s: An environment waits so long for an actor.
+        min_actors: The minimum number of actors.
+        max_actors: The maximum number of actors.
+        sessions_per_actor: The target number of sessions for one actor.
+        operations_per_actor: The target average of running and waiting operations for one actor.
+        idle_timeout_s: An actor is released after so many seconds without need.
+        start_timeout_s: An environment waits at most so many seconds for an actor.
     """
 
     min_actors: int
@@ -31,7 +31,7 @@ class ScalingPolicy(NamedTuple):
             operations: Operations that are running or waiting, on average over the last seconds.
         """
         for_sessions = math.ceil(sessions / self.sessions_per_actor)
-        # What little is left of an average that fades away is no load.
+        # The small remainder of a decaying average does not count as load.
         for_operations = math.ceil(operations / self.operations_per_actor - 1e-3)
         return min(self.max_actors, max(self.min_actors, for_sessions, for_operations))
 
@@ -57,7 +57,7 @@ class Average:
         self._changed = now
 
     def look(self, now: float, weight: float) -> float:
-        """Bring the mean up to date, giving what has been since the last look a weight; gives the mean."""
+        """Update the running mean with the average since the last look, by a weight; return it."""
         self.change(self._current, now)
         if now > self._looked:
             self.value += weight * (self._area / (now - self._looked) - self.value)

@@ -25,19 +25,19 @@ LOST = 4
 """The environment is gone; the body holds the message, and whether the operation is to blame."""
 
 UNANSWERED = 0
-"""The number of operations whose result nobody waits for."""
+"""The number of operations whose result is discarded."""
 
 Failure = EnvironmentRaised | OperationTimeout | WorkerLost
 
 
 class Request(NamedTuple):
-    """An operation that an actor is asked for.
+    """An operation that is sent to an actor.
 
     Attributes:
         number: The number of its answer, or `UNANSWERED`.
         op: A method of a worker, or `cancel`.
-        arguments: What that is called with.
-        timeout: How long the operation may run.
+        arguments: The arguments of the call.
+        timeout: The time-out of the operation, in seconds.
     """
 
     number: int
@@ -70,7 +70,7 @@ def dump_answer(number: int, result: Any) -> bytes:
 
 
 def dump_failure(number: int, failure: Failure) -> bytes:
-    """Write why there is no result."""
+    """Encode why an operation has no result."""
     if isinstance(failure, EnvironmentRaised):
         return frame(
             number, RAISED, dump_result((failure.error_class, failure.message, failure.builtin_bases))

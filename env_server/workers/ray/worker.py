@@ -29,7 +29,7 @@ from rollgym.env_server.workers.ray.pool import RayPool
 from rollgym.env_server.workers.ray.scaling import ScalingPolicy
 from rollgym.env_server.workers.wire import read_space
 
-# So many actors may die under one environment's operations before it is blamed.
+# The number of actors that may die during one environment's operations before it is blamed.
 _FORGIVEN_DEATHS = 3
 _SCORES_PER_PROCESS = 8
 _SCORE_TRIES = 3
@@ -37,7 +37,7 @@ _KNOWN_SPACES = 256
 
 
 class _Place:
-    """Where an environment is: its actor, its number there, and whether it has begun an episode there."""
+    """The place of an environment: its actor, its number there, and whether it has begun an episode there."""
 
     __slots__ = ("actor", "kwargs", "number", "played", "source")
 
@@ -52,9 +52,8 @@ class _Place:
 class RayWorker(Worker):
     """Runs environments in child processes of Ray actors.
 
-    A child that hangs or dies is its actor's business, which starts another one. An actor that dies is replaced; its
-    environments are gone. Where others have less to do, an environment goes there when its next episode begins, and
-    also while that waits for its turn.
+    An actor replaces a child that hangs or dies. An actor that dies is replaced; its environments are lost. If other
+    actors have less load, an environment moves there when its next episode begins, or while that waits for its turn.
 
     Args:
         pool: The actors.
@@ -113,15 +112,15 @@ class RayWorker(Worker):
         return observation, info
 
     async def step(self, key: str, action: Any, *, timeout: float | None) -> StepOutcome:
-        """Take a step."""
+        """Take a step in the actor's environment."""
         return StepOutcome(*await self._run(key, "step", action, timeout=timeout))
 
     async def render(self, key: str, mode: str | None, *, timeout: float | None) -> Any:
-        """Draw the state."""
+        """Render the current state of the actor's environment."""
         return await self._run(key, "render", mode, timeout=timeout)
 
     async def reseed(self, key: str, seed: int, *, timeout: float | None) -> None:
-        """Seed the environment's generator anew."""
+        """Set a new seed for the random generator of the actor's environment."""
         await self._run(key, "reseed", seed, timeout=timeout)
 
     async def close(self, key: str) -> None:
@@ -225,7 +224,7 @@ class RayWorker(Worker):
 
 
 def ray_worker(settings: RaySettings) -> RayWorker:
-    """The worker that an operator's settings ask for."""
+    """Build the worker that the operator's settings describe."""
     policy = ScalingPolicy(
         settings.ray_min_actors,
         settings.ray_max_actors,

@@ -12,7 +12,7 @@ _WRITABLE = (WORKING_DIRECTORY, "/tmp", "/dev/shm", "/dev/mqueue")
 
 
 def read_plain(directory: int, path: str, limit: int) -> bytes | None:
-    """What a plain file holds, if no link leads to it and it is no larger than the limit."""
+    """The content of a plain file, if its path has no link and its size is within the limit."""
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     *folders, name = path.split("/")
     opened = [os.dup(directory)]
@@ -35,7 +35,7 @@ def read_plain(directory: int, path: str, limit: int) -> bytes | None:
 
 
 def count(paths: tuple[str, ...], name: str) -> int:
-    """What the kernel has counted in this container; 0 where it does not say."""
+    """The kernel's counter for this container; 0 if the kernel does not offer it."""
     for path in paths:
         try:
             with open(path) as stream:

@@ -46,7 +46,7 @@ class Host:
         return kind, b"".join(self.chunks(size))
 
     def frames(self) -> Iterator[tuple[int, bytes]]:
-        """What has come whole."""
+        """Yield the frames that have arrived completely."""
         while len(self._received) >= HEADER.size:
             _, size = HEADER.unpack_from(self._received)
             if len(self._received) < HEADER.size + size:

@@ -42,7 +42,7 @@ class _Stream:
         return data
 
     def close(self) -> None:
-        """Close the descriptor."""
+        """Close the descriptor of the stream."""
         self.open = False
         os.close(self.descriptor)
 

@@ -10,7 +10,7 @@ from rollgym import DeclaredKwargs, UnicodeText
 class ScaffoldName(DeclaredKwargs, gymnasium.Env[str, str]):
     """A whole number is hidden. Put your own game in its place.
 
-    Observations and actions are texts. A reply that is no guess costs a step.
+    Observations and actions are texts. A reply that is not a guess costs a step.
     """
 
     metadata: dict[str, Any] = {
@@ -23,7 +23,7 @@ class ScaffoldName(DeclaredKwargs, gymnasium.Env[str, str]):
         # an episode.
         "deterministic": True,
         # `reset(options={"expert": True})` adds the best reply to `info`. Remove both
-        # lines, and `_expert`, where there is no expert.
+        # lines, and `_expert`, if your game has no expert.
         "expert": True,
         "reset_options": ["expert"],
         # Increase it whenever the same actions lead to other results.
@@ -51,7 +51,7 @@ class ScaffoldName(DeclaredKwargs, gymnasium.Env[str, str]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[str, dict[str, Any]]:
-        """Hide a number."""
+        """Hide a new number."""
         super().reset(seed=seed)  # seeds self.np_random, the only source of chance
         self._shows_expert = bool((options or {}).get("expert", False))
         self._bounds = (1, self._high)
@@ -65,7 +65,7 @@ class ScaffoldName(DeclaredKwargs, gymnasium.Env[str, str]):
         return self._observation(), info
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Take a guess."""
+        """Compare a guess with the number."""
         self._steps += 1
         guess = self._read(action)
         found = guess == self._secret
@@ -86,7 +86,7 @@ class ScaffoldName(DeclaredKwargs, gymnasium.Env[str, str]):
         return self._observation() if self.render_mode == "ansi" else None
 
     def _read(self, reply: str) -> int | None:
-        """Return the number that a reply names, or None where it names none."""
+        """Return the number that a reply names, or None if it names none."""
         text = reply.strip()
         # Models say anything: a megabyte, other alphabets' digits, nothing at all.
         if len(text) > 4 or not (text.isascii() and text.isdecimal()):

@@ -50,7 +50,7 @@ class ScaffoldName(ToolEnv):
         self._wanted = 0
 
     def close(self) -> None:
-        """Close the database."""
+        """Close the environment's database."""
         self._database.close()
 
     # -- tools -------------------------------------------------------------------------
@@ -115,7 +115,7 @@ class ScaffoldName(ToolEnv):
         return {"state": {"orders": [list(order) for order in self._orders()]}}
 
     def expert_turn(self) -> ToolCall | str:
-        """Return what an expert would do now. Remove it where there is none."""
+        """Return what an expert would do now. Remove it if there is none."""
         if self._orders():
             return "done"
         return ToolCall("order", {"item": self._item, "count": self._missing()})
