@@ -177,10 +177,10 @@ def note_result(turn: Turn, anchor: Any, reward: Any, info: Mapping[str, Any]) -
 
 
 def reward_parts(value: Any, name: str) -> dict[str, float]:
-    """Return what a reward is made of, by name; nothing where nobody says it.
+    """Return what a reward is made of, by name; empty if the agent does not report it.
 
     Raises:
-        InvalidNumberError: If it is not numbers by names.
+        InvalidNumberError: If it does not map names to numbers.
     """
     if value is None:
         return {}

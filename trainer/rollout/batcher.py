@@ -34,12 +34,12 @@ class _Batch:
 class DeterministicBatcher(ForwardingClient, EpisodeSlots):
     """An inference client that waits until every running episode has asked.
 
-    Episodes must say `enter` at once when they are known of, wait for `start` before they take up a session, and say
+    Episodes must call `enter` as soon as they are known, wait for `start` before they take up a session, and call
     `leave` when they end, however they end.
 
     Args:
         client: What answers.
-        places: Episodes that may run at one time; None is no limit.
+        places: Episodes that may run at one time; None for no limit.
     """
 
     def __init__(self, client: InferenceClient, places: int | None = None) -> None:
@@ -51,7 +51,7 @@ class DeterministicBatcher(ForwardingClient, EpisodeSlots):
         self._batch = _Batch()
 
     def enter(self) -> None:
-        """An episode will run."""
+        """Count an episode that will run."""
         self._entered += 1
 
     async def start(self, task: Task, member: int) -> None:

@@ -30,7 +30,7 @@ class ChatTemplate:
 
     Attributes:
         control: Keeps the control tokens that the template writes apart from texts that spell them.
-        say: Told, once for each, in what way conversations had to be changed; None while it is only tried out.
+        say: Called once for each way in which conversations had to be changed; None during the trial.
         takes_system: Whether a conversation may begin with a system message.
 
     Raises:
@@ -65,10 +65,10 @@ class ChatTemplate:
         Args:
             messages: The conversation.
             generation_prompt: Whether the opening of the assistant's turn is written behind it.
-            tools: Declarations that the template writes into it where it likes.
+            tools: Tool declarations, which the template places.
 
         Raises:
-            ConfigError: If the template refuses it, whatever is done.
+            ConfigError: If the template refuses the conversation in every form.
         """
         quoted = [self._quoted(message) for message in messages]
         tools = self.control.quoted(tools)

@@ -57,7 +57,7 @@ class _Server:
         return session
 
     def keep(self, key: str, session: EnvSession) -> None:
-        """Keep a session for whoever wants one of its key next."""
+        """Return a session to the pool, for the next caller that needs one with its key."""
         self.idle.setdefault(key, []).append(session)
         self.idle.move_to_end(key)
 
@@ -73,17 +73,17 @@ class _Server:
 class EnvironmentPool:
     """Clients by URL and idle sessions by (URL, environment, kwargs).
 
-    A server allows a token so many sessions. Where that is not enough for all that are wanted at one time, idle ones
-    of other environments are closed, and episodes wait for their turn.
+    A server limits the sessions of a token. If the limit is below what is wanted at one time, idle sessions of other
+    environments are closed, and episodes wait for their turn.
 
     Args:
         default_url: Server of the tasks that name none.
         token: Bearer token for all servers.
         encoding: "json" or "msgpack".
         timeout_s: How long one operation may take, with all that clients do to have it answered.
-        outages: Told of servers that cannot be reached.
-        patience_s: How long a server that is gone is waited for.
-        connect_s: How long a server that was never reached is waited for.
+        outages: Notified of servers that cannot be reached.
+        patience_s: How long to wait for a server that went away.
+        connect_s: How long to wait for a server that was never reached.
     """
 
     def __init__(
@@ -323,7 +323,7 @@ async def _close_quietly(server: _Server, sessions: Sequence[EnvSession]) -> Non
 
 
 def _free(server: _Server) -> None:
-    """Note that a session is no more: who waits may make one."""
+    """Note that a session was closed, so that a waiting caller may create one."""
     future = server.next_waiting()
     if future is None:
         server.places += 1

@@ -22,11 +22,11 @@ class EpisodeMetrics:
     """Collects `info["metrics"]` turn by turn.
 
     Args:
-        how: How each aggregates over the turns, by name: a key of `AGGREGATIONS`. What is not named counts on by
-            itself, and its last value is taken.
+        how: How each metric aggregates over the turns, by name: a key of `AGGREGATIONS`. For a metric without an entry
+            the last value is taken.
 
     Raises:
-        ConfigError: If there is no such way.
+        ConfigError: If an aggregation is unknown.
     """
 
     def __init__(self, how: Mapping[str, str]) -> None:
@@ -66,7 +66,7 @@ class EpisodeMetrics:
             self._values.setdefault(name, []).append(number)
 
     def totals(self) -> dict[str, float]:
-        """One number a metric."""
+        """Return the aggregated value of each metric."""
         totals = {
             name: AGGREGATIONS[self._how.get(name, "last")](values) for name, values in self._values.items()
         }

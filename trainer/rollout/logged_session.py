@@ -19,7 +19,7 @@ class EpisodeLostError(Exception):
 
 
 class LoggedSession:
-    """A session whose answers are in the log before anybody acts on them, and come from it as far as it goes.
+    """A session that logs each answer before it returns it, and replays the answers that the log has.
 
     Args:
         session: The session behind it.
@@ -29,7 +29,7 @@ class LoggedSession:
         episode: Index of the episode in the session that the log has, or in the one behind it.
         step_index: Steps taken in the episode, from the log and since.
         seed: Seed of the episode.
-        lost: Why the episode cannot be gone on with, if so.
+        lost: The error that made the episode impossible to resume; None if there was none.
     """
 
     def __init__(self, session: EnvSession, tape: EpisodeTape) -> None:
@@ -41,32 +41,32 @@ class LoggedSession:
 
     @property
     def session_id(self) -> str:
-        """See `Session`."""
+        """The server's id of the session; see `Session`."""
         return self._session.session_id
 
     @property
     def env(self) -> EnvInfo:
-        """See `Session`."""
+        """What the server says of the environment; see `Session`."""
         return self._session.env
 
     @property
     def env_id(self) -> str:
-        """See `Session`."""
+        """The environment's id; see `Session`."""
         return self._session.env_id
 
     @property
     def kwargs(self) -> Mapping[str, Any]:
-        """See `Session`."""
+        """The environment's arguments; see `Session`."""
         return self._session.kwargs
 
     @property
     def action_space(self) -> Space[Any]:
-        """See `Session`."""
+        """The environment's action space; see `Session`."""
         return self._session.action_space
 
     @property
     def observation_space(self) -> Space[Any]:
-        """See `Session`."""
+        """The environment's observation space; see `Session`."""
         return self._session.observation_space
 
     async def render(self, mode: str | None = None) -> Any:

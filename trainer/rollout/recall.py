@@ -1,10 +1,10 @@
-"""Takes episodes up again where an earlier process left them, from the rollout log.
+"""Resumes episodes of earlier processes from the rollout log.
 
-What an episode asks is answered from the log for as long as it asks what it asked before: replies by their very
-prompts, the environment's answers by the very actions. So an episode is played again by the code that played it, ours
-or an agent's that is started anew, and no token is sampled, no step is taken twice. Where the log ends, the
-environment's session is brought to that point, and the episode goes on. What is asked anew is on disk before it is
-answered. An agent that asks otherwise than before is sampled for; what the log had for it is counted.
+A replayed episode is answered from the log for as long as its requests equal those that were logged: replies are
+found by the exact prompt, the environment's answers by the exact action. So the code that played the episode plays it
+again, ours or a restarted agent's, and no token is sampled twice and no step is taken twice. Where the log ends, the
+environment's session is brought to that point, and the episode continues. A new answer is on disk before it is
+returned. If an agent's requests differ from the log, its replies are sampled; unused log entries are counted.
 """
 
 import asyncio
@@ -86,7 +86,7 @@ class Recall:
         return len(self._past), len(replies), sum(len(reply.token_ids) for reply in replies)
 
     def rounds(self, max_attempts: int) -> dict[int, int]:
-        """Return how often tasks were put aside by earlier processes, for those that were taken up anew after it.
+        """Return how often tasks were put aside by earlier processes, for those that were resumed after it.
 
         Args:
             max_attempts: Attempts at an episode in one round.
@@ -133,12 +133,12 @@ class Recall:
 
 
 class EpisodeTape:
-    """One attempt at an episode: what is left of it in the log, and what it adds.
+    """One attempt at an episode: the part of the log that is not replayed yet, and what the attempt adds.
 
     Args:
-        recall: Where it is written.
+        recall: The run's rollout log.
         key: The episode.
-        past: What is left of it.
+        past: What the log has of the episode.
     """
 
     def __init__(self, recall: Recall, key: EpisodeKey, past: _Past) -> None:
@@ -171,7 +171,7 @@ class EpisodeTape:
         waiting = self._past.replies.get(_digest(request))
         if not waiting:
             return None
-        # Of several replies to one prompt each goes where it went before.
+        # Several replies to one prompt are returned in the order in which they were logged.
         seeds = [seed for seed, _ in waiting]
         _, result = waiting.pop(seeds.index(request.seed) if request.seed in seeds else 0)
         self._recall.counters.update(replies=1, tokens=len(result.token_ids))
@@ -215,7 +215,7 @@ class EpisodeTape:
         """Write an answer of the environment down; what the log had in its place is void."""
         if self.goes_on:
             self.cut(self._answered)
-        # Its index among the episode's answers: one that was lost is missed by whoever reads those behind it.
+        # Its index among the episode's answers: the reader of later answers notices if one was lost.
         self._append(kind, *fields, self._answered + self._added)
         self._added += 1
 
@@ -230,7 +230,7 @@ class EpisodeTape:
         self._append(_CUT, index)
 
     def end(self, trajectory: Trajectory) -> None:
-        """Write down that the attempt failed, so that nobody goes on with it."""
+        """Write down that the attempt failed, so that it is not resumed."""
         self._append(_END, trajectory.outcome.value, trajectory.detail)
 
     def _append(self, kind: str, *fields: Any) -> None:

@@ -1,8 +1,9 @@
-"""Writes sampled replies into the record of an episode: whoever asked for them, in the order in which they came.
+"""Writes sampled replies into the record of an episode, in order of arrival, whichever client requested them.
 
-A prompt that continues the stored ids of a segment extends it, whichever segment that is; any other opens a segment of
-its own, with a link to where it left its nearest relative. Sub-agents, retries, edited histories and parallel calls
-thus cost segments, and never a token that is made again from text (best-effort interleaving, prime-rl #1674).
+A prompt that continues the stored ids of a segment extends it, whichever segment that is; any other prompt opens a
+segment of its own, with a link to the point of departure from its nearest relative. Sub-agents, retries, edited
+histories and parallel calls thus cost segments, but no sampled token is ever made again from text (best-effort
+interleaving, prime-rl #1674).
 """
 
 from collections.abc import Sequence
@@ -185,8 +186,8 @@ class _Node:
     """A point where segments part, or where some end.
 
     Attributes:
-        edges: What goes on from here, by its first id.
-        ends: Segments that end here and may be continued, the newest last.
+        edges: Continuations from this point, by their first id.
+        ends: Segments that end here and can be extended, the newest last.
     """
 
     edges: dict[int, "_Edge"] = field(default_factory=dict)
@@ -241,14 +242,14 @@ class _PrefixTree:
             if common < edge.end - edge.start:
                 break
             node = edge.node
-            # One that somebody else wrote on is not where it was.
+            # Another request may have extended the segment since: it then ends elsewhere.
             continued = next(
                 (end for end in reversed(node.ends) if self._goes_on(end, depth, images)), continued
             )
         return _Found(continued, nearest, depth)
 
     def _goes_on(self, index: int, depth: int, images: list[PlacedImage]) -> bool:
-        """Whether a segment ends where it was noted, and shows a prompt's first pictures."""
+        """Whether a segment still ends at the noted position, and shows a prompt's first pictures."""
         segment = self._segments[index]
         shown = segment.images
         return len(segment.ids) == depth and (not shown or shown == images[: len(shown)])

@@ -24,7 +24,7 @@ _LONGEST_DETAIL = 300
 _PATIENCE_WITH_CANCELLED_S = 10.0
 
 PlayAttempt = Callable[[Task, int, int], Awaitable[Trajectory]]
-"""Plays (task, member, attempt). Outcomes that are no result are replaced by the scheduler."""
+"""Plays (task, member, attempt). If the outcome is not a result, the scheduler plays a replacement."""
 
 
 LeaveOut = Callable[[Group], str | None]
@@ -51,13 +51,13 @@ class RolloutScheduler:
         window: Which groups may run and which finished one comes next.
         play: Plays one episode.
         plan: How a group is played.
-        ledger: Told of every task that is issued or dropped.
-        slots: Told of every episode's start and end.
-        report: Told, for people, why groups were dropped.
-        disconnected: Whether a server is gone now that episodes wait for. That time is not theirs.
+        ledger: Records every task that is issued or dropped.
+        slots: Notified of every episode's start and end.
+        report: Receives messages for people on why groups were dropped.
+        disconnected: Whether episodes now wait for a server that is down. That time does not count towards their limit.
         leave_out: The filter; None keeps every group.
         times_aside: How often tasks were put aside before a restart.
-        judge: Gives whole groups their rewards; None where episodes have theirs.
+        judge: Gives whole groups their rewards; None if episodes are rewarded one by one.
     """
 
     def __init__(
@@ -160,7 +160,7 @@ class RolloutScheduler:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _something_happens(self) -> None:
-        """Wait until a group has ended; one may have failed while nobody waited."""
+        """Wait until a group has ended; one may have failed while no caller waited."""
         if self._failure is None:
             await self._progress.wait()
             self._progress.clear()
@@ -192,7 +192,7 @@ class RolloutScheduler:
         self._report(f"a step trains on {len(kept)} of {self.window.groups_per_step} groups: {why}")
 
     def _put_aside(self, version: int) -> None:
-        """Stop the groups that were not ready in time; they begin anew in a later round."""
+        """Stop the groups that were not ready in time; they restart in a later round."""
         late = set(self.window.put_aside(version))
         for index in late:
             self._ledger.put_aside(index, version)
@@ -207,14 +207,14 @@ class RolloutScheduler:
 
     def _group_ended(self, slots: Sequence[Slot], task: asyncio.Task[None]) -> None:
         for slot in slots:
-            slot.leave()  # nobody else does where the group was cancelled before its first turn
+            slot.leave()  # a group that is cancelled before its first turn runs none of its own code
         if task in self._stopping:
             self._stopping.discard(task)
             if task.cancelled() or task.exception() is None:
                 return
         self._tasks.pop(task, None)
         if task.cancelled():
-            # Nobody waits any more after `close`. Anybody else who cancels a group takes its result away.
+            # After `close` no caller waits. Any other cancellation of a group loses its result.
             self._failure = self._failure or RunError("a group of episodes was cancelled while it played")
         elif task.exception() is not None:
             self._failure = self._failure or task.exception()
@@ -257,7 +257,7 @@ class RolloutScheduler:
             self._drop(group)
 
     async def _judged(self, group: Group) -> bool:
-        """Give a whole group its rewards, where that is wanted; whether they can be computed with."""
+        """Give a whole group its rewards, if the run has a judge; return whether they are finite."""
         if self._judge is None:
             return True
         limit = asyncio.timeout(self._plan.episode_timeout_s)
@@ -315,7 +315,7 @@ class RolloutScheduler:
         failed = False
         try:
             await slot.start(group.task, member)
-            # What was put aside is played anew with numbers of its own: nothing drawn or recorded is taken for it.
+            # A group that was put aside restarts with new attempt numbers: nothing drawn or recorded before is reused.
             first = self._times_aside[group.index] * self._plan.max_attempts
             for attempt in range(first, first + self._plan.max_attempts):
                 trajectory = await self._attempt(group.task, member, attempt)
@@ -366,11 +366,11 @@ class RolloutScheduler:
     def _stopped(self, playing: asyncio.Future[Trajectory]) -> None:
         self._left_behind.discard(playing)
         if not playing.cancelled():
-            playing.exception()  # whatever it is, it is known or nobody waits for it any more
+            playing.exception()  # the failure is known already, or no caller waits for it
 
 
 def _brief(detail: str) -> str:
-    """Return a reason in one line, without its middle where it is long: a program's last words say why it ended."""
+    """Return a reason in one line, without its middle if it is long: a program's last words say why it ended."""
     line = " ".join(detail.split())
     end = _LONGEST_DETAIL * 2 // 3
     if len(line) <= _LONGEST_DETAIL:

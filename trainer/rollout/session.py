@@ -15,12 +15,12 @@ class Session(Protocol):
     """One environment on a server, as players, agents and coroutines of users see it.
 
     An `EnvSession`, or one whose answers are in the rollout log (`LoggedSession`). Its attributes and methods are those
-    of `EnvSession`; making, closing and rebuilding are left to whoever lends it.
+    of `EnvSession`; its lender creates, closes and rebuilds it.
     """
 
     @property
     def session_id(self) -> str:
-        """The server's id."""
+        """The id that the server gave the session."""
         ...
 
     @property
@@ -40,12 +40,12 @@ class Session(Protocol):
 
     @property
     def action_space(self) -> Space[Any]:
-        """The environment's."""
+        """The action space of the environment."""
         ...
 
     @property
     def observation_space(self) -> Space[Any]:
-        """The environment's."""
+        """The observation space of the environment."""
         ...
 
     @property

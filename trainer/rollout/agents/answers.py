@@ -37,9 +37,9 @@ class Answer:
         created: Unix time in seconds.
         prompt_ids: What the policy read; the first of several prompts.
         choices: The replies, those to one prompt after the other.
-        ignored: Wishes that were passed over.
+        ignored: Sampling parameters that were ignored.
         thinks: Whether the prompt ends with the opening of thinking.
-        prompts: The prompts, where they are texts without a chat template.
+        prompts: The prompts, if they are texts without a chat template.
     """
 
     number: int
@@ -53,17 +53,17 @@ class Answer:
 
     @property
     def prompt_tokens(self) -> int:
-        """Tokens that were read."""
+        """Number of tokens in the prompts."""
         return sum(len(prompt.ids) for prompt in self.prompts) if self.prompts else len(self.prompt_ids)
 
     @property
     def completion_tokens(self) -> int:
-        """Tokens that were sampled."""
+        """Number of tokens sampled over all choices."""
         return sum(len(choice.sampled.token_ids) for choice in self.choices)
 
 
 class AnswerListener(Protocol):
-    """Told of an answer while it is sampled."""
+    """Receives an answer while it is sampled."""
 
     def begins(self, answer: Answer) -> None:
         """Its prompt is there, and none of its choices."""
@@ -76,12 +76,12 @@ class AnswerListener(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ChoiceStream:
-    """Hands one choice to a listener.
+    """Streams one choice of an answer to a listener.
 
     Attributes:
         choice: Its number.
         stream: Takes it apart.
-        listener: Who is told.
+        listener: Receives the parts.
         told: Ids that were handed over, or are waiting for those behind them.
     """
 

@@ -303,7 +303,7 @@ class MessageEvents:
         yield {"type": "message_stop"}
 
     def fails(self, error: ApiError) -> Iterator[dict[str, Any]]:
-        """Yield what ends a stream that cannot go on."""
+        """Yield the events that end a stream that failed."""
         yield error_body(error)
 
     def _begins(self) -> Iterator[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""An episode that an agent of somebody else's plays: it gets an address, and whatever it does has an outcome."""
+"""An episode that an external agent plays: it gets an address, and whatever it does has an outcome."""
 
 import math
 import secrets
@@ -26,7 +26,7 @@ from rollgym.trainer.rollout.session import Session
 from rollgym.trainer.tasks.task import Task
 
 _REMEMBERED = 4096
-"""Keys of ended sessions that are told from unknown ones."""
+"""How many keys of ended sessions are remembered, to distinguish them from unknown ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class SessionTable:
         return key
 
     def remove(self, key: str) -> None:
-        """End a session: its requests are given up, and it is told from one that never was."""
+        """End a session: cancel its requests, and remember its key, to distinguish it from an unknown one."""
         found = self._open.pop(key, None)
         if found is not None:
             found.session.end()
@@ -74,7 +74,7 @@ class SessionTable:
         return self._found(key).session
 
     def environment(self, key: str) -> EpisodeEnvironment | None:
-        """Return the environment of a session; None where it has none."""
+        """Return the environment of a session; None if it has none."""
         return self._found(key).environment
 
     def posted(self, key: str) -> None:
@@ -130,7 +130,7 @@ class BlackBoxPlayer:
             end = await self.runner.run(told, agent)
         finally:
             self.table.remove(key)
-        # The session goes on to another episode, and no step of this one may be under way in it.
+        # The session moves on to another episode, and no step of this one may still be in flight in it.
         await environment.close()
         conclude(trajectory, agent, environment, end, max_turns)
         return trajectory
@@ -158,7 +158,7 @@ async def open_black_box(
 
 
 def _told(environment: EpisodeEnvironment, trajectory: Trajectory) -> dict[str, Any]:
-    """What an agent is told of its task. What the task is made of may hold its answer, and stays here."""
+    """What an agent receives of its task. The task's own fields may hold the answer, and stay here."""
     seen = environment.seen
     return {
         "env_id": environment.env_id,

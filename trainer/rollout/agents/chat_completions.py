@@ -126,7 +126,7 @@ class ChatChunks:
             yield last | {"prompt_token_ids": list(answer.prompt_ids)} if self._call.token_ids else last
 
     def fails(self, error: ApiError) -> Iterator[dict[str, Any]]:
-        """Yield what ends a stream that cannot go on."""
+        """Yield the events that end a stream that failed."""
         yield error.as_body()
 
     def _chunk(self, choice: int, delta: dict[str, Any]) -> dict[str, Any]:

@@ -62,9 +62,9 @@ class EpisodeEnvironment:
     """One episode of an environment that an agent acts in, beside its calls of the policy.
 
     Args:
-        session: The environment's session, which nobody else uses meanwhile.
+        session: The environment's session, used by this episode alone.
         trajectory: Where rewards and the end are noted.
-        failed: Told when the episode can have no result any more.
+        failed: Called once the episode can no longer have a result.
 
     Attributes:
         info: What the environment said last.
@@ -111,7 +111,7 @@ class EpisodeEnvironment:
 
     @property
     def env_id(self) -> str:
-        """What it is called."""
+        """Return the id of the environment."""
         return self._trajectory.task.env_id
 
     @property
@@ -155,7 +155,7 @@ class EpisodeEnvironment:
             return self.seen
 
     async def close(self) -> None:
-        """Take no more steps. One that is under way has its answer first, also where nobody waits for it any more."""
+        """Refuse further steps. A step in flight is answered first, even if its caller has gone."""
         self._closed = True
         async with self._stepping:
             pass

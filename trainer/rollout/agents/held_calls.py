@@ -49,7 +49,7 @@ def _held_to_calls(call: AgentCall, tool_format: ToolFormat, spare: tuple[str, .
 
 
 def _held_to_either(call: AgentCall, tool_format: ToolFormat, wanted: Wanted) -> Wanted | None:
-    """Hold a reply to calls of tools or to an answer; None where one cannot be told from the other at its beginning."""
+    """Hold a reply to calls of tools or to an answer; None if the two cannot be distinguished by how they begin."""
     grammar = FAMILIES[tool_format].grammar
     if grammar is None or not grammar.marked or wanted.output.kind != "json":
         return None

@@ -59,16 +59,16 @@ async def read_json(request: Request, largest: int, *, numbers_of_python: bool =
 
 
 def refuse_web_pages(request: Request) -> None:
-    """Refuse what a page in somebody's browser sends to loopback: agents have no origin."""
+    """Refuse what a web page in a browser sends to loopback: agents send no Origin header."""
     if "origin" in request.headers:
         raise ApiError(403, "requests of web pages are refused", "origin_refused")
 
 
 async def while_connected(request: Request, work: Awaitable[_T]) -> _T:
-    """Wait for work, and give it up once the one who asked for it has gone.
+    """Wait for work, and cancel it if its client disconnects.
 
     Raises:
-        ClientDisconnect: Nobody waits for the answer any more.
+        ClientDisconnect: The client has disconnected.
     """
     task = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(_disconnected(request))
@@ -103,7 +103,7 @@ def packed(body: Mapping[str, Any]) -> bytes:
 
 
 def as_api_error(error: BaseException) -> ApiError:
-    """Return what an agent is told of a failure; the run hears of it through the session."""
+    """Return the error that an agent receives for a failure; the run learns of it through the session."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, ConfigError):

@@ -31,11 +31,11 @@ class PolicyService:
         max_length: Longest row in tokens.
         model: The name that the policy has in the API.
         tool_format: How the policy's family writes calls of tools.
-        wishes: What becomes of an agent's own wishes for the sampling.
+        wishes: How the agent's own sampling parameters are handled.
         seed: The run's seed.
         purpose: Name of the family of random streams, such as "train".
-        reads_seeds: Whether equal seeds draw equal replies at whoever samples.
-        unstructured: Why an agent cannot say what its replies must look like; empty where it can.
+        reads_seeds: Whether the inference engine draws equal replies for equal seeds.
+        unstructured: Why an agent cannot say what its replies must look like; empty if it can.
     """
 
     client: InferenceClient

@@ -43,8 +43,8 @@ class ProxySessions:
     Args:
         service: What answers.
         write: Writes the record of an episode.
-        token: Who opens sessions must know it; None lets everybody open one by naming it.
-        idle_s: Sessions that nobody uses for so long end by themselves.
+        token: Required to open a session; with None, any client opens one by naming it.
+        idle_s: Sessions that are idle for this long end by themselves.
         clock: Unix time.
 
     Attributes:
@@ -134,7 +134,7 @@ class ProxySessions:
             )
 
     def open(self, key: str, task: Mapping[str, Any]) -> _Open:
-        """Open a session."""
+        """Open the session `key`, whose episode plays `task`."""
         options = {"session": key if self._token is None else "", **task}
         # The number tells its random streams apart.
         trajectory = Trajectory(Task(self._numbers, _ENV_ID, seed=0, options=options), 0)

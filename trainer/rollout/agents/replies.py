@@ -1,7 +1,7 @@
 """A reply of the policy as agents are given it: thinking, content, and calls of tools.
 
-It is read by the readers that environments have (`rollgym.clients.replies`), and what inference servers let pass is let
-pass here. What is no proper call of a tool stays content, so that the agent can say to the policy what was wrong.
+The readers that environments use (`rollgym.clients.replies`) parse it, and it is as lenient as inference servers are.
+What is not a proper tool call stays content, so that the agent can tell the policy what was wrong.
 """
 
 import json
@@ -39,7 +39,7 @@ class Reply:
 
     Attributes:
         content: What it says.
-        reasoning: What it thinks; None where it does not.
+        reasoning: What it thinks; None if it does not think.
         calls: Which tools it calls.
     """
 
@@ -60,10 +60,10 @@ def read_reply(
 
     Args:
         text: All of it, with the marks of its family and without the closing of the turn.
-        tool_format: How calls are written; None where none are looked for.
+        tool_format: How calls are written; None if calls are not parsed.
         begun: Whether the prompt has opened the thinking already.
         schemas: Of the tools that were offered, for formats that have no types of their own.
-        begins: How a reply begins that has calls, where it may have none else.
+        begins: How a reply with calls begins, if a reply that begins otherwise has none.
     """
     reasoning, said = split_thinking(text, begun=begun)
     if tool_format is None or (begins and not said.startswith(begins)):

@@ -80,8 +80,8 @@ class AgentEnd:
     """How an agent's work ended.
 
     Attributes:
-        failure: What went wrong with it; empty where nothing did.
-        posted: What it answered, where it is a service: a reward, and whether it solved the task.
+        failure: What went wrong with it; empty if nothing did.
+        posted: What the agent answered, if it is a service: a reward, and whether it solved the task.
     """
 
     failure: str = ""
@@ -107,7 +107,7 @@ class ProgramRunner:
         words: The command line.
         concurrency: Programs at one time.
         variables: Further environment variables.
-        grace_s: How long it may go on once it has said that it is done.
+        grace_s: How long it may keep running after it has reported its result.
     """
 
     def __init__(
@@ -214,7 +214,7 @@ def last_words(output: bytes) -> str:
 
 
 async def _content(response: httpx.Response) -> bytes | None:
-    """Read the body of an answer; None if it is more than anybody needs to say."""
+    """Read the body of an answer; None if it exceeds the size limit."""
     content = b""
     async for chunk in response.aiter_bytes():
         content += chunk
@@ -289,5 +289,5 @@ class ServiceRunner:
         return AgentEnd(posted=posted if isinstance(posted, dict) else {})
 
     async def close(self) -> None:
-        """Close the connections."""
+        """Close the connections to the agent's service."""
         await self._http.aclose()

@@ -42,7 +42,7 @@ class SandboxPlan:
         read_only: What they see besides the system's files.
         memory_mb: MiB of memory.
         disk_mb: MiB of files.
-        wall_seconds: How long one may run, should nobody end it before.
+        wall_seconds: Wall-clock limit of one program, if it is not ended before.
     """
 
     kind: str
@@ -74,7 +74,7 @@ class SandboxedRunner:
         socket: The endpoint's, as the sandbox shows it.
         concurrency: Programs at one time.
         variables: Further environment variables.
-        grace_s: How long it may go on once it has said that it is done.
+        grace_s: How long it may keep running after it has reported its result.
         limits: What one of them may use.
     """
 

@@ -57,7 +57,7 @@ class _QuietServer(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Capture none."""
+        """Install no signal handlers: the trainer handles its signals itself."""
         yield
 
 
@@ -98,12 +98,12 @@ class UnreadBodies:
     """Ends the connection with an answer that leaves much of its request's body unread, whatever has answered.
 
     To reach the next request of a connection, a server reads what is left of this one, however much that is: one that
-    is refused unread could keep the trainer busy for as long as somebody sends. Hanging up at once would be no better,
+    is refused unread could keep the trainer busy for as long as its client sends. Closing at once would be no better,
     for a client that is still sending may then never see why. So the rest is read if it is short.
 
     Args:
         app: What answers.
-        largest: Bytes that are read and dropped, so that the connection goes on.
+        largest: Bytes that are read and dropped, so that the connection can be reused.
     """
 
     def __init__(self, app: ASGIApp, largest: int) -> None:
@@ -111,7 +111,7 @@ class UnreadBodies:
         self._largest = largest
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
+        """Handle one request, and mark the connection for closing if much of the body stays unread."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

@@ -39,9 +39,9 @@ class SessionCounts:
     Attributes:
         calls: Requests that were answered.
         refused: Requests that were refused.
-        abandoned: Replies that nobody waited for in the end.
+        abandoned: Replies whose client disconnected before it received them.
         overflows: Requests whose prompt left no room for a reply.
-        rewritten: Requests that went on with a conversation whose earlier turns the chat template wrote otherwise.
+        rewritten: Requests that continued a conversation whose earlier turns the chat template rendered differently.
     """
 
     calls: int = 0
@@ -58,8 +58,8 @@ class Posted:
     Attributes:
         reward: Of the whole episode, beside what its environment gave.
         turns: Rewards of single requests, by their numbers.
-        success: Whether the task was solved; None where it did not say.
-        faults: Requests whose reward, as posted last, is no number to compute with; None stands for the episode.
+        success: Whether the task was solved; None if it did not say.
+        faults: Requests whose reward, as posted last, is not a finite number; None stands for the episode.
     """
 
     reward: float | None = None
@@ -69,18 +69,18 @@ class Posted:
 
 
 class AgentSession:
-    """One episode of one agent. Any number of its requests may be under way at one time.
+    """One episode of one agent. Any number of its requests may be in flight at once.
 
     Args:
         service: What answers.
         trajectory: Where everything is recorded.
-        max_calls: Requests that are answered at most; None is no limit.
+        max_calls: Requests that are answered at most; None for no limit.
         clock: Unix time.
 
     Attributes:
         conversations: Conversations up to and with a reply, by its identifier, for those who name the last one only.
-        counts: What happened.
-        deliveries: Its latest answers, for clients that ask again because one was lost on its way.
+        counts: Counts of requests, for the metrics.
+        deliveries: Its latest answers, for clients that retry because an answer was lost in transit.
         posted: What the agent said of its episode.
         ended: Set once no more requests are answered.
         model_failure: What the inference client raised, if it did: the run has to hear of it.
@@ -127,7 +127,7 @@ class AgentSession:
 
         Args:
             call: What is asked for.
-            listener: Told of the answer as it comes; what it was told adds up to the answer.
+            listener: Receives the answer while it is sampled; the parts that it received add up to the answer.
 
         Raises:
             ApiError: If it is refused; nothing is sampled then.
@@ -245,14 +245,14 @@ class AgentSession:
         return prompt, stored
 
     def _stored(self, found: Found) -> list[int]:
-        """Return the ids of a conversation up to and with the latest reply that stands in it where it was given."""
+        """Return the ids of a conversation up to and with the latest reply that it repeats at its original place."""
         if found.latest is None or (place := found.replies[found.latest].place) is None:
             return []
         segment, end = place
         return self.trajectory.segments[segment].ids[:end]
 
     def require_open(self) -> None:
-        """Make sure that the episode goes on.
+        """Check that the episode has not ended.
 
         Raises:
             ApiError: If it has ended.
@@ -270,7 +270,7 @@ class AgentSession:
             return await task
         except asyncio.CancelledError:
             task.cancel()
-            # The agent's episode is over, and the one who asked is told so; else it is the asker who left.
+            # If the episode has ended, the client is answered so; else the client has disconnected.
             if self.ended.is_set() and not _is_cancelled():
                 raise ApiError(410, "the episode of this session has ended", "session_ended") from None
             raise
@@ -280,7 +280,7 @@ class AgentSession:
     def _streams(
         self, call: AgentCall, listener: AnswerListener | None, answer: Answer
     ) -> list[ChoiceStream]:
-        """Return what hands the choices to a listener; nothing where nobody listens."""
+        """Return what hands the choices to a listener; empty without a listener."""
         if listener is None:
             return []
         listener.begins(answer)
@@ -361,7 +361,7 @@ class AgentSession:
             return  # it is drawn again
         if isinstance(error, asyncio.CancelledError | ApiError):
             self.counts.abandoned += 1
-            self._left += 1  # what the agent did not get is no turn of the episode
+            self._left += 1  # a reply that the agent did not receive is not a turn of the episode
         else:
             self.model_failure = error
 
@@ -399,7 +399,7 @@ class AgentSession:
         return Choice(sampled, result.logprobs, result.finish_reason, stop)
 
     def _name(self, number: int, what: str, length: int) -> str:
-        """A name that nobody else has, and that is the same in an equal run: templates may write it into prompts."""
+        """A unique name that is reproducible across equal runs: templates may write it into prompts."""
         episode = self.trajectory
         place = (episode.task.index, episode.member, episode.attempt, number)
         path = "/".join([self.service.purpose, *map(str, place), what])
@@ -414,7 +414,7 @@ class _Asked:
 
     Attributes:
         call: The request.
-        conversation: What it sent; None where that was a text.
+        conversation: What it sent; None if that was a text.
         prompt: What the policy read.
         number: Which request of the session it was.
         index: Which of its replies this is.
@@ -432,7 +432,7 @@ class _Asked:
         return self.prompt.text if isinstance(self.prompt, TextPrompt) else last_text(self.call.messages)
 
     def reply(self, text: str, tool_format: ToolFormat | None) -> Reply:
-        """Take a reply apart."""
+        """Parse a reply into thinking, content and tool calls."""
         if isinstance(self.prompt, TextPrompt):
             return Reply(text)
         begun, wanted = self.prompt.thinks, self.call.wishes.structured
@@ -443,10 +443,10 @@ class _Asked:
 
 
 class _UnheldError(Exception):
-    """Whoever draws replies cannot hold one to what it was to look like, and it may be drawn without.
+    """The engine cannot constrain a reply to the requested form, and the request allows an unconstrained one.
 
     Args:
-        spare: Fields that are passed over then.
+        spare: Fields that are ignored in that case.
     """
 
     def __init__(self, spare: tuple[str, ...]) -> None:
@@ -455,7 +455,7 @@ class _UnheldError(Exception):
 
 
 def _not_had(error: StructuredOutputError, wanted: Wanted | None, *, begun: bool) -> Exception:
-    """Return what a request is told whose structured output cannot be had; `begun` if it has some of a reply."""
+    """Return the error for a request whose structured output is impossible; `begun` if part of the reply was sent."""
     if wanted is not None and wanted.spare and not begun:
         return _UnheldError(wanted.spare)
     return ApiError(400, str(error), "structured_output_refused", None if wanted is None else wanted.param)

@@ -2,11 +2,11 @@
 
 An agent sends its whole conversation with every request, as text. Each assistant's message that equals one that was
 handed out before stands for ids that are known, so it is rendered as a mark, and the ids are put in the mark's place;
-all other text is tokenised piece by piece. Nothing that was sampled is ever tokenised again. So a conversation that
-goes on renders to the stored ids and a tail, and one that was edited to other ids, from the edited place on.
+all other text is tokenised piece by piece. Nothing that was sampled is ever tokenised again. So a continued
+conversation renders to the stored ids and a tail, and an edited one renders to other ids from the edit on.
 
-A template may rewrite the past: most that know thinking drop that of earlier turns. Marks show that, too: where the
-thinking's mark is gone, what is left of the reply stands as text, as the template wants it.
+A template may rewrite the past: most that know thinking drop that of earlier turns. Marks show that, too: if the
+mark of the thinking is gone, what is left of the reply stands as text, as the template wants it.
 """
 
 import hashlib
@@ -43,7 +43,7 @@ class SampledReply:
         text: The same as text, with the marks of its family and without the closing of the turn.
         reply: What the agent was given.
         call_ids: Ids of its calls of tools.
-        place: Segment of the record in which it stands, and where it ends there.
+        place: Segment of the record that holds it, and the position at which it ends there.
     """
 
     token_ids: tuple[int, ...]
@@ -184,7 +184,7 @@ def _meant(message: Message, candidates: Sequence[SampledReply]) -> SampledReply
 
 
 def _plain(message: Message) -> Any:
-    """What two messages must have in common to be one: thinking may be left out, and ids may be given anew."""
+    """What two messages must have in common to be one: thinking may be left out, and ids may differ."""
     calls = [
         (call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls", ())
     ]
@@ -222,7 +222,7 @@ class Prompt:
 
 
 class _Pieces:
-    """Ids of long pieces of conversations that go on, those that were not used for longest forgotten first.
+    """Caches the ids of long pieces of ongoing conversations; evicts the least recently used first.
 
     Args:
         tokenize: Makes the ids of a text.
@@ -262,7 +262,7 @@ class SplicingRenderer:
     def __init__(self, renderer: ChatRenderer) -> None:
         self.renderer = renderer
         self._pieces_of = _Pieces(renderer.ids_of)
-        # No conversation holds it by chance, and nobody learns it.
+        # No conversation contains it by chance, and it is never disclosed.
         self._mark = f"x{secrets.token_hex(12)}"
 
     def prompt(

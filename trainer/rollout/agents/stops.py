@@ -1,4 +1,4 @@
-"""Texts that end a reply and are no part of it (`stop`): in a whole reply, and in one that is still being sampled."""
+"""Texts that end a reply and are not part of it (`stop`): in a whole reply, and in one that is still being sampled."""
 
 from collections.abc import Callable, Sequence
 
@@ -14,7 +14,7 @@ def stopped(
     """End a reply where the first of the texts that end one is complete; return it as text, without and with marks.
 
     Whether a text is complete depends on the tokens up to it alone, so what was sampled until then has the
-    distribution of a reply that was stopped there; what was sampled behind it is no part of the reply.
+    distribution of a reply that was stopped there; what was sampled after it is not part of the reply.
 
     Args:
         result: What was sampled.
@@ -38,7 +38,7 @@ def stopped(
 
 
 def first_stop(text: str, stops: Sequence[str]) -> str | None:
-    """Return the text that ends a reply first; None where none of them is in it."""
+    """Return the text that ends a reply first; None if the reply contains none of them."""
     found = [(index, stop) for stop in stops if (index := text.find(stop)) >= 0]
     return min(found)[1] if found else None
 

@@ -1,8 +1,8 @@
 """Replies as they come: what of a reply that is still being sampled can be handed over already.
 
-Nothing is handed over that could turn out otherwise: bytes that are no whole character yet, what may be the beginning
-of a text that ends the reply or of a call of a tool, blanks that a call would swallow. All of it comes with the reply's
-end, so that what was handed over adds up to the reply as `read_reply` takes it apart.
+Nothing is handed over that could still change: bytes of an incomplete character, a possible beginning of a stop text
+or of a tool call, blanks that a call would swallow. They follow at the end of the reply, so that the parts add up to
+the reply as `read_reply` parses it.
 """
 
 from collections.abc import Callable, Container, Sequence
@@ -66,10 +66,10 @@ class ReplyStream:
     Args:
         decode: Makes text of ids, without special tokens.
         special: Ids whose text may or may not be part of the reply; nothing behind one is handed over before the end.
-        stops: Texts that end the reply, and are no part of it.
-        tool_format: How calls of tools are written; None where none are looked for.
+        stops: Texts that end the reply, and are not part of it.
+        tool_format: How calls of tools are written; None if calls are not parsed.
         begun: Whether the prompt has opened the thinking already.
-        plain: Whether no thinking is looked for.
+        plain: Whether thinking is not parsed.
         held: Whether nothing is handed over before the end.
     """
 
@@ -176,7 +176,7 @@ class _Thinking:
         return self._waiting.take(len(_before_partial(text, CLOSING).rstrip("\n")))
 
     def _opened(self) -> bool:
-        """Pass the opening over; False while it may still go on."""
+        """Skip the opening; False while it may still continue."""
         begin = self._waiting.text.lstrip()
         if begin != OPENING and OPENING.startswith(begin):
             return False
@@ -204,12 +204,12 @@ class _Waiting:
         return True
 
     def take(self, end: int) -> str:
-        """Remove the beginning."""
+        """Remove and return the text before `end`."""
         taken, self.text = self.text[:end], self.text[end:]
         return taken
 
     def take_all(self) -> str:
-        """Remove all of it."""
+        """Remove and return all remaining text."""
         return self.take(len(self.text))
 
 
@@ -236,7 +236,7 @@ class _Said:
         return self._waiting.take(len(certain.rstrip()))
 
     def _begins(self) -> bool:
-        """Find out whether the reply is nothing but a call; False where it may be, or is."""
+        """Find out whether the reply is nothing but a call; False if it may be, or is."""
         bare = _begins_with(self._waiting.text, self._bare) if self._bare else False
         self._held, self._begun = bare is True, bare is False
         return self._begun

@@ -12,13 +12,13 @@ _SHOWN = 12
 
 @dataclass(frozen=True, slots=True)
 class ToolChoice:
-    """Which of the tools that a request offers it wants called.
+    """Which of its tools a request wants the policy to call.
 
     Attributes:
         reads: Whether tools are offered, and calls of them looked for.
         must_call: Tools of which one at least must be called.
-        one: Whether one call is wanted and no more.
-        unread: The field, where it asks for something that is not done.
+        one: Whether exactly one call is wanted.
+        unread: The field, if it asks for something unsupported.
     """
 
     reads: bool = True
