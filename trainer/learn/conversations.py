@@ -1,4 +1,4 @@
-"""Conversations as training rows: ids as the policy will read and write them, marked where they are learnt."""
+"""Conversations as training rows: ids as the policy will read and write them, with a mask of those to learn."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
@@ -187,7 +187,7 @@ def _row(renderer: ChatRenderer, pieces: Sequence[_Piece]) -> TrainRow:
         ids += [*read, *learnt]
         mask += [False] * len(read) + [True] * len(learnt)
         text = ""
-    while mask and not mask[-1]:  # what nobody learns from behind the last reply costs, and changes nothing
+    while mask and not mask[-1]:  # tokens after the last learnt one cost time and change nothing
         ids.pop()
         mask.pop()
     if mask and mask[0]:

@@ -1,4 +1,4 @@
-"""Whether a run learns anything: signs that it does not, told when they begin, and an end where they last."""
+"""Whether a run learns anything: reports signs that it does not, and ends the run if they last."""
 
 import math
 from collections import Counter
@@ -149,8 +149,8 @@ class RunHealth:
 
     Args:
         learning: What the run learns from.
-        limit: Steps in a row with nothing to learn from after which it ends; None: it never does for that.
-        say: Told, for people, at the first such step and ever more rarely.
+        limit: The run ends after this many steps in a row with nothing to learn from; None never ends it.
+        say: Receives messages for people, at the first such step and then ever more rarely.
     """
 
     def __init__(self, learning: Learning, limit: int | None, say: Callable[[str], None]) -> None:
@@ -194,10 +194,10 @@ class RunHealth:
         return {"health/steps_without_learning": float(len(self._row))}
 
     def check(self) -> None:
-        """End a run that has learnt nothing for too long, and is no better than at its beginning.
+        """End a run that has learnt nothing for too long, and has not improved since its beginning.
 
         Raises:
-            NothingToLearnError: If it is one.
+            NothingToLearnError: If the run is such a run.
         """
         if self._limit is None or len(self._row) < self._limit or self._improved():
             return
@@ -238,7 +238,7 @@ class RunHealth:
         return sign
 
     def _improved(self) -> bool:
-        """Whether episodes are better than at first: solved more often, or, where none ever is, better paid."""
+        """Whether episodes are better than at first: solved more often, or, if none is ever solved, rewarded more."""
         first, now = _means(self._first), _means(self._row)
         place = 0 if first[0] or now[0] else 1
         return now[place] > first[place]
@@ -259,7 +259,7 @@ def _doubles(count: int) -> bool:
 
 
 def _number(metrics: Mapping[str, Any], name: str) -> float | None:
-    """Return a number of a line of metrics; None where it is missing, or was not finite."""
+    """Return a number of a line of metrics; None if it is missing or was not finite."""
     value = metrics.get(name)
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return None

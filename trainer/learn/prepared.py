@@ -59,7 +59,7 @@ def prepared_rows(
         seed,
     )
     own = {"weights": made.weights}
-    # At first the policy is where charges start from: what rounding puts between two passes is nobody's move.
+    # Before the first update the policy is the base of the charges: rounding between two passes is not drift.
     if made.charges is not None and (updates or settings.proximal != "recomputed"):
         own["charges"] = made.charges
     lines = {name: unpadded(table, rows) for name, table in own.items()}

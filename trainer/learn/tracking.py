@@ -37,9 +37,9 @@ class Tracker:
         settings: Which trackers are on.
         resume_step: The step that the run begins with. What earlier processes wrote of it and later steps is void
             and cut; it will be written again.
-        boards: Trackers of others that are told too.
+        boards: Third-party trackers that receive the same records.
         watched: A metric whose values are kept by step, in `scores`.
-        say: Told once that TensorBoard's files cannot be written.
+        say: Called once if TensorBoard's files cannot be written.
 
     Attributes:
         scores: The values of the watched metric, those of earlier processes among them.
@@ -94,7 +94,7 @@ class Tracker:
 
     @contextmanager
     def _without_board(self) -> Iterator[None]:
-        """Go on without TensorBoard where its files cannot be written; a thread of its own tells so at a later call."""
+        """Continue without TensorBoard if its files cannot be written; its writer thread raises at a later call."""
         try:
             yield
         except OSError as error:
@@ -141,7 +141,7 @@ class Tracker:
 
     @property
     def wants_digests(self) -> bool:
-        """Whether digests are recorded."""
+        """Whether this run records digests."""
         return self._digests is not None
 
     def flush(self) -> None:

@@ -34,7 +34,7 @@ class Objective(Protocol):
         ...
 
     def measure(self) -> dict[str, float]:
-        """Return metrics of the held-out examples; none where there are none."""
+        """Return metrics of the held-out examples; empty if there are none."""
         ...
 
 
