@@ -39,14 +39,14 @@ _SHOWN_FOLDER = "/var/tmp"
 
 @dataclass(frozen=True, slots=True)
 class PolicyPlayer:
-    """Plays episodes with the policy: by `rollout.agent`, or by the built-in player where that names nobody.
+    """Plays episodes with the policy: by `rollout.agent`, or by the built-in player if that is not set.
 
     Attributes:
         settings: The run.
         policy: The policy's tokenizer and renderer.
-        players: What samples.
-        coroutine: The agent, where it is a coroutine of the user's.
-        black_box: The agent, where it is a program or a service.
+        players: The inference client and prompt builders.
+        coroutine: The agent, if it is a coroutine of the user's.
+        black_box: The agent, if it is a program or a service.
     """
 
     settings: RunSettings
@@ -109,10 +109,10 @@ def _with_black_box(
 async def open_player(
     settings: RunSettings, policy: Policy, players: Players, console: RunConsole
 ) -> AsyncIterator[PolicyPlayer]:
-    """Give who plays with the policy. The endpoint that an agent needs is served while the context is open.
+    """Open the player of the policy's episodes, and serve the endpoint that its agent needs, if any.
 
     Raises:
-        ConfigError: If the endpoint's address cannot be used, or there is no such agent.
+        ConfigError: If the endpoint's address cannot be used, or the agent is unknown.
     """
     rollout, agents = settings.rollout, settings.agents
     if rollout.agent is None or not rollout.black_box:
@@ -164,7 +164,7 @@ def policy_service(settings: RunSettings, policy: Policy, players: Players) -> P
 
 
 def why_unstructured(settings: RunSettings) -> str:
-    """Say why agents of a run cannot say what replies must look like; empty where they can."""
+    """Return why agents of a run cannot ask for structured output; empty if they can."""
     if not settings.compares_sampling:
         return ""
     whose = "algorithm.proximal or algorithm.correction compares those at sampling with the policy's: take proximal "
@@ -186,7 +186,7 @@ def _tool_format(settings: RunSettings, policy: Policy) -> ToolFormat:
 
 
 def agent_runner(settings: RunSettings) -> AgentRunner | None:
-    """Return who sets the agent of `rollout.agent` to work; None where that takes a sandbox."""
+    """Return the runner of the agent of `rollout.agent`; None if it runs in a sandbox."""
     agent, agents = settings.rollout.agent or "", settings.agents
     if agent_kind(agent) == "service":
         return ServiceRunner(agent, agents.concurrency)

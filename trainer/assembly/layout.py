@@ -70,7 +70,7 @@ def check_model(settings: RunSettings) -> None:
     try:
         config = model_config(settings.model)
     except ConfigError:
-        return  # the memory plan says so, and whoever loads the model looks again
+        return  # the memory plan reports it, and loading the model checks again
     check_division(settings, config)
 
 

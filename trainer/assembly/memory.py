@@ -29,7 +29,7 @@ from rollgym.trainer.models.memory_plan import (
 from rollgym.trainer.models.shape import KNOWN, ModelShape, tiny_config
 
 _LAUNCHED_SHARE = 0.9
-"""What a server takes of its device's memory where nobody says (vLLM's own choice)."""
+"""Fraction of its device's memory that a server takes by default (vLLM's own choice)."""
 _FEED_FORWARD = ("gate_proj", "up_proj", "down_proj")
 _SIZES = (32_768, 24_576, 16_384, 12_288, 8_192, 6_144, 4_096, 3_072, 2_048, 1_536, 1_024, 512, 256)
 """Tokens of a micro-batch that are tried. A device is busy with that many; more take memory, and save few launches."""
@@ -73,8 +73,7 @@ def model_config(model: ModelSettings) -> Mapping[str, Any]:
 
 
 def config_at(path: str) -> Mapping[str, Any]:
-    """Return the config.json of a model's folder or GGUF file, or of its name on the hub, where it is known or was
-    fetched before.
+    """Return the config.json of a model's folder or GGUF file, or of its name on the hub, if that is cached.
 
     Raises:
         ConfigError: If it is not here, or cannot be read; the message has a remedy.
@@ -236,7 +235,7 @@ def _apart(settings: RunSettings, devices: Sequence[int]) -> frozenset[int]:
 
 
 def _engine(settings: RunSettings, shape: ModelShape, number: int, device_bytes: int) -> list[Part]:
-    """Return who samples; nobody where servers run elsewhere already."""
+    """Return the engine's part of the plan; empty if servers run elsewhere already."""
     if not settings.plays:
         return []
     rollout, launch = settings.rollout, settings.inference.launch
@@ -283,13 +282,13 @@ def adapter_parameters(shape: ModelShape, lora: LoraSettings) -> int:
 def planned_micro_batch(
     settings: RunSettings, shape: ModelShape, device_bytes: int, free: int
 ) -> PlannedMicroBatch:
-    """Return the largest micro-batch that a device has room for, or the smallest that there is.
+    """Return the largest micro-batch that a device has room for, or the smallest size.
 
     Args:
         settings: The run.
         shape: Its model's sizes.
         device_bytes: Memory of a device.
-        free: What of it nobody else uses.
+        free: The part of it that is free.
     """
     sizes = [size for size in _SIZES if size > settings.model.max_length]
     # A row is never cut, and one of the longest has room wherever the smallest micro-batch has.

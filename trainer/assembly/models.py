@@ -82,7 +82,7 @@ class OwnModels:
 
     Args:
         settings: The run.
-        policy: The policy, whose weights are trained where they are.
+        policy: The policy, whose weights are trained in place.
     """
 
     def __init__(self, settings: RunSettings, policy: Policy) -> None:
@@ -192,7 +192,7 @@ class RankedModels:
         return RankRecipe(self._settings, role, self._start)
 
     def _made(self, role: Role, recipe: RankRecipe) -> RankedBackend:
-        # A reference that is the policy without its adapters is where the policy is, and goes where it goes.
+        # A reference that is the policy without its adapters shares the policy's device, and is offloaded with it.
         beside = role in ("reference", "warm_start") and self._settings.model.lora is not None
         ranks, devices = self._ranks[_PLACED_AS["policy" if beside else role]]
         width = self._policy.model.config.get_text_config().hidden_size
@@ -218,14 +218,14 @@ async def open_models(
     cluster: Cluster,
     groups: RankGroups | None = None,
 ) -> AsyncIterator[ModelSource]:
-    """Open what makes the models of a run: this process, or ranks.
+    """Open the factory of a run's models: in this process, or in ranks.
 
     Args:
         settings: The run.
         policy: The policy as this process has it.
         directory: The run's.
-        console: Told of ranks that were started.
-        cluster: Where the roles are.
+        console: Shows ranks that were started.
+        cluster: Places the roles.
         groups: Ranks that outlive the context; without them, they are started here and end with it.
 
     Raises:

@@ -32,14 +32,14 @@ from rollgym.trainer.rollout.slots import BoundedSlots, EpisodeSlots
 
 @dataclass(frozen=True, slots=True)
 class Players:
-    """What plays episodes with the policy.
+    """What is needed to play episodes with the policy.
 
     Attributes:
         client: Where replies are sampled.
-        slots: Told of every episode's start and end.
+        slots: Notified of every episode's start and end.
         make_prompts: Makes the prompt builder of one episode.
-        publisher: Brings weights to where replies are sampled.
-        updating: Entered for as long as the policy's weights change.
+        publisher: Publishes weights to the inference engines.
+        updating: Held while the policy's weights change.
     """
 
     client: InferenceClient
@@ -72,13 +72,13 @@ async def open_players(
     trains_meanwhile: bool = False,
     cluster: Cluster | None = None,
 ) -> AsyncIterator[Players]:
-    """Open whoever samples, and what leads to it.
+    """Open the inference of a run, and the prompt builders and slots in front of it.
 
     Args:
         settings: The run.
         policy: What plays.
         pool: Where: in deterministic mode, so many episodes run at one time as every server allows.
-        console: Where it is said in what way the chat template needs other conversations.
+        console: Shows in which ways the chat template needs changed conversations.
         recall: What the rollout log has, and where training's replies are written.
         trains_meanwhile: Whether the policy is trained while it plays. Only then the engine needs weights of its own.
         cluster: Where the processes of roles are; without it, all of them are this process.

@@ -57,10 +57,10 @@ def build_policy(
         settings: The run.
         directory: A model's folder, or one with adapters only.
         trained: Whether all its weights will be trained. Then they are kept in float32 until a backend has them.
-        computes: Whether anybody computes with it in this process. If not, it stays in the host's memory.
+        computes: Whether this process computes with it. If not, it stays in the host's memory.
 
     Raises:
-        ConfigError: If there is no such model, device or attention, or its positions end before the longest row does.
+        ConfigError: If the model, device or attention is unknown, or the longest row exceeds the model's positions.
     """
     device = torch_device(settings.model.device)
     if not computes:

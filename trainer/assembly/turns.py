@@ -1,4 +1,4 @@
-"""Models whose devices are shared, with whoever samples or with each other: they are there by turns."""
+"""Models that share devices with inference engines or with each other: they occupy the devices in turn."""
 
 import asyncio
 import threading
@@ -16,11 +16,11 @@ class Movable(Protocol):
     """A model that can leave its devices."""
 
     def offload(self) -> None:
-        """Bring it to the processor's memory."""
+        """Move the model to the processor's memory."""
         ...
 
     def onload(self) -> None:
-        """Bring it back."""
+        """Move the model back to its devices."""
         ...
 
 
@@ -87,15 +87,15 @@ class SharedDevices:
                 self._away.discard(model)
 
     def offload(self) -> None:
-        """Have all models leave."""
+        """Move all models off their devices."""
         self.make_room({device for placed in self._devices.values() for device in placed})
 
     def onload(self) -> None:
-        """Do nothing: each comes when it is used."""
+        """Do nothing: each model returns when it is used."""
 
 
 def device_turns(settings: RunSettings, models: Models, shared: SharedDevices | None) -> DeviceTurns:
-    """Return the turns of a run's models with whoever samples: of those that are ranks, where the settings ask for it.
+    """Return the turns of a run's models with the inference engines, for models in ranks, if the settings ask for it.
 
     Args:
         settings: The run.
