@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: a live table in a terminal, plain lines elsewhere."""
+"""What a person sees while a run is in progress: a live table in a terminal, plain lines elsewhere."""
 
 import textwrap
 import time

@@ -39,10 +39,10 @@ class Plugin:
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock, init=False, repr=False, compare=False)
 
     def __call__(self, *arguments: Any) -> Any:
-        """Call it.
+        """Call the function and return its result.
 
         Raises:
-            PluginError: If it raises, or is a coroutine, which nobody would wait for.
+            PluginError: If it raises, or is a coroutine, which this call cannot await.
         """
         with self.running():
             given = self.function(*arguments)
@@ -52,9 +52,9 @@ class Plugin:
         return given
 
     async def answer(self, *arguments: Any) -> Any:
-        """Call it, and wait for what it returns if it is a coroutine.
+        """Call the function, and await its result if it is a coroutine.
 
-        A plain function may take its time: it runs in a thread, one call after the other, while the event loop goes on.
+        A plain function may be slow: it runs in a thread, one call after the other, without blocking the event loop.
 
         Raises:
             PluginError: If it raises.
@@ -120,7 +120,7 @@ class Plugin:
         return PluginError(f"{self.setting} '{self.path}' {what} ({self._place(error)})")
 
     def _place(self, error: BaseException | None) -> str:
-        """The deepest line of its own file that was running, or where it is defined."""
+        """The deepest line of its own file that was running, or else its definition."""
         file, line = _definition(self.function)
         if error is not None:
             frames = traceback.extract_tb(error.__traceback__)
@@ -253,7 +253,7 @@ def _is_coroutine(function: Any) -> bool:
 
 
 async def _beside_the_loop(call: Callable[[], Any]) -> Any:
-    """Return what a call returns, made in a thread that nobody waits for where this is cancelled, or at the end."""
+    """Return the result of a call in a daemon thread, which is abandoned on cancellation and at exit."""
     loop, context = asyncio.get_running_loop(), contextvars.copy_context()
     done: asyncio.Future[Any] = loop.create_future()
 
@@ -269,7 +269,7 @@ async def _beside_the_loop(call: Callable[[], Any]) -> Any:
         result, error = None, None
         try:
             result = context.run(call)
-        except BaseException as raised:  # noqa: BLE001 - raised again where it is waited for
+        except BaseException as raised:  # noqa: BLE001 - raised again in the waiting task
             error = raised
         with suppress(RuntimeError):  # the loop is closed
             loop.call_soon_threadsafe(tell, result, error)

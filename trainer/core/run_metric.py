@@ -40,7 +40,7 @@ class RunMetric:
         name: Its name, such as "rollout/success"; `{...}` stands for what differs between numbers of one kind, such as
             "outcome/{outcome}".
         help: What the documentation says of it, in Markdown.
-        unit: What it counts; empty where it is a share, a mean of what has no unit, or a number of times.
+        unit: What it counts; empty for a share, a mean of values without a unit, or a count of events.
         console: Its place on the console, if it has one.
         curve: Its line in the report, if it has one.
         is_part: Whether it is one of the parts that the time of a step is divided into.
