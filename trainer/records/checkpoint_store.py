@@ -34,9 +34,9 @@ class CheckpointStore:
     """The checkpoints of one run. One process writes them, any may read them.
 
     Args:
-        directory: Where they are kept, one folder each.
+        directory: Its folders are the checkpoints.
         keep: How many of the newest stay.
-        keep_best: How many of those with the best scores stay beside them.
+        keep_best: How many of those with the best scores stay as well.
         best_is: Whether the best score is the highest or the lowest.
     """
 
@@ -131,7 +131,7 @@ class CheckpointStore:
         """Read the newest checkpoint that is whole, or return None if there is none yet.
 
         Args:
-            say: Told of every newer one that is damaged.
+            say: Called with a message for every newer one that is damaged.
 
         Raises:
             CheckpointError: If there are checkpoints and none of them can be read.
@@ -175,10 +175,10 @@ class CheckpointStore:
                     self._set_aside(other)
 
     def set_all_aside(self) -> None:
-        """Keep all checkpoints under names that nothing reads: a run begins anew beside them.
+        """Rename all checkpoints to names that are not read: a run starts from scratch beside them.
 
         Raises:
-            WriteError: If the disk does not take it.
+            WriteError: If the renaming fails.
         """
         with write_errors(self._directory):
             (self._directory / _LATEST).unlink(missing_ok=True)
@@ -197,7 +197,7 @@ class CheckpointStore:
         return [steps[step] for step in sorted(steps, reverse=True) if newest is None or step <= newest]
 
     def _pointed_step(self) -> int | None:
-        """The step that the pointer names; None where there is none, or nobody can read it."""
+        """The step that the pointer names; None if there is none, or it is unreadable."""
         try:
             name = (self._directory / _LATEST).read_text(encoding="utf-8", errors="replace")
         except FileNotFoundError:

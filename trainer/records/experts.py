@@ -97,7 +97,7 @@ class ExpertsReader:
         """Return a reply's experts.
 
         Raises:
-            ValueError: If they go on from some that were not read: these were lost.
+            ValueError: If they continue experts that were never received.
         """
         if fields is None:
             return None

@@ -60,7 +60,7 @@ class Picture:
 
     @cached_property
     def digest(self) -> bytes:
-        """Names its pixels."""
+        """Return a hash of the image's pixels."""
         content = np.ascontiguousarray(self.pixels)
         shape = repr(content.shape).encode()
         return blake2b(shape + content.tobytes(), digest_size=16).digest()
@@ -133,7 +133,7 @@ def read_image(start: int, end: int, png: str, length: int, name: str) -> Placed
     """Return what `PlacedImage.as_record` wrote.
 
     Raises:
-        EpisodeFormatError: If it does not lie within the `length` tokens, or is no picture.
+        EpisodeFormatError: If it does not lie within the `length` tokens, or is not a picture.
     """
     if not 0 <= start < end <= length:
         raise EpisodeFormatError(f"{name}: it does not lie within its segment")

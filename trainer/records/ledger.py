@@ -110,7 +110,7 @@ class Ledger:
             self._file.flush()
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file that the ledger appends to."""
         if self._file is not None:
             self._file.close()
             self._file = None

@@ -23,7 +23,7 @@ _Enumeration = TypeVar("_Enumeration", bound=StrEnum)
 
 
 class EpisodeFormatError(TrainerError, ValueError):
-    """Data is not an episode that this release can read; the message says where it is wrong."""
+    """Data is not an episode that this release can read; the message names the fault's place."""
 
 
 def _finite(value: float) -> float:
@@ -63,7 +63,7 @@ class RewardMixtureSchema(_Schema):
 
 
 class TaskSchema(_Schema):
-    """What was played."""
+    """The task that the episode played."""
 
     index: _Count
     env_id: _Text
@@ -99,7 +99,7 @@ class SegmentSchema(_Schema):
 
 
 class TurnSchema(_Schema):
-    """One reply; see `rollgym.trainer.records.trajectory.Turn`."""
+    """One reply of the policy; see `rollgym.trainer.records.trajectory.Turn`."""
 
     observation: _Text
     reply: _Text
@@ -116,7 +116,7 @@ class TurnSchema(_Schema):
 
 
 class EpisodeSchema(_Schema):
-    """One episode; see `rollgym.trainer.records.trajectory.Trajectory`."""
+    """One recorded episode; see `rollgym.trainer.records.trajectory.Trajectory`."""
 
     task: TaskSchema
     member: _Count

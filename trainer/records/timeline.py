@@ -37,12 +37,12 @@ class _During:
 
 @dataclass(slots=True)
 class Timeline:
-    """The phases of one episode, each from its moment on until the next one's.
+    """The phases of one episode, each until the next one begins.
 
     Attributes:
         clock: Gives the time in seconds; only differences mean anything.
         marks: When each phase began, in order: (time, phase).
-        ended: When the episode ended; None while it goes on.
+        ended: When the episode ended; None while it runs.
     """
 
     clock: Callable[[], float] = time.monotonic

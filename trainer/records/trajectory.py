@@ -44,7 +44,7 @@ class Outcome(StrEnum):
 
 @dataclass(slots=True)
 class Turn:
-    """One reply of the policy and what the environment made of it.
+    """One reply of the policy and the environment's response to it.
 
     Attributes:
         segment: Index of the segment that holds the reply.
@@ -57,11 +57,11 @@ class Turn:
         action_is_valid: Whether the environment could read the reply.
         format_penalty: The part of the reward that punishes an unreadable reply (zero or negative).
         finish_reason: Why the reply ended: "stop" or "length".
-        advantages: What the update made of each token of the reply; empty where it was not trained on.
-        reward_parts: What the reward is made of, by name, where whoever gave it says so.
+        advantages: Advantage of each token of the reply; empty if it was not trained on.
+        reward_parts: The parts of the reward by name, if its source reports them.
         is_summary: Whether it sums up the history for the policy itself: the environment did not see it.
-        structured: Whether an agent had said what it must look like: log-probabilities of its tokens are those of what
-            that had left of the distribution.
+        structured: Whether an agent had constrained its form: log-probabilities of its tokens are those of the
+            constrained distribution.
     """
 
     segment: int
