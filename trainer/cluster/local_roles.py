@@ -25,12 +25,12 @@ def logs_of(settings: RunSettings) -> Path:
 
 
 class LocalRoles:
-    """Processes of this machine.
+    """Starts the roles as processes of this machine.
 
     Args:
         settings: The run.
-        placement: Where its roles are.
-        lost: Told of a judge that ends again and again.
+        placement: The placement of its roles.
+        lost: Notified of a judge that ends repeatedly.
     """
 
     def __init__(self, settings: RunSettings, placement: Placement, lost: Lost) -> None:
@@ -66,7 +66,7 @@ class LocalRoles:
         return None
 
     async def judge(self, name: str) -> str:
-        """Start a judge as a process of this one, which starts it again where it ends."""
+        """Start a judge as a child process, and restart it whenever it ends."""
         role = self.placement.role(name)
         assert role is not None
         program = JudgeProgram(name, self._settings.cluster.roles.judges[name], role.devices)
@@ -81,7 +81,7 @@ class LocalRoles:
         return []
 
     async def close(self) -> None:
-        """End the judges."""
+        """Stop the judges and their restarts."""
         for watch in self._watches:
             watch.cancel()
         await asyncio.gather(*self._watches, return_exceptions=True)

@@ -27,7 +27,7 @@ def part(leave: Callable[[], None], timeout_s: float) -> Parting:
     def leaving() -> None:
         try:
             leave()
-        except Exception as error:  # noqa: BLE001 - it is raised where it is waited for
+        except Exception as error:  # noqa: BLE001 - it is raised in the waiting task
             left.set_exception(error)
         else:
             left.set_result(None)

@@ -116,7 +116,7 @@ def place_roles(settings: RunSettings) -> Placement:
 
 
 def _check_turns(settings: RunSettings, placement: Placement) -> None:
-    """Refuse turns of models that nobody takes."""
+    """Refuse `cluster.offload_models` if no two models share devices."""
     ranks = [role for role in placement.roles if role.does == "rank"]
     if settings.model.lora is not None:
         ranks = [role for role in ranks if role.name != REFERENCE]  # it is the policy, its adapters off
@@ -130,7 +130,7 @@ def _check_turns(settings: RunSettings, placement: Placement) -> None:
 
 
 def _check_offload(settings: RunSettings, placement: Placement) -> None:
-    """Refuse to make room on devices where nobody needs it, or nobody can."""
+    """Refuse `cluster.offload` if no engine shares the devices, or the models cannot be moved."""
     if settings.backend.kind == "torch":
         raise ConfigError(
             "cluster.offload moves the models of ranks, and backend.kind 'torch' has none: leave it out, or set "

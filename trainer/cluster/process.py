@@ -25,7 +25,7 @@ class RoleProcess(Protocol):
     node: str
 
     def call(self, data: bytes) -> "Future[bytes]":
-        """Have it answer a call (see `RoleHost.call`); the future fails with `RoleDiedError` when it is no more."""
+        """Send a call (see `RoleHost.call`); the returned future fails with `RoleDiedError` if the process dies."""
         ...
 
     def sees(self, path: str) -> bool:
@@ -33,7 +33,7 @@ class RoleProcess(Protocol):
         ...
 
     def on_death(self, tell: Callable[[RoleDiedError], None]) -> None:
-        """Have somebody told, in any thread, when the process ends without being asked to."""
+        """Register a callback for an unrequested end of the process; it may run in any thread."""
         ...
 
     def end(self) -> None:
@@ -46,8 +46,8 @@ class ActorRanks:
 
     Args:
         role: Which role.
-        start: Starts a rank: given its number and how many there are, it returns the process, with a server in it.
-        tell: Told, in any thread, of the first one that dies.
+        start: Starts a rank: takes its number and the number of ranks, and returns the process with its server.
+        tell: Called with the first death of a rank, in any thread.
         end: Ends a process.
     """
 

@@ -37,20 +37,20 @@ class Node:
 
 
 def nodes() -> list[Node]:
-    """The machines that live."""
+    """Return the cluster's machines that are alive."""
     return [
         Node(str(node["NodeID"]), str(node["NodeManagerAddress"])) for node in ray.nodes() if node["Alive"]
     ]
 
 
 class RayProcess:
-    """A process of a role, in an actor.
+    """A process of a role, in a Ray actor.
 
     Args:
         role: The role's name.
         number: The process's number in it.
         handle: The actor.
-        log: Where it writes what it says, if it can.
+        log: File of its output, if it can write one.
         machine: Its node.
     """
 
@@ -116,7 +116,7 @@ class RayProcess:
 
         def done(called: "Future[bytes]") -> None:
             if not answer.set_running_or_notify_cancel():
-                return  # nobody waits for it any more
+                return  # the caller no longer waits
             error = called.exception()
             if error is None:
                 answer.set_result(called.result())
@@ -131,10 +131,10 @@ class RayProcess:
         return answer
 
     def sees(self, path: str) -> bool:
-        """Whether there is a file at a path, as its machine sees it.
+        """Whether a file exists at a path on the process's machine.
 
         Raises:
-            RoleDiedError: If it is no more.
+            RoleDiedError: If the process has died.
         """
         try:
             return bool(ray.get(self._handle.sees.remote(path)))
@@ -142,7 +142,7 @@ class RayProcess:
             raise self._death(error) from error
 
     def on_death(self, tell: Callable[[RoleDiedError], None]) -> None:
-        """Have somebody told when the process ends without being asked to."""
+        """Register a callback for an unrequested end of the process."""
 
         def done(lived: "Future[None]") -> None:
             error = lived.exception()

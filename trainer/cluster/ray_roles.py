@@ -30,18 +30,18 @@ _HEAD_PATIENCE = 4
 
 
 class RayRoles:
-    """Actors of a Ray cluster.
+    """Starts the roles as actors of a Ray cluster.
 
-    The ranks of models are started once: what dies of them takes the weights along, and whoever trains goes back to a
-    checkpoint. Engines, servers and judges are started again in their places.
+    Model ranks are not restarted in place: the death of one loses its weights, and the trainer returns to a checkpoint.
+    Engines, servers and judges are restarted in place.
 
     Args:
         settings: The run.
-        placement: Where its roles are.
-        ray: The connection, with room for them.
-        restarts: Says how often they are started again.
-        lost: Told of those that are not: of a rank that died, of a role that died too often or with its machine.
-        say: Told of what dies and comes back, for people.
+        placement: The placement of its roles.
+        ray: The connection, with devices reserved for them.
+        restarts: Says how often they are restarted.
+        lost: Notified of deaths without a restart: of a rank, of a role that died too often, or of its whole machine.
+        say: Receives messages for people about deaths and restarts.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class RayRoles:
         return words
 
     async def close(self) -> None:
-        """End all processes."""
+        """End all actors that this run started."""
         for watch in self._watches:
             watch.cancel()
         await asyncio.gather(*self._watches, return_exceptions=True)
@@ -230,7 +230,7 @@ class RayRoles:
         return process
 
     def _end(self, process: RoleProcess) -> None:
-        if not self._head_is_gone:  # then nobody can be asked to end them, and they end by themselves
+        if not self._head_is_gone:  # without the head node no call reaches them, and they end by themselves
             process.end()
 
     def _tell(self, died: RoleDiedError) -> None:

@@ -62,10 +62,10 @@ class RayCluster:
         self._timeout_s = 0.0
 
     def connect(self) -> None:
-        """Connect. Ray ends a cluster that it has started when the thread ends that this is called in.
+        """Connect. Ray stops a cluster that it started when the calling thread ends.
 
         Raises:
-            ConfigError: If there is no such cluster, or it cannot be used.
+            ConfigError: If the cluster is unreachable, or cannot be used.
         """
         try:
             _try(self._address)
@@ -125,17 +125,17 @@ class RayCluster:
         stop: threading.Event,
         say: Callable[[str], None],
     ) -> None:
-        """Reserve whole nodes' worth of devices, and find out which they are.
+        """Reserve devices by whole nodes, and find out which nodes they are on.
 
         Args:
-            placement: Where the roles are.
-            accelerators: Whether devices are accelerators, and not CPUs; None where it is for the cluster to say.
+            placement: The placement of the roles.
+            accelerators: Whether devices are accelerators, and not CPUs; None if the cluster decides.
             timeout_s: How long to wait for them.
-            stop: Ends the waiting.
-            say: Told of nodes that the cluster does not have; more may join.
+            stop: Cancels the waiting.
+            say: Receives messages for people about missing nodes; more may join.
 
         Raises:
-            ConfigError: If the cluster does not have them, or not free, in time.
+            ConfigError: If the cluster does not have them free in time.
         """
         self._timeout_s = timeout_s
         each = placement.devices_per_node
@@ -226,7 +226,7 @@ class RayCluster:
         return process
 
     def address_of(self, role: str, device: int) -> str:
-        """Return the address at which whoever needs a process of a role reaches it: the driver, or its other processes.
+        """Return the address at which the driver or the role's other processes reach a process of a role.
 
         Args:
             role: The role.
@@ -236,7 +236,7 @@ class RayCluster:
         named = self._placement.role(role)
         assert named is not None
         nodes = {self._nodes[self._placement.node_of(each)].name for each in named.devices}
-        # Ranks talk to each other alone, over the loopback where they can.
+        # Ranks talk only to each other, over the loopback if they share a node.
         asks = nodes if named.does == "rank" else nodes | {self._own.name}
         return "127.0.0.1" if len(asks) == 1 else self._nodes[self._placement.node_of(device)].address
 
@@ -289,7 +289,7 @@ def _wanted(bundle: Mapping[str, float], nodes: int) -> str:
 
 
 def _large_enough(bundle: Mapping[str, float]) -> int:
-    """How many nodes of the cluster could hold a bundle, if nobody else had anything of them."""
+    """How many nodes of the cluster could hold a bundle, if they were entirely free."""
     return sum(
         all(node["Resources"].get(name, 0) >= amount for name, amount in bundle.items())
         for node in ray.nodes()

@@ -28,12 +28,12 @@ class RoleHost:
     """Holds a server and answers calls.
 
     Methods that compute run one after another, in the order of their numbers, in a thread of their own: an actor may
-    be handed its calls in any order. Coroutines run beside each other, and begin in the order in which they come.
+    be handed its calls in any order. Coroutines run concurrently, and begin in order of arrival.
 
     Args:
         environment: Variables of this process.
-        path: The driver's import path; what of it is found here, and is not on the path yet, is appended.
-        log: What this process says is written there, where that can be done.
+        path: The driver's import path; entries that exist here, and are not on the path yet, are appended.
+        log: File for this process's output, if it is writable.
         address: The address of this node, as others reach it.
     """
 
@@ -98,7 +98,7 @@ class RoleHost:
         return await asyncio.to_thread(_seen, path)
 
     async def live(self) -> None:
-        """Return never: whoever waits for it hears of this process's end."""
+        """Never return: a waiting caller thereby notices the end of this process."""
         await asyncio.Event().wait()
 
     async def _turn(self, number: int) -> None:
@@ -136,7 +136,7 @@ def _sendable(error: Exception) -> Exception:
 
 
 def _interface_of(address: str) -> str | None:
-    """The network interface that has an address; None where it cannot be told."""
+    """The network interface that has an address; None if it cannot be determined."""
     if address.startswith("127."):
         return "lo" if sys.platform == "linux" else None
     if sys.platform != "linux":

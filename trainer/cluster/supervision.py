@@ -25,7 +25,7 @@ class Restarts:
         self.in_a_row = 0
 
     def wait_s(self, saved: int) -> float | None:
-        """Return how long to wait before the next restart, or None where it would be one too many.
+        """Return how long to wait before the next restart, or None if it would exceed the limit.
 
         Args:
             saved: The step of the newest checkpoint; 0 if there is none.
