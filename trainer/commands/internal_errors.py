@@ -50,7 +50,7 @@ def remedies_of_playing(settings: RunSettings) -> list[str]:
 
 
 def keep_traceback(settings: RunSettings | None, error: BaseException) -> Path:
-    """Write an error's traceback into the run's directory, or beside all others where that cannot be written.
+    """Write an error's traceback into the run's directory, or, if that is not writable, into a temporary file.
 
     Args:
         settings: The run; None if its settings were not read.

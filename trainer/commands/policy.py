@@ -87,7 +87,7 @@ def _has_trained(directory: Path) -> bool:
 
 
 def _is_its_end(ready: Path, newest: Path | None) -> bool:
-    """Whether a run has ended with a model that is whole, and has not gone on since.
+    """Whether a run has ended with a complete model, and has not continued since.
 
     Args:
         ready: The folder that a run writes at its end, behind its last checkpoint.
@@ -135,7 +135,7 @@ def save_policy(
 
 
 def _origin(folder: Path) -> str | None:
-    """Return the identity of the checkpoint that a folder's model is of; None where it does not say."""
+    """Return the identity of the checkpoint that a folder's model is of; None if it has no record of it."""
     try:
         origin = json.loads((folder / _ORIGIN).read_bytes())
     except (OSError, ValueError):
@@ -190,12 +190,12 @@ def export(settings: RunSettings, checkpoint: Path | None, output: Path, *, adap
     Args:
         settings: The run.
         checkpoint: Checkpoint folder, model directory or adapter's folder; the run's newest if None.
-        output: Where to; a folder that is empty, or not there yet.
+        output: The target folder; it must be empty or not exist yet.
         adapter: Whether to write the adapters alone, in peft's layout, in place of adding them to the model's weights.
 
     Raises:
-        ConfigError: If there is something in `output`, another process writes there, or there is no adapter to keep.
-        CheckpointError: If there is no such policy.
+        ConfigError: If `output` is not empty, another process writes there, or the policy has no adapter to write.
+        CheckpointError: If there is no checkpoint or model to export.
     """
     _require_empty(output)
     policy = trained_policy(settings, checkpoint)
@@ -204,7 +204,7 @@ def export(settings: RunSettings, checkpoint: Path | None, output: Path, *, adap
     with write_errors(output):
         output.mkdir(parents=True, exist_ok=True)
     with output_lock(output), write_errors(output):
-        _require_empty(output)  # now that nobody else writes there
+        _require_empty(output)  # now that no other process writes there
         if adapter:
             save_adapter(policy.model, output)
             policy.processor.save_pretrained(output)

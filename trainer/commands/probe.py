@@ -184,7 +184,7 @@ async def _play_nothing(task: Task, pool: EnvironmentPool, settings: RunSettings
 
 
 async def _in_background(work: Callable[[], Result]) -> Result:
-    """Run what blocks in a thread that nobody waits for: a network that hangs does not keep the command from ending."""
+    """Run a blocking call in a daemon thread: a hanging network does not keep the command from exiting."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[Result] = loop.create_future()
 

@@ -1,4 +1,4 @@
-"""`roll-train report RUN`: the page of a run, written to a file or served while the run goes on."""
+"""`roll-train report RUN`: the page of a run, written to a file or served while the run is in progress."""
 
 import socket
 import sys

@@ -131,13 +131,13 @@ async def _tasks(
 
 @dataclass(frozen=True, slots=True)
 class _Cast:
-    """Whoever plays.
+    """The player of the command's episodes.
 
     Attributes:
         settings: The run.
-        player: Who plays: "model", "random", "human" or "recorded".
-        scripts: What a recorded player says, by episode.
-        model: Who plays with the policy, where it plays.
+        player: One of "model", "random", "human" or "recorded".
+        scripts: The replies of a recorded player, by episode.
+        model: Plays with the policy; None for the other players.
     """
 
     settings: RunSettings
@@ -146,7 +146,7 @@ class _Cast:
     model: "PolicyPlayer | None"
 
     async def play(self, number: int, task: Task, pool: EnvironmentPool) -> Trajectory:
-        """Play one episode."""
+        """Play episode `number`, one task, with the chosen player."""
 
         turns = self.settings.rollout.max_turns
 

@@ -307,7 +307,7 @@ def split_command(words: Sequence[str]) -> tuple[Command, list[str]]:
     """Return the command that words begin with, and the rest of them.
 
     Raises:
-        SystemExit: If they begin with what is no command, no option and no setting.
+        SystemExit: If the first word is not a command, an option or a setting.
     """
     first = words[0] if words else ""
     if first in _BY_NAME:
