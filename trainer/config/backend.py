@@ -77,7 +77,7 @@ class BackendSettings(Settings):
 
     @property
     def data(self) -> int:
-        """Parts of the batch."""
+        """Number of ranks that share the batch (data parallel)."""
         return self.mesh.data or max(1, self.ranks // self.mesh.model_ranks)
 
     @model_validator(mode="after")

@@ -11,7 +11,7 @@ from rollgym.trainer.core.strict import Amount, Count, Seconds, ServerUrl, Setti
 
 
 class TeacherSettings(Settings):
-    """One teacher."""
+    """One teacher model, and the domains that it teaches."""
 
     path: UserPath | None = Field(None, min_length=1, description="A model's folder, or its name on the hub.")
     url: ServerUrl | None = Field(

@@ -187,7 +187,7 @@ class InferenceSettings(Settings):
 
     @property
     def runs_already(self) -> bool:
-        """Whether servers sample that somebody else starts."""
+        """Whether servers sample that were started elsewhere."""
         return bool(self.urls) or self.urls_file is not None
 
     @model_validator(mode="after")

@@ -72,7 +72,7 @@ def load_own_settings(path: Path) -> RunSettings:
         ConfigError: If the file or a value is not understood.
     """
     with warnings.catch_warnings():
-        # Nobody is to rename what a run of an earlier release wrote.
+        # Users need not rename keys that a run of an earlier release wrote.
         warnings.simplefilter("ignore", FutureWarning)
         return load_settings(path)
 
@@ -239,7 +239,7 @@ def _shown(value: object) -> str:
 
 
 def _place(location: Sequence[int | str]) -> str:
-    """The key that a user wrote: without the kind of a part, which stands in the location where there are several."""
+    """The key that a user wrote: without the kind of a part, which the location contains if there are several kinds."""
     names: list[str] = []
     model: type[BaseModel] | None = RunSettings
     kinds: dict[str, type[BaseModel]] = {}

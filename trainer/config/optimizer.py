@@ -8,7 +8,7 @@ from pydantic import Field, PositiveFloat, PrivateAttr, field_validator, model_v
 from rollgym.trainer.core.strict import Amount, LearningRate, Settings
 
 TOKENS_UNPLANNED = 16_384
-"""Tokens of a micro-batch where nobody says, and nobody has planned."""
+"""Default tokens of a micro-batch, without a setting or a memory plan."""
 
 _Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
 

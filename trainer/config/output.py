@@ -28,7 +28,7 @@ class WandbSettings(Settings):
 
 
 class SwanlabSettings(Settings):
-    """SwanLab (the extra `swanlab`)."""
+    """Tracking with SwanLab (the extra `swanlab`)."""
 
     project: str = Field("rollgym", min_length=1)
     workspace: str | None = Field(None, description="Absent: that of whoever is logged in.")
@@ -66,7 +66,7 @@ class TrackingSettings(Settings):
 
 
 class CheckpointSettings(Settings):
-    """What is kept so that a killed run goes on."""
+    """Checkpoints and the rollout log, from which a killed run resumes."""
 
     every: int = Field(10, ge=0, description="Training steps between checkpoints; 0 keeps only the last.")
     keep: Amount = Field(2, description="How many of the newest stay.")
@@ -96,7 +96,7 @@ class CheckpointSettings(Settings):
     def _by_its_current_name(cls, metric: str | None) -> str | None:
         if metric is None or (current := current_metric(metric)) == metric:
             return metric
-        # FutureWarning: whoever wrote the settings is to see it, and not only developers.
+        # FutureWarning: Python shows it to the settings' author, and not only to developers.
         warnings.warn(
             f"checkpoint.best_metric: '{metric}' is called {current} now", FutureWarning, stacklevel=2
         )

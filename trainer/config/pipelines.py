@@ -1,4 +1,4 @@
-"""Which settings each command reads: what nobody would read is refused, and not passed over."""
+"""Which settings each command reads: unused settings are refused, and not ignored."""
 
 from typing import Any
 
@@ -31,7 +31,7 @@ _DEMONSTRATING = (
     "rollout.encoding",
     "rollout.server_timeout_s",
     "rollout.task_source",
-    "rollout.temperature",  # divides the logits of whoever learns
+    "rollout.temperature",  # divides the logits of the learner
 )
 """What is read where experts play, besides."""
 _EXAMPLES = {

@@ -40,13 +40,13 @@ written from the code by `python -m rollgym.trainer.config.reference`; a test co
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """What stands under one key.
+    """The documentation of one key.
 
     Attributes:
         key: The key, such as `algorithm.advantage`; empty for the run itself.
         models: The settings class, or one for each kind that may be chosen.
         parts: The sections under it.
-        described: Keys under it whose section is described elsewhere, each with the key where it is.
+        described: Keys under it whose section is described elsewhere, each with the key of that place.
     """
 
     key: str
@@ -61,7 +61,7 @@ class Section:
 
     @property
     def summary(self) -> str:
-        """The first paragraph of the class's documentation; empty where there are several kinds."""
+        """The first paragraph of the class's documentation; empty if there are several kinds."""
         return _summary(self.models[0]) if len(self.models) == 1 else ""
 
     @property
@@ -288,7 +288,7 @@ def write(docs: Path) -> None:
 
 
 def main() -> None:
-    """Write the pages."""
+    """Write the pages of the settings reference."""
     parser = argparse.ArgumentParser(
         prog="python -m rollgym.trainer.config.reference", description=str(__doc__).splitlines()[0]
     )
