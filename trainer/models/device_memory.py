@@ -17,7 +17,7 @@ def give_back(device: torch.device) -> None:
 
 
 def free_bytes(device: torch.device) -> int | None:
-    """Return what of an accelerator's memory nobody uses now; None where torch does not say. It is prepared for it."""
+    """Return an accelerator's free memory, in bytes; None if torch does not report it. Initialises the device."""
     module = torch.get_device_module(device)
     if device.type == "cpu" or not hasattr(module, "mem_get_info"):
         return None

@@ -1,6 +1,6 @@
-"""Norms, gates and rotary embeddings by Liger's Triton kernels (`model.kernels: liger`), where layers are not compiled.
+"""Norms, gates and rotary embeddings by Liger's Triton kernels (`model.kernels: liger`), if layers are not compiled.
 
-The package is imported where it is used: it is an extra. It replaces the library's classes of a family in this
+The package is imported at its point of use: it is an extra. It replaces the library's classes of a family in this
 process, so that every model of that family computes by it from then on. Logits and losses stay ours.
 """
 

@@ -159,7 +159,7 @@ def _splitter(pieces: str) -> PreTokenizer | None:
 def _write_whole(folder: Path, write: Callable[[Path], None]) -> None:
     for left in folder.parent.glob(
         f"{folder.name}-*"
-    ):  # of a process that was killed: whoever writes holds the lock
+    ):  # left by a killed process: a live writer holds the lock
         shutil.rmtree(left, ignore_errors=True)
     unfinished = Path(tempfile.mkdtemp(prefix=f"{folder.name}-", dir=folder.parent))
     try:

@@ -99,15 +99,15 @@ def model_folder(path: str, *, fetch: bool = True) -> Path:
 def load_model(
     directory: Path, dtype: torch.dtype = torch.float32, attention: str | None = None
 ) -> PreTrainedModel:
-    """Load a causal language model, or one that also sees, on the processor.
+    """Load a causal language model, or one that also sees, on the CPU.
 
     Args:
-        directory: Where it lies, in Hugging Face layout.
+        directory: The model's folder, in Hugging Face layout.
         dtype: Type of its numbers.
         attention: Implementation of attention by the library's name; its choice if None.
 
     Raises:
-        ConfigError: If there is no model in `directory` that can be loaded, or that attention cannot be had.
+        ConfigError: If `directory` has no model that can be loaded, or the attention is not available.
     """
     config = load_config(directory)
     kinds = (AutoModelForCausalLM, AutoModelForImageTextToText)
@@ -134,10 +134,10 @@ def load_model(
 
 
 def load_config(directory: Path) -> PretrainedConfig:
-    """Load what a model is made of.
+    """Load a model's configuration.
 
     Raises:
-        ConfigError: If there is no model in `directory`, or none that is known here.
+        ConfigError: If `directory` has no model, or its family is unknown.
     """
     if not (directory / "config.json").exists():
         raise ConfigError(f"{directory} holds no model: it has no config.json")

@@ -1,8 +1,8 @@
 """Low-rank adapters beside a model's linear layers: put there, read, switched off, added to the weights, saved.
 
-The adapters lie in the model itself, so whoever holds it (training, the embedded engine, the reference with adapters
-off) shares one set of weights. The package peft makes the layers and names the files; it is imported where it is used,
-because it takes seconds.
+The adapters lie in the model itself, so all its users (training, the embedded engine, the reference with adapters
+off) share one set of weights. The package peft makes the layers and names the files; its import takes seconds, and
+therefore stands at its point of use.
 """
 
 import json
@@ -115,7 +115,7 @@ def has_adapters(model: nn.Module) -> bool:
 
 
 def plain_name(name: str) -> str:
-    """The name that a weight has where there are no adapters."""
+    """The name that a weight has without adapters."""
     return name.replace(_BASE, ".")
 
 

@@ -98,14 +98,14 @@ class Training:
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """Who samples.
+    """The inference engine's part of the plan.
 
     Attributes:
-        number_bytes: Of weights and of keys and values.
-        copies: How often it has the weights for itself: 0 where it reads those in training.
+        number_bytes: Bytes of a number, of weights and of keys and values.
+        copies: Copies of the weights of its own: 0 if it reads those in training.
         cached_tokens: Tokens whose keys and values are kept at most.
-        rows: Replies that are drawn at once, where this process draws them.
-        reserved_bytes: What a server takes of the device whatever it needs; None: what it needs.
+        rows: Replies that are drawn at once, if this process draws them.
+        reserved_bytes: Fixed bytes that a server reserves on the device; None if it takes what it needs.
         tensor: Devices that share its model.
     """
 
@@ -141,7 +141,7 @@ class Need:
 
     @property
     def lasting(self) -> int:
-        """What stays between steps."""
+        """Bytes that stay allocated between steps."""
         return self.weights + self.optimizer + self.cache
 
     @property
@@ -190,7 +190,7 @@ class MemoryPlan:
 
     @property
     def peak_alone(self) -> int:
-        """The most that is used of other devices; 0 where there are none."""
+        """The peak on the other devices; 0 if there are none."""
         alone = [part for part in self.parts if part.alone]
         return max(
             (
@@ -256,7 +256,7 @@ def frozen_need(shape: ModelShape, training: Training, sharding: Sharding) -> Ne
 
 
 def engine_need(shape: ModelShape, engine: Engine) -> Need:
-    """Return what whoever samples needs of each of its devices."""
+    """Return the bytes that the engine needs on each of its devices."""
     weights = engine.copies * shape.parameters.total * engine.number_bytes // engine.tensor
     cache = shape.cache_numbers_per_token * engine.number_bytes * engine.cached_tokens // engine.tensor
     if engine.reserved_bytes is not None:
@@ -294,7 +294,7 @@ def _groups(shape: ModelShape, sharding: Sharding, head: bool) -> list[_Group]:
 
 
 def _states(group: _Group, training: Training, sharding: Sharding) -> Need:
-    """Return what a group takes between micro-batches: in full where it is trained, else the weights alone."""
+    """Return what a group takes between micro-batches: in full if it is trained, else the weights alone."""
     number, held, ranks = training.number_bytes, group.held, group.ranks
     stage = {"fsdp2": 3, "megatron": 1, "torch": 0}.get(sharding.kind, sharding.zero_stage)
     cut = [1, *(ranks if stage >= least else 1 for least in (1, 2, 3))]
@@ -334,11 +334,12 @@ def _gathered_bytes(shape: ModelShape, training: Training, sharding: Sharding) -
 
 
 def _kept_per_token(shape: ModelShape, training: Training, sharding: Sharding) -> int:
-    """Return the bytes that autograd keeps of a token in one layer on a device; the mean over layers where they differ.
+    """Return the bytes that autograd keeps of a token in one layer on a device; the mean over layers if they differ.
 
-    Norms compute in fp32: they keep their input so, what they made of it, and their result, which the next projection
-    keeps. Attention keeps queries, keys, values and its output, once as it is and once in the order that the output
-    projection reads. A gated feed-forward keeps four tensors of its width: gate, its activation, up, their product.
+    Norms compute in fp32: they keep their input in fp32, the normalised input, and their result, which the next
+    projection keeps. Attention keeps queries, keys, values and its output, once as it is and once in the order that the
+    output projection reads. A gated feed-forward keeps four tensors of its width: gate, its activation, up, their
+    product.
     """
     number, hidden = training.number_bytes, shape.hidden
     norms = shape.norms_per_layer * hidden * (4 + 2 * number)

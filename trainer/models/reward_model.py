@@ -19,7 +19,7 @@ _BODY, _HEAD = "body.", "head."
 class RewardModel(ValueModel):
     """Rewards of texts, read at their last token.
 
-    There is no bias: the order of two texts does not depend on it, so no gradient would hold it in place.
+    It has no bias: the order of two texts does not depend on it, so no gradient would hold it in place.
 
     Args:
         policy: A causal language model, whose body's weights the model's own body starts with.
@@ -47,7 +47,7 @@ def save_reward_model(
     """
     classifier = empty_classifier(model)
     if tokenizer.pad_token_id is not None:
-        # The library reads the last token that is no padding.
+        # The library reads the last token that is not padding.
         classifier.config.pad_token_id = tokenizer.pad_token_id
     body = dict(classifier.base_model.named_parameters())
     with torch.no_grad():

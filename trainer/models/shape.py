@@ -23,12 +23,12 @@ class Parameters:
 
     Attributes:
         embedding: The input embedding; with a tied head it is the output's too.
-        head: The output embedding; 0 where it is tied.
+        head: The output embedding; 0 if it is tied.
         attention: Projections of all layers.
         feed_forward: Dense feed-forward layers.
         experts: Experts of which each token takes some.
-        router: What chooses them.
-        norms: Norms and their like.
+        router: The layers that choose the experts.
+        norms: Norms and other small weights.
     """
 
     embedding: int
@@ -54,7 +54,7 @@ class Parameters:
 
     @property
     def dense(self) -> int:
-        """All but the experts."""
+        """Return the parameters outside the experts."""
         return self.total - self.experts
 
 

@@ -40,12 +40,12 @@ def disk_errors(file: Path) -> Iterator[None]:
 
 @dataclass
 class ShardWriter:
-    """Files of tensors, none much larger than `limit` bytes but for single tensors that are.
+    """Writes tensors to files, none much larger than `limit` bytes unless a single tensor is.
 
     Attributes:
-        folder: Where they are written; it is there, and holds no others.
+        folder: The target folder; it exists, and contains no other shards.
         limit: Size from which on another file is begun.
-        total_bytes: What was given to it so far.
+        total_bytes: Bytes added so far.
     """
 
     folder: Path
@@ -65,7 +65,7 @@ class ShardWriter:
         self.total_bytes += size
 
     def close(self) -> None:
-        """Write what is held, and the index where there are several files."""
+        """Write the buffered tensors, and the index if there are several files."""
         if self._held:
             self._write()
         if len(self._files) == 1:
