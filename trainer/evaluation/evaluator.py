@@ -78,7 +78,7 @@ class Evaluator:
         return scores
 
     async def baselines(self) -> dict[str, Score]:
-        """Play the random and the blind baseline on every set that asks for them; say where there is no blind one."""
+        """Play the random and the blind baseline on every set that asks for them; report sets without a blind one."""
         scores: dict[str, Score] = {}
         warm = self.settings.warm_start
         template = warm.reply if warm is not None else PLAIN_REPLY

@@ -26,13 +26,13 @@ _LONGEST_ALL = 500_000
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A token that the policy sampled.
+    """A token that the policy sampled, with its numbers.
 
     Attributes:
         text: What it says.
         about: All that is known of it, for people.
         probability: How likely it was, from 0 to 1.
-        advantage: Its advantage as a part of the sample's largest one, from -1 to 1; None where it was not trained on.
+        advantage: Its advantage as a part of the sample's largest one, from -1 to 1; None if it was not trained on.
         age: How old its policy version is, from 0 (the sample's newest) to 1.
     """
 
@@ -77,7 +77,7 @@ class EpisodeView:
     """An episode as the page shows it.
 
     Attributes:
-        name: Its place in the page, which stays the same while a run goes on.
+        name: Its place in the page, which stays the same during a run.
         title: What was played.
         step: The training step that it was played for, counted from 1.
         reward: Its total reward; what is shown is `short(reward)`.
@@ -114,7 +114,7 @@ class _Budget:
     text: TokenText | None = field(default=None)
 
     def cut(self, text: str, longest: int = _LONGEST_TEXT) -> str:
-        """Return a text without its middle where it is too long."""
+        """Return a text without its middle if it is too long."""
         room = max(0, min(longest, self.characters))
         if len(text) > room:
             half = room // 2

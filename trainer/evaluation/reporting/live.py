@@ -1,4 +1,4 @@
-"""The page of a run over HTTP on loopback, which follows the run: made anew whenever its files have grown."""
+"""The page of a run over HTTP on loopback, which follows the run: rebuilt whenever its files have grown."""
 
 import asyncio
 import time
@@ -41,7 +41,7 @@ class LivePage:
         self._making = asyncio.Lock()
 
     def application(self) -> Starlette:
-        """Return the ASGI application."""
+        """Return the ASGI application that serves the page."""
         return Starlette(routes=[Route("/", self.page), Route("/events", self.events)])
 
     async def page(self, request: Request) -> Response:

@@ -1,4 +1,4 @@
-"""What a run's directory says, read while the run may still write to it: what cannot be read is told, never fatal."""
+"""Reads a run's directory, while the run may still write to it: unreadable parts are noted, never fatal."""
 
 import json
 import math
@@ -54,14 +54,14 @@ class RunFolder:
 
     Attributes:
         directory: The run's directory.
-        settings: Its settings without secrets, as nested data; empty where they cannot be read.
+        settings: Its settings without secrets, as nested data; empty if they cannot be read.
         training: Lines of metrics that training steps wrote; of a very long run every second, fourth, ... and the last.
         steps: How many there were.
         sums: What they sum to: the seconds of every part of a step, and "tokens" sampled.
         evaluations: Lines of metrics that evaluations wrote.
         episodes: A sample over the whole run, a few neighbours at each place, in order.
         tasks: How many tasks have each fate, and why tasks were dropped.
-        changed: When the run wrote last, in seconds since 1970; None where it never did.
+        changed: When the run wrote last, in seconds since 1970; None if it never did.
         state: "finished", "running" (or killed: then it does not change any more), or "stopped".
         notes: What could not be read, for people.
     """
