@@ -1,4 +1,4 @@
-"""What a language model must be told of Gymnasium's own environments; they say it in no form that code can read."""
+"""Instructions for language models on Gymnasium's environments, which do not state them in machine-readable form."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

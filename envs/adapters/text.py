@@ -19,7 +19,7 @@ from rollgym.envs.core.kwargs import OPERATOR, DeclaredKwargs, OneOf
 from rollgym.envs.core.profiles import PROFILES, profile_named, reply_format, said_actions
 
 DEFAULT_MAX_STEPS = 1_000
-"""Turns of an episode of an environment that has no limit of its own: unreadable replies would go on for ever."""
+"""Turn limit for environments without one of their own: unreadable replies would otherwise continue for ever."""
 
 _SHOWN = ("observation", "render", "both")
 
@@ -200,7 +200,7 @@ class TextAdapter(DeclaredKwargs, gymnasium.Env[str, str]):
             base.np_random, _ = seeding.np_random(seed)
 
     def close(self) -> None:
-        """Close the environment."""
+        """Close the Gymnasium environment behind the adapter."""
         self.env.close()
 
     # -- helpers ---------------------------------------------------------------------------------------------------
@@ -280,7 +280,7 @@ class TextAdapter(DeclaredKwargs, gymnasium.Env[str, str]):
         return info
 
     def _available(self) -> list[str]:
-        """Return the actions' names; those that the environment's own mask allows, where it gives one."""
+        """Return the actions' names; if the environment gives a mask, those that the mask allows."""
         mask = self._inner.get("action_mask")
         names = list(self._actions.names)
         if mask is None or len(mask) != len(names):
@@ -317,7 +317,7 @@ def text_metadata(spec: EnvSpec | None, metadata: Mapping[str, Any]) -> dict[str
 
 
 def step_limit(spec: EnvSpec | None) -> int:
-    """Return the steps after which an adapter truncates, where it is not told."""
+    """Return the default number of steps after which an adapter truncates."""
     return (spec.max_episode_steps if spec is not None else None) or DEFAULT_MAX_STEPS
 
 

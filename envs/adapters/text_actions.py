@@ -28,7 +28,7 @@ class ActionText(ABC):
     """Reads the actions of one space.
 
     Attributes:
-        names: The actions' names where they are listed, else empty.
+        names: The actions' names if they are listed, else empty.
         description: What the actions are, for the policy.
         example: One of them.
     """

@@ -134,7 +134,7 @@ def _marked(said: str, profile: Profile) -> list[str]:
 
 
 def reply_format(profile: Profile, actions: str, example: str, limit: int = 1) -> str:
-    """Return how a policy is told to answer.
+    """Return the instruction on how a policy must answer.
 
     Args:
         profile: How replies are read.

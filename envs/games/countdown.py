@@ -13,19 +13,19 @@ from rollgym.envs.core.splits import Split, TaskSplit, checked_split, split_of_t
 from rollgym.envs.core.text_game import GameKwargs, Move, Refusal, TextGame
 from rollgym.envs.games.countdown_numbers import ExpressionError, draw_sum, evaluate, solve, take_apart
 
-# About twenty milliseconds: whoever shares the process waits.
+# About twenty milliseconds: other sessions in the process wait.
 _TRIES, _BUILT = 400, 200
 _MOST_LOOKS = 10_000
 _MOST_NUMBERS, _LARGEST = 6, 10_000
 
 
 class CountdownEnv(TextGame[str]):
-    """Numbers, a target, and the four operations; each attempt is an expression and is told its value.
+    """Numbers, a target, and the four operations; each attempt is an expression, and the reply is its value.
 
     Values are exact: a division need not come out even on the way. Each task has a solution.
 
     Raises:
-        ValueError: If an argument makes no sense.
+        ValueError: If an argument is invalid.
     """
 
     metadata: dict[str, Any] = TextGame.metadata | {

@@ -1,4 +1,4 @@
-"""Sums of a Countdown game: read without `eval`, drawn at random, and found exactly where they exist."""
+"""Sums of a Countdown game: read without `eval`, drawn at random, and solved exactly if a solution exists."""
 
 import ast
 import operator
@@ -26,7 +26,7 @@ Sums = dict[Fraction, str]
 
 
 class ExpressionError(ValueError):
-    """A text is no expression of whole numbers; the message says why."""
+    """A text is not an expression of whole numbers; the message says why."""
 
 
 def evaluate(text: str) -> tuple[Fraction, list[int]]:

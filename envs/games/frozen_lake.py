@@ -23,7 +23,7 @@ from rollgym.envs.games.frozen_lake_maps import (
 ACTIONS = ("Left", "Down", "Right", "Up")
 _ICE, _HOLE, _GOAL, _PLAYER = (222, 238, 248), (28, 60, 96), (244, 201, 93), (200, 60, 60)
 _COLOURS = {"S": _ICE, "F": _ICE, "H": _HOLE, "G": _GOAL}
-# About thirty milliseconds: whoever shares the process waits.
+# About thirty milliseconds: other sessions in the process wait.
 _PLANNING_UPDATES, _PLANNING_SWEEPS = 5_000, 250
 _FEW_CELLS = 64
 _FADING = 0.99

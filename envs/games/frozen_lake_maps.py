@@ -11,7 +11,7 @@ from rollgym.envs.core.splits import Split, split_of_text
 Rows = tuple[str, ...]
 
 MAX_SIDE = 64
-# Tries, by the cells that they look at: about thirty milliseconds, since whoever shares the process waits.
+# Tries, by the cells that they look at: about thirty milliseconds, since other sessions in the process wait.
 _TRIES, _CELLS, _CARVED_CELLS = 2_000, 40_000, 40_000
 
 
@@ -21,7 +21,7 @@ def split_of(rows: Rows) -> Split:
 
 
 def goal_distances(rows: Rows) -> list[int]:
-    """Return, for each cell, the length of the shortest safe path to a goal; -1 where there is none."""
+    """Return, for each cell, the length of the shortest safe path to a goal; -1 without one."""
     height, width = len(rows), len(rows[0])
     tiles = "".join(rows)
     distances = [-1] * len(tiles)

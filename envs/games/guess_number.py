@@ -1,4 +1,4 @@
-"""GuessNumber-v0: find a hidden number; each guess is told higher or lower."""
+"""GuessNumber-v0: find a hidden number; each guess is answered with higher or lower."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Unpack

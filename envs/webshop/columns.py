@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 
 def write_array(folder: Path, name: str, values: NDArray[Any]) -> None:
-    """Write an array."""
+    """Write an array to a file of its own."""
     np.save(folder / f"{name}.npy", values, allow_pickle=False)
 
 

@@ -125,7 +125,7 @@ def count_options(chosen: Sequence[str], wanted: Sequence[str | tuple[str, str]]
 
     Args:
         chosen: Values that were chosen.
-        wanted: Values, or pairs of name and value. In a pair a colour is folded only where it is the whole value.
+        wanted: Values, or pairs of name and value. In a pair a colour is folded only if it is the whole value.
     """
     folded = [_fold(value) for value in chosen]
     return sum(any(_alike(_fold(each), value) for value in folded) for each in wanted)

@@ -38,7 +38,7 @@ class Room:
 
     @cached_property
     def floor(self) -> tuple[int, ...]:
-        """Cells that are no wall."""
+        """Return all cells that are not walls."""
         return tuple(cell for cell in range(self.height * self.width) if cell not in self.walls)
 
 
@@ -96,7 +96,7 @@ def parse_level(text: str) -> Level:
     gets a wall around it.
 
     Raises:
-        ValueError: If the text is no level: a wrong symbol, not one player, not as many boxes as targets, or it is
+        ValueError: If the text is not a level: a wrong symbol, not one player, not as many boxes as targets, or it is
             larger than `MAX_SIDE`.
     """
     rows = [row for row in text.strip("\n").splitlines() if row.strip()]
