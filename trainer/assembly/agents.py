@@ -61,7 +61,7 @@ class PolicyPlayer:
         Args:
             purpose: Name of the family of random streams.
             max_turns: Turns after which an episode is truncated.
-            greedy: Whether the most likely tokens are taken, whatever an agent asks for.
+            greedy: Whether the most likely tokens are taken, regardless of an agent's request.
         """
         if self.black_box is not None:
             return _with_black_box(self.black_box, self._sampling(greedy), purpose, max_turns, greedy=greedy)
@@ -83,7 +83,7 @@ class PolicyPlayer:
 
     @property
     def timeout_s(self) -> float | None:
-        """How long an episode may take; None where its player always comes to an end."""
+        """How long an episode may take; None if its player always ends by itself."""
         return None if self.settings.rollout.agent is None else self.settings.rollout.episode_timeout_s
 
     def _sampling(self, greedy: bool) -> SamplingParams:

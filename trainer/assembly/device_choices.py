@@ -112,7 +112,7 @@ class DeviceChoices:
 
 
 def say_choices(settings: RunSettings, kernels: StepKernels) -> Iterator[str]:
-    """Yield what is said of what a run computes with: on accelerators, and where not all is as it is on processors."""
+    """Yield messages on how a run computes: on accelerators, and with other kernels than the default."""
     choices = DeviceChoices.of(settings, kernels)
     on_accelerator = torch_device(settings.model.device).type != "cpu"
     if on_accelerator or kernels != StepKernels():

@@ -144,7 +144,7 @@ class RunServerClient(ServerClient):
 
     @contextmanager
     def _keys_named(self) -> Iterator[None]:
-        """Say where the key is taken from that a server does not like."""
+        """Name the source of the key that a server rejects."""
         try:
             yield
         except WrongKeyError as error:
@@ -167,7 +167,7 @@ class RunServerClient(ServerClient):
 
 
 def _config_of(source: str | None) -> Mapping[str, Any]:
-    """Return the configuration of a folder or name that a server was started from, where this machine has it, too."""
+    """Return the configuration of the folder or name that a server was started from, if this machine has it, too."""
     if source is None:
         return {}
     file: object = Path(source) / "config.json"
@@ -225,7 +225,7 @@ async def open_inference(
         console: Shows servers that start, fail and come back.
         trains_meanwhile: Whether the policy is trained while replies are sampled.
         cluster: Where the processes of roles are; without it, the embedded engine is in this process.
-        build: Builds the policy in another process, whatever its weights; needed if engines are processes.
+        build: Builds the policy in another process, with any weights; needed if engines are processes.
 
     Raises:
         ConfigError: If the embedded engine and training do not agree on log-probabilities, or a server lacks something.

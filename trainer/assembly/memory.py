@@ -247,7 +247,7 @@ def _engine(settings: RunSettings, shape: ModelShape, number: int, device_bytes:
         # Beside ranks, the driver's process has the policy once to speak of, and the engine once to draw from.
         copies = int(rollout.max_staleness > 0) if settings.backend.kind == "torch" else 2
         engine = Engine(number, copies, rows * settings.model.max_length, rows=rows)
-        # With kind `local` it is in the driver's process, on the first device, whatever is said for a cluster.
+        # With kind `local` it is in the driver's process, on the first device: the settings for a cluster do not count.
         apart = _apart(settings, devices if settings.cluster.kind == "ray" else ())
         need = engine_need(shape, engine)
         sleeps = settings.inference.sleep_level > 0  # then it has no weights of its own, which would stay
@@ -265,7 +265,7 @@ def _engine(settings: RunSettings, shape: ModelShape, number: int, device_bytes:
 
 
 def adapter_parameters(shape: ModelShape, lora: LoraSettings) -> int:
-    """Return how many parameters LoRA's adapters have; where layers are named by an expression, at most."""
+    """Return how many parameters LoRA's adapters have; an upper bound if an expression names the layers."""
     sizes = {
         "q_proj": shape.hidden + shape.query_width,
         "k_proj": shape.hidden + shape.key_width,
@@ -308,13 +308,13 @@ def _with_tokens(settings: RunSettings, tokens: int) -> RunSettings:
 
 
 def _trained_peak(plan: MemoryPlan) -> int:
-    """Return the most of a device where something is computed in micro-batches; servers elsewhere do not count."""
+    """Return the peak of the devices that compute in micro-batches; servers elsewhere do not count."""
     alone = [part.need.lasting + part.need.moment for part in plan.parts if part.alone and part.need.moment]
     return max(plan.peak, *(need + RUNTIME_BYTES for need in alone), 0)
 
 
 def remedies(settings: RunSettings, shape: ModelShape, device_bytes: int) -> list[Remedy]:
-    """Return settings that together make a plan fit, each with what it comes to; the dearest ones last."""
+    """Return settings that together make a plan fit, each with its total; the costliest ones last."""
     found: list[Remedy] = []
     before = memory_plan(settings, shape, device_bytes)
     for setting, changed in _changes(settings):
@@ -380,7 +380,7 @@ def _with(section: str, **values: object) -> Change:
 
 
 def device_memory(settings: RunSettings, given_gb: float | None) -> int:
-    """Return the bytes of a device: those given, the machine's where models are computed on its processor, or 80 GB."""
+    """Return the bytes of a device: those given, the machine's if models run on its CPU, or 80 GB."""
     if given_gb is not None:
         return int(given_gb * 1e9)
     if settings.model.device == "cpu":

@@ -51,7 +51,7 @@ class ModelSource(Protocol):
     """Makes the models of a run.
 
     Attributes:
-        shared: What has them be on their devices by turns; None where all of them are there at once.
+        shared: Moves them to shared devices in turn; None if all of them fit there at once.
     """
 
     shared: SharedDevices | None
@@ -69,7 +69,7 @@ class ModelSource(Protocol):
         ...
 
     def other(self, path: str) -> AbstractContextManager[Scorer]:
-        """Have another policy at hand, to be read.
+        """Open another policy for reading.
 
         Args:
             path: Its folder, or its name on the hub.
@@ -110,7 +110,7 @@ class OwnModels:
 
     @contextmanager
     def other(self, path: str) -> Iterator[Scorer]:
-        """Have another policy at hand, to be read; its memory is free again afterwards."""
+        """Open another policy for reading, and free its memory afterwards."""
         settings = _with_model(self._settings, path)
         yield reference_model(settings, build_policy(settings).model)
 
@@ -154,7 +154,7 @@ class RankedModels:
         return self._made("warm_start", RankRecipe(self._settings, "warm_start", None, learning_rate))
 
     def end_warm_start(self, backend: TrainBackend) -> None:
-        """Keep what was learnt, exactly, where the ranks can read it."""
+        """Keep the trained weights, bit by bit, in a place that the ranks can read."""
         assert isinstance(backend, RankedBackend)
         self._start = self._folder / _START
         if backend.has_adapter:
@@ -178,7 +178,7 @@ class RankedModels:
 
     @contextmanager
     def other(self, path: str) -> Iterator[Scorer]:
-        """Have another policy at hand, to be read; the ranks forget it afterwards."""
+        """Open another policy for reading; the ranks drop it afterwards."""
         recipe = RankRecipe(_with_model(self._settings, path), "reference")
         width = self._policy.model.config.get_text_config().hidden_size
         ranks, devices = self._ranks[ACTOR_TRAIN]

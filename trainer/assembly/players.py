@@ -77,9 +77,9 @@ async def open_players(
     Args:
         settings: The run.
         policy: What plays.
-        pool: Where: in deterministic mode, so many episodes run at one time as every server allows.
+        pool: The environments; in deterministic mode, as many episodes run at one time as every server allows.
         console: Shows in which ways the chat template needs changed conversations.
-        recall: What the rollout log has, and where training's replies are written.
+        recall: The rollout log, for replaying and for recording training's replies.
         trains_meanwhile: Whether the policy is trained while it plays. Only then the engine needs weights of its own.
         cluster: Where the processes of roles are; without it, all of them are this process.
 
@@ -130,13 +130,13 @@ async def open_players(
 
 
 def _sampled_model(settings: RunSettings) -> PreTrainedModel:
-    """Build a model that the policy's weights are brought to, with adapters added where those are trained."""
+    """Build a model that receives the policy's weights, with adapters if those are trained."""
     model = settings.model.model_copy(update={"lora": None})
     return build_policy(settings.model_copy(update={"model": model})).model
 
 
 async def bring_weights(settings: RunSettings, policy: Policy, players: Players) -> None:
-    """Bring the policy to servers that sample for it, where nothing is trained; the embedded engine has it already."""
+    """Publish the policy to its servers, if nothing is trained; the embedded engine has it already."""
     if not settings.inference.embedded:
         await players.publisher.publish(policy_backend(settings, policy.model), 0)
 

@@ -117,7 +117,7 @@ def chat_renderer(
     pictures: PictureProcessor | str = BLIND,
     vocabulary: int = MOST_IDS,
 ) -> ChatRenderer:
-    """Return the renderer of a run's conversations; the tokenizer takes up the run's chat template.
+    """Return the renderer of a run's conversations; the tokenizer adopts the run's chat template.
 
     Args:
         settings: The run.

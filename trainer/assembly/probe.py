@@ -63,7 +63,7 @@ class _Look:
         drawn: As the engine drew them.
         trained: As training computes them.
         own: By the model's own forward, of the whole row.
-        largest: The largest logit by size where each token was drawn.
+        largest: The largest absolute logit at the position of each drawn token.
     """
 
     tokens: Tensor
@@ -167,7 +167,7 @@ def _faulty_in_bf16(
 
 
 def _is_coarse(look: _Look, apart: Tensor) -> bool:
-    """Whether differences cannot be rounding, whatever the model."""
+    """Whether differences cannot be rounding, for any model."""
     if not len(apart):
         return False
     # Not a number is more than anything.

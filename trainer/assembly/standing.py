@@ -48,11 +48,11 @@ class RankGroups:
         return ranks
 
     async def begin_anew(self) -> None:
-        """Have the groups that live forget their models, and end those that do not."""
+        """Make live groups drop their models, and end all others."""
         for devices, ranks in list(self._groups.items()):
             try:
                 self._groups[devices] = await to_its_end(asyncio.to_thread(ranks.begun_anew))
-            except TrainerError:  # those of this group are gone, or do not know what the others wait for
+            except TrainerError:  # ranks of this group are dead, or do not know what the others wait for
                 del self._groups[devices]
                 await to_its_end(asyncio.to_thread(ranks.close))
 
@@ -67,7 +67,7 @@ async def _closed(groups: list[Ranks]) -> None:
 
 
 def mesh_shape(settings: RunSettings, ranks: int) -> MeshShape:
-    """Return how so many ranks share the work of a model."""
+    """Return how `ranks` ranks share the work of a model."""
     mesh = settings.backend.mesh
     return MeshShape(ranks // mesh.model_ranks, mesh.tensor, mesh.pipeline, mesh.context, mesh.expert)
 
@@ -148,7 +148,7 @@ class StandingRoles:
 
     @asynccontextmanager
     async def serve(self, environments: Sequence[str]) -> AsyncIterator[str]:
-        """Have an environment server that outlives the context, and give its URL."""
+        """Start an environment server that outlives the context, if there is none, and give its URL."""
         if self._environments is None:
             there = self._there
             serving = self._served(environments, there.cluster.server_arguments())

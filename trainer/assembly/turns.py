@@ -28,20 +28,20 @@ class DeviceTurns:
     """Keeps models in the processor's memory but for the times when they are used.
 
     Args:
-        models: The models; none where nothing is shared.
+        models: The models; empty if no devices are shared.
     """
 
     def __init__(self, models: list[Movable]) -> None:
         self._models = models
 
     async def leave(self) -> None:
-        """Have all of them leave their devices."""
+        """Move all of them off their devices."""
         for model in self._models:
             await asyncio.to_thread(model.offload)
 
     @asynccontextmanager
     async def resident(self) -> AsyncIterator[None]:
-        """Have all of them on their devices while inside. What goes wrong inside leaves them there."""
+        """Keep all of them on their devices while the context is open, and after an error inside."""
         for model in self._models:
             await asyncio.to_thread(model.onload)
         yield
@@ -60,7 +60,7 @@ class SharedDevices:
         self._moving = threading.RLock()
 
     def make_room(self, devices: Iterable[int]) -> None:
-        """Have all models leave that are on one of these devices."""
+        """Move all models off these devices."""
         wanted = frozenset(devices)
         with self._moving:
             for model, placed in self._devices.items():
@@ -73,7 +73,7 @@ class SharedDevices:
         self._devices[model] = frozenset(devices)
 
     def bring(self, model: Movable) -> None:
-        """Have a model be on its devices, alone."""
+        """Move a model to its devices, and all others off them."""
         with self._moving:
             if model not in self._devices:
                 return  # it is being built, in the room that was made for it
@@ -108,7 +108,7 @@ def device_turns(settings: RunSettings, models: Models, shared: SharedDevices | 
 
 
 def _movable(settings: RunSettings, models: Models) -> Iterator[Movable]:
-    # A reference that is the policy without its adapters goes where the policy goes.
+    # A reference that is the policy without its adapters moves with the policy.
     reference: Scorer | None = None if settings.model.lora is not None else models.reference
     for model in (models.policy, models.critic, reference):
         if isinstance(model, RankedBackend):

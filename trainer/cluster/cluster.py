@@ -30,7 +30,7 @@ _T = TypeVar("_T")
 
 
 class Cluster(Protocol):
-    """Starts the processes of roles where the placement has them.
+    """Starts the processes of roles on their devices of the placement.
 
     Attributes:
         placement: Where the roles are.
@@ -61,7 +61,7 @@ class Cluster(Protocol):
         ...
 
     async def servers(self, program: Program) -> list[str] | None:
-        """Start the role's inference servers on its devices, and return their addresses; None where the run does it.
+        """Start the inference servers on the role's devices, and return their addresses; None if the run starts them.
 
         Raises:
             RunError: If one does not start.

@@ -39,7 +39,7 @@ class EngineServer:
         self, build: Callable[[], PreTrainedModel], max_rows: int, max_length: int, threads: int
     ) -> None:
         torch.set_num_threads(threads)
-        # The engine has weights of its own; the model that they begin with is gone once it is built.
+        # The engine has weights of its own; the model that they are copied from is freed once the engine is built.
         self._engine = TorchEngine(build(), max_rows=max_rows, max_length=max_length)
         self._replies: dict[str, asyncio.Task[GenerationResult]] = {}
         self._arriving: _ArrivingWeights | None = None

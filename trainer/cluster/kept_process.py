@@ -63,7 +63,7 @@ class KeptProcess:
 
         Raises:
             RoleLostError: If it died too often.
-            RoleDiedError: If its machine is gone.
+            RoleDiedError: If its machine has failed.
             RunError: If it was ended.
         """
         while self._restarting is not None:
@@ -134,7 +134,7 @@ class KeptProcess:
         try:
             while True:
                 if died.with_its_node:
-                    raise died  # where else there is room for it is for the whole run to find out
+                    raise died  # the whole run must find room for it elsewhere
                 wait_s = self._restarts.wait_s(died)
                 count = f"{self._restarts.in_a_row(self._role)} of {self._restarts.limit}"
                 self._say(f"{died}")

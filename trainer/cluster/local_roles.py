@@ -16,11 +16,11 @@ from rollgym.trainer.config.run import RunSettings
 from rollgym.trainer.core.errors import RoleLostError
 
 RANKS_FOLDER = "ranks"
-"""Name of the folder in a run's directory where the processes of its roles say what they do, a file each."""
+"""Name of the folder in a run's directory with the logs of its roles' processes, a file each."""
 
 
 def logs_of(settings: RunSettings) -> Path:
-    """Return the folder where the processes of a run's roles say what they do."""
+    """Return the folder with the logs of a run's role processes."""
     return Path(settings.output_dir).absolute() / RANKS_FOLDER
 
 

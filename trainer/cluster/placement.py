@@ -78,7 +78,7 @@ class Placement:
 
 
 def place_roles(settings: RunSettings) -> Placement:
-    """Return where the roles of a run are.
+    """Return the placement of a run's roles.
 
     Raises:
         ConfigError: If devices are missing, do not divide, or cannot be shared; the message names the remedy.
@@ -232,7 +232,7 @@ def _inference(settings: RunSettings, trains: Sequence[int]) -> Iterator[Role]:
             raise _unread(
                 ACTOR_INFERENCE, "cluster.kind is left out, and the engine is in the run's own process"
             )
-        # With kind 'local' the engine is in the driver's process, whatever the same settings say for a cluster.
+        # With kind 'local' the engine is in the driver's process, and these settings for a cluster do not count.
         on_cluster = devices if settings.cluster.kind == "ray" else []
         yield Role(ACTOR_INFERENCE, _engines(settings, on_cluster or trains[:1]), "engine")
         return

@@ -37,7 +37,7 @@ class RoleProcess(Protocol):
         ...
 
     def end(self) -> None:
-        """End it at once, and return when it is gone. A second call does nothing."""
+        """Kill the process, and return when it has exited. A second call does nothing."""
         ...
 
 
@@ -74,7 +74,7 @@ class ActorRanks:
         return [rank.pid for rank in self._ranks]
 
     def start(self, world_size: int) -> None:
-        """Start so many ranks, and return once all of them take calls.
+        """Start `world_size` ranks, and return once all of them accept calls.
 
         Raises:
             RankDiedError: If one of them does not start.
@@ -95,7 +95,7 @@ class ActorRanks:
             raise
 
     def call(self, rank: int, method: str, *arguments: Any) -> "Future[Any]":
-        """Have a rank's server call one of its methods; see `RankTransport.call`."""
+        """Call a method of a rank's server; see `RankTransport.call`."""
         answer: Future[Any] = Future()
         with self._lock:
             if self._death is not None:
@@ -109,7 +109,7 @@ class ActorRanks:
         return answer
 
     def close(self) -> None:
-        """End all ranks, whatever they are doing, and return once they are gone. A second call does nothing."""
+        """End all ranks, even in the middle of work, and return once they have exited. A second call does nothing."""
         with self._lock:
             self._closed = True
         for rank in self._ranks:

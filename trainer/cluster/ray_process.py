@@ -93,12 +93,12 @@ class RayProcess:
         self._handle.live.remote().future().add_done_callback(lambda _: self._gone.set())
 
     def _answer(self, asked: Any, timeout_s: float) -> Any:
-        """Wait for an answer; an actor whose node is gone would be waited for until there is another node like it.
+        """Wait for an answer; for an actor whose node has failed, Ray would wait until a similar node joins.
 
         Raises:
             GetTimeoutError: If it takes longer than `timeout_s`.
             RayError: If it fails.
-            RoleDiedError: If the node is gone.
+            RoleDiedError: If the node has failed.
         """
         deadline = time.monotonic() + timeout_s
         while not ray.wait([asked], timeout=_LOOK_AT_NODE_EVERY_S)[0] and time.monotonic() < deadline:
@@ -111,7 +111,7 @@ class RayProcess:
         return any(node.name == self._machine.name for node in nodes())
 
     def call(self, data: bytes) -> "Future[bytes]":
-        """Have it answer a call; see `RoleProcess.call`."""
+        """Send a call to the actor; see `RoleProcess.call`."""
         answer: Future[bytes] = Future()
 
         def done(called: "Future[bytes]") -> None:
@@ -152,7 +152,7 @@ class RayProcess:
         self._handle.live.remote().future().add_done_callback(done)
 
     def end(self) -> None:
-        """End it at once, and return when it is gone. A second call does nothing."""
+        """Kill the process, and return when it has exited. A second call does nothing."""
         if self._ended:
             return
         self._ended = True

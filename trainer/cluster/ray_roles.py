@@ -73,7 +73,7 @@ class RayRoles:
         return self._ray.here
 
     def ranks(self, role: str) -> RankTransport:
-        """Return what starts the ranks of a role as actors, each where its device is."""
+        """Return what starts the ranks of a role as actors, each on the node of its device."""
         return ActorRanks(
             role,
             lambda rank, world_size: self._started_rank(role, rank, world_size),
@@ -101,7 +101,7 @@ class RayRoles:
         return self._engines
 
     async def servers(self, program: Program) -> list[str] | None:
-        """Start each server where its devices are, if they are not there yet."""
+        """Start each server on the node of its devices, unless it runs already."""
         role = self.placement.role(ACTOR_INFERENCE)
         assert role is not None
         if self._servers is None:
@@ -110,7 +110,7 @@ class RayRoles:
         return self._servers
 
     async def judge(self, name: str) -> str:
-        """Start a judge where its devices are."""
+        """Start a judge on the node of its devices."""
         role = self.placement.role(name)
         assert role is not None
         return await self._served(role, 0, JudgeProgram(name, self._settings.cluster.roles.judges[name]))
@@ -141,7 +141,7 @@ class RayRoles:
         await asyncio.gather(*(asyncio.to_thread(self._end, process) for process in self._processes))
 
     async def watch_head(self) -> None:
-        """Notice that the head of the cluster is gone, before Ray does: a minute later it ends this process."""
+        """Detect the death of the cluster's head before Ray does: a minute later Ray ends this process."""
         misses = 0
         while misses < _HEAD_PATIENCE:
             await asyncio.sleep(_LOOK_AT_HEAD_EVERY_S)
@@ -177,13 +177,13 @@ class RayRoles:
         return urls[0]
 
     def _watch(self, role: str, kept: KeptProcess, process: RoleProcess) -> None:
-        """Have the run end where a server ends again and again, though its host lives."""
+        """End the run if a server ends repeatedly, though its host is alive."""
 
         async def gone() -> None:
             try:
                 what = await kept.answer(process, pack(("gone", ())))
             except TrainerError:
-                return  # its host is gone: then it is started again
+                return  # its host has died: a restart follows
             self._lost(RoleLostError(role, "", f"{role}: {what}"))
 
         watch = asyncio.ensure_future(gone())
@@ -199,7 +199,7 @@ class RayRoles:
         return process
 
     def _require_shared(self, role: str, process: RoleProcess, device: int) -> None:
-        """Refuse a run whose directory is another one where its ranks are.
+        """Refuse a run whose directory is a different one on its ranks' machines.
 
         Raises:
             ConfigError: If a rank does not see what this process has written there.

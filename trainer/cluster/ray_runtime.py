@@ -44,7 +44,7 @@ class RayCluster:
     Args:
         address: `auto` or `HOST:PORT`; without one, a cluster of this machine's own is started.
         cpus: CPUs that a cluster that is started here has at least; they are a count and bind nothing.
-        working_dir: A directory that is sent to every node, where modules are imported from.
+        working_dir: A directory with modules to import, which is sent to every node.
         logs: Folder of what the roles say, a file for each process.
     """
 
@@ -188,7 +188,7 @@ class RayCluster:
         arguments: tuple[Any, ...],
         environment: Mapping[str, str],
     ) -> RayProcess:
-        """Start a process of a role where its devices are, and return it when its server is made.
+        """Start a process of a role on the node of its devices, and return it when its server is ready.
 
         Args:
             role: The role's name.
@@ -254,11 +254,11 @@ class RayCluster:
     def disconnect(self) -> Parting:
         """Give the devices back and leave the cluster; what was started here is ended.
 
-        Ray itself asks a head that is gone for ever.
+        Ray itself retries a dead head for ever.
         """
         if self._head_listens() and part(self._leave, _LEAVE_TIMEOUT_S) is Parting.IN_ORDER:
             return Parting.IN_ORDER
-        # At this process's end Ray would ask once more, and crash where its threads were not ended.
+        # At this process's end Ray would ask once more, and crash if its threads still ran.
         atexit.unregister(ray.shutdown)
         if (worker := getattr(ray._private.worker.global_worker, "core_worker", None)) is not None:
             part(worker.shutdown_driver, _END_TIMEOUT_S)

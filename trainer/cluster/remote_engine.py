@@ -31,7 +31,7 @@ _HOMES = 100_000
 class RemoteEngines:
     """Engines in processes of their own, all of which have the same weights. An `InferenceClient`.
 
-    An episode's requests go to one engine; a new episode goes to the one with the fewest replies under way. An engine
+    An episode's requests go to one engine; a new episode goes to the one with the fewest replies in flight. An engine
     that dies is started again and given the weights that were brought last, which are kept here for that; replies that
     it owed are drawn again.
 
@@ -168,7 +168,7 @@ class RemoteEngines:
         await asyncio.gather(*(engine.end() for engine in self._engines))
 
     async def _drawn(self, number: int, request: GenerationRequest) -> GenerationResult:
-        """Have an engine draw a reply."""
+        """Sample a reply in one of the engines."""
         engine = self._engines[number]
         process = await engine.living()
         try:

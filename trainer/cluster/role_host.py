@@ -42,7 +42,7 @@ class RoleHost:
     ) -> None:
         os.environ.update(environment)
         if "GLOO_SOCKET_IFNAME" not in os.environ and (interface := _interface_of(address)):
-            # Otherwise gloo looks the host's own name up, which need not lead to where others reach this machine.
+            # Otherwise gloo resolves the host's own name, which need not be the address that others reach.
             os.environ["GLOO_SOCKET_IFNAME"] = interface
         sys.path.extend(each for each in path if each not in sys.path and os.path.exists(each))
         _say_to(Path(log))

@@ -208,7 +208,7 @@ def _require_sampling(options: argparse.Namespace) -> None:
 
 @asynccontextmanager
 async def opened_policy(options: argparse.Namespace) -> AsyncIterator["PolicyService"]:
-    """Open whatever samples, and give what answers agents."""
+    """Open the inference, and give the service that answers agents."""
     from rollgym.trainer.assembly.engine import open_engine, open_server
     from rollgym.trainer.config.model_paths import check_model_path
     from rollgym.trainer.inference.base import SamplingParams

@@ -54,7 +54,7 @@ def add_checkpoint(parser: Parser, otherwise: str = "") -> None:
 
     Args:
         parser: The command's.
-        otherwise: What it takes where the run has none yet.
+        otherwise: What it takes if the run has none yet.
     """
     parser.add_argument(
         "--checkpoint",

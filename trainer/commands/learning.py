@@ -28,7 +28,7 @@ def train(settings: Settings = None, /, *, command: LearningCommand = "train", *
         rollgym.train("frozen_lake.yaml", steps=40, rollout={"group_size": 8, "reward": my_reward})
 
     The trained model is in its folder `model`, in Hugging Face layout. If the directory holds a run of the same
-    settings, that run resumes. In a notebook, where an event loop runs already, `await train_async(...)`.
+    settings, that run resumes. In a notebook, whose event loop runs already, `await train_async(...)`.
 
     Args:
         settings: A YAML file, a mapping of settings, or settings that were read; None for the defaults.

@@ -27,9 +27,9 @@ from rollgym.trainer.records.checkpoint_store import CheckpointStore
 from rollgym.trainer.records.pieces import whole_state
 
 MODEL_FOLDER = "model"
-"""Name of the trained model in a run's directory, where all of it was trained."""
+"""Name of the trained model in a run's directory, if all of it was trained."""
 ADAPTER_FOLDER = "adapter"
-"""Name of the trained adapters in a run's directory, where only those were trained."""
+"""Name of the trained adapters in a run's directory, if only those were trained."""
 _ORIGIN = "checkpoint.json"
 """The file beside a trained model that names the checkpoint which holds the same weights; it is written last."""
 
@@ -65,7 +65,7 @@ def trained_policy(settings: RunSettings, checkpoint: Path | None) -> Policy:
 
 
 def playing_policy(settings: RunSettings, checkpoint: Path | None) -> Policy:
-    """Load the policy that plays: the trained one, or where no run has trained one yet, the model as it is.
+    """Load the policy that plays: the trained one, or the original model if no run has trained one yet.
 
     Raises:
         CheckpointError: If there is none, and the settings name no model.

@@ -199,7 +199,7 @@ async def _in_background(work: Callable[[], Result]) -> Result:
     def run() -> None:
         try:
             result = work()
-        except Exception as error:  # noqa: BLE001 - handed to who waits for it, whatever it is
+        except Exception as error:  # noqa: BLE001 - passed to the waiting task
             loop.call_soon_threadsafe(settle, None, error)
         else:
             loop.call_soon_threadsafe(settle, result, None)

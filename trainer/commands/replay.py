@@ -55,7 +55,7 @@ async def replay(run: Path, steps: Sequence[int], *, from_start: bool, output: P
     Args:
         run: The run's directory.
         steps: Which steps, counted from 0.
-        from_start: Whether to begin at the run's beginning, whatever checkpoints there are.
+        from_start: Whether to begin at the run's beginning, and ignore all checkpoints.
         output: Where the model is written as it is after the last of them; None: nowhere.
 
     Returns:

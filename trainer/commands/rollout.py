@@ -1,4 +1,4 @@
-"""`roll-train rollout`: episodes without training, one after the other, where a debugger works."""
+"""`roll-train rollout`: episodes without training, one after the other, so that a debugger works."""
 
 import sys
 from collections.abc import AsyncIterator, Sequence
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from rollgym.trainer.assembly.policy import Policy
 
 _AT_A_BREAKPOINT_S = 86400.0
-"""How long an operation may take where a person may be looking at the environment's code meanwhile."""
+"""How long an operation may take, since a person may be debugging the environment's code."""
 
 Script = tuple[Task, list[str]]
 

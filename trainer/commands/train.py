@@ -68,7 +68,7 @@ async def train(settings: RunSettings, ending: Ending, command: str = "train") -
     Args:
         settings: The run.
         ending: Ends the run before its time, in order.
-        command: "train", or "distill" where the policy learns from a teacher on its own episodes.
+        command: "train", or "distill" if the policy learns from a teacher on its own episodes.
 
     Raises:
         RunStoppedError: If it ends before its last step, once what was learnt is saved.
@@ -222,7 +222,7 @@ async def _train(
 
 
 async def _measure_start(evaluator: Evaluator, tracker: Tracker) -> dict[str, Score]:
-    """Measure where the run begins, once."""
+    """Evaluate the policy before the first training step, once."""
     baselines = await evaluator.baselines()
     evaluator.say("baseline", baselines)
     before = await evaluator.measure(whole=True)

@@ -35,7 +35,7 @@ class MeshSettings(Settings):
 
     @property
     def model_ranks(self) -> int:
-        """Ranks that hold one whole model together, where `data` shares no weights."""
+        """Ranks that hold one whole model together, if `data` shares no weights."""
         return self.tensor * self.pipeline * self.context
 
 

@@ -130,7 +130,7 @@ def check_broadcast(settings: RunSettings) -> None:
 
 
 def why_blind(settings: RunSettings) -> str | None:
-    """Return what of a run keeps its policy from seeing pictures, whatever its model is; None if nothing does."""
+    """Return the setting that keeps the policy from seeing pictures, with any model; None if none does."""
     if not settings.inference.embedded:
         return (
             f"inference.kind {settings.inference.kind} is asked with token ids alone, and no pictures go with them: "

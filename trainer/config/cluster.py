@@ -1,4 +1,4 @@
-"""Settings of where the roles of a run are: on which devices, in processes of this machine or on a Ray cluster."""
+"""Settings for the placement of a run's roles: on which devices, in processes of this machine or on a Ray cluster."""
 
 import re
 from typing import Annotated, Any, Literal, Self

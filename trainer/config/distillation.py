@@ -38,7 +38,7 @@ class TeacherSettings(Settings):
 
 
 class FeedbackSettings(Settings):
-    """The student as its own teacher, which has seen what became of the reply (SDPO, arXiv:2601.20802)."""
+    """The student as its own teacher, which has seen the reply's outcome (SDPO, arXiv:2601.20802)."""
 
     text: str = Field(
         "What followed that answer: {feedback}\n{solution}Answer again.",

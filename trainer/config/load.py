@@ -105,7 +105,7 @@ def dump_settings(settings: RunSettings) -> str:
 
 
 def public_settings(settings: RunSettings) -> dict[str, Any]:
-    """Return the resolved settings as plain data without what looks like a secret, for the eyes of others."""
+    """Return the resolved settings as plain data without what looks like a secret, so that it can be shared."""
     return without_secrets(settings.model_dump(mode="json"))
 
 

@@ -103,7 +103,7 @@ class OptimizerSettings(Settings):
 
     @property
     def planned_micro_batch(self) -> PlannedMicroBatch | None:
-        """What was planned, where the settings leave it open."""
+        """Return the planned size, if the settings leave it open."""
         return self._planned if self.tokens_per_micro_batch == "auto" else None
 
     def planned(self, micro_batch: PlannedMicroBatch) -> Self:

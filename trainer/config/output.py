@@ -1,4 +1,4 @@
-"""What a run leaves behind: reports in its own files and to trackers of others, and checkpoints."""
+"""What a run leaves behind: reports in its own files and to third-party trackers, and checkpoints."""
 
 import warnings
 from typing import Literal, Self
@@ -41,7 +41,7 @@ class SwanlabSettings(Settings):
 
 
 class MlflowSettings(Settings):
-    """MLflow (the extra `mlflow`; `pip install mlflow-skinny` is enough where `uri` is a server)."""
+    """MLflow (the extra `mlflow`; `pip install mlflow-skinny` suffices if `uri` is a server)."""
 
     experiment: str = Field("rollgym", min_length=1)
     uri: UserPath | None = Field(

@@ -277,7 +277,7 @@ def _type_name(annotation: Any) -> str:
 
 
 def write(docs: Path) -> None:
-    """Write the pages into a folder of documentation, and remove those of sections that are gone."""
+    """Write the pages into a folder of documentation, and remove those of removed sections."""
     pages = reference()
     (docs / FOLDER).mkdir(parents=True, exist_ok=True)
     for old in (docs / FOLDER).glob("*.md"):

@@ -79,7 +79,7 @@ class RunConsole:
 
     @property
     def live(self) -> bool:
-        """Whether there is a terminal, where a line can be changed once it is drawn."""
+        """Whether there is a terminal, which can redraw a line."""
         return self._live is not None
 
     def begin(self, title: str, total: int, done: int = 0) -> None:

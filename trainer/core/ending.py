@@ -140,7 +140,7 @@ def _die(number: int) -> NoReturn:
         os.write(sys.stdout.fileno(), _SHOW_CURSOR.encode())  # a live table hides it
     signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
-    os._exit(128 + number)  # where the signal is blocked
+    os._exit(128 + number)  # if the signal is blocked
 
 
 def _print(text: str) -> None:

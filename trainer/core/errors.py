@@ -48,7 +48,7 @@ class RoleDiedError(RunError):
         return partial(type(self), **self.circumstances()), (self.role, str(self))
 
     def circumstances(self) -> dict[str, Any]:
-        """Return where and how it died, as the keywords that it is made with."""
+        """Return the place and manner of its death, as the keyword arguments of its constructor."""
         return {"node": self.node, "killed": self.killed, "with_its_node": self.with_its_node}
 
 

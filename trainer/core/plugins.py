@@ -1,6 +1,6 @@
 """Code of the user's that a setting names as `module:attr`: a reward, an agent, a context policy, a task source.
 
-This is the boundary to it, the only place where whatever it raises is caught: when its module is imported, and when
+This is the boundary to it, the only place that catches whatever it raises: when its module is imported, and when
 it is called.
 """
 
@@ -189,7 +189,7 @@ def _import(name: str, path: str) -> ModuleType:
 
 
 def _reason(error: BaseException, module: str) -> str:
-    """What went wrong and where, on one line."""
+    """Return the error and its place, on one line."""
     if isinstance(error, ModuleNotFoundError):
         return missing_module(error, module)
     if isinstance(error, SyntaxError):
@@ -199,7 +199,7 @@ def _reason(error: BaseException, module: str) -> str:
 
 
 def _definition(function: Any) -> tuple[str, int]:
-    """The file and line where a function or class is defined."""
+    """Return the file and line of a function's or class's definition."""
     code = inspect.unwrap(function) if callable(function) else function
     if not inspect.isroutine(code) and not inspect.isclass(code):
         code = type(code)
@@ -239,7 +239,7 @@ def _running_task() -> "asyncio.Task[Any] | None":
 
 
 def _advice(error: BaseException) -> str:
-    """What to do about an error that comes of where plain functions run."""
+    """Return the remedy for an error that plain functions cause because they run in a thread."""
     if isinstance(error, ValueError) and "main thread" in str(error):
         return "; plain functions run in threads of their own: write async def for what needs the main one"
     return ""

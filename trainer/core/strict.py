@@ -128,7 +128,7 @@ def _paths(settings: type[BaseModel], depth: int = 3) -> Iterator[str]:
 
 
 def _off(value: Any, annotation: Any) -> Any:
-    """Return "off" where YAML took the word for a truth value: as a value, as a part's name, or as its kind."""
+    """Return "off" if YAML read the word as a boolean: as a value, as a part's name, or as its kind."""
     kinds: list[Any] = [
         model.model_fields["kind"].annotation
         for model in models_in(annotation)

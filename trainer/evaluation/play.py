@@ -30,7 +30,7 @@ _BLIND_TASKS = 200
 
 
 class NoResultError(RunError):
-    """No episode ended with a result; the message says what became of them."""
+    """No episode ended with a result; the message lists their outcomes."""
 
 
 class NoBlindBaselineError(Exception):

@@ -129,7 +129,7 @@ class GuardedBoard:
     def _serve(self) -> None:
         board: Board | None = None
         while (item := self._queue.get()) is not None:
-            # Code of others at the other end of a network: nothing that it does may end the run.
+            # Third-party code on the other end of a network: no failure of it may end the run.
             try:
                 if board is None:
                     board = self.open_board()

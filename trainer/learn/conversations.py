@@ -16,7 +16,7 @@ ASSISTANT = frozenset({"assistant"})
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """A stretch of a rendered conversation."""
+    """A section of a rendered conversation."""
 
     text: str
     learnt: bool
@@ -175,7 +175,7 @@ def _row(renderer: ChatRenderer, pieces: Sequence[_Piece]) -> TrainRow:
     ids: list[int] = []
     mask: list[bool] = []
     text = ""
-    # What is read goes through the tokenizer in whole stretches, as a prompt or its continuation does.
+    # Prompt text is tokenised in whole sections, as a prompt or its continuation is.
     for piece in [*pieces, _Piece("", learnt=True)]:
         if not piece.learnt:
             text += piece.text

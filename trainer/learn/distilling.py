@@ -27,7 +27,7 @@ class Teacher(Protocol):
 
 
 class RowSource(Protocol):
-    """Makes training rows of a batch of episodes, with whatever the loss reads."""
+    """Builds training rows from a batch of episodes, with all fields that the loss reads."""
 
     async def rows(self, batch: EpisodeBatch) -> list[TrainRow]:
         """Return a row for each of the batch's, in their order; of those without a marked token nothing is learnt."""

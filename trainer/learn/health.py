@@ -103,7 +103,7 @@ class Learning:
 
     Attributes:
         rewards: Whether from rewards; a teacher says something of every reply, however it is paid.
-        paid_alike: Whether nothing can be learnt where all episodes are paid alike. An advantage of the user's may
+        paid_alike: Whether nothing can be learnt if all episodes have equal rewards. A user's advantage may
             read what it likes.
         advantages: Whether from advantages alone. A surrogate of the user's may read what it likes.
     """

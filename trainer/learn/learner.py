@@ -45,8 +45,8 @@ class Models:
 
     Attributes:
         policy: The policy.
-        critic: The value model, where the algorithm has one.
-        reference: The policy as the run began, where the algorithm has a KL penalty.
+        critic: The value model, if the algorithm has one.
+        reference: The policy as the run began, if the algorithm has a KL penalty.
         memory: What the algorithm remembers between steps.
     """
 

@@ -79,7 +79,7 @@ def elsewhere_of(
     """Return what the other rows of each row's episode add to a ratio of sequences, `[2, rows]`.
 
     That is the sum of their log ratios, and the number of their tokens. Such rows may be in other micro-batches,
-    whose losses do not know of each other, so they are computed once more for it. None where no ratio reads it, or
+    whose losses do not know of each other, so they are computed once more for it. None if no ratio reads it, or
     every row is a whole episode.
 
     Args:
@@ -139,7 +139,7 @@ def positive_tokens(settings: AlgorithmSettings, rows: Sequence[TrainRow], score
 
 
 def sequences_of(settings: AlgorithmSettings, batch: EpisodeBatch) -> list[tuple[int, int]]:
-    """Name what each row is a part of where a loss averages over sequences."""
+    """Name the sequence of each row, for losses that average over sequences."""
     match settings.aggregation.unit:
         case "sequence":
             return [row.sequence for row in batch.rows]

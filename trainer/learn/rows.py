@@ -72,7 +72,7 @@ RowBuilder = Callable[[int, Trajectory], list[Row]]
 
 
 def trajectory_rows(index: int, trajectory: Trajectory) -> list[Row]:
-    """Return one row per segment: one in all where the episode's prompts continued one another."""
+    """Return one row per segment: a single one if the episode's prompts continued one another."""
     return [
         Row(
             trajectory=index,

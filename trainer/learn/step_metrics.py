@@ -148,7 +148,7 @@ def episode_times(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def step_times(times: StepTimes, timelines: Sequence[Timeline]) -> dict[str, float]:
-    """Return where the wall-clock time of a step went.
+    """Return the parts of a step's wall-clock time.
 
     `generate_s`, `environment_s`, `verify_s`, `wait_s`, `train_s`, `sync_s` and `record_s` sum to `step_s`; the first
     four to `rollout_s`, the time in which the step waited for groups. Each moment of that is divided evenly among the

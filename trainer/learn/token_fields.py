@@ -40,14 +40,14 @@ class PolicyFields(_TokenFields):
         behaviour_logprobs: Log-probabilities as the tokens were sampled, float32.
         advantages: Advantages, float32.
         turn_index: The turn that each token is of, int64; -1 outside replies.
-        old_logprobs: Log-probabilities at the start of the update, float32; None where nothing reads them.
+        old_logprobs: Log-probabilities at the start of the update, float32; None if they are unused.
         reference_logprobs: Those of the policy as the run began, float32; None without a KL penalty.
         values: What the critic said at the start of the update, float32; None without one.
         returns: What the critic learns, float32; None without one.
         shares: How far each token is on the way from the policy that sampled it to the one that is trained, float32;
-            None where ratios do not start between them.
-        weights: Weights of tokens in the policy's loss, float32; None where all weigh the same.
-        charges: What is subtracted from each token's advantage, float32; None where nothing is.
+            None if ratios do not start between them.
+        weights: Weights of tokens in the policy's loss, float32; None if all weigh the same.
+        charges: Amount to subtract from each token's advantage, float32; None for zero.
     """
 
     behaviour_logprobs: Tensor

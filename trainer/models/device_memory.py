@@ -4,7 +4,7 @@ import torch
 
 
 def peak_bytes(device: torch.device) -> int | None:
-    """Return the most that tensors took of an accelerator so far; None where torch does not say."""
+    """Return the most that tensors took of an accelerator so far; None if torch does not report it."""
     if device.type == "cpu" or not hasattr(torch.accelerator, "max_memory_allocated"):
         return None
     return int(torch.accelerator.max_memory_allocated(device))
@@ -25,7 +25,7 @@ def free_bytes(device: torch.device) -> int | None:
 
 
 def total_bytes(device: torch.device) -> int | None:
-    """Return an accelerator's memory; None where torch does not say."""
+    """Return an accelerator's memory; None if torch does not report it."""
     module = torch.get_device_module(device)
     if device.type == "cpu" or not hasattr(module, "get_device_properties"):
         return None

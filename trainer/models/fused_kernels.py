@@ -12,7 +12,7 @@ from rollgym.trainer.core.errors import ConfigError
 
 
 def use_liger(model: PreTrainedModel) -> None:
-    """Have a model that is on its device compute by Liger's kernels.
+    """Make a model on its device compute with Liger's kernels.
 
     Args:
         model: The model, before adapters are added to it.

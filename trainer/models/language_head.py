@@ -36,7 +36,7 @@ class _Given(nn.Module):
 class LanguageHead:
     """Logits of some hidden states, by the model's own forward with its body taken out.
 
-    So a long row's logits can be computed in parts, whatever the family does to them: the tokens' logits do not depend
+    So a long row's logits can be computed in parts, with any family's transformation: the tokens' logits do not depend
     on each other.
 
     Args:
@@ -103,7 +103,7 @@ def state_width(model: PreTrainedModel) -> int:
 def check_positions(model: PreTrainedModel, max_length: int) -> None:
     """Refuse rows that are longer than a table of positions, as GPT-2's, OPT's and MPT's are.
 
-    Positions that are rotations have no end, whatever lengths a model was trained with.
+    Positions that are rotations have no end, regardless of a model's training lengths.
 
     Args:
         model: A causal language model.

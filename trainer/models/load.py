@@ -45,7 +45,7 @@ _UNREADABLE = (
     SafetensorError,
     StrictDataclassError,
 )
-"""What the libraries raise where a model's files are missing, damaged, or of no model that they know."""
+"""Errors of the libraries for a model's files that are missing, damaged, or of an unknown model."""
 
 
 def model_folder(path: str, *, fetch: bool = True) -> Path:
@@ -154,7 +154,7 @@ def _no_model(directory: Path, error: Exception) -> ConfigError:
 
 
 def set_attention(models: Iterable[PreTrainedModel], attention: str | None) -> None:
-    """Have models compute attention another way.
+    """Set the attention implementation of models.
 
     Args:
         models: The models.
@@ -199,7 +199,7 @@ def save_model(model: PreTrainedModel, tokenizer: Any, directory: Path) -> None:
 
 
 def save_weights(model: PreTrainedModel, directory: Path, shard_bytes: int = SHARD_BYTES) -> None:
-    """Write a model without its tokenizer, tensor by tensor: no more than one file's are held beside it.
+    """Write a model without its tokenizer, tensor by tensor: at most one file's tensors are held in addition.
 
     Args:
         model: The model; adapters are added to the weights.

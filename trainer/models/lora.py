@@ -31,7 +31,7 @@ _BASE = ".base_layer."
 def add_lora(model: PreTrainedModel, settings: LoraSettings, seed: int) -> None:
     """Put adapters beside linear layers of `model` and freeze everything else.
 
-    They are held in float32 whatever the model is in. They add nothing before they are trained, because one of the two
+    They are held in float32 in any model. They add nothing before they are trained, because one of the two
     factors starts at zero; equal seeds start the other one equally.
 
     Raises:
@@ -158,7 +158,7 @@ def adapters_as(model: nn.Module, tensors: Mapping[str, Tensor]) -> Iterator[Non
 
 @torch.no_grad()
 def _copy_into(own: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
-    # In place: where weights are sharded, others read the memory that these lie in.
+    # In place: if weights are sharded, other tensors share their memory.
     for name, parameter in own.items():
         parameter.copy_(tensors[name])
 

@@ -42,7 +42,7 @@ class Sharding:
         expert: Devices that share the experts; they are part of `data`.
         zero_stage: DeepSpeed's stage.
         sequence_parallel: With Megatron, whether `tensor` shares what lies between the matrices of a layer, too.
-        offload: Whether the optimizer's numbers lie in the host's memory, and the weights where these are cut.
+        offload: Whether the optimizer's state is in the host's memory, and the weights too if they are sharded.
     """
 
     kind: BackendKind = "torch"
@@ -79,7 +79,7 @@ class Training:
         number_bytes: Of the type that is computed in: 4 or 2.
         micro_batch_tokens: Tokens of a micro-batch, padding included.
         checkpointing: Whether activations are computed once more for the gradient.
-        adapters: Parameters of LoRA's adapters; 0 where all weights are trained.
+        adapters: Parameters of LoRA's adapters; 0 if all weights are trained.
         vocabulary_head: Whether it has logits (a policy) or one number for each token (a critic).
         accelerator: Whether it is on an accelerator: AdamW works on all weights at once there, which takes room.
         moments: Numbers that the optimizer keeps of each weight: AdamW two, SGD none.
@@ -159,7 +159,7 @@ class Part:
         need: What it needs of each of its devices.
         alone: Whether these are other devices than the policy's.
         sleeps: Whether it leaves its memory to the others while they train.
-        devices: Which they are, where other parts that are `alone` may be on them, too.
+        devices: Their numbers, if other parts that are `alone` may share them.
     """
 
     name: str
@@ -217,7 +217,7 @@ def _peak(together: Sequence[Part]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """Parameters that are held alike: `held` on each device, cut further over `ranks` where the backend cuts."""
+    """Parameters that are held alike: `held` on each device, sharded further over `ranks` if the backend shards."""
 
     held: int
     ranks: int
@@ -274,9 +274,9 @@ def activation_bytes(shape: ModelShape, training: Training, sharding: Sharding) 
     logits = _logit_bytes(shape, training, sharding, tokens) if training.vocabulary_head else 0
     if training.checkpointing:
         kept = layers * shape.hidden * training.number_bytes * tokens // sharding.between
-        # Layers are computed once more one at a time, when the logits are gone.
+        # Layers are recomputed one at a time, after the logits are freed.
         return kept * sharding.pipeline + max(layer, logits)
-    # A pipeline's first stage has a micro-batch under way for each stage.
+    # A pipeline's first stage has a micro-batch in flight for each stage.
     return layers * layer * sharding.pipeline + logits
 
 

@@ -26,7 +26,7 @@ _FLASH = "flash_attention"
 _HALF = (torch.bfloat16, torch.float16)
 """Numbers that kernels for rows of unequal lengths compute in."""
 _BOUNDS = "cu_seq_lens_q"
-"""What the library calls the argument that says where packed rows begin and end."""
+"""What the library calls the argument with the boundaries of packed rows."""
 
 
 def _torch_kernel() -> Callable[..., Any] | None:
@@ -103,7 +103,7 @@ def _has_kernel(device_type: str, dtype: torch.dtype) -> bool:
 
 
 def take_packed_rows() -> None:
-    """Have the library's models that compute attention by `sdpa` take packed rows; all else is as before."""
+    """Make the library's models with `sdpa` attention accept packed rows; all else is unchanged."""
     AttentionInterface.register("sdpa", attention_forward)
 
 

@@ -25,7 +25,7 @@ def load_pictures(directory: Path, tokenizer: Any) -> PictureProcessor | str:
 
     Args:
         directory: The model's folder.
-        tokenizer: The model's, which takes up the processor's chat template if it has none.
+        tokenizer: The model's, which adopts the processor's chat template if it has none.
     """
     try:
         processor = AutoProcessor.from_pretrained(directory, local_files_only=True)

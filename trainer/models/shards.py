@@ -1,4 +1,4 @@
-"""Tensors written to files in Hugging Face layout, no more than one file's of them held at a time."""
+"""Tensors written to files in Hugging Face layout, at most one file's tensors in memory at a time."""
 
 import json
 import os

@@ -25,11 +25,11 @@ class Box(NamedTuple):
 
 
 def boxes_of_stretch(sizes: Sequence[int], start: int, stop: int) -> Iterator[Box]:
-    """Yield the fewest boxes that make up a stretch of an array's numbers, wherever in a row it begins and ends.
+    """Yield the fewest boxes that make up a run of an array's numbers, which may begin and end within a row.
 
     Args:
         sizes: The array's sizes.
-        start: The first number of the stretch.
+        start: Index of the run's first number.
         stop: The first one behind it.
     """
     # As one row of arrays: all of it is a box like the others, and a single number is one, too.

@@ -62,7 +62,7 @@ class Checkpoint:
 
 
 def have_parts_written(folder: Path, parts: Mapping[str, Any]) -> None:
-    """Have those parts of a checkpoint written that write themselves, as they are now.
+    """Write those parts of a checkpoint that write themselves, in their present state.
 
     Raises:
         OSError: If the disk does not take one of them.

@@ -99,7 +99,7 @@ class CheckpointStore:
         Args:
             scratch: What `begin` returned.
             state: Where the run stands.
-            parts: State dictionaries by name; those that wrote themselves are passed over.
+            parts: State dictionaries by name; those that wrote themselves are skipped.
             scores: What checkpoints are chosen by.
         """
         final = self._directory / _name(state.step)

@@ -79,7 +79,7 @@ class ExpertsWriter:
         self._last: Experts | None = None
 
     def fields(self, experts: Experts | None) -> list[object] | None:
-        """Return what `ExpertsReader.read` reads; None where nothing is known."""
+        """Return what `ExpertsReader.read` reads; None if nothing is known."""
         if experts is None:
             return None
         same = 0 if self._last is None else _common(self._last, experts)

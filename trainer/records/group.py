@@ -63,7 +63,7 @@ class GroupPlan:
             more: then it never hangs on time who shares a batch.
         greedy: Whether one more episode of each group is played with the most likely tokens; its member is the number
             after all others.
-        max_left_out: Groups that a filter may leave out in one step before no more are played for it; None is no
+        max_left_out: Groups that a filter may leave out in one step before it stops playing further ones; None is no
             limit.
     """
 

@@ -100,7 +100,7 @@ class PlacedImage:
     picture: Picture
 
     def moved(self, by: int) -> "PlacedImage":
-        """Return the same so many tokens further on."""
+        """Return the same pictures, moved by `by` tokens."""
         return replace(self, start=self.start + by, end=self.end + by)
 
     def as_record(self) -> dict[str, Any]:
@@ -121,9 +121,9 @@ def images_until(images: Sequence[PlacedImage], end: int) -> tuple[PlacedImage, 
 
 
 def first_difference(one: Sequence[PlacedImage], other: Sequence[PlacedImage], length: int) -> int:
-    """Return where two sequences that begin with the same `length` ids first show other pictures; `length` if nowhere.
+    """Return the first position at which two sequences with the same first `length` ids show other pictures.
 
-    Equal ids hide what stands behind the placeholders.
+    Equal ids hide what stands behind the placeholders. Without a difference, return `length`.
     """
     mine, theirs = set(one), set(other)
     return min((image.start for image in mine ^ theirs if image.start < length), default=length)

@@ -1,4 +1,4 @@
-"""What became of every task: trained, dropped with a reason, put aside, or issued again. One line of JSON per event.
+"""The fate of every task: trained, dropped with a reason, put aside, or issued again. One line of JSON per event.
 
 The last event of a task is its fate. After a crash the tasks that were trained on weights newer than the checkpoint
 are issued again and say so, hence every task that a finished run counts as trained is in the weights exactly once.

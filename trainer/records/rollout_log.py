@@ -75,7 +75,7 @@ class RolloutLog:
     def read(self) -> Iterator[Entry]:
         """Yield the entries of earlier processes, in the order in which they were written.
 
-        What was settled meanwhile is passed over (see `settle`).
+        Tasks that are settled meanwhile are skipped (see `settle`).
         """
         for path in self._files():
             tasks = self._tasks.setdefault(path, set())
@@ -99,7 +99,7 @@ class RolloutLog:
             try:
                 _write_all(self._descriptor, frame)
             except OSError:
-                with suppress(OSError):  # half an entry is passed over by who reads, too
+                with suppress(OSError):  # a reader skips half an entry, too
                     os.ftruncate(self._descriptor, self._size)
                 raise
         self._size += len(frame)
@@ -137,7 +137,7 @@ class RolloutLog:
 
         Returns:
             What is left to do on the disk: bring the newest file to it, delete those that can go. It may be called in
-            a thread, while entries are appended. It raises `WriteError` where the disk fails.
+            a thread, while entries are appended. It raises `WriteError` if the disk fails.
         """
         waiting = frozenset(untrained)
         self._settled = lambda task: task < next_task and task not in waiting

@@ -2,7 +2,7 @@
 
 Everything that the episode holds is there, numbers to their last digit, so that reading gives back what was written.
 Lists of what was sampled have an entry for each sampled token only; versions and turns, which come in runs, are kept as
-`[value, how often]`. The advantages of a reply are one number where its tokens share it.
+`[value, how often]`. The advantages of a reply are one number if its tokens share it.
 """
 
 from collections.abc import Iterable, Sequence

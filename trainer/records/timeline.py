@@ -8,7 +8,7 @@ from typing import Self
 
 
 class Phase(StrEnum):
-    """What an episode can wait for. Where several are under way at one time, the first of them in this order counts."""
+    """What an episode can wait for. If several occur at one time, the first of them in this order counts."""
 
     GENERATE = "generate"
     VERIFY = "verify"
@@ -70,7 +70,7 @@ class Timeline:
         return _During(self, phase)
 
     def begin(self, phase: Phase) -> None:
-        """Note that the episode waits for `phase` from now on, beside whatever else it waits for."""
+        """Note that the episode waits for `phase` from now on, in addition to its other waits."""
         self._under_way.append(phase)
         self._mark()
 
@@ -85,7 +85,7 @@ class Timeline:
         self.marks[:0] = [(min(since, made), Phase.QUEUE), (min(until, made), Phase.AGENT)]
 
     def end(self) -> None:
-        """Note that the episode is over; what comes after counts no more."""
+        """Note that the episode is over; later marks are ignored."""
         if self.ended is None:
             self.ended = self.clock()
 

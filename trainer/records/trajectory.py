@@ -53,7 +53,7 @@ class Turn:
         observation: What the policy was shown, as text.
         reply: What the policy said, as text; for people, never the record.
         reward: Reward of the step, format penalty included.
-        anchor: Key of the state in which the reply was given, for step-level grouping; None where unknown.
+        anchor: Key of the state in which the reply was given, for step-level grouping; None if unknown.
         action_is_valid: Whether the environment could read the reply.
         format_penalty: The part of the reward that punishes an unreadable reply (zero or negative).
         finish_reason: Why the reply ended: "stop" or "length".
@@ -135,13 +135,13 @@ class Trajectory:
         task: What was played.
         member: Which of the group's episodes this is.
         attempt: 0, or how often earlier attempts at this episode failed for reasons of the environment.
-        segments: The tokens; one segment where every prompt continued the one before it.
+        segments: The tokens; one segment if every prompt continued the one before it.
         turns: The turns, in order, summaries among them.
         outcome: How the episode ended.
         detail: A word on the outcome, for people.
         metrics: Numbers of the episode that the environment reported at its end.
         timeline: What the episode waited for, and when.
-        next_prompt: What the policy would have read next, token ids, where the episode was cut off and the algorithm
+        next_prompt: What the policy would have read next, token ids, if the episode was cut off and the algorithm
             asks for the value of that; else empty.
     """
 
@@ -231,10 +231,10 @@ class Trajectory:
 
     @classmethod
     def from_record(cls, record: object) -> "Trajectory":
-        """Read an episode that `as_record` wrote. Keys that it does not know are passed over.
+        """Read an episode that `as_record` wrote. Unknown keys are ignored.
 
         Raises:
-            EpisodeFormatError: If it is none: the message says where, and its cost is that of reading it.
+            EpisodeFormatError: If it is not an episode: the message names the place. Its cost is that of reading it.
         """
         data = read_schema(record)
         lengths = [len(each.ids) for each in data.segments]

@@ -69,7 +69,7 @@ class ModelActor:
         max_length: Longest row in tokens.
         seed: The run's seed; every reply draws from a stream of its own below it.
         purpose: Name of the family of streams, such as "train" or "evaluate".
-        groups_per_step: Where replies wait, those of so many tasks of the stream, which one step trains, go first.
+        groups_per_step: Tasks per training step; replies to an earlier step's tasks have priority.
         keeps_next_prompt: Whether the prompt that an episode was cut off at is kept, for a critic.
     """
 
@@ -228,7 +228,10 @@ class RandomActor(TextActor):
 
 
 class ScriptedActor(TextActor):
-    """Says the same replies whatever it sees: a recording, or the blind baseline. Repeats the last one at the end."""
+    """Gives a fixed sequence of replies, whatever it observes: a recording, or the blind baseline.
+
+    It repeats the last reply at the end.
+    """
 
     def __init__(self, replies: Sequence[str]) -> None:
         if not replies:

@@ -19,7 +19,7 @@ from rollgym.trainer.records.images import Picture, is_picture
 
 _LAST_TURNS = 3
 Message = Mapping[str, Any]
-"""A chat message: `role`, `content`, and whatever else the chat template reads."""
+"""A chat message: `role`, `content`, and further keys of the chat template."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ _CLOSING_S = 2.0
 
 
 class _Server:
-    """One server: how many sessions it allows, which of ours are idle, and who waits for one.
+    """One server: how many sessions it allows, which of the pool's are idle, and the callers that wait.
 
     Attributes:
         client: The connection.
@@ -227,7 +227,7 @@ class EnvironmentPool:
 
     @property
     def disconnected(self) -> bool:
-        """Whether a server is gone now."""
+        """Whether a server is unreachable now."""
         return self._outages is not None and self._outages.any
 
     def backpressure(self) -> dict[str, float]:
@@ -276,7 +276,7 @@ class EnvironmentPool:
         return session or await self._make(server, task)
 
     def _give_back(self, server: _Server, key: str, session: EnvSession) -> None:
-        """Hand a session to who waits for one like it; close it where others wait for a place; else keep it."""
+        """Give a session to a caller that waits for its kind; close it if others wait for a place; else keep it."""
         future = server.next_waiting(key)
         if future is not None:
             future.set_result(session)
@@ -313,11 +313,11 @@ class EnvironmentPool:
 
 
 async def _close_quietly(server: _Server, sessions: Sequence[EnvSession]) -> None:
-    # A session that cannot be closed is gone, or its server is; either way the server's idle time-out has it.
+    # A session that cannot be closed has ended, or its server has; otherwise the server's idle time-out ends it.
     try:
         with contextlib.suppress(ProblemError, ConnectionError, TimeoutError):
             await server.client.close_sessions(sessions)
-    finally:  # whatever the server answered, others wait for the places
+    finally:  # others wait for the places, no matter what the server answered
         for _ in sessions:
             _free(server)
 

@@ -44,9 +44,9 @@ class EpisodeMetrics:
         self._refused = 0
 
     def add(self, info: Mapping[str, Any]) -> None:
-        """Take in what a turn's info says: numbers, and booleans as 1 and 0; anything else is passed over.
+        """Take in what a turn's info says: numbers, and booleans as 1 and 0; anything else is ignored.
 
-        A number that none can compute with is passed over, too, and counted as `metrics_refused`.
+        A number that is not finite is ignored, too, and counted as `metrics_refused`.
         """
         metrics = info.get("metrics")
         if not isinstance(metrics, Mapping):

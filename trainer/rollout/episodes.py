@@ -33,7 +33,7 @@ class BlackBox(Protocol):
     async def play(
         self, session: Session, task: Task, member: int, attempt: int, max_turns: int
     ) -> Trajectory:
-        """Play one episode; whatever the agent does has an outcome."""
+        """Play one episode; anything that the agent does has an outcome."""
         ...
 
 
@@ -72,12 +72,12 @@ class EpisodePlayer:
         pool: The environments.
         make_actor: Makes the player of one episode.
         max_turns: Turns after which an episode is truncated.
-        agent: A coroutine of the user's that plays in place of ours.
-        reward: A function or coroutine of the user's that gives the turns their rewards.
+        agent: A user's coroutine that plays in place of the built-in agent.
+        reward: A user's function or coroutine that gives the turns their rewards.
         recall: The rollout log: replays earlier processes' episodes and records new ones; None without one.
         lost: Called with the task and the reason if an episode could not be resumed and restarts.
         differs: Called with the task and the difference if a replayed episode did not request all that the log has.
-        black_box: Plays with an agent that is a program or a service, in place of ours.
+        black_box: Plays with an agent that is a program or a service, in place of the built-in agent.
         make_greedy: Makes the player of an episode that takes the most likely tokens.
         greedy_member: The member of each group that is played so; None for no member.
         vocabulary: How many token ids the model knows.
@@ -146,7 +146,7 @@ class EpisodePlayer:
     async def _go_on(
         self, session: EnvSession, tape: EpisodeTape, task: Task, member: int, attempt: int
     ) -> Trajectory:
-        """Play from where the log ends, or from the beginning where the environment cannot be brought there."""
+        """Play from the end of the log, or from the beginning if the environment cannot be brought there."""
         logged = LoggedSession(session, tape)
         try:
             trajectory = await self._agent(logged, task, member, attempt)

@@ -15,7 +15,7 @@ from rollgym.trainer.rollout.recall import RESET, STEP, EpisodeTape
 
 
 class EpisodeLostError(Exception):
-    """The environment of an episode cannot be brought to where the log ends."""
+    """The environment of an episode cannot be brought to the end of the log."""
 
 
 class LoggedSession:
@@ -112,7 +112,7 @@ class LoggedSession:
         """Take one action; see `EnvSession.step`.
 
         Raises:
-            EpisodeLostError: If the session cannot be brought to where the log ends.
+            EpisodeLostError: If the session cannot be brought to the end of the log.
         """
         given = {"autoreset": autoreset, "timeout_s": timeout_s}
         options = {name: value for name, value in given.items() if value}  # as earlier releases wrote it
@@ -146,12 +146,12 @@ class LoggedSession:
         self.episode, self.step_index, self.seed = session.episode, session.step_index, session.seed
 
     async def _catch_up_at_the_end(self) -> None:
-        """Bring the session to where the log ends before anything is sampled that would be in vain without it."""
+        """Bring the session to the end of the log before sampling, which would be in vain if that failed."""
         if not self._tape.goes_on:
             await self._catch_up()
 
     async def _catch_up(self) -> None:
-        """Bring the session to where the episode is, if its answers came from the log.
+        """Bring the session to the episode's present state, if its answers came from the log.
 
         Raises:
             EpisodeLostError: If that cannot be done.

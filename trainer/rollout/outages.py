@@ -46,7 +46,7 @@ class OutageReport:
 
     @property
     def any(self) -> bool:
-        """Whether a server is gone now."""
+        """Whether any server is unreachable now."""
         return bool(self._counting)
 
     def listener(self, address: str, waiting: Callable[[], int]) -> Callable[[Exception | None], None]:

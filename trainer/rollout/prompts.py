@@ -83,7 +83,7 @@ class PromptBuilder:
     def prompt(self, trajectory: Trajectory, observation: Sequence[Message]) -> Prompt:
         """Return all ids that the policy reads at this turn, and the pictures among them.
 
-        They are the ids of a segment and a tail where the new messages continue those that the segment stands for, and
+        They are the ids of a segment and a tail if the new messages continue those that the segment stands for, and
         the template only appends; else the whole conversation is rendered.
         """
         shown = [*self._opening, *self._context(self._history, observation)]

@@ -58,14 +58,14 @@ class _Past:
 
 
 class Recall:
-    """All that was left of episodes by earlier processes, and where those of this one are written.
+    """The logged episodes of earlier processes, and the log for those of this one.
 
     Args:
         log: The run's log.
 
     Attributes:
         log: The run's log.
-        counters: What was taken up again: `replies`, `tokens`, `episodes` begun again; and of episodes that asked
+        counters: What was replayed: `replies`, `tokens`, restarted `episodes`; and of episodes that asked
             otherwise than before, `unasked_replies` and `unasked_tokens` that the log had for them in vain.
     """
 
@@ -80,7 +80,7 @@ class Recall:
 
     @property
     def found(self) -> tuple[int, int, int]:
-        """How many episodes, replies and tokens wait to be taken up again."""
+        """Return how many episodes, replies and tokens wait to be replayed."""
         drawn = [each for past in self._past.values() for each in past.replies.values()]
         replies = [reply for each in drawn for _, reply in each]
         return len(self._past), len(replies), sum(len(reply.token_ids) for reply in replies)
@@ -167,7 +167,7 @@ class EpisodeTape:
     def reply(self, request: GenerationRequest) -> GenerationResult | None:
         """Take the reply to a request, if the log has one."""
         if not self._past.replies:
-            return None  # as nearly always, and a long prompt is dear to name
+            return None  # the usual case, and hashing a long prompt is costly
         waiting = self._past.replies.get(_digest(request))
         if not waiting:
             return None

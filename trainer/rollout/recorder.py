@@ -28,7 +28,7 @@ class RecordError(RunError, ValueError):
 class Recorder:
     """The one writer of an episode's tokens.
 
-    A call is placed before it is sent, and recorded or withdrawn when it is over. Any number may be under way at one
+    A call is placed before it is sent, and recorded or withdrawn when it is over. Any number may be in flight at one
     time; a segment that one of them extends is not extended by another.
 
     Args:
@@ -51,14 +51,14 @@ class Recorder:
     ) -> int:
         """Return the segment that a reply to `prompt_ids` belongs to.
 
-        That is the longest segment whose ids the prompt begins with, the newest where several are equal, or else a
-        new one, also where the ids are those of a segment and the pictures behind them are not. Its record does not
+        That is the longest segment whose ids the prompt begins with, the newest if several are equal, or else a
+        new one, also if the ids equal a segment's but the pictures behind them do not. Its record does not
         change before `record`.
 
         Args:
             prompt_ids: All that the policy reads.
             images: Pictures among it.
-            prefix_break: Why it opens a segment, where the caller knows; else it is found out.
+            prefix_break: Why it opens a segment, if the caller knows; else it is determined.
         """
         prompt, shown = list(prompt_ids), list(images)
         found = self._tree.find(prompt, shown)
@@ -116,7 +116,7 @@ class Recorder:
             del segments[index]  # one before others keeps its place, empty, since they are known by theirs
 
     def _link(self, index: int, placed: "_Placed") -> None:
-        """Say of a new segment which other one it left, and where."""
+        """Record which segment a new one branched from, and at which position."""
         segments = self.trajectory.segments
         if not any(segment.ids for segment in segments):
             return
@@ -127,7 +127,7 @@ class Recorder:
         if placed.prefix_break is not None:
             segment.prefix_break = placed.prefix_break
         elif found.shared > placed.shared:
-            # Its relative was recorded while this one was under way.
+            # Its relative was recorded while this call was in flight.
             segment.prefix_break = PrefixBreak.PARALLEL
         else:
             segment.prefix_break = _kind(segments[found.nearest], shared, len(placed.ids))
@@ -135,13 +135,13 @@ class Recorder:
 
 @dataclass(frozen=True, slots=True)
 class _Placed:
-    """A call under way.
+    """A call in flight.
 
     Attributes:
         ids: The prompt's ids behind those of its segment.
         images: Pictures among them.
         shared: Ids that it had in common with its nearest relative when it was placed.
-        prefix_break: Why it opens a segment, where the caller knows.
+        prefix_break: Why it opens a segment, if the caller knows.
     """
 
     ids: list[int]
@@ -183,7 +183,7 @@ def _check(result: GenerationResult) -> None:
 
 @dataclass(slots=True)
 class _Node:
-    """A point where segments part, or where some end.
+    """A point at which segments branch or end.
 
     Attributes:
         edges: Continuations from this point, by their first id.

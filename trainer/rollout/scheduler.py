@@ -19,7 +19,7 @@ from rollgym.trainer.rollout.slots import EpisodeSlots, Slot
 from rollgym.trainer.tasks.task import Task, TaskSource
 
 _LONGEST_DETAIL = 300
-"""Characters of a failure's reason that are kept: it may hold whatever an environment wrote."""
+"""Characters of a failure's reason that are kept: it may hold any text of an environment."""
 
 _PATIENCE_WITH_CANCELLED_S = 10.0
 
@@ -113,7 +113,7 @@ class RolloutScheduler:
     async def next_groups(self, version: int) -> StepGroups:
         """Return the groups of the next training step, chosen oldest finished first.
 
-        They are fewer than `groups_per_step` only where a filter has left out more than `GroupPlan.max_left_out`.
+        They are fewer than `groups_per_step` only if a filter has left out more than `GroupPlan.max_left_out`.
 
         Raises:
             Exception: Whatever a playing group raised that playing again cannot mend.
@@ -169,7 +169,7 @@ class RolloutScheduler:
 
     @property
     def _gave_up(self) -> bool:
-        """Whether a filter has left out so much that no more is played for this step."""
+        """Whether a filter has left out so many groups that the step plays no further ones."""
         return self._plan.max_left_out is not None and len(self._left_out) >= self._plan.max_left_out
 
     def _say_short(self, kept: Sequence[Group]) -> None:

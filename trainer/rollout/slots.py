@@ -1,4 +1,4 @@
-"""Which episodes may run at one time: where sessions are dear, so many at once, the oldest group first."""
+"""Which episodes may run at one time: if sessions are costly, a limited number, the oldest group first."""
 
 import asyncio
 import heapq
@@ -16,7 +16,7 @@ class EpisodeSlots:
         """Note that an episode will run."""
 
     async def start(self, task: Task, member: int) -> None:
-        """Wait until it may. What it needs, such as a session, is taken up afterwards only."""
+        """Wait until the episode may start; it acquires resources, such as a session, only afterwards."""
 
     def leave(self, task: Task | None) -> None:
         """Note that it ended. `task` is what it started with; None if it was cancelled before it started."""
@@ -59,13 +59,13 @@ class _Waiting:
 
 
 class BoundedSlots(EpisodeSlots):
-    """Slots for so many episodes, in all and of each environment.
+    """A limited number of slots for episodes, in total and for each environment.
 
     An episode that waits for a slot of its environment takes none of those that others could use.
 
     Args:
         total: Episodes that may run at one time; None for no limit.
-        of_environment: The same by environment id, for those that are dearer than others.
+        of_environment: The same by environment id, for those that are costlier than others.
     """
 
     def __init__(self, total: int | None, of_environment: Mapping[str, int] | None = None) -> None:

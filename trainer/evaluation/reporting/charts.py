@@ -61,7 +61,7 @@ class Scale:
 
 
 def thinned(points: Sequence[Point], most: int = _MOST_POINTS) -> list[Point]:
-    """Return at most so many points: means of neighbours, so that a long run stays legible and small."""
+    """Return at most `most` points: means of neighbours, so that a long run stays legible and small."""
     if len(points) <= most:
         return list(points)
     size = math.ceil(len(points) / most)

@@ -1,4 +1,4 @@
-"""Episodes as the page shows them: turns, and every token with what is known of it. Bounded, whatever they hold."""
+"""Episodes as the page shows them: turns, and every token with its numbers. The size is bounded for any episode."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -281,7 +281,7 @@ def _token(at: int, segment: Segment, advantages: dict[int, float], budget: _Bud
 
 
 def token_text(directory: Path) -> TokenText | None:
-    """Return what gives the text of a token id in a run; None where the run left no tokenizer that can be read."""
+    """Return a function from a run's token ids to text; None if the run left no readable tokenizer."""
     for path in (directory / _TOKENIZER_FILE, directory / "model" / _TOKENIZER_FILE):
         if path.is_file():
             return _reader(path)

@@ -21,7 +21,7 @@ from rollgym.trainer.records.ledger import LEDGER_FILE, Fate
 from rollgym.trainer.records.trajectory import Trajectory
 
 LONGEST_LINE = 8 * 2**20
-"""Bytes of a line that is still read: an episode of more is passed over."""
+"""Longest line that is read, in bytes: a larger episode is skipped."""
 _MOST_ROWS = 4_000
 _PLACES = 24
 _NEIGHBOURS = 4

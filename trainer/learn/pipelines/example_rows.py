@@ -149,7 +149,7 @@ class ExampleRows:
     def tell_overlap(
         self, learnt: Sequence[TrainRow] | PreferenceRows, held_out: Sequence[TrainRow] | PreferenceRows
     ) -> None:
-        """Say how many of the held-out examples are learnt from, too: their loss shows nothing of others."""
+        """Report how many held-out examples are trained on, too: their loss does not measure generalisation."""
         held = [rows_digest(each) for each in examples_of(held_out)]
         known = {rows_digest(each) for each in examples_of(learnt)} if held else set()
         count = sum(digest in known for digest in held)

@@ -65,7 +65,7 @@ async def train_on_examples(
     measure_every: int,
     ending: Ending,
 ) -> RunState:
-    """Train until `steps` and return where the run stands; whatever ends it before, the last whole step is saved.
+    """Train until `steps` and return the run's state; if it ends before, the last complete step is saved.
 
     Args:
         parts: What is driven.

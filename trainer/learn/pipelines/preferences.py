@@ -22,7 +22,7 @@ from rollgym.trainer.learn.pipelines.offline import in_parts
 from rollgym.trainer.learn.pipelines.sft import step_metrics
 
 _AT_ONCE = 256
-"""Rows whose outputs are held at one time where nothing is trained."""
+"""Rows whose outputs are held at one time if nothing is trained."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +253,7 @@ def coupled_step(
         loss: The loss of the whole batch.
 
     Returns:
-        What became of the step, and the loss's metrics from before it.
+        The step's report, and the loss's metrics from before it.
     """
     sums = row_sums(backend, rows).requires_grad_()
     value, metrics = loss(Sums(sums, token_counts(rows)))

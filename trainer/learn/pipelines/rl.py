@@ -42,7 +42,7 @@ from rollgym.trainer.rollout.scheduler import LeaveOut, RolloutScheduler
 from rollgym.trainer.tasks.curriculum import CurriculumTaskSource
 
 Evaluate = Callable[[int], Awaitable[None]]
-"""Measures the policy after so many steps, if it is time to."""
+"""Evaluates the policy after a step, if an evaluation is due."""
 
 
 class Updater(Protocol):
@@ -90,7 +90,7 @@ class Parts:
 async def train(
     parts: Parts, state: RunState, steps: int, checkpoint_every: int, evaluate: Evaluate, ending: Ending
 ) -> RunState:
-    """Train until `steps` and return where the run stands.
+    """Train until `steps` and return the run's state.
 
     Each step: take finished groups, choose among them, update, publish the weights, let new groups start. Whatever
     ends the loop before its time, the last whole step is saved.
@@ -135,7 +135,7 @@ async def train(
 
 
 class _StepClock:
-    """Reads the clock at the point where one part of a step ends and the next begins.
+    """Reads the clock at the boundaries between the parts of a step.
 
     Args:
         last_ended: When the step before ended.

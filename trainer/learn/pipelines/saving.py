@@ -126,7 +126,7 @@ class Saver:
 
 
 async def _result_of(task: asyncio.Task[None]) -> None:
-    """Wait for a task without ending it where the waiting is cancelled."""
+    """Wait for a task without cancelling it if the wait is cancelled."""
     await asyncio.wait({task})
     task.result()
 

@@ -1,4 +1,4 @@
-"""An episode that an external agent plays: it gets an address, and whatever it does has an outcome."""
+"""An episode that an external agent plays: it gets an address, and anything that it does has an outcome."""
 
 import math
 import secrets
@@ -114,7 +114,7 @@ class BlackBoxPlayer:
 
         Raises:
             ProblemError: If the server refuses what the run asks for.
-            EpisodeLostError: If the environment cannot be brought to where the rollout log ends.
+            EpisodeLostError: If the environment cannot be brought to the end of the rollout log.
         """
         trajectory = Trajectory(task, member, attempt)
         agent = AgentSession(self.service, trajectory, max_turns, self.clock)
@@ -181,11 +181,11 @@ def conclude(
 ) -> None:
     """Give an episode its rewards and its outcome, once the agent is done.
 
-    What the environment has decided stands, whatever the agent did afterwards; then what the agent has posted; and only
+    The environment's decision stands, regardless of the agent's later actions; then what the agent has posted; and only
     then how the agent ended.
 
     Raises:
-        EpisodeLostError: If the environment cannot be brought to where the rollout log ends.
+        EpisodeLostError: If the environment cannot be brought to the end of the rollout log.
         Exception: What the inference client raised, or a step that found no server: no episode could be played.
     """
     counts = agent.counts

@@ -78,7 +78,7 @@ class AgentCall:
         usage_in_stream: Whether its last chunk tells the usage.
         logprobs: Whether log-probabilities are handed over.
         token_ids: Whether ids are handed over (as vLLM has it: `return_token_ids`).
-        not_enforced: Fields that are passed over, because the trainer cannot force a policy to heed them.
+        not_enforced: Fields that are ignored, because the trainer cannot force a policy to heed them.
         echoed: What the answer repeats of the request.
     """
 

@@ -73,7 +73,7 @@ def chat_body(call: AgentCall, answer: Answer, model: str, token_text: Mapping[i
         call: What was asked for.
         answer: What was sampled.
         model: The policy's name.
-        token_text: Tokens as text, where log-probabilities are handed over.
+        token_text: Tokens as text, if log-probabilities are returned.
     """
     choices = []
     for index, choice in enumerate(answer.choices):

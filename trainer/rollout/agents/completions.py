@@ -31,7 +31,7 @@ _KNOWN = frozenset(
 )
 _MOST_PROMPTS = 64
 _USUAL_LENGTH = 16
-"""Longest reply where a request names none, as this API has it."""
+"""Longest reply if a request names none, as this API specifies."""
 
 
 def parse_completions(body: object) -> AgentCall:

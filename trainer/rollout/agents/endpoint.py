@@ -77,7 +77,7 @@ def agents_app(sessions: Sessions, max_body_bytes: int, further: Iterable[Route]
 
     Args:
         sessions: Whom requests belong to.
-        max_body_bytes: The largest body that is read; no more than twice as much is taken from who sends on.
+        max_body_bytes: The largest body that is read; a client that keeps sending is cut off at twice as much.
         further: Routes beside those of every endpoint.
     """
     endpoint = _Endpoint(sessions, max_body_bytes)
@@ -269,7 +269,7 @@ class _Endpoint:
         return JSONResponse({"object": "list", "data": [self._model()]})
 
     async def model(self, request: Request) -> Response:
-        """`GET /v1/models/NAME`: whatever it is called, it is the policy."""
+        """`GET /v1/models/NAME`: any name is the policy's."""
         self._session(request)
         return JSONResponse(self._model())
 

@@ -43,7 +43,7 @@ class Observed:
 
     @property
     def over(self) -> bool:
-        """Whether no more steps are taken."""
+        """Whether the episode has stopped taking steps."""
         return self.terminated or self.truncated
 
     def as_body(self) -> dict[str, Any]:

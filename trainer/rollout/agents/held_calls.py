@@ -1,4 +1,4 @@
-"""What a reply is held to where an agent wants calls of tools, or offers tools beside a form for answers.
+"""The constraint on a reply if an agent wants calls of tools, or offers tools beside a form for answers.
 
 As vLLM and SGLang have it: a call that must be made looks as the family writes it, with arguments by the tool's schema;
 beside a form the reply is either calls or an answer. Nothing here does I/O.
@@ -21,7 +21,7 @@ _Format = Mapping[str, Any]
 
 
 def held_reply(call: AgentCall, tool_format: ToolFormat) -> tuple[Wanted | None, tuple[str, ...]]:
-    """Return what the reply to a request is held to, and the fields that are passed over where nothing can hold it.
+    """Return the constraint on a request's reply, and the fields that are ignored if no engine can enforce it.
 
     Args:
         call: The request.

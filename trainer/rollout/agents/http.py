@@ -19,7 +19,7 @@ _T = TypeVar("_T")
 
 
 async def read_body(request: Request, largest: int) -> bytes:
-    """Read a body, and no more of it than is allowed; a second reader gets it again.
+    """Read a body up to its size limit, and keep it for a second reader.
 
     Raises:
         ApiError: If it is larger.
@@ -95,7 +95,7 @@ def json_answer(body: Mapping[str, Any], headers: Mapping[str, str] | None = Non
 
 
 def packed(body: Mapping[str, Any]) -> bytes:
-    """Return an object as JSON, whatever an agent or a model has put into it."""
+    """Return an object as JSON, for any content that an agent or a model put into it."""
     try:
         return orjson.dumps(body)
     except orjson.JSONEncodeError:  # half a pair of surrogates, or a number beyond 64 bits
@@ -110,7 +110,7 @@ def as_api_error(error: BaseException) -> ApiError:
         # What is asked for cannot be had of this server, and is not tried again.
         return ApiError(400, str(error), "unsupported_value")
     if isinstance(error, TrainerError):
-        # Our own errors say what is wrong, such as an inference server that is gone.
+        # Our own errors say what is wrong, such as an inference server that does not answer.
         return ApiError(502, str(error), "inference_failed")
     _log.error("an agent's request failed", exc_info=error)
     return ApiError(500, "the request failed; the run has the reason", "internal_error")

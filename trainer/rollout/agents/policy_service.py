@@ -1,4 +1,4 @@
-"""What answers agents: the policy, and what becomes of an agent's own wishes for the sampling."""
+"""The service that answers agents: the policy, and the treatment of an agent's own sampling parameters."""
 
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -13,9 +13,9 @@ from rollgym.trainer.rollout.agents.splicing import SplicingRenderer
 from rollgym.trainer.rollout.agents.structured import Wanted
 
 SamplingPolicy = Literal["run", "refuse", "agent"]
-"""What becomes of an agent's own wishes for the sampling: passed over, refused, or heeded.
+"""The treatment of an agent's own sampling parameters: ignored, refused, or heeded.
 
-A run trains the distribution that it samples from, which is one for all replies; only where nothing is trained may an
+A run trains the distribution that it samples from, which is one for all replies; only if nothing is trained may an
 agent choose.
 """
 
@@ -56,7 +56,7 @@ class PolicyService:
             self.renderer.renderer.template.write_tools()
 
     def settled(self, call: AgentCall) -> tuple[AgentCall, tuple[str, ...]]:
-        """Return a request with what its reply is held to, and the wishes of it that are passed over.
+        """Return a request with the constraint on its reply, and those of its fields that are ignored.
 
         Raises:
             ApiError: If they must not be.
@@ -87,7 +87,7 @@ class PolicyService:
             raise _is_the_runs(wanted.param)
 
     def seed_for(self, wishes: Wishes, choice: int, *names: str | int) -> int:
-        """Return the seed of a reply's random stream: the agent's own, where its wishes are heeded and it has one.
+        """Return the seed of a reply's random stream: the agent's own, if its parameters are heeded and include one.
 
         Args:
             wishes: What the agent would like.

@@ -79,7 +79,7 @@ class ProxySessions:
     # -- what the endpoint asks
 
     def session(self, key: str) -> AgentSession:
-        """Return a session; one that was never heard of opens, where no token is asked for.
+        """Return a session; an unknown one is opened if no token is required.
 
         Raises:
             ApiError: There is none of that key, or it has ended.

@@ -77,12 +77,12 @@ def read_reply(
 
 
 def has_mark(text: str) -> bool:
-    """Whether a text has what stands before a call, of whatever family."""
+    """Whether a text contains the opening of a call, of any family."""
     return any(form.mark in text for form in FAMILIES.values())
 
 
 def format_of_template(template: str) -> ToolFormat:
-    """Return how the family of a chat template writes calls; Hermes where nothing tells."""
+    """Return how the family of a chat template writes calls; Hermes if it shows none."""
     if "[TOOL_CALLS]" in template:
         return "mistral"
     if "<function=" in template:

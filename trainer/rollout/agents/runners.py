@@ -15,7 +15,7 @@ from rollgym.trainer.rollout.agents.http import packed
 from rollgym.trainer.rollout.agents.session import AgentSession
 
 _LARGEST_VARIABLE = 100_000
-"""Bytes of an environment variable; the kernel takes no more than 128 KiB."""
+"""Bytes of an environment variable; the kernel accepts at most 128 KiB."""
 _KEPT_OUTPUT = 2000
 _CHUNK = 1 << 16
 _JSON = {"content-type": "application/json"}
@@ -58,7 +58,7 @@ class AgentTask:
         return variables | ({"ROLLGYM_TASK": text} if len(text) <= _LARGEST_VARIABLE else {})
 
     def as_text(self) -> str:
-        """Return what the episode is about as JSON, whatever its environment has put into messages and tools."""
+        """Return the episode's task as JSON, for any content of its environment's messages and tools."""
         return json.dumps(self.task, default=str)
 
     def as_body(self) -> dict[str, Any]:
@@ -101,7 +101,7 @@ class AgentRunner(Protocol):
 
 
 class ProgramRunner:
-    """Runs a program for each episode. It ends with the episode, and with this process, whatever it has started.
+    """Runs a program for each episode. It and all its descendants end with the episode, and with this process.
 
     Args:
         words: The command line.
@@ -134,7 +134,7 @@ class ProgramRunner:
     async def _start(self, task: AgentTask, held: int) -> asyncio.subprocess.Process:
         return await asyncio.create_subprocess_exec(
             sys.executable,
-            # Nothing but the standard library, whatever lies in the current directory or the environment.
+            # Nothing but the standard library, regardless of the current directory and the environment.
             "-IS",
             leash.__file__,
             str(held),
@@ -144,7 +144,7 @@ class ProgramRunner:
             stderr=asyncio.subprocess.STDOUT,
             env=os.environ | self._variables | task.variables(),
             pass_fds=(held,),
-            # A Ctrl-C goes to all processes of the terminal's group; episodes under way may still end in order.
+            # A Ctrl-C goes to all processes of the terminal's group; running episodes may still end in order.
             start_new_session=True,
         )
 
@@ -264,7 +264,7 @@ class ServiceRunner:
                 await asyncio.gather(asking, ended, return_exceptions=True)
 
     async def _asked(self, task: AgentTask) -> AgentEnd | None:
-        """Return how it ended, or None where the service will say so."""
+        """Return how it ended, or None if the service will report it."""
         body = packed(task.as_body())
         try:
             async with self._http.stream("POST", self._url, content=body, headers=_JSON) as response:

@@ -95,7 +95,7 @@ _PATIENCE_S = 1.0
 
 
 class UnreadBodies:
-    """Ends the connection with an answer that leaves much of its request's body unread, whatever has answered.
+    """Closes the connection after an answer that leaves much of its request's body unread, from any handler.
 
     To reach the next request of a connection, a server reads what is left of this one, however much that is: one that
     is refused unread could keep the trainer busy for as long as its client sends. Closing at once would be no better,
@@ -139,7 +139,7 @@ class _Body:
         return message
 
     async def dropped(self, largest: int) -> bool:
-        """Read the rest; return whether that was all of it, within so many bytes and a short time."""
+        """Read the rest; return whether the body ended within `largest` bytes and a short time."""
         left = largest
         try:
             async with asyncio.timeout(_PATIENCE_S):

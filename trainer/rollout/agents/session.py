@@ -83,7 +83,7 @@ class AgentSession:
         deliveries: Its latest answers, for clients that retry because an answer was lost in transit.
         posted: What the agent said of its episode.
         ended: Set once no more requests are answered.
-        model_failure: What the inference client raised, if it did: the run has to hear of it.
+        model_failure: What the inference client raised, if it did: the run has to raise it.
     """
 
     def __init__(
@@ -113,11 +113,11 @@ class AgentSession:
 
     @property
     def busy(self) -> bool:
-        """Whether requests are under way."""
+        """Whether requests are in flight."""
         return bool(self._under_way)
 
     def end(self) -> None:
-        """Answer no more requests, and give up those that are under way."""
+        """Refuse further requests, and cancel those in flight."""
         self.ended.set()
         for task in self._under_way:
             task.cancel()
@@ -224,7 +224,7 @@ class AgentSession:
         return list(map(self._texts.prompt, call.prompts))
 
     async def _prompt(self, conversation: Conversation) -> Prompt:
-        """Return what the policy reads; where the template writes what it read before otherwise, that is counted."""
+        """Return what the policy reads; count a template that renders the earlier prompt differently."""
         prompt, stored = await self._rendered(conversation)
         if prompt.ids[: len(stored)] != stored:
             self.counts.rewritten += 1
@@ -437,7 +437,7 @@ class _Asked:
             return Reply(text)
         begun, wanted = self.prompt.thinks, self.call.wishes.structured
         if wanted is not None and CLOSING not in text:
-            begun = False  # it was held from its first token on, where the prompt wants thinking
+            begun = False  # if the prompt wants thinking, the reply was constrained from its first token on
         begins = () if wanted is None else wanted.begins
         return read_reply(text, tool_format, begun=begun, schemas=schemas_of(self.call.tools), begins=begins)
 

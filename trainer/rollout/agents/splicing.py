@@ -174,7 +174,7 @@ def message_of(sampled: SampledReply) -> Message:
 
 
 def _meant(message: Message, candidates: Sequence[SampledReply]) -> SampledReply | None:
-    """Choose among replies that say the same: by the ids of their calls, and the last one where nothing tells."""
+    """Choose among replies that say the same: by the ids of their calls, and the last one if they do not decide."""
     thought = message.get("reasoning_content")
     fitting = [each for each in candidates if thought is None or thought == each.reply.reasoning]
     ids = tuple(str(call["id"]) for call in message.get("tool_calls", ()))

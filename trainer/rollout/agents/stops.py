@@ -11,7 +11,7 @@ def stopped(
     plain_text: Callable[[Sequence[int]], str],
     marked_text: Callable[[Sequence[int]], str],
 ) -> tuple[GenerationResult, str, str]:
-    """End a reply where the first of the texts that end one is complete; return it as text, without and with marks.
+    """Cut a reply at its first complete stop text; return it as text, without and with marks.
 
     Whether a text is complete depends on the tokens up to it alone, so what was sampled until then has the
     distribution of a reply that was stopped there; what was sampled after it is not part of the reply.

@@ -195,7 +195,7 @@ class _Waiting:
         self._blanks: list[str] = []
 
     def add(self, text: str) -> bool:
-        """Append; False where nothing new can be said of it."""
+        """Append; False if that makes no new text available."""
         if not text or text.isspace():
             self._blanks.append(text)
             return False

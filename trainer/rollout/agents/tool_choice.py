@@ -44,7 +44,7 @@ def read_tool_choice(value: object, tools: Sequence[Mapping[str, Any]]) -> ToolC
     if kind == "none":
         return ToolChoice(reads=False)
     if kind in ("required", "any"):
-        # Nothing can be called where nothing is offered.
+        # Without offered tools, no call is possible.
         return ToolChoice(must_call=names, unread=() if names else (_FIELD,))
     if isinstance(value, Mapping):
         return _of_object(kind, value, names)
