@@ -22,7 +22,7 @@ _MARKED = {
     "QA-v0": "<answer>{}</answer>",
     "ReasoningGym-v0": "<answer>{}</answer>",
 }
-"""How an answer is said where a task has one and the environment has no expert."""
+"""The format of an answer, for tasks with an answer in environments without an expert."""
 _WRITTEN = {
     "Format-v0": "Ночной поезд тихо шёл через лес, и в окнах долго мерцали далёкие огни.",
     "InstructionFollowing-v0": "Keep the beans in a closed jar, and the smell stays in them.\n\n***\n\n"

@@ -32,7 +32,7 @@ class TextAdapter(DeclaredKwargs, gymnasium.Env[str, str]):
     costs the format penalty.
 
     `env` is a Gymnasium id, or an environment, which then belongs to the adapter. Other kwargs are the environment's
-    own, where `env` is an id. What is null is known for the environments that come with Gymnasium.
+    own, if `env` is an id. What is null is known for the environments that come with Gymnasium.
 
     Raises:
         ValueError: If an argument makes no sense, or the environment cannot be played as text.
@@ -221,7 +221,7 @@ class TextAdapter(DeclaredKwargs, gymnasium.Env[str, str]):
         self._text = "\n\n".join(parts)
 
     def _draw(self, mode: str) -> Any:
-        """Draw in a mode, whatever mode the environment was made with."""
+        """Render in a mode, even if the environment was made with another one."""
         base = self.env.unwrapped
         made_with = base.render_mode
         base.render_mode = mode

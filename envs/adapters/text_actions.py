@@ -42,7 +42,7 @@ class ActionText(ABC):
         """Return the action that a text names; None if it names none.
 
         Args:
-            text: What stands where an action is expected.
+            text: The text in the place of an action.
             inside: Whether the text must be the action, or only contain it.
         """
 

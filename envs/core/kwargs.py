@@ -359,7 +359,7 @@ def _refusal(env_class: type, kwargs: Mapping[str, Any], error: ValidationError)
 
 
 def _shown(value: Any) -> str:
-    """A value in a message: short, whatever it is."""
+    """Return any value as a short text for a message."""
     if isinstance(value, int) and value.bit_length() > _MOST_BITS:
         return f"a number of {value.bit_length()} bits"
     return _SHORT.repr(value)

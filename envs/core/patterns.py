@@ -13,7 +13,7 @@ import regex
 _LONGEST = 2_000
 _LARGEST = 20_000
 SECONDS = 0.25
-"""How long a search may take where nothing else is said."""
+"""Default time limit of a search."""
 
 _KEPT = 1024
 _KEPT_LARGE = 32
@@ -100,7 +100,7 @@ _kept_large = lru_cache(maxsize=_KEPT_LARGE)(_compile)
 
 @lru_cache(maxsize=_KEPT)
 def _size(pattern: str) -> int:
-    """Return how many characters a pattern has where repetitions are written out as often as they may occur.
+    """Return a pattern's length with all repetitions written out at their maximum.
 
     Raises:
         ValueError: It has what cannot be counted.

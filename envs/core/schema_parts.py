@@ -1,4 +1,4 @@
-"""The parts of a JSON Schema, each looked at by itself: that it makes sense, and where its `$ref` leads."""
+"""Checks the parts of a JSON Schema one by one: that each is valid, and that its `$ref` resolves."""
 
 import json
 import math
@@ -94,7 +94,7 @@ def _followed(
         part, resolver = waiting.pop()
         if isinstance(part, bool) or id(part) in same_value:
             continue
-        # A reference may lead to a place where no schema was looked for.
+        # A reference may lead to a place that was not searched for schemas.
         _gather(part, found)
         resolver = resolver.in_subresource(DRAFT202012.create_resource(part))
         also = list(_also(part))

@@ -158,7 +158,7 @@ class DrawnTask(NamedTuple):
 
 
 def draw_task(generator: np.random.Generator, wishes: Wishes, split: Split | None) -> DrawnTask | None:
-    """Join numbers at random until their value is a target; where targets are rare, take one apart into numbers.
+    """Join numbers at random until their value is a target; if targets are rare, decompose one into numbers.
 
     Returns:
         A task of the split; None if none was found soon.
@@ -184,7 +184,7 @@ def draw_task(generator: np.random.Generator, wishes: Wishes, split: Split | Non
 
 @lru_cache(maxsize=256)
 def example_task(wishes: Wishes, split: Split | None) -> DrawnTask | None:
-    """Return a task that fits, always the same one; None where wishes contradict each other."""
+    """Return a task that fits, always the same one; None if the options contradict each other."""
     return draw_task(np.random.default_rng(0), wishes, split)
 
 

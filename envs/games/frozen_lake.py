@@ -185,7 +185,7 @@ class FrozenLakeEnv(GridGame):
         )
 
     def optimal_steps(self) -> int | None:
-        """Return the length of the shortest safe path; None where the ice decides."""
+        """Return the length of the shortest safe path; None on slippery ice."""
         steps = self._distances()[self._position]
         return None if self._slippery or steps < 0 else steps
 
@@ -232,7 +232,7 @@ class FrozenLakeEnv(GridGame):
         return [((action - 1) % 4, side), (action, self._success_rate), ((action + 1) % 4, side)]
 
     def _slide(self, action: int) -> tuple[int, float]:
-        """Draw where a move really goes: the first way whose cumulative probability exceeds the draw, as Gymnasium."""
+        """Draw a move's actual direction: the first whose cumulative probability exceeds the draw, as in Gymnasium."""
         draw, total = self.np_random.random(), 0.0
         ways = self._outcomes(action)
         for way, probability in ways:

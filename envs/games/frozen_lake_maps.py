@@ -91,7 +91,7 @@ class MapWishes:
 def draw_map(generator: np.random.Generator, wishes: MapWishes, split: Split | None) -> Rows | None:
     """Draw maps until one can be solved, has a path of the wanted length and belongs to the split.
 
-    After some tries a straight way is laid over the holes: where holes are many, hardly any map can be solved.
+    After some tries a straight way is laid over the holes: with many holes, hardly any map can be solved.
 
     Returns:
         The map; None if none turned up soon.
@@ -116,7 +116,7 @@ def draw_map(generator: np.random.Generator, wishes: MapWishes, split: Split | N
 
 @lru_cache(maxsize=256)
 def example_map(wishes: MapWishes, split: Split | None) -> Rows | None:
-    """Return a map that fits, always the same one; None where wishes contradict each other, or nearly do."""
+    """Return a map that fits, always the same one; None if the options contradict each other, or nearly do."""
     return draw_map(np.random.default_rng(0), wishes, split)
 
 

@@ -148,7 +148,7 @@ class TowerOfHanoiEnv(TextGame[tuple[int, int]]):
 
 
 def _drawn(generator: np.random.Generator, disks: int, least: int, split: Split | None) -> Pegs | None:
-    """Draw a start that takes so many moves or more; None if none was found soon."""
+    """Draw a start that takes at least `least` moves; None if none was found soon."""
     for attempt in range(2 * _TRIES):
         if attempt < _TRIES:
             pegs = tuple(generator.integers(3, size=disks).tolist())
@@ -161,7 +161,7 @@ def _drawn(generator: np.random.Generator, disks: int, least: int, split: Split 
 
 
 def _position(generator: np.random.Generator, disks: int, moves: int) -> Pegs:
-    """Draw a position that takes so many moves: as in `plan`, each misplaced disk adds its share."""
+    """Draw a position that takes exactly `moves` moves: as in `plan`, each misplaced disk adds its share."""
     pegs, target = [0] * disks, _TARGET
     for disk in range(disks - 1, -1, -1):
         pegs[disk] = target
@@ -173,7 +173,7 @@ def _position(generator: np.random.Generator, disks: int, moves: int) -> Pegs:
 
 @lru_cache(maxsize=256)
 def _example(disks: int, least: int, split: Split | None) -> Pegs | None:
-    """Return a start that fits, always the same one; None without one."""
+    """Return a start that fits, always the same one; None if no start fits."""
     return _drawn(np.random.default_rng(0), disks, least, split)
 
 

@@ -39,7 +39,7 @@ class Maze:
     goal: Cell
 
     def moved(self, cell: Cell, action: int) -> Cell | None:
-        """Return the cell that an action leads to; None where a wall is."""
+        """Return the cell that an action leads to; None for a wall."""
         near = (cell[0] + WAYS[action][0], cell[1] + WAYS[action][1])
         return near if frozenset((cell, near)) in self.passages else None
 
@@ -120,7 +120,7 @@ def draw_maze(
 def example_maze(
     size: int, loops: float, min_path: int, max_path: int | None, split: Split | None
 ) -> Maze | None:
-    """Return a maze that fits, always the same one; None where wishes contradict each other, or nearly do."""
+    """Return a maze that fits, always the same one; None if the options contradict each other, or nearly do."""
     generator = np.random.default_rng(0)
     return draw_maze(generator, size, loops=loops, min_path=min_path, max_path=max_path, split=split)
 

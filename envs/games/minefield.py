@@ -49,7 +49,7 @@ class Minefield:
         return len(neighbours(self.rows, self.columns)[cell] & self.mines)
 
     def opened_by(self, cell: int) -> set[int]:
-        """Return the cells that open with one: itself, and, where no mine is near, all around, and so on."""
+        """Return the cells that open with one: itself, and, if no mine is near, its neighbours, and so on."""
         opened, frontier = {cell}, [cell]
         while frontier:
             current = frontier.pop()

@@ -25,7 +25,7 @@ class McpTask:
 
     Attributes:
         question: What the policy is asked.
-        answer: What it has to say; None where only checks count.
+        answer: The expected answer; None if only checks count.
         setup: Calls that are made before the episode begins.
         checks: Calls that are made after its end, each with the text that it has to give.
     """

@@ -142,7 +142,7 @@ class ToolUseEnv(ToolEnv):
         store = {"store": self._store.texts} if self.shows_expert else {}
         return {
             "state": {"kind": self._task.kind, "question": self._task.question, **store},
-            # Two turns of one task are alike where the store is, and where the same is known.
+            # Two turns of one task are alike if the store is equal, and the known facts are.
             "anchor": state_digest([self._store.name, self._known.name]),
         }
 

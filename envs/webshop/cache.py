@@ -51,7 +51,7 @@ def open_catalogue(
 
 
 def default_cache() -> Path:
-    """Return where catalogues are kept unless the operator says otherwise."""
+    """Return the default folder of the catalogues."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rollgym"
 
 

@@ -76,7 +76,7 @@ class Expert:
         return Action("click", BUY)
 
     def _choices(self, number: int) -> Mapping[str, str] | None:
-        """Return the options to choose for the full reward; None where a product cannot bring it."""
+        """Return the options to choose for the full reward; None if the product cannot earn it."""
         if number not in self._fits:
             self._fits[number] = self._fitting(number)
         return self._fits[number]

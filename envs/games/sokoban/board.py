@@ -60,7 +60,7 @@ class Level:
         return len(self.boxes & self.room.targets)
 
     def moved(self, action: int) -> "Level":
-        """Return the level after an action: a push where a box can move, a walk where free, else no change."""
+        """Return the level after an action: a push if the box can move, a step if the cell is free, else no change."""
         ahead = self.player + self.room.steps[action]
         if ahead in self.room.walls:
             return self

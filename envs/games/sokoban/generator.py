@@ -102,12 +102,12 @@ def generate(
 
 @lru_cache(maxsize=1024)
 def example_level(difficulty: Difficulty, split: Split | None, number: int = 0) -> GeneratedLevel | None:
-    """Return a level that fits, always the same one of a number; None where wishes contradict each other, or nearly do.
+    """Return a fitting level, always the same one of a number; None if the options contradict each other, or nearly do.
 
     Args:
         difficulty: What is wanted.
         split: Likewise.
-        number: Which of `EXAMPLES`; several may be alike where few are found.
+        number: Which of `EXAMPLES`; several may be equal if few are found.
     """
     if number == 0:
         return generate(np.random.default_rng(0), difficulty, split)
@@ -291,7 +291,7 @@ def _ways_from(room: Room, boxes: set[int], player: int) -> dict[int, int]:
 
 
 def _way_to(ways: dict[int, int], cell: int) -> list[int]:
-    """Return the cells that lead to one, without the one where the player stands."""
+    """Return the cells that lead to one, without the player's own."""
     way = []
     while ways[cell] != cell:
         way.append(cell)

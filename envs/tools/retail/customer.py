@@ -1,4 +1,4 @@
-"""The customer: a script that hears words, answers what it is asked, and ends the conversation."""
+"""The customer: a script that matches words, answers questions, and ends the conversation."""
 
 import re
 from collections.abc import Sequence

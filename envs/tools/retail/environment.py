@@ -156,7 +156,7 @@ class RetailEnv(ToolEnv):
         return self._customer.opening()
 
     def _draw_requests(self, database: Database, user_id: str) -> tuple[Request, ...]:
-        """Draw requests about different orders of a customer; none where the orders are not enough."""
+        """Draw requests about different orders of a customer; empty if there are too few orders."""
         orders = list(database["users"][user_id]["orders"])
         found: list[Request] = []
         for index in self.np_random.permutation(len(orders)):

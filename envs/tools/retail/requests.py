@@ -41,7 +41,7 @@ class Request:
 def draw_request(
     generator: np.random.Generator, database: Database, order_id: str, kind: str
 ) -> Request | None:
-    """Draw a request about an order; None where the order is of no use for one of that kind.
+    """Draw a request about an order; None if the order does not suit a request of that kind.
 
     Args:
         generator: Draws.
