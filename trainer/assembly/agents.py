@@ -1,4 +1,4 @@
-"""Who plays with the policy; for an agent that is a program or a service, the endpoint that it reaches."""
+"""The player of the policy's episodes; for an agent that is a program or a service, the endpoint that it calls."""
 
 import asyncio
 import time
@@ -34,7 +34,7 @@ from rollgym.trainer.rollout.session import Session
 from rollgym.trainer.tasks.task import Task
 
 _SHOWN_FOLDER = "/var/tmp"
-"""Where the endpoint's socket lies that sandboxes show: `/tmp` is their own."""
+"""Folder of the endpoint's socket, which sandboxes mount; their `/tmp` is private."""
 
 
 @dataclass(frozen=True, slots=True)

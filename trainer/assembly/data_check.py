@@ -1,4 +1,4 @@
-"""What must be true of a run's data before its first step: the verifiers are served, and understand the rows."""
+"""Checks a run's data before its first step: the verifiers are served, and understand the rows."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from rollgym.trainer.rollout.mixtures import item_of
 from rollgym.trainer.tasks.dataset import RowStream
 
 DATA_FILE = "data.json"
-"""What a run's directory keeps of its data: a digest of each domain."""
+"""File in a run's directory with a digest of each domain of its data."""
 
 
 async def check_streams(streams: Sequence[RowStream], pool: EnvironmentPool) -> None:

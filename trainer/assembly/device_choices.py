@@ -1,4 +1,4 @@
-"""What a run leaves to its device: the size of micro-batches, what is compiled, fused and packed; and what came of it.
+"""Choices that depend on a run's device: the size of micro-batches, what is compiled, fused and packed; and a report.
 
 Micro-batches are as large as the memory plan has room for. The plan is reckoned once, before anything is built, and is
 part of the settings that ranks are given: all of them cut alike.
@@ -99,7 +99,7 @@ class DeviceChoices:
 
     @property
     def line(self) -> str:
-        """What is said of them."""
+        """Return the choices as one line for people."""
         plan = "" if self.planned_gib is None else f" (at most {self.planned_gib:.1f} GiB by the memory plan)"
         parts = [
             f"micro-batches of {self.tokens_per_micro_batch} tokens{plan}",

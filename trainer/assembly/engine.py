@@ -38,7 +38,7 @@ async def open_server(url: str, dialect: DialectName, key_variable: str) -> Asyn
 
     Args:
         url: The server's root.
-        dialect: What it speaks.
+        dialect: The server's API, vLLM's or SGLang's.
         key_variable: Environment variable with its API key, if it requires one.
 
     Raises:

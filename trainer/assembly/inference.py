@@ -1,4 +1,4 @@
-"""Who samples from the policy, built from settings: the engine in this process, or servers that may be elsewhere."""
+"""Builds the inference of a run from settings: the engine in this process, or servers, which may be remote."""
 
 import asyncio
 import os
@@ -189,9 +189,9 @@ class Inference:
     """The inference of a run: the engine in this process, or a client of servers.
 
     Attributes:
-        client: Where replies are sampled.
-        folders: Where weights are written for servers; None for the engine in this process.
-        check: What servers are verified by; None for the engine in this process.
+        client: The inference client.
+        folders: Target folders of weights for servers; None for the engine in this process.
+        check: The check of servers; None for the engine in this process.
         updating: Held while the policy's weights change.
     """
 
@@ -224,7 +224,7 @@ async def open_inference(
         prompt: Token ids of a conversation to try with.
         console: Shows servers that start, fail and come back.
         trains_meanwhile: Whether the policy is trained while replies are sampled.
-        cluster: Where the processes of roles are; without it, the embedded engine is in this process.
+        cluster: Places the processes of roles; without it, the embedded engine is in this process.
         build: Builds the policy in another process, with any weights; needed if engines are processes.
 
     Raises:
@@ -415,7 +415,7 @@ async def look_at_servers(settings: RunSettings, patience_s: float) -> dict[str,
 
     Args:
         settings: The run.
-        patience_s: How long one may take to be reached.
+        patience_s: How long to wait for a server to be reachable.
 
     Raises:
         ConfigError: If one is seen not to suit the run.

@@ -172,8 +172,8 @@ class OtherModels:
 
     Args:
         settings: The run.
-        training: How the policy is trained.
-        laid: How its backend lays a model on devices.
+        training: The training of the policy.
+        laid: The sharding of a model over devices by its backend.
         device_bytes: Memory of a device.
 
     Attributes:

@@ -37,7 +37,7 @@ from rollgym.trainer.models.division import check_layout
 _START = "start"
 
 _PACKAGES: dict[str, str] = {"deepspeed": "deepspeed", "megatron": "megatron"}
-"""What kinds of backends need beside torch."""
+"""Extra packages of each kind of backend, beside torch."""
 
 _PLACED_AS: dict[Role, str] = {
     "policy": ACTOR_TRAIN,
@@ -132,7 +132,7 @@ class RankedModels:
         settings: The run.
         policy: The policy as this process has it: its shape, and its tokenizer.
         ranks: The ranks of each role of the placement, started, and their devices.
-        folder: Where a warm start's weights lie until the models have begun with them.
+        folder: Holds a warm start's weights until the models have loaded them.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What plays episodes with the policy: who samples, and all that leads to it."""
+"""Everything that plays episodes with the policy: inference, prompts and slots."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -35,7 +35,7 @@ class Players:
     """What is needed to play episodes with the policy.
 
     Attributes:
-        client: Where replies are sampled.
+        client: The inference client.
         slots: Notified of every episode's start and end.
         make_prompts: Makes the prompt builder of one episode.
         publisher: Publishes weights to the inference engines.
@@ -76,12 +76,12 @@ async def open_players(
 
     Args:
         settings: The run.
-        policy: What plays.
+        policy: The policy that plays.
         pool: The environments; in deterministic mode, as many episodes run at one time as every server allows.
         console: Shows in which ways the chat template needs changed conversations.
         recall: The rollout log, for replaying and for recording training's replies.
         trains_meanwhile: Whether the policy is trained while it plays. Only then the engine needs weights of its own.
-        cluster: Where the processes of roles are; without it, all of them are this process.
+        cluster: Places the processes of roles; without it, all of them are this process.
 
     Raises:
         ConfigError: If engine and training do not agree on log-probabilities.

@@ -43,7 +43,7 @@ class Policy:
 
     @property
     def processor(self) -> Any:
-        """What lies beside the model in its folder: its tokenizer, in the processor of one that sees."""
+        """Return what is saved beside the model: its tokenizer, or the processor of a model that sees."""
         pictures = self.renderer.pictures
         return pictures.processor if isinstance(pictures, PictureProcessor) else self.tokenizer
 
@@ -123,8 +123,8 @@ def chat_renderer(
         settings: The run.
         tokenizer: The model's.
         stops: Ids that end a reply, beside those that tokenizer and template name.
-        pictures: What reads pictures for the model, or why it sees none.
-        vocabulary: How many token ids the model knows.
+        pictures: The model's image processor, or the reason why it has none.
+        vocabulary: Number of token ids that the model knows.
 
     Raises:
         ConfigError: If the template cannot be read or used, or the worked turns leave no room for an episode.

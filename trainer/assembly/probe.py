@@ -93,7 +93,7 @@ async def probe_log_probabilities(
 
     Args:
         model: The policy.
-        client: Where replies are sampled, with the same weights.
+        client: The inference client, with the same weights.
         prompt: Token ids of a conversation.
         temperature: The rollouts' sampling temperature.
         max_length: Longest row in tokens.
@@ -234,7 +234,7 @@ async def try_pictures(
     Args:
         settings: The run.
         model: The policy.
-        client: Where replies are sampled, with the same weights.
+        client: The inference client, with the same weights.
         renderer: The policy's, with what reads pictures.
 
     Raises:

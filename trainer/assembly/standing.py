@@ -74,12 +74,12 @@ def mesh_shape(settings: RunSettings, ranks: int) -> MeshShape:
 
 @dataclass(frozen=True, slots=True)
 class _Opened:
-    """What stands now.
+    """The roles that are running now.
 
     Attributes:
-        stack: Ends it.
+        stack: Ends them.
         settings: The run's, with what judges judge brought to them.
-        cluster: Where the roles are.
+        cluster: Places the roles.
         groups: The ranks of its models.
     """
 

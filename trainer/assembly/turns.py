@@ -69,7 +69,7 @@ class SharedDevices:
                     self._away.add(model)
 
     def add(self, model: Movable, devices: Iterable[int]) -> None:
-        """Take up a model that was just built on its devices."""
+        """Register a model that was just built on its devices."""
         self._devices[model] = frozenset(devices)
 
     def bring(self, model: Movable) -> None:
@@ -100,7 +100,7 @@ def device_turns(settings: RunSettings, models: Models, shared: SharedDevices | 
     Args:
         settings: The run.
         models: Its models.
-        shared: What has them take turns with each other, if anything.
+        shared: Moves models that share devices in turn, if any do.
     """
     if not settings.cluster.offload:
         return DeviceTurns([])

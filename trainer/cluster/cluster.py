@@ -1,4 +1,4 @@
-"""What a run's roles are started on, this machine or a Ray cluster, for as long as it is open."""
+"""The machines for a run's roles, this machine or a Ray cluster, for as long as the context is open."""
 
 import asyncio
 import threading
@@ -33,7 +33,7 @@ class Cluster(Protocol):
     """Starts the processes of roles on their devices of the placement.
 
     Attributes:
-        placement: Where the roles are.
+        placement: The placement of the roles.
     """
 
     placement: Placement

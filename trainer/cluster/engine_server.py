@@ -82,7 +82,7 @@ class EngineServer:
         await self._engine.resume()
 
     async def health(self) -> InferenceHealth:
-        """Say how the engine is."""
+        """Return the engine's health."""
         return await self._engine.health()
 
     async def begin_weights(self, version: int) -> None:
@@ -99,7 +99,7 @@ class EngineServer:
             self._loading.exception()
 
     async def take_weights(self, tensors: Tensors) -> None:
-        """Take the next of them; returns when there is room for more."""
+        """Accept the next part of the weights; return once there is room for more."""
         assert self._arriving is not None
         assert self._loading is not None
         arriving = self._arriving
@@ -111,7 +111,7 @@ class EngineServer:
         await putting
 
     async def end_weights(self) -> None:
-        """Say that all of them have come; returns when the engine has them.
+        """Mark the weights as complete; return once the engine has loaded them.
 
         Raises:
             ValueError: If they are not those of the model.

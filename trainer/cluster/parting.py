@@ -20,7 +20,7 @@ def part(leave: Callable[[], None], timeout_s: float) -> Parting:
 
     Args:
         leave: Leaves it; it may wait for ever, and cannot be interrupted.
-        timeout_s: How long it is waited for.
+        timeout_s: How long to wait for the cluster.
     """
     left: Future[None] = Future()
 

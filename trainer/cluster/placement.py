@@ -25,9 +25,9 @@ class Role:
     """A role and its processes.
 
     Attributes:
-        name: What the settings call it.
+        name: The role's name in the settings.
         processes: The devices of each of its processes, in the order of their ranks.
-        does: What its processes do, for people: "rank", "engine", "server" or "judge".
+        does: The task of its processes, for people: "rank", "engine", "server" or "judge".
         gives_way: Whether it leaves the memory of its devices to others while it does nothing.
     """
 
@@ -44,14 +44,14 @@ class Role:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where the roles of a run are.
+    """The placement of a run's roles.
 
     Attributes:
         kind: "local" or "ray".
         nodes: Machines.
         devices_per_node: Devices of each.
         roles: The roles, without those that a run does not have.
-        environment: What is said of the environments' workers.
+        environment: Description of the environments' workers, for people.
     """
 
     kind: str
@@ -385,7 +385,7 @@ def _sums(role: Role, width: int) -> str:
 
 
 def _shared(placement: Placement) -> list[str]:
-    """Say of each two roles how many devices they share."""
+    """Describe for each pair of roles how many devices they share."""
     lines = []
     for one, other in combinations(placement.roles, 2):
         shared = set(one.devices) & set(other.devices)

@@ -45,10 +45,10 @@ class ActorRanks:
     """Ranks that are processes of a role: a `RankTransport`.
 
     Args:
-        role: Which role.
+        role: The role's name.
         start: Starts a rank: takes its number and the number of ranks, and returns the process with its server.
         tell: Called with the first death of a rank, in any thread.
-        end: Ends a process.
+        end: Kills a process.
     """
 
     def __init__(

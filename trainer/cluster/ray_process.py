@@ -25,7 +25,7 @@ _NODE_DIED = re.compile(
     r"node has died|node died|node was (?:terminated|removed)|node .{0,80} (?:is|was) dead"
 )
 _CUT_OFF = "End of file"
-"""What Ray says of a process that was killed from outside: its connection ended."""
+"""Ray's message for a process that was killed from outside: its connection ended."""
 
 
 @dataclass(frozen=True, slots=True)

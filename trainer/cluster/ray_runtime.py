@@ -97,7 +97,7 @@ class RayCluster:
         self._own = next(node for node in nodes() if node.name == own)
 
     def take_back_signals(self) -> None:
-        """Take signals that end a run in good order back from Ray, which writes stacks at them."""
+        """Restore the handlers of signals that end a run in order; Ray's own print stacks."""
         take_back_signals()
 
     @property
@@ -130,7 +130,7 @@ class RayCluster:
         Args:
             placement: The placement of the roles.
             accelerators: Whether devices are accelerators, and not CPUs; None if the cluster decides.
-            timeout_s: How long to wait for them.
+            timeout_s: How long to wait for the devices.
             stop: Cancels the waiting.
             say: Receives messages for people about missing nodes; more may join.
 
@@ -194,8 +194,8 @@ class RayCluster:
             role: The role's name.
             number: The process's number in it.
             devices: Its devices.
-            maker: What makes its server, as `module:attr`.
-            arguments: What the server is made with.
+            maker: The factory of its server, as `module:attr`.
+            arguments: Arguments of the factory.
             environment: Variables of the process.
 
         Raises:
@@ -280,7 +280,7 @@ class RayCluster:
 
 
 def _accelerators() -> list[str]:
-    """What Ray calls the accelerators of the task that asks."""
+    """Return Ray's name for the accelerators of the calling task."""
     return [str(each) for each in ray.get_gpu_ids()]
 
 
@@ -298,7 +298,7 @@ def _large_enough(bundle: Mapping[str, float]) -> int:
 
 
 def _listed(bundle: Mapping[str, float]) -> str:
-    """Say what the nodes of the cluster have of what a bundle needs, and how much of it all is free."""
+    """Describe the nodes' resources that a bundle needs, and how much of them is free."""
     living = [node for node in ray.nodes() if node["Alive"]]
     shown = [
         f"{_amounts(bundle, node['Resources'])} on {node['NodeManagerAddress']}"

@@ -61,7 +61,7 @@ class RemoteEngines:
 
     @property
     def counters(self) -> InferenceCounters:
-        """What all engines have done, as far as their replies have said it."""
+        """Return the counters of all engines, as reported with their replies."""
         each = [*self._before, *self._counters]
         return InferenceCounters(
             sum(counters.requests for counters in each),
@@ -148,7 +148,7 @@ class RemoteEngines:
             self._weights, self._version = weights, version
 
     async def health(self) -> InferenceHealth:
-        """Say how the first engine that is not well is, or how many there are."""
+        """Return the health of the first engine that is not ready, else the number of engines."""
         away = sum(not engine.there for engine in self._engines)
         if away:
             return InferenceHealth(False, f"{away} of {len(self._engines)} engines are started again")

@@ -1,4 +1,4 @@
-"""What runs in an actor: a process of one role, which holds a server and answers calls of its methods.
+"""The code of an actor: a process of one role, which holds a server and answers calls of its methods.
 
 Nothing of torch is imported before the process knows which devices it may see.
 """
@@ -61,8 +61,8 @@ class RoleHost:
         """Make the server.
 
         Args:
-            maker: What makes it, as `module:attr`.
-            arguments: What it is given, packed.
+            maker: The server's factory, as `module:attr`.
+            arguments: The factory's arguments, pickled.
         """
         self._server = await asyncio.get_running_loop().run_in_executor(self._thread, _made, maker, arguments)
 
@@ -94,7 +94,7 @@ class RoleHost:
             return pack((False, _sendable(error)))
 
     async def sees(self, path: str) -> bool:
-        """Say whether there is a file at a path, as this machine sees it; a disk of several shows a new one late."""
+        """Return whether this machine sees a file at a path; a shared disk may show a new one late."""
         return await asyncio.to_thread(_seen, path)
 
     async def live(self) -> None:

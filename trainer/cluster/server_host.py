@@ -47,9 +47,9 @@ class InferenceProgram:
     """A server that samples from the policy.
 
     Attributes:
-        inference: Which server, and what is asked of it.
-        launch: How it is started.
-        model: What it serves.
+        inference: The kind of server, and its requirements.
+        launch: Settings of the launch.
+        model: The model that it serves.
     """
 
     inference: InferenceSettings

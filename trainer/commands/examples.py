@@ -59,7 +59,7 @@ from rollgym.trainer.rollout.prompts import prompt_maker
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """What a command learns from, and for what.
+    """The examples of a command, and its objective.
 
     Attributes:
         how: Settings of the passes over the examples.
@@ -80,7 +80,7 @@ async def learn_from_examples(settings: RunSettings, command: str, ending: Endin
     Args:
         settings: The run.
         command: "sft", "dpo", "reward" or "distill".
-        ending: Ends it before its time, in order.
+        ending: Requests an early, orderly end.
 
     Raises:
         RunStoppedError: If it ends before its last step, once what was learnt is saved.

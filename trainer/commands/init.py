@@ -50,7 +50,7 @@ def run_files(shipped: ShippedConfig, title: str) -> dict[str, str]:
 
     Args:
         shipped: The configuration. Files of the examples that it names are taken along.
-        title: What the README is called.
+        title: Title of the README.
     """
     text = shipped.path.read_text(encoding="utf-8")
     output = yaml.safe_load(text)["output_dir"]

@@ -54,7 +54,7 @@ def keep_traceback(settings: RunSettings | None, error: BaseException) -> Path:
 
     Args:
         settings: The run; None if its settings were not read.
-        error: What was raised.
+        error: The exception.
 
     Returns:
         The file.

@@ -1,4 +1,4 @@
-"""What learns from a run's episodes: the algorithm, by their rewards, or distillation, from a teacher."""
+"""Learners from a run's episodes: the algorithm, by their rewards, or distillation, from a teacher."""
 
 import asyncio
 from collections.abc import Callable
@@ -47,7 +47,7 @@ async def make_learner(
 
     Args:
         settings: The run.
-        models: What it trains and reads.
+        models: Models to train and to read.
         policy: The policy's tokenizer and renderer.
         stack: Closes the resources that the learner opens.
         say: Receives messages for people about skipped optimizer steps.

@@ -92,7 +92,7 @@ def large_imports(what: str) -> Iterator[None]:
     each time.
 
     Args:
-        what: What needs the imports, for the error.
+        what: The feature that needs the imports, for the error.
 
     Raises:
         MissingExtraError: If a package of an extra is not installed.

@@ -115,8 +115,8 @@ def save_policy(
 
     Args:
         backend: The policy.
-        policy: What it was made from.
-        directory: Where to; a folder of its own is made there.
+        policy: The policy's tokenizer or processor, among others.
+        directory: The parent folder; the policy gets a folder of its own there.
         checkpoint: The checkpoint that holds the same weights, if there is one.
     """
     folder = directory / (ADAPTER_FOLDER if backend.has_adapter else MODEL_FOLDER)

@@ -1,4 +1,4 @@
-"""What hands a run its groups: the scheduler of episodes, and the rollout log that outlives the process."""
+"""Sources of a run's groups: the scheduler of episodes, and the rollout log that outlives the process."""
 
 from pathlib import Path
 

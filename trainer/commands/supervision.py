@@ -21,7 +21,7 @@ from rollgym.trainer.records.checkpoint_store import CheckpointStore
 from rollgym.trainer.records.run_metrics import RUN_METRICS
 
 _ENDS = (ConnectionError, TimeoutError, WriteError, RunError)
-"""What ends a run for a reason that a user can mend."""
+"""Errors that end a run for a reason that a user can fix."""
 
 Attempt = Callable[[RunSettings, CheckpointStore, RunConsole, Ending, AsyncExitStack], Awaitable[None]]
 """One attempt at a run, from its present state to its end."""
@@ -44,7 +44,7 @@ async def run_supervised(
 
     Args:
         settings: The run's settings, already checked.
-        ending: Ends the run before its time, in order.
+        ending: Requests an early, orderly end.
         attempt: Runs the training, from the start or from the newest checkpoint.
         roles: The roles that survive from one attempt to the next; they are closed at the end.
 

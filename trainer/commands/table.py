@@ -115,7 +115,7 @@ def _add_replay(parser: Parser) -> None:
 
 
 def _replay(invocation: Invocation) -> int:
-    """Take steps of a run again; its settings are those that it wrote."""
+    """Repeat steps of a run, with the settings that it wrote."""
     with large_imports("replay"):
         from transformers.utils.logging import disable_progress_bar
 

@@ -67,7 +67,7 @@ async def train(settings: RunSettings, ending: Ending, command: str = "train") -
 
     Args:
         settings: The run.
-        ending: Ends the run before its time, in order.
+        ending: Requests an early, orderly end.
         command: "train", or "distill" if the policy learns from a teacher on its own episodes.
 
     Raises:

@@ -36,7 +36,7 @@ def settings_command(
     Args:
         name: The word for it.
         summary: Its line in the list of commands.
-        description: What its --help begins with.
+        description: First paragraph of its --help.
         carry_out: Does it.
         add_arguments: Adds the words that it understands besides those of all of them.
         check: Raises `ConfigError` for words that do not go together, before settings are read.

@@ -14,7 +14,7 @@ _DIMENSIONS: dict[str, tuple[str, ...]] = {
     "deepspeed": ("data",),
     "megatron": ("data", "tensor", "pipeline", "context", "expert"),
 }
-"""What each kind can divide."""
+"""The dimensions that each kind of backend can shard."""
 _READ_BY: dict[str, tuple[BackendKind, ...]] = {
     "zero_stage": ("deepspeed",),
     "sequence_parallel": ("megatron",),
@@ -40,7 +40,7 @@ class MeshSettings(Settings):
 
 
 class BackendSettings(Settings):
-    """What computes the training steps of the policy and the critic."""
+    """The backend that computes the training steps of the policy and the critic."""
 
     kind: BackendKind = Field(
         "torch",

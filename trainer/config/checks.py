@@ -1,4 +1,4 @@
-"""What settings name outside of themselves, files and code: all of it is looked for before anything else is begun."""
+"""Checks that the files and code that settings name exist, before any other work begins."""
 
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec

@@ -42,7 +42,7 @@ def load_settings(
         path: A YAML file, or the name of a configuration of the package (`shipped_configs`); None for defaults.
         overrides: Words such as `rollout.group_size=16`, whose value is read by `read_word`; or a mapping of settings,
             whose sections are laid over the file's key by key.
-        command: What they are for: that of a pipeline needs its section.
+        command: The command that reads them; a pipeline's command needs its section.
 
     Raises:
         ConfigError: If the file, a word or a value is not understood.

@@ -30,7 +30,7 @@ class LoraSettings(Settings):
 
 
 class VisionSettings(Settings):
-    """What the tiny policy sees pictures with: LLaVA's way, a CLIP tower whose patches become tokens."""
+    """The tiny policy's vision tower: as in LLaVA, a CLIP tower whose patches become tokens."""
 
     image_size: int = Field(
         32,

@@ -1,4 +1,4 @@
-"""What `model.path` may name: a folder, a GGUF file, a package that brings one, or a model of the hub."""
+"""Reads `model.path`: a folder, a GGUF file, a package that contains one, or a model of the hub."""
 
 import os
 import re
@@ -10,10 +10,10 @@ from rollgym.extras import install_line
 from rollgym.trainer.core.errors import ConfigError
 
 PACKAGE = "package:"
-"""What stands before the name of an installed Python package that brings a model as a GGUF file."""
+"""Prefix of the name of an installed Python package that contains a model as a GGUF file."""
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?")
-"""What a model on the Hugging Face hub may be called."""
+"""Pattern of a model's name on the Hugging Face hub."""
 
 _SUFFIX = ".gguf"
 _PART = re.compile(r".*-\d{5}-of-\d{5}\.gguf", re.IGNORECASE)

@@ -78,7 +78,7 @@ class OptimizerSettings(Settings):
     @field_validator("tokens_per_micro_batch", mode="before")
     @classmethod
     def _is_an_amount_or_auto(cls, value: object) -> object:
-        """Say it in one line: of several types, each would be complained about."""
+        """Report one error in one line: a union of types would report one for each."""
         number = int(value) if isinstance(value, str) and value.isascii() and value.isdigit() else value
         if number != "auto" and not (type(number) is int and 1 <= number <= 1_000_000_000):
             shown = str(value)[:60]

@@ -1,4 +1,4 @@
-"""What a run leaves behind: reports in its own files and to third-party trackers, and checkpoints."""
+"""Output of a run: reports in its own files and to third-party trackers, and checkpoints."""
 
 import warnings
 from typing import Literal, Self
@@ -51,7 +51,7 @@ class MlflowSettings(Settings):
 
 
 class TrackingSettings(Settings):
-    """Where a run reports to, beside metrics.jsonl. A tracker that fails never ends the run."""
+    """Trackers that a run reports to, beside metrics.jsonl. A failing tracker never ends the run."""
 
     tensorboard: bool = True
     wandb: WandbSettings | None = Field(None, description="Report to Weights & Biases too; {} for defaults.")

@@ -1,4 +1,4 @@
-"""What is played for training, and how."""
+"""Settings of the episodes that are played for training."""
 
 from typing import Any, Literal, Self
 
@@ -32,7 +32,7 @@ _SET_BY_US = frozenset({"conversation", "tools", "tokenize", "add_generation_pro
 
 
 class PromptSettings(Settings):
-    """What of an episode the policy is shown."""
+    """The parts of an episode that the policy is shown."""
 
     context: Literal["full_history", "last_turns", "single_turn", "compaction"] = Field(
         "full_history",

@@ -9,7 +9,7 @@ _OF_OUR_PROMPTS = ("context", "turns", "instruction", "tools", "examples", "cust
 """The keys of `prompt` that build conversations from episodes; the others concern any use of the chat template."""
 _OF_EVALUATION_SETS = ("sampled", "greedy", "interim_episodes")
 _OF_THE_STREAM = ("shuffle", "weight", "domain")
-"""What of a data set decides which row is played when, and what its tasks are called among others."""
+"""Keys of a data set that decide the order of its rows, and the names of its tasks among others."""
 
 
 def check_unread(settings: RunSettings) -> None:

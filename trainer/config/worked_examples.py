@@ -48,7 +48,7 @@ def read_examples(
 
     Args:
         examples: The messages, or the file that holds them, in YAML or JSON; None without examples.
-        placement: Where the environment's instruction goes (`prompt.instruction`).
+        placement: Place of the environment's instruction (`prompt.instruction`).
 
     Raises:
         ConfigError: If a file cannot be read, or the messages are not whole turns.

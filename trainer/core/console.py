@@ -90,7 +90,7 @@ class RunConsole:
         self._redraw()
 
     def advance(self, done: int) -> None:
-        """Say how much is done of what was begun."""
+        """Report the progress of the present task."""
         if self._bar is not None:
             self._progress.update(self._bar, completed=done)
             self._redraw()

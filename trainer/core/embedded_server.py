@@ -47,7 +47,7 @@ async def embedded_server(
     its environments for expert actions: a warm start does.
 
     Args:
-        environments: What it serves beside the built-in ones, as `module:Class` or `name=module:Class`.
+        environments: Environments beside the built-in ones, as `module:Class` or `name=module:Class`.
         words: Further arguments of its command line.
         restarts: Restarts a server that ends by itself, at the same address, as operators do with others; clients
             that wait for it find it there.

@@ -28,7 +28,7 @@ class RoleDiedError(RunError):
     """A process of a role has died; its work can be restarted.
 
     Attributes:
-        role: What the settings call it, such as `actor_train`.
+        role: Its name in the settings, such as `actor_train`.
         node: Its machine, for people; empty if it was beside the driver.
         killed: Whether it was killed, as the system does when memory runs out.
         with_its_node: Whether its whole machine has failed.
@@ -56,7 +56,7 @@ class RoleLostError(RunError):
     """A process of a role died repeatedly, and the run cannot continue; the message says why and what to do.
 
     Attributes:
-        role: What the settings call it.
+        role: Its name in the settings.
         node: Its last machine; empty if it was beside the driver.
     """
 
@@ -75,4 +75,4 @@ class PluginError(TrainerError):
 
 
 class InvalidNumberError(Exception):
-    """What should be a number is not finite, not a number at all, or too large to compute with."""
+    """A value that should be a number is not finite, not a number at all, or too large to compute with."""

@@ -26,7 +26,7 @@ def finite_number(value: object, name: str) -> float:
 
     Args:
         value: A number of Python's, numpy's or torch's. A boolean is none, and neither is text.
-        name: What it is, for the message.
+        name: Its name, for the message.
 
     Raises:
         InvalidNumberError: If it is not a number, not finite, or larger than `LARGEST`.
@@ -49,7 +49,7 @@ def integers_within(values: Sequence[Any], span: range, name: str, remedy: str =
     Args:
         values: The integers. A boolean is refused.
         span: The allowed range.
-        name: What each of them is, for the message.
+        name: The name of such an integer, for the message.
         remedy: What to do if a value is not allowed.
 
     Raises:

@@ -29,7 +29,7 @@ class Plugin:
 
     Attributes:
         setting: The setting that names it, such as `rollout.reward`.
-        path: How it is named, `module:attr`.
+        path: Its name, `module:attr`.
         function: The attribute itself.
     """
 
@@ -75,8 +75,8 @@ class Plugin:
         """Return what it has returned, or what a generator of its yields, as a list.
 
         Args:
-            given: What it has returned.
-            expected: What it must return, for the message.
+            given: The returned value.
+            expected: Description of a correct value, for the message.
             ordered: Whether an element belongs to a place, so that a set says nothing.
 
         Raises:
@@ -115,7 +115,7 @@ class Plugin:
 
         Args:
             what: Said of it, such as "returned 3 rewards for 4 turns".
-            error: What it raised, if it did.
+            error: The exception that it raised, if any.
         """
         return PluginError(f"{self.setting} '{self.path}' {what} ({self._place(error)})")
 

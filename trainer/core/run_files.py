@@ -1,4 +1,4 @@
-"""What a run writes to its directory, and a disk that does not take it."""
+"""Writes files of a run's directory, and reports errors of the disk."""
 
 import errno
 import json
@@ -33,7 +33,7 @@ def write_errors(path: Path) -> Iterator[None]:
     """Name the file in what goes wrong while it is written.
 
     Args:
-        path: What is written inside the context, a file or a folder.
+        path: The file or folder that is written inside the context.
 
     Raises:
         WriteError: In place of every `OSError`, and of what libraries make of one.

@@ -21,7 +21,7 @@ def run_lock(directory: Path, setting: str = "output_dir") -> Iterator[None]:
 
     Args:
         directory: The directory; it is made if need be.
-        setting: What named it; for people.
+        setting: The setting that named the path; for people.
 
     Raises:
         ConfigError: If another process holds it, or the directory cannot be written.
@@ -53,7 +53,7 @@ def output_lock(path: Path, option: str = "--output") -> Iterator[None]:
 
     Args:
         path: A file, which is made if need be, or a folder that is there.
-        option: What named it; for people.
+        option: The option that named the path; for people.
 
     Raises:
         ConfigError: If another process holds it, or it cannot be written.

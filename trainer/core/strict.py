@@ -54,7 +54,7 @@ def _too_large(value: Any, place: str) -> Iterator[str]:
 
 
 JsonObject = Annotated[dict[str, JsonValue], AfterValidator(_json_object)]
-"""What goes over the wire as it is."""
+"""A JSON object that is sent over the wire unchanged."""
 
 
 def _server_url(value: str) -> str:

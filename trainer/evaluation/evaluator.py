@@ -29,9 +29,9 @@ class Evaluator:
 
     Attributes:
         settings: The run.
-        player: Who plays with the policy.
+        player: Plays with the policy.
         pool: The environments.
-        console: Where results are said.
+        console: Shows the results.
         evaluation_sets: The fixed sets of tasks.
         source: The tasks that the run trains on.
     """

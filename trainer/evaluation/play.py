@@ -39,7 +39,7 @@ class NoBlindBaselineError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """What a player reached on an evaluation set.
+    """A player's results on an evaluation set.
 
     Attributes:
         success: Success rate with its 95 % interval, over episodes that ended with a result.

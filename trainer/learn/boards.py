@@ -170,8 +170,8 @@ class WandbBoard:
     """Weights & Biases.
 
     Args:
-        settings: Where to report to.
-        run: What is reported.
+        settings: Settings of the tracker.
+        run: The run to report.
     """
 
     def __init__(self, settings: WandbSettings, run: RunIdentity) -> None:
@@ -213,8 +213,8 @@ class SwanlabBoard:
     """SwanLab.
 
     Args:
-        settings: Where to report to.
-        run: What is reported.
+        settings: Settings of the tracker.
+        run: The run to report.
     """
 
     def __init__(self, settings: SwanlabSettings, run: RunIdentity) -> None:
@@ -248,8 +248,8 @@ class MlflowBoard:
     """MLflow.
 
     Args:
-        settings: Where to report to.
-        run: What is reported.
+        settings: Settings of the tracker.
+        run: The run to report.
     """
 
     def __init__(self, settings: MlflowSettings, run: RunIdentity) -> None:
@@ -319,7 +319,7 @@ class MlflowBoard:
             self._client.log_batch(self._run_id, metrics=metrics[start : start + _MLFLOW_METRICS])
 
     def close(self) -> None:
-        """Say that the run is over."""
+        """Mark the run as finished."""
         self._client.set_terminated(self._run_id)
 
 

@@ -32,7 +32,7 @@ def conversation_rows(
 
     Args:
         renderer: The policy's.
-        conversation: What is rendered.
+        conversation: The conversation to render.
         roles: Whose messages are learnt.
 
     Raises:

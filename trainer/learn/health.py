@@ -25,8 +25,8 @@ class Sign:
     """Why nothing could be learnt in a step.
 
     Attributes:
-        reason: What was the case.
-        remedy: What to do about it.
+        reason: Why nothing could be learnt.
+        remedy: What the user can do about it.
         solved: Whether it is because there is nothing left to learn: all episodes were solved.
     """
 
@@ -85,7 +85,7 @@ def _share_alike(
 
 
 def _rewards(trajectory: Trajectory) -> tuple[tuple[int, float], ...]:
-    """What an episode was paid, and when; turns that paid nothing do not count."""
+    """An episode's rewards and their turns; turns without a reward do not count."""
     return tuple((index, turn.reward) for index, turn in enumerate(trajectory.turns) if turn.reward)
 
 
@@ -99,7 +99,7 @@ def _replies(trajectory: Trajectory) -> tuple[tuple[int, ...], ...]:
 
 @dataclass(frozen=True, slots=True)
 class Learning:
-    """What a run learns from, as far as it tells whether there is anything to learn.
+    """The sources of a run's learning signal, which decide whether there is anything to learn.
 
     Attributes:
         rewards: Whether from rewards; a teacher says something of every reply, however it is paid.
@@ -118,7 +118,7 @@ def sign_of(metrics: Mapping[str, Any], learning: Learning) -> Sign | None:
 
     Args:
         metrics: The step's.
-        learning: What the run learns from.
+        learning: The sources of the run's learning signal.
     """
     found = _sign(metrics, learning)
     solved = _number(metrics, "rollout/success") == 1.0 and found is not SKIPPED
@@ -148,7 +148,7 @@ class RunHealth:
     """Follows a run step by step.
 
     Args:
-        learning: What the run learns from.
+        learning: The sources of the run's learning signal.
         limit: The run ends after this many steps in a row with nothing to learn from; None never ends it.
         say: Receives messages for people, at the first such step and then ever more rarely.
     """
@@ -164,7 +164,7 @@ class RunHealth:
         self._steps = self._updated = self._solved = 0
 
     def take_up(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Take note of the steps of earlier processes.
+        """Record the steps of earlier processes.
 
         Args:
             rows: The lines of the run's metrics.
@@ -174,7 +174,7 @@ class RunHealth:
                 self._follow(row)
 
     def note(self, step: int, metrics: Mapping[str, float]) -> dict[str, float]:
-        """Take note of a step, and say what is wrong with it, if anything.
+        """Record a step, and report what is wrong with it, if anything.
 
         Args:
             step: The step.
@@ -245,7 +245,7 @@ class RunHealth:
 
 
 def _when(step: int, in_a_row: int) -> str:
-    """Say which steps had nothing to learn from, by words that no step's own line begins with."""
+    """Name the steps that had nothing to learn from, with an opening that no step's own line has."""
     return f"since step {step + 1 - in_a_row} (now {step})" if in_a_row > 1 else f"in step {step}"
 
 

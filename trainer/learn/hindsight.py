@@ -22,7 +22,7 @@ class HindsightRow:
     """A row that shows a reply after its feedback.
 
     Attributes:
-        row: What the teacher reads; the reply's tokens are marked.
+        row: The teacher's input; the reply's tokens are marked.
         source: Index of the batch's row that contains the reply.
         start: Position of the reply's first token in that row.
     """
@@ -39,7 +39,7 @@ class Hindsight:
 
     Args:
         renderer: The policy's.
-        settings: What the feedback contains.
+        settings: The contents of the feedback.
         longest: Tokens of the longest row.
 
     Raises:

@@ -41,13 +41,13 @@ _MEMORY = "algorithm"
 
 @dataclass(frozen=True, slots=True)
 class Models:
-    """What an update trains and reads.
+    """The models that an update trains and reads.
 
     Attributes:
         policy: The policy.
         critic: The value model, if the algorithm has one.
         reference: The policy as the run began, if the algorithm has a KL penalty.
-        memory: What the algorithm remembers between steps.
+        memory: The algorithm's state between steps.
     """
 
     policy: TrainBackend
@@ -62,7 +62,7 @@ class Models:
         return states | ({_MEMORY: remembered} if remembered else {})
 
     def load_state_dicts(self, states: Mapping[str, Any]) -> None:
-        """Take up what a checkpoint held.
+        """Restore the state of a checkpoint.
 
         Raises:
             ValueError: If it is of other models.
@@ -98,7 +98,7 @@ class Learner:
 
     Args:
         settings: The algorithm.
-        models: What is trained and read.
+        models: The models to train and to read.
         seed: The run's seed; minibatches are drawn from a stream below it.
         max_skipped_steps: Optimizer steps in a row that may be skipped because loss or gradient is not finite.
         truncated: Whether tokens were drawn from a part of the vocabulary. Their log-probabilities then cannot be

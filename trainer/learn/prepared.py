@@ -1,4 +1,4 @@
-"""What an optimizer step needs of all its rows before they are divided among micro-batches and ranks."""
+"""Computes what an optimizer step needs of all its rows before they are split into micro-batches and ranks."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -35,7 +35,7 @@ def prepared_rows(
         rows: All rows of the step.
         episodes: The episode of each.
         updates: Optimizer steps of the batch before this one.
-        seed: What tokens are drawn with.
+        seed: Seed for drawing tokens.
     """
     fields = PolicyFields.padded(rows)
     current = fields.old

@@ -1,4 +1,4 @@
-"""What a training step was like: episodes, replies, outcomes, where its time went, and memory. Pure functions.
+"""Metrics of a training step: episodes, replies, outcomes, time and memory. Pure functions.
 
 `records/run_metrics.py` says of every number what it is.
 """
@@ -19,7 +19,7 @@ from rollgym.trainer.records.timeline import Phase, Timeline
 from rollgym.trainer.records.trajectory import Outcome, Trajectory
 
 _OF_THE_WAIT = (Phase.GENERATE, Phase.ENVIRONMENT, Phase.VERIFY)
-"""What of the time in which a step waits for episodes has a name of its own; the rest is `wait`."""
+"""Named phases of the time in which a step waits for episodes; the rest is `wait`."""
 
 
 @dataclass(frozen=True, slots=True)

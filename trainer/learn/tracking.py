@@ -1,4 +1,4 @@
-"""Where a run reports to: metrics.jsonl, TensorBoard, other trackers, and every episode as text and ids."""
+"""Outputs that a run reports to: metrics.jsonl, TensorBoard, other trackers, and every episode as text and ids."""
 
 import math
 import os
@@ -34,7 +34,7 @@ class Tracker:
 
     Args:
         directory: The run's directory.
-        settings: Which trackers are on.
+        settings: Settings that enable trackers.
         resume_step: The step that the run begins with. What earlier processes wrote of it and later steps is void
             and cut; it will be written again.
         boards: Third-party trackers that receive the same records.
@@ -125,7 +125,7 @@ class Tracker:
             self._digests.flush()
 
     def unmeasured(self) -> str | None:
-        """Say that nothing measures the metric that checkpoints are chosen by; None if something does."""
+        """Return a warning if no measurement has the metric that selects checkpoints; else None."""
         named = self._watched
         if named is None or named in self.names:
             return None

@@ -1,4 +1,4 @@
-"""What an update was like: its optimizer steps, and how far the sampling policy was from the trained one."""
+"""Metrics of an update: its optimizer steps, and how far the sampling policy was from the trained one."""
 
 from collections.abc import Sequence
 

@@ -22,7 +22,7 @@ from rollgym.trainer.models.shape import ModelShape
 
 @dataclass(frozen=True, slots=True)
 class TrainingWork:
-    """What an update computes.
+    """The operations of an update.
 
     Attributes:
         shape: The model.

@@ -1,4 +1,4 @@
-"""What a device has of memory, and what it was used at most, as far as torch says it of its kind."""
+"""A device's memory and its peak use, as far as torch reports them for its kind."""
 
 import torch
 

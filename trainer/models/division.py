@@ -6,7 +6,7 @@ from typing import Any, Protocol
 from rollgym.trainer.core.errors import ConfigError
 
 FAMILIES = ("llama", "qwen2", "qwen3", "qwen3_moe")
-"""What models are called (`model_type` of their config.json) whose layers are built here."""
+"""Families (`model_type` of config.json) whose layers are built here."""
 
 _ROTATIONS = ("default", "linear", "llama3")
 """Kinds of rotary embeddings that are a table of frequencies, and nothing else."""
@@ -44,7 +44,7 @@ def check_layout(config: Any, mesh: Mesh, *, sequence_parallel: bool = True) -> 
 
     Args:
         config: The model's configuration.
-        mesh: How ranks share the work.
+        mesh: The division of work among ranks.
         sequence_parallel: Whether activations between layers are divided over the ranks of a layer.
 
     Raises:

@@ -203,7 +203,7 @@ def save_weights(model: PreTrainedModel, directory: Path, shard_bytes: int = SHA
 
     Args:
         model: The model; adapters are added to the weights.
-        directory: Where to; it is made if need be, and what it holds of another model's weights is removed.
+        directory: The target; created if missing, and cleared of another model's weights.
         shard_bytes: Size from which on another file is begun.
     """
     write_model(model, hub_tensors(model), model.dtype, directory, shard_bytes)
@@ -222,7 +222,7 @@ def write_model(
         model: Whose configuration is written.
         tensors: The weights, by the names that they have on the hub.
         dtype: Type of their numbers.
-        directory: Where to; it is made if need be, and what it holds of another model's weights is removed.
+        directory: The target; created if missing, and cleared of another model's weights.
         shard_bytes: Size from which on another file is begun.
     """
     directory.mkdir(parents=True, exist_ok=True)

@@ -180,7 +180,7 @@ def save_adapter(model: nn.Module, directory: Path) -> None:
 
     Args:
         model: A model with adapters.
-        directory: Where to; it is made if need be.
+        directory: The target; created if missing.
 
     Raises:
         ValueError: If it has none.
@@ -194,7 +194,7 @@ def write_adapter(model: nn.Module, tensors: Mapping[str, Tensor], directory: Pa
     Args:
         model: A model with adapters.
         tensors: Adapters by the names that peft saves them with, on the processor.
-        directory: Where to; it is made if need be.
+        directory: The target; created if missing.
 
     Raises:
         ValueError: If there are none.

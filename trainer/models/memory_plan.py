@@ -26,7 +26,7 @@ GIB = 2**30
 LOGITS_AT_ONCE = 2**26
 """Numbers of logits that a policy holds at one time; more are computed in parts."""
 RUNTIME_BYTES = 1 * GIB
-"""What an accelerator's runtime, its kernels and the allocator's gaps take beside tensors."""
+"""Bytes of an accelerator's runtime, its kernels and the allocator's gaps, beside tensors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class Training:
     """How a model is trained.
 
     Attributes:
-        number_bytes: Of the type that is computed in: 4 or 2.
+        number_bytes: Bytes of the number format for computation: 4 or 2.
         micro_batch_tokens: Tokens of a micro-batch, padding included.
         checkpointing: Whether activations are computed once more for the gradient.
         adapters: Parameters of LoRA's adapters; 0 if all weights are trained.
@@ -125,8 +125,8 @@ class Need:
         weights: Weights, as they are computed with and as the optimizer has them.
         gradients: Gradients.
         optimizer: AdamW's two averages.
-        activations: What a micro-batch keeps, logits included.
-        workspace: What is there for a moment: gathered layers, the optimizer's intermediate numbers.
+        activations: Bytes that a micro-batch keeps, logits included.
+        workspace: Temporary bytes: gathered layers, the optimizer's intermediate numbers.
         cache: Keys and values of what is being sampled.
         host: In the memory of the host, and not of a device.
     """
@@ -146,7 +146,7 @@ class Need:
 
     @property
     def moment(self) -> int:
-        """What a step takes on top: a micro-batch and the optimizer's own work are not at the same time."""
+        """Additional bytes during a step: a micro-batch and the optimizer's own work never overlap."""
         return self.gradients + max(self.activations, self.workspace)
 
 
@@ -155,8 +155,8 @@ class Part:
     """One model of a run, or who samples from it.
 
     Attributes:
-        name: What it is: policy, critic, reference, engine, or by its own name a teacher or a judge.
-        need: What it needs of each of its devices.
+        name: Its name: policy, critic, reference, engine, or by its own name a teacher or a judge.
+        need: Its memory on each of its devices.
         alone: Whether these are other devices than the policy's.
         sleeps: Whether it leaves its memory to the others while they train.
         devices: Their numbers, if other parts that are `alone` may share them.
@@ -171,12 +171,12 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """What the parts of a run need of a device.
+    """The memory that the parts of a run need on a device.
 
     Attributes:
         parts: The parts.
         device_bytes: Memory of a device.
-        uncounted: What is not among the parts, and why.
+        uncounted: Models that are not among the parts, and why.
     """
 
     parts: tuple[Part, ...]

@@ -20,13 +20,13 @@ from transformers import AttentionInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 Attention = tuple[Tensor, Tensor | None]
-"""What attention computes `[rows, tokens, heads, width]`, and its weights, which are unused."""
+"""The output of attention `[rows, tokens, heads, width]`, and its weights, which are unused."""
 
 _FLASH = "flash_attention"
 _HALF = (torch.bfloat16, torch.float16)
 """Numbers that kernels for rows of unequal lengths compute in."""
 _BOUNDS = "cu_seq_lens_q"
-"""What the library calls the argument with the boundaries of packed rows."""
+"""The library's name of the argument with the boundaries of packed rows."""
 
 
 def _torch_kernel() -> Callable[..., Any] | None:
@@ -44,7 +44,7 @@ _TORCH_KERNEL = _torch_kernel()
 
 @dataclass(frozen=True, slots=True)
 class PackedRows:
-    """Where rows that stand behind each other begin and end.
+    """The boundaries of rows that are packed one after another.
 
     Attributes:
         bounds: The first token of each row, and the end of the last, int32 `[rows + 1]`.
@@ -124,9 +124,9 @@ def attention_forward(
         query: `[rows, heads, tokens, width]`; one row if several are packed.
         key: Keys, maybe of fewer heads.
         value: Their values.
-        attention_mask: What a token sees; unused if rows are packed.
+        attention_mask: Mask of the tokens that a token sees; unused if rows are packed.
         scaling: Factor of the scores.
-        sliding_window: How many tokens a token sees, itself among them; None for all before it.
+        sliding_window: Number of tokens that a token sees, including itself; None for all before it.
         given: Further arguments of the library.
 
     Raises:

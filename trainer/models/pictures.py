@@ -1,4 +1,4 @@
-"""What a model reads of pictures: its processor's tensors, and their features in the places of their tokens."""
+"""A model's inputs for pictures: its processor's tensors, and their features in the places of their tokens."""
 
 import inspect
 from collections.abc import Mapping, Sequence
@@ -41,13 +41,13 @@ class ImageTensors:
     """The pictures of a few rows, equal ones once.
 
     Attributes:
-        inputs: What the model reads of them, all together.
+        inputs: The model's inputs for all pictures together.
         row: Row of each placeholder token, int64 `[n]`.
         column: Its column, int64 `[n]`.
         which: Feature that stands in its place, among those of all pictures in order, int64 `[n]`.
         positions: Positions of all tokens in time, height and width, int64 `[3, rows, tokens]`, for models whose
             pictures have such; None for others.
-        shifts: How far the positions behind each row are from its number of tokens; 0 without positions.
+        shifts: Offset between each row's next position and its number of tokens; 0 without positions.
     """
 
     inputs: Mapping[str, Tensor]

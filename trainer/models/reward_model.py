@@ -40,7 +40,7 @@ def save_reward_model(
         model: The language model that it began with: its configuration.
         parameters: The trained weights, by the names of `RewardModel`'s modules.
         tokenizer: Its tokenizer, which is written beside it.
-        directory: Where to.
+        directory: The target folder.
 
     Raises:
         ConfigError: If transformers has no such class for this family.

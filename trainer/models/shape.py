@@ -1,4 +1,4 @@
-"""What a causal language model is made of, read off its config.json: no weights, no torch.
+"""The sizes of a causal language model, read from its config.json: no weights, no torch.
 
 Counts hold for decoders of the families that are trained here (Llama, Mistral and Mixtral, Qwen2, Qwen3 and its
 mixtures of experts, Gemma-2 and 3, Granite): gated feed-forward layers, grouped-query attention, RMS norms.
@@ -73,7 +73,7 @@ class ModelShape:
         tied: Whether input and output embedding are one.
         sparse_layers: Layers that have experts in place of a dense feed-forward.
         experts: Experts of such a layer.
-        experts_per_token: How many of them a token takes.
+        experts_per_token: Number of experts that process a token.
         expert_width: Width of an expert.
         biased: Whether queries, keys and values have biases.
         output_biased: Whether the attention's output has one.

@@ -24,7 +24,7 @@ def disk_errors(file: Path) -> Iterator[None]:
     """Raise what safetensors says of a disk as the error of the system that it is.
 
     Args:
-        file: What is written inside the context.
+        file: The file that is written inside the context.
 
     Raises:
         OSError: If the disk does not take it.
@@ -56,7 +56,7 @@ class ShardWriter:
     _files: list[list[str]] = field(default_factory=list)
 
     def add(self, name: str, tensor: Tensor) -> None:
-        """Take a tensor; it is written now or later."""
+        """Add a tensor; it is written now or later."""
         size = tensor.numel() * tensor.element_size()
         if self._held and self._held_bytes + size > self.limit:
             self._write()

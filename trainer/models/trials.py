@@ -12,7 +12,7 @@ UNLIKE = (
     TypeError,
     ValueError,
 )
-"""What a model's code raises that makes something else of its inputs than other families do."""
+"""Errors of a model's code that treats its inputs differently from other families."""
 
 
 def why_not_by_keys_and_values(config: Any) -> str | None:

@@ -14,7 +14,7 @@ class Box(NamedTuple):
     """A box of an array that is a contiguous run of its numbers in row-major order.
 
     Attributes:
-        own: Which of the numbers it is.
+        own: The part of the run that the box covers.
         offset: Its first index in each dimension of the array.
         sizes: Its sizes.
     """

@@ -27,7 +27,7 @@ _PART = ".pt"
 
 @dataclass(frozen=True, slots=True)
 class RunState:
-    """Where a run stands.
+    """A run's progress.
 
     Attributes:
         step: The next training step.

@@ -51,7 +51,7 @@ def from_record(record: Sequence[str | int], tokens: int) -> Experts:
     """Read what `as_record` returned.
 
     Args:
-        record: What was read.
+        record: The record to read.
         tokens: Tokens of the sequence.
 
     Raises:

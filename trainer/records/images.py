@@ -27,7 +27,7 @@ class Picture:
 
     Args:
         pixels: uint8 `[height, width, 3]`, RGB.
-        inputs: What the model reads of it, by the names of its forward's arguments; tensors whose first dimension
+        inputs: The model's inputs for it, by the names of its forward's arguments; tensors whose first dimension
             counts pictures or parts of them. None until a processor has made it.
 
     Raises:

@@ -17,7 +17,7 @@ LEDGER_FILE = "ledger.jsonl"
 
 
 class Fate(StrEnum):
-    """What can happen to a task."""
+    """The events of a task."""
 
     ISSUED = "issued"
     TRAINED = "trained"
@@ -61,7 +61,7 @@ class Ledger:
 
         Args:
             index: The task.
-            reason: What tasks are counted by.
+            reason: The reason, which tasks are counted by.
             detail: More on this one, for people.
         """
         more = {"detail": detail} if detail else {}

@@ -32,7 +32,7 @@ class SavedPieces:
     """A part of a checkpoint that lies in a folder.
 
     Args:
-        folder: Where.
+        folder: The folder.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -39,9 +39,9 @@ class Entry(NamedTuple):
     """One thing that an episode was answered.
 
     Attributes:
-        kind: What it is; the log does not look at it.
+        kind: Its type; the log does not interpret it.
         key: The episode.
-        fields: What msgpack can hold.
+        fields: Values that msgpack can encode.
     """
 
     kind: str

@@ -56,7 +56,7 @@ class RewardPartSchema(_Schema):
 
 
 class RewardMixtureSchema(_Schema):
-    """What a task's reward is made of; see `rollgym.trainer.tasks.task.RewardMixture`."""
+    """The parts of a task's reward; see `rollgym.trainer.tasks.task.RewardMixture`."""
 
     own: _Number
     parts: list[RewardPartSchema]

@@ -96,10 +96,10 @@ class Segment:
         self.turn_index += [turn] * len(ids)
 
     def append_experts(self, experts: Experts) -> None:
-        """Take up the experts of the tokens of which none are known yet.
+        """Store the experts of the tokens whose experts are unknown so far.
 
         Args:
-            experts: Of the segment's tokens from the first on, as the server computed them for its last reply.
+            experts: Experts of the segment's tokens from the first on, as the server computed them for its last reply.
         """
         known = 0 if self.experts is None else len(self.experts)
         more = experts[known : len(self.ids)]
@@ -131,8 +131,8 @@ class Segment:
         """Return the segment that data describe.
 
         Args:
-            data: What `as_record` wrote.
-            name: What it is called in messages.
+            data: The output of `as_record`.
+            name: Its name in messages.
             lengths: Tokens of each of the episode's segments.
 
         Raises:

@@ -1,4 +1,4 @@
-"""What an episode waited for, moment by moment: its parts sum to the whole, however its waits overlap."""
+"""An episode's waits over time: its parts sum to the whole, however its waits overlap."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -8,7 +8,7 @@ from typing import Self
 
 
 class Phase(StrEnum):
-    """What an episode can wait for. If several occur at one time, the first of them in this order counts."""
+    """The things that an episode can wait for. If several occur at one time, the first of them in this order counts."""
 
     GENERATE = "generate"
     VERIFY = "verify"

@@ -1,4 +1,4 @@
-"""What an episode leaves behind, turn by turn: what was said, what came of it, and the tokens as they were sampled.
+"""The record of an episode, turn by turn: the texts, their results, and the tokens as they were sampled.
 
 As plain data (`rollgym.trainer.records.schema`) a trajectory is complete: it can be read back.
 """
@@ -50,8 +50,8 @@ class Turn:
         segment: Index of the segment that holds the reply.
         start: First token of the reply in that segment.
         end: One past the last token of the reply in that segment.
-        observation: What the policy was shown, as text.
-        reply: What the policy said, as text; for people, never the record.
+        observation: The observation that the policy was shown, as text.
+        reply: The reply as text; for people, never the record.
         reward: Reward of the step, format penalty included.
         anchor: Key of the state in which the reply was given, for step-level grouping; None if unknown.
         action_is_valid: Whether the environment could read the reply.
@@ -132,16 +132,16 @@ class Trajectory:
     """One episode of one task.
 
     Attributes:
-        task: What was played.
-        member: Which of the group's episodes this is.
+        task: The task that was played.
+        member: Index of the episode in its group.
         attempt: 0, or how often earlier attempts at this episode failed for reasons of the environment.
         segments: The tokens; one segment if every prompt continued the one before it.
         turns: The turns, in order, summaries among them.
-        outcome: How the episode ended.
+        outcome: The way in which the episode ended.
         detail: A word on the outcome, for people.
         metrics: Numbers of the episode that the environment reported at its end.
-        timeline: What the episode waited for, and when.
-        next_prompt: What the policy would have read next, token ids, if the episode was cut off and the algorithm
+        timeline: The episode's waits, with their times.
+        next_prompt: The policy's next prompt, as token ids, if the episode was cut off and the algorithm
             asks for the value of that; else empty.
     """
 

@@ -1,4 +1,4 @@
-"""Who plays: the policy, a random or a blind player, an expert, a recording, a person."""
+"""Players of episodes: the policy, a random or a blind player, an expert, a recording, a person."""
 
 import asyncio
 import sys
@@ -24,13 +24,13 @@ from rollgym.trainer.rollout.rendering import Prompt
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What a player sees at a turn.
+    """A player's view at a turn.
 
     Attributes:
         turn: Number of the turn, from 0.
         text: The observation as text.
         messages: The observation as messages.
-        info: What the environment said beside it.
+        info: The environment's `info`.
     """
 
     turn: int
@@ -63,9 +63,9 @@ class ModelActor:
     """The policy: prompts token in, replies token out.
 
     Args:
-        client: Where replies are sampled.
+        client: The inference client.
         prompts: This episode's prompt builder.
-        sampling: How replies are sampled; its stop tokens are those of the chat template.
+        sampling: Sampling parameters of replies; the stop tokens are those of the chat template.
         max_length: Longest row in tokens.
         seed: The run's seed; every reply draws from a stream of its own below it.
         purpose: Name of the family of streams, such as "train" or "evaluate".

@@ -130,7 +130,7 @@ class AdmissionWindow:
         return admitted
 
     def finish(self, index: int) -> None:
-        """Say that all episodes of a group ended."""
+        """Mark a group as finished: all its episodes ended."""
         if self._active.get(index) is not _State.RUNNING:
             raise ValueError(f"group {index} is not running")
         self._active[index] = _State.FINISHED

@@ -90,7 +90,7 @@ def outcome_of_end(
 
 
 def step_phase(session: Session) -> Phase:
-    """What an episode waits for while its session takes a step: a step of a verifier is its verdict."""
+    """Return the phase of a wait for a session's step: a step of a verifier is its verdict."""
     return Phase.VERIFY if session.env.kind == "stateless" else Phase.ENVIRONMENT
 
 
@@ -103,7 +103,7 @@ def note_failure(
 
     Args:
         trajectory: The episode.
-        error: What ended it.
+        error: The error that ended it.
         stage: When it ended. What is asked for in order to make a session is the run's, the reset's is the task's, and
             what comes after it may be the policy's.
 

@@ -38,7 +38,7 @@ class DeterministicBatcher(ForwardingClient, EpisodeSlots):
     `leave` when they end, however they end.
 
     Args:
-        client: What answers.
+        client: The client that samples.
         places: Episodes that may run at one time; None for no limit.
     """
 

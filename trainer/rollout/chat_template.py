@@ -14,7 +14,7 @@ from rollgym.trainer.rollout.control_tokens import ControlTokens
 from rollgym.trainer.rollout.tools_in_words import with_tools_in_words
 
 Tool = Mapping[str, Any]
-"""What a tool is called, what it does and what it takes, as chat templates have it."""
+"""A tool's name, description and parameters, in the form of chat templates."""
 
 _JOINED = ("system", "user", "assistant")
 _FIRST, _SECOND, _THIRD = "first-probe", "second-probe", "third-probe"
@@ -99,13 +99,13 @@ class ChatTemplate:
             )
 
     def note(self, text: str) -> None:
-        """Say something about the template, the first time it is found out."""
+        """Report a fact about the template, once."""
         if self.say is not None and text not in self._said:
             self._said.add(text)
             self.say(f"chat template: {text}")
 
     def note_unshown(self, messages: Sequence[Message], tools: Sequence[Tool]) -> None:
-        """Say what of a conversation's tools the template passes over, as templates do in silence.
+        """Report which parts of a conversation's tools the template ignores, as templates do so silently.
 
         The first conversation that has some stands for all.
         """

@@ -1,4 +1,4 @@
-"""What of an episode goes into the next prompt: named policies over messages, no tokens yet.
+"""Selects the parts of an episode for the next prompt: named policies over messages, no tokens yet.
 
 A policy is a function `(history, observation) -> messages`. If the messages of this turn continue those of the last
 one, the prompt continues the stored tokens; if they do not, the turn opens a new segment.

@@ -29,11 +29,11 @@ class _Server:
 
     Attributes:
         client: The connection.
-        limit: How many sessions it allows at one time.
-        lent: How many episodes play in a session, or wait for one.
-        places: How many sessions may still be made.
+        limit: Number of sessions that it allows at one time.
+        lent: Number of episodes that play in a session, or wait for one.
+        places: Number of sessions that may still be made.
         idle: Idle sessions by key, the key that was used last at the end.
-        waiting: Who waits, in order: a key, and a future that gets an idle session of it, or None for a place.
+        waiting: The waiting callers, in order: a key, and a future for an idle session of it, or None for a place.
     """
 
     def __init__(self, client: EnvClient, limit: int) -> None:
@@ -45,7 +45,7 @@ class _Server:
         self.waiting: deque[tuple[str, asyncio.Future[EnvSession | None]]] = deque()
 
     def take_idle(self, key: str | None = None) -> EnvSession | None:
-        """Take an idle session of a key, or one of the key that was not used for longest."""
+        """Remove an idle session of a key, or one of the least recently used key."""
         if key is None:
             key = next(iter(self.idle), "")
         sessions = self.idle.get(key)
@@ -62,7 +62,7 @@ class _Server:
         self.idle.move_to_end(key)
 
     def next_waiting(self, key: str | None = None) -> asyncio.Future[EnvSession | None] | None:
-        """Take who waits for longest (for a key, if given)."""
+        """Remove the caller that has waited longest (for a key, if given)."""
         for position, (wanted, future) in enumerate(self.waiting):
             if key in (None, wanted) and not future.cancelled():
                 del self.waiting[position]
@@ -80,7 +80,7 @@ class EnvironmentPool:
         default_url: Server of the tasks that name none.
         token: Bearer token for all servers.
         encoding: "json" or "msgpack".
-        timeout_s: How long one operation may take, with all that clients do to have it answered.
+        timeout_s: Time limit of one operation, including the client's retries.
         outages: Notified of servers that cannot be reached.
         patience_s: How long to wait for a server that went away.
         connect_s: How long to wait for a server that was never reached.

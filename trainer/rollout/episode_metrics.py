@@ -1,4 +1,4 @@
-"""What an environment counts about an episode, from one number a turn to one an episode."""
+"""An environment's metrics of an episode, aggregated from one number per turn to one per episode."""
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
@@ -44,7 +44,7 @@ class EpisodeMetrics:
         self._refused = 0
 
     def add(self, info: Mapping[str, Any]) -> None:
-        """Take in what a turn's info says: numbers, and booleans as 1 and 0; anything else is ignored.
+        """Read the metrics of a turn's info: numbers, and booleans as 1 and 0; anything else is ignored.
 
         A number that is not finite is ignored, too, and counted as `metrics_refused`.
         """

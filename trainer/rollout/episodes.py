@@ -80,7 +80,7 @@ class EpisodePlayer:
         black_box: Plays with an agent that is a program or a service, in place of the built-in agent.
         make_greedy: Makes the player of an episode that takes the most likely tokens.
         greedy_member: The member of each group that is played so; None for no member.
-        vocabulary: How many token ids the model knows.
+        vocabulary: Number of token ids that the model knows.
     """
 
     pool: EnvironmentPool

@@ -46,7 +46,7 @@ class LoggedSession:
 
     @property
     def env(self) -> EnvInfo:
-        """What the server says of the environment; see `Session`."""
+        """The server's description of the environment; see `Session`."""
         return self._session.env
 
     @property

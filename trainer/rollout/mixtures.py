@@ -23,7 +23,7 @@ async def mix_reward(pool: EnvironmentPool, trajectory: Trajectory) -> None:
     0. A response that does not pass a gate earns nothing, and the verifiers behind the gate are not called.
 
     Args:
-        pool: Where the verifiers are.
+        pool: The environments, which include the verifiers.
         trajectory: The episode; unchanged if its task has no mixture, or its outcome is not a result.
 
     Raises:

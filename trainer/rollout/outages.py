@@ -54,7 +54,7 @@ class OutageReport:
 
         Args:
             address: The server.
-            waiting: How many episodes wait for it.
+            waiting: Number of episodes that wait for it.
         """
         return partial(self._heard, address, waiting)
 

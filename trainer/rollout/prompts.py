@@ -27,8 +27,8 @@ class PromptBuilder:
 
     Args:
         renderer: The policy's chat template, and what reads pictures.
-        context: What of the episode a prompt shows.
-        settings: Where the environment's instruction and its tools go, and whether the policy sums up its history.
+        context: Selects the parts of the episode that a prompt shows.
+        settings: Places of the environment's instruction and tools, and whether the policy summarises its history.
         examples: Worked turns that every prompt shows before the episode.
 
     Attributes:

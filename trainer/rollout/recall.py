@@ -26,7 +26,7 @@ TRAINING = "train"
 """Purpose of the episodes that are logged."""
 
 RESET, STEP = "reset", "step"
-"""What an environment was asked."""
+"""Kinds of requests to an environment."""
 _REPLY, _CUT, _END = "reply", "cut", "end"
 _FIELDS = {RESET: 4, STEP: 6}
 """Fields of an environment's answers, without the index that they have among the episode's."""
@@ -42,7 +42,7 @@ _Drawn = tuple[int | None, GenerationResult]
 
 @dataclass(slots=True)
 class _Past:
-    """What an earlier process left of one attempt at an episode.
+    """An earlier process's log of one attempt at an episode.
 
     Attributes:
         replies: By prompt, in order, each with the seed that it was drawn with.
@@ -165,7 +165,7 @@ class EpisodeTape:
         return self._past.answers[: self._answered]
 
     def reply(self, request: GenerationRequest) -> GenerationResult | None:
-        """Take the reply to a request, if the log has one."""
+        """Return the logged reply to a request and use it up; None without one."""
         if not self._past.replies:
             return None  # the usual case, and hashing a long prompt is costly
         waiting = self._past.replies.get(_digest(request))
@@ -202,7 +202,7 @@ class EpisodeTape:
         return {"unasked_replies": len(left), "unasked_tokens": sum(len(each.token_ids) for each in left)}
 
     def answer(self, kind: str, asked: object) -> Entry | None:
-        """Take the environment's next answer, if the log has it and the question is the same."""
+        """Return the environment's next logged answer and use it up; None if missing or for another question."""
         if not self.goes_on:
             return None
         entry = self._past.answers[self._answered]

@@ -22,7 +22,7 @@ _ROUNDING = 1e-3
 
 
 class RecordError(RunError, ValueError):
-    """What an inference engine answered cannot be recorded: it broke its contract."""
+    """An inference engine's answer cannot be recorded: it broke its contract."""
 
 
 class Recorder:
@@ -79,7 +79,7 @@ class Recorder:
         """Write a placed prompt and the reply to it into its segment.
 
         Args:
-            index: What `place` returned.
+            index: The value that `place` returned.
             result: The reply.
             turn: Turn of the episode that it belongs to.
 
@@ -151,7 +151,7 @@ class _Placed:
 
 
 def _kind(parent: Segment, shared: int, prompt: int) -> PrefixBreak:
-    """Say in what way a prompt of `prompt` ids differs from a segment behind the first `shared` ids."""
+    """Return how a prompt of `prompt` ids differs from a segment after the first `shared` ids."""
     if shared < len(parent.ids) and parent.action_mask[shared]:
         at_start = shared == 0 or parent.turn_index[shared] != parent.turn_index[shared - 1]
         return PrefixBreak.RETRY if at_start and shared == prompt else PrefixBreak.REWRITE
@@ -211,7 +211,7 @@ class _Found:
     Attributes:
         continued: The segment that the prompt continues, if there is one.
         nearest: A segment that begins with as many of the prompt's ids as any does.
-        shared: How many those are.
+        shared: Number of the prompt's first ids that `nearest` begins with.
     """
 
     continued: int | None
@@ -255,7 +255,7 @@ class _PrefixTree:
         return len(segment.ids) == depth and (not shown or shown == images[: len(shown)])
 
     def add(self, index: int) -> None:
-        """Take in what a segment has grown by, and let it be continued."""
+        """Insert a segment's new ids into the tree, so that prompts can continue it."""
         ids = self._segments[index].ids
         node, depth = self._ends.get(index, (self._root, 0))
         while depth < len(ids):

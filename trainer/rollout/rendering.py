@@ -30,7 +30,7 @@ _LONG_PIECE = 512
 
 
 class Prompt(NamedTuple):
-    """What the policy reads.
+    """A prompt of the policy.
 
     Attributes:
         ids: Token ids.
@@ -49,8 +49,8 @@ class ChatRenderer:
         options: Further variables of the template, such as `enable_thinking`.
         stop_ids: Ids that end a reply beside the closing of a turn and the tokenizer's end of text: those of the
             model's generation_config.
-        pictures: What reads pictures for the model; or why it sees none.
-        vocabulary: How many token ids the model knows.
+        pictures: The model's image processor, or the reason why it has none.
+        vocabulary: Number of token ids that the model knows.
 
     Attributes:
         end_of_turn_id: The first id behind a reply, as the template closes it.
@@ -137,7 +137,7 @@ class ChatRenderer:
         """Return the ids that follow a reply: the closing of the policy's turn, new messages, the next opening.
 
         Args:
-            messages: What came after the reply.
+            messages: The messages after the reply.
             last_id: Last id of the reply. If the policy closed its turn itself, the closing id is not repeated.
         """
         return self.read_tail(messages, last_id).ids

@@ -48,15 +48,15 @@ class RolloutScheduler:
 
     Args:
         source: The task stream.
-        window: Which groups may run and which finished one comes next.
+        window: Decides which groups may run, and which finished one comes next.
         play: Plays one episode.
-        plan: How a group is played.
+        plan: Numbers of episodes and limits of a group.
         ledger: Records every task that is issued or dropped.
         slots: Notified of every episode's start and end.
         report: Receives messages for people on why groups were dropped.
         disconnected: Whether episodes now wait for a server that is down. That time does not count towards their limit.
         leave_out: The filter; None keeps every group.
-        times_aside: How often tasks were put aside before a restart.
+        times_aside: Number of times that tasks were put aside before a restart.
         judge: Gives whole groups their rewards; None if episodes are rewarded one by one.
     """
 
@@ -173,7 +173,7 @@ class RolloutScheduler:
         return self._plan.max_left_out is not None and len(self._left_out) >= self._plan.max_left_out
 
     def _say_short(self, kept: Sequence[Group]) -> None:
-        """Tell of a step that trains on fewer groups than it should.
+        """Report a step that trains on fewer groups than it should.
 
         Raises:
             NothingToLearnError: There is none at all.

@@ -1,4 +1,4 @@
-"""What plays an episode may ask of its session."""
+"""The interface of a session for players of episodes."""
 
 from collections.abc import Mapping
 from typing import Any, Protocol
@@ -25,17 +25,17 @@ class Session(Protocol):
 
     @property
     def env(self) -> EnvInfo:
-        """What the server says of the environment."""
+        """The server's description of the environment."""
         ...
 
     @property
     def env_id(self) -> str:
-        """What it is a session of."""
+        """The id of the session's environment."""
         ...
 
     @property
     def kwargs(self) -> Mapping[str, Any]:
-        """What it was made with."""
+        """The arguments that the environment was made with."""
         ...
 
     @property

@@ -43,7 +43,7 @@ class Slot:
         self._task = task
 
     def leave(self) -> None:
-        """Say that it ended; only the first time counts."""
+        """Note that it ended; only the first call counts."""
         if not self._left:
             self._left = True
             self._slots.leave(self._task)

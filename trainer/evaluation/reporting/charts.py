@@ -40,7 +40,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Where numbers stand on a picture: steps from left to right, values from bottom to top."""
+    """Maps numbers to a picture: steps from left to right, values from bottom to top."""
 
     first: float
     last: float

@@ -29,11 +29,11 @@ class Token:
     """A token that the policy sampled, with its numbers.
 
     Attributes:
-        text: What it says.
+        text: The token's text.
         about: All that is known of it, for people.
-        probability: How likely it was, from 0 to 1.
+        probability: Its probability, from 0 to 1.
         advantage: Its advantage as a part of the sample's largest one, from -1 to 1; None if it was not trained on.
-        age: How old its policy version is, from 0 (the sample's newest) to 1.
+        age: Age of its policy version, from 0 (the sample's newest) to 1.
     """
 
     text: str
@@ -78,15 +78,15 @@ class EpisodeView:
 
     Attributes:
         name: Its place in the page, which stays the same during a run.
-        title: What was played.
+        title: The environment and task.
         step: The training step that it was played for, counted from 1.
         reward: Its total reward; what is shown is `short(reward)`.
-        turn_count: How many steps it took in the environment.
-        outcome: How it ended.
+        turn_count: Number of its steps in the environment.
+        outcome: Its outcome, as text.
         facts: Names and values, for people.
-        phases: Where its time went: (phase, seconds, share of the whole).
+        phases: Its time by phase: (phase, seconds, share of the whole).
         turns: Its turns.
-        turns_left_out: How many more there were.
+        turns_left_out: Number of turns that are not shown.
         segments: Its tokens.
     """
 
@@ -105,7 +105,7 @@ class EpisodeView:
 
 @dataclass(slots=True)
 class _Budget:
-    """What the page still has room for."""
+    """The remaining size budget of the page."""
 
     tokens: int = _MOST_IN_ALL
     characters: int = _LONGEST_ALL

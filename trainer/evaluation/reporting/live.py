@@ -30,7 +30,7 @@ class LivePage:
 
     Args:
         directory: The run's directory.
-        look_s: How often its files are looked at. Another process writes them, and nothing else tells of it.
+        look_s: Interval of the checks for new data in its files, which another process writes.
     """
 
     def __init__(self, directory: Path, look_s: float = 1.0) -> None:

@@ -15,8 +15,8 @@ class Distillation:
 
     Args:
         student: The policy, whose head computes the teachers beside it.
-        rows: What is learnt from.
-        held_out: What is measured only.
+        rows: The training rows.
+        held_out: Rows for evaluation only.
         max_skipped_steps: Steps in a row that may be skipped because loss or gradient is not finite.
         say: Receives messages for people about skipped steps.
     """

@@ -160,7 +160,7 @@ class ExampleRows:
             )
 
     def _tell(self, *oddities: "_Oddity") -> None:
-        """Say how many examples are odd, and which is the first."""
+        """Report how many examples are odd, and which is the first."""
         for odd in oddities:
             if odd.count:
                 self._say(f"{odd.count} of {odd.looked_at} examples {odd.what}; the first: {odd.first}")
@@ -201,10 +201,10 @@ class _Oddity:
     """Counts examples that are usable but probably a mistake, so that the run reports them.
 
     Attributes:
-        what: What is odd about them.
+        what: Description of the oddity.
         looked_at: Examples that were looked at.
-        count: How many of them are odd.
-        first: Where the first one stands.
+        count: Number of odd examples.
+        first: Place of the first odd example.
     """
 
     what: str

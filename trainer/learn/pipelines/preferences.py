@@ -27,7 +27,7 @@ _AT_ONCE = 256
 
 @dataclass(frozen=True, slots=True)
 class Sums:
-    """What a loss reads of a batch, `[rows]` each.
+    """The inputs of a loss for a batch, `[rows]` each.
 
     Attributes:
         outputs: Sum of the outputs of each row, float64, with gradient.
@@ -49,8 +49,8 @@ class PreferenceRows:
     Attributes:
         rows: Rows of each example. Of pairs: the chosen reply, the rejected one. Of judged replies: the reply, and its
             prompt with another example's reply, which measures the distance to the reference.
-        good: Of judged replies, whether each is good.
-        margins: Of pairs, by how much they differ; read by reward models.
+        good: Whether each judged reply is good.
+        margins: By how much the replies of each pair differ; read by reward models.
     """
 
     rows: Sequence[tuple[TrainRow, TrainRow]]
@@ -89,10 +89,10 @@ class Preference:
 
     Args:
         backend: The policy.
-        loss: Which loss.
-        examples: What is learnt from.
+        loss: The kind of loss.
+        examples: The training examples.
         reference: The log-probabilities of their rows under the reference, `[examples, 2]`; zeros without one.
-        held_out: What is measured only.
+        held_out: Examples for evaluation only.
         held_out_reference: Their log-probabilities.
         max_skipped_steps: Steps in a row that may be skipped because loss or gradient is not finite.
         say: Receives messages for people about skipped steps.
@@ -248,7 +248,7 @@ def coupled_step(
     whatever the cut.
 
     Args:
-        backend: What is trained.
+        backend: The model that is trained.
         rows: The batch.
         loss: The loss of the whole batch.
 

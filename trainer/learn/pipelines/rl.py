@@ -55,7 +55,7 @@ class Updater(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What the loop drives.
+    """The parts of the training loop.
 
     Attributes:
         updating: Held while weights change: pauses sampling in this process, which uses the same weights.
@@ -63,7 +63,7 @@ class Parts:
         recall: The rollout log, whose counters are metrics.
         resident: Held while models are used: keeps them on the accelerator, from which they may be offloaded otherwise.
         curriculum: Receives each step's successes, if the shares of domains depend on them.
-        work: What an update computes, for the numbers of a step; None if unknown.
+        work: The operations of an update, for a step's metrics; None if unknown.
         backpressure: Metrics of the time spent waiting for overloaded environment servers.
     """
 

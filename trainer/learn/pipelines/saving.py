@@ -23,8 +23,8 @@ class Saver:
     """Writes checkpoints, one at a time, and everything that belongs to the steps before them.
 
     Args:
-        models: What is saved.
-        checkpoints: Where.
+        models: The models to save.
+        checkpoints: The store of checkpoints.
         tracker: Flushed before the checkpoint is written.
         ledger: Flushed likewise; None if the run plays no tasks.
         recall: Notified of what is saved, so that the rollout log can drop it.
@@ -68,7 +68,7 @@ class Saver:
 
         Raises:
             RunError: As `save` does.
-            WriteError: Likewise.
+            WriteError: If the checkpoint could not be written.
         """
         if (writing := self._writing) is not None:
             try:
@@ -77,11 +77,11 @@ class Saver:
                 self._writing = None
 
     def raise_if_failed(self) -> None:
-        """Tell of a checkpoint that could not be written, if there was one.
+        """Raise if a checkpoint could not be written.
 
         Raises:
             RunError: As `save` does.
-            WriteError: Likewise.
+            WriteError: If the checkpoint could not be written.
         """
         if self._writing is not None and self._writing.done():
             writing, self._writing = self._writing, None

@@ -55,10 +55,10 @@ class Imitation:
 
     Args:
         backend: The policy.
-        rows: What is imitated.
-        held_out: What is measured only.
+        rows: The training rows.
+        held_out: Rows for evaluation only.
         max_skipped_steps: Steps in a row that may be skipped because loss or gradient is not finite.
-        what: What is trained, for messages.
+        what: Name of the trained model, for messages.
         say: Receives messages for people about skipped steps.
     """
 
@@ -151,7 +151,7 @@ def train_supervised(
 
     Args:
         backend: The policy.
-        rows: What to imitate.
+        rows: The training rows.
         epochs: Passes over all rows.
         batch_rows: Rows of one optimizer step.
         seed: The run's seed; the order of rows is drawn from a stream below it.

@@ -1,4 +1,4 @@
-"""What a request is answered with, whole or as it comes."""
+"""Answers to agents' requests, complete or streamed."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,8 +15,8 @@ class Choice:
     """One reply to a request.
 
     Attributes:
-        sampled: What was sampled, and what of it the agent is given.
-        logprobs: Of each token.
+        sampled: The sampled tokens, and the part that the agent receives.
+        logprobs: Log-probability of each token.
         finish_reason: As the engine says it: "stop" or "length".
         stop: The text that ended it, of those that the agent had named; None for none.
     """
@@ -29,13 +29,13 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a request was answered with.
+    """The answer to a request.
 
     Attributes:
-        number: Which request of its session it was.
+        number: Number of the request in its session.
         identifier: Unique in the session, and equal between equal runs.
         created: Unix time in seconds.
-        prompt_ids: What the policy read; the first of several prompts.
+        prompt_ids: The policy's prompt; the first of several prompts.
         choices: The replies, those to one prompt after the other.
         ignored: Sampling parameters that were ignored.
         thinks: Whether the prompt ends with the opening of thinking.
@@ -91,7 +91,7 @@ class ChoiceStream:
     told: list[int] = field(default_factory=list)
 
     def add(self, ids: Sequence[int]) -> None:
-        """Take tokens that were sampled."""
+        """Receive newly sampled tokens."""
         self.told.extend(ids)
         if deltas := self.stream.add(ids):
             self.listener.says(self.choice, deltas)

@@ -251,8 +251,8 @@ def message_body(call: AgentCall, answer: Answer, model: str) -> dict[str, Any]:
     """Return the answer.
 
     Args:
-        call: What was asked for.
-        answer: What was sampled.
+        call: The agent's request.
+        answer: The sampled answer.
         model: The policy's name.
     """
     choice = answer.choices[0]
@@ -264,7 +264,7 @@ class MessageEvents:
     """An answer as the events of a stream: a message, its blocks one after the other, its end.
 
     Args:
-        call: What was asked for.
+        call: The agent's request.
         answer: The answer, as far as it is known when it begins.
         model: The policy's name.
     """

@@ -96,7 +96,7 @@ class BlackBoxPlayer:
     Attributes:
         table: The endpoint's sessions.
         url: The endpoint's address, as the agent reaches it.
-        service: What answers the agent.
+        service: Answers the agent's requests.
         runner: Sets the agent to work.
         clock: Unix time.
     """
@@ -186,7 +186,7 @@ def conclude(
 
     Raises:
         EpisodeLostError: If the environment cannot be brought to the end of the rollout log.
-        Exception: What the inference client raised, or a step that found no server: no episode could be played.
+        Exception: An error of the inference client, or of a step without a server: the episode could not be played.
     """
     counts = agent.counts
     trajectory.metrics = trajectory.metrics | {

@@ -1,4 +1,4 @@
-"""What an agent asks for, whichever API it speaks: a conversation, tools, and wishes for the sampling."""
+"""Agents' requests, independent of the API: a conversation, tools, and sampling parameters."""
 
 import math
 from collections.abc import Collection, Mapping, Sequence
@@ -46,7 +46,7 @@ class Wishes:
         top_p: Smallest set of most likely tokens with this mass.
         top_k: Number of most likely tokens; 0 or less is off.
         seed: Seed of its random stream.
-        structured: What the reply shall look like.
+        structured: The required form of the reply.
         others: Names of further parameters that change the distribution.
     """
 
@@ -71,7 +71,7 @@ class AgentCall:
         echo: Whether each reply repeats its prompt.
         tools: Declarations that the chat template writes into the prompt.
         must_call: Tools of which one at least must be called; empty if a call is not required.
-        wishes: How the reply should be sampled.
+        wishes: The agent's sampling parameters.
         reads_tools: Whether calls of tools are looked for in the reply.
         parallel_tools: Whether there may be more than one; otherwise only the first is handed over.
         stream: Whether the answer is a stream of events.
@@ -79,7 +79,7 @@ class AgentCall:
         logprobs: Whether log-probabilities are handed over.
         token_ids: Whether ids are handed over (as vLLM has it: `return_token_ids`).
         not_enforced: Fields that are ignored, because the trainer cannot force a policy to heed them.
-        echoed: What the answer repeats of the request.
+        echoed: Fields of the request that the answer repeats.
     """
 
     messages: list[Message]

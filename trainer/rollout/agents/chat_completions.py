@@ -70,8 +70,8 @@ def chat_body(call: AgentCall, answer: Answer, model: str, token_text: Mapping[i
     """Return the answer.
 
     Args:
-        call: What was asked for.
-        answer: What was sampled.
+        call: The agent's request.
+        answer: The sampled answer.
         model: The policy's name.
         token_text: Tokens as text, if log-probabilities are returned.
     """
@@ -87,7 +87,7 @@ class ChatChunks:
     """An answer as the chunks of a stream: of each choice its role, what comes of it, its calls of tools, its end.
 
     Args:
-        call: What was asked for.
+        call: The agent's request.
         answer: The answer, as far as it is known when it begins.
         model: The policy's name.
     """

@@ -114,7 +114,7 @@ class CompletionChunks:
     """An answer as the chunks of a stream: of each choice what comes of it, then its end.
 
     Args:
-        call: What was asked for.
+        call: The agent's request.
         answer: The answer, as far as it is known when it begins.
         model: The policy's name.
     """

@@ -16,7 +16,7 @@ from starlette.requests import Request
 from rollgym.trainer.rollout.agents.answers import Answer
 
 _RETRY_HEADER = "x-stainless-retry-count"
-"""What OpenAI's libraries count their attempts in; the first is 0."""
+"""Header in which OpenAI's libraries count their retries; the first attempt is 0."""
 _KEY_HEADER = "idempotency-key"
 _REMEMBERED = 64
 """Answers of a session that may be asked for again: clients do it within seconds."""

@@ -76,7 +76,7 @@ def agents_app(sessions: Sessions, max_body_bytes: int, further: Iterable[Route]
     """Return the endpoint as an application.
 
     Args:
-        sessions: Whom requests belong to.
+        sessions: The sessions that requests belong to.
         max_body_bytes: The largest body that is read; a client that keeps sending is cut off at twice as much.
         further: Routes beside those of every endpoint.
     """
@@ -409,7 +409,7 @@ def _keep_conversation(session: AgentSession, call: AgentCall, answer: Answer) -
 
 
 def _keep_nothing(session: AgentSession, call: AgentCall, answer: Answer) -> None:
-    """Who speaks this API sends its whole conversation."""
+    """Clients of this API send the whole conversation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -419,7 +419,7 @@ class _StreamApi:
     Attributes:
         events: Makes the events of an answer.
         write: Writes one.
-        last: What is written behind them all.
+        last: Written after all events.
         keep: Keeps what a later request may name.
     """
 

@@ -76,13 +76,13 @@ class EventStream(StreamingResponse):
 
     Args:
         working: Samples the answer.
-        live: What comes of it.
+        live: Queue of the answer's parts.
         events: Makes events of that.
         ended: Makes the last events of the whole answer.
         failed: Turns a failure into the error that the agent receives.
         write: Writes an event.
-        last: What is written after all events.
-        headers: Of the response.
+        last: Written after all events.
+        headers: Headers of the response.
     """
 
     def __init__(

@@ -25,7 +25,7 @@ def held_reply(call: AgentCall, tool_format: ToolFormat) -> tuple[Wanted | None,
 
     Args:
         call: The request.
-        tool_format: How the policy's family writes calls.
+        tool_format: The policy family's format of tool calls.
     """
     wanted = call.wishes.structured
     asked = () if wanted is None else (wanted.param,)

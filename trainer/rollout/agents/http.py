@@ -1,4 +1,4 @@
-"""What all routes for agents have in common: bodies to read, one who asks and may leave, answers, and refusals."""
+"""Common parts of all routes for agents: reading bodies, clients that disconnect, answers, and refusals."""
 
 import asyncio
 import json

@@ -22,15 +22,15 @@ agent choose.
 
 @dataclass(frozen=True, slots=True)
 class PolicyService:
-    """What answers, and how: the same for all sessions.
+    """The policy and its settings, shared by all sessions.
 
     Attributes:
-        client: Where replies are sampled.
+        client: The inference client.
         renderer: Makes prompts of conversations.
-        sampling: How replies are drawn.
+        sampling: Sampling parameters of replies.
         max_length: Longest row in tokens.
         model: The name that the policy has in the API.
-        tool_format: How the policy's family writes calls of tools.
+        tool_format: The policy family's format of tool calls.
         wishes: How the agent's own sampling parameters are handled.
         seed: The run's seed.
         purpose: Name of the family of random streams, such as "train".
@@ -90,8 +90,8 @@ class PolicyService:
         """Return the seed of a reply's random stream: the agent's own, if its parameters are heeded and include one.
 
         Args:
-            wishes: What the agent would like.
-            choice: Which of the replies to one request it is.
+            wishes: The agent's sampling parameters.
+            choice: Index of the reply among those to one request.
             names: Place of the reply among those of the run.
         """
         if self.wishes == "agent" and wishes.seed is not None:
@@ -102,7 +102,7 @@ class PolicyService:
         """Return how a reply is drawn, with the length that it may have.
 
         Args:
-            wishes: What the agent would like.
+            wishes: The agent's sampling parameters.
             prompt: Tokens of the prompt.
 
         Raises:

@@ -41,7 +41,7 @@ class ProxySessions:
     """The sessions of a proxy.
 
     Args:
-        service: What answers.
+        service: The policy service.
         write: Writes the record of an episode.
         token: Required to open a session; with None, any client opens one by naming it.
         idle_s: Sessions that are idle for this long end by themselves.

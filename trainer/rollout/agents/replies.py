@@ -38,9 +38,9 @@ class Reply:
     """A reply, taken apart.
 
     Attributes:
-        content: What it says.
-        reasoning: What it thinks; None if it does not think.
-        calls: Which tools it calls.
+        content: The visible text.
+        reasoning: The thinking; None if it does not think.
+        calls: The tool calls.
     """
 
     content: str
@@ -56,13 +56,13 @@ def read_reply(
     schemas: Schemas | None = None,
     begins: tuple[str, ...] = (),
 ) -> Reply:
-    """Take a reply apart.
+    """Parse a reply.
 
     Args:
         text: All of it, with the marks of its family and without the closing of the turn.
-        tool_format: How calls are written; None if calls are not parsed.
+        tool_format: The format of tool calls; None if calls are not parsed.
         begun: Whether the prompt has opened the thinking already.
-        schemas: Of the tools that were offered, for formats that have no types of their own.
+        schemas: Schemas of the offered tools, for formats that have no types of their own.
         begins: How a reply with calls begins, if a reply that begins otherwise has none.
     """
     reasoning, said = split_thinking(text, begun=begun)

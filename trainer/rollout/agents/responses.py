@@ -234,7 +234,7 @@ class ResponseEvents:
     """An answer as the numbered events of a stream, in the order that the API has them.
 
     Args:
-        call: What was asked for.
+        call: The agent's request.
         answer: The answer, as far as it is known when it begins.
         model: The policy's name.
     """
@@ -351,7 +351,7 @@ def _of_part(
 
 
 def _head(call: AgentCall, answer: Answer, model: str, status: str) -> dict[str, Any]:
-    """What all states of an answer have in common."""
+    """Return the fields that all states of an answer have."""
     nothing = dict.fromkeys(("error", "incomplete_details", "instructions", "previous_response_id", "usage"))
     head: dict[str, Any] = {
         "id": f"{_PREFIX}{answer.identifier}",

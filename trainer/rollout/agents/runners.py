@@ -26,7 +26,7 @@ _MOST_OUTPUT = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class AgentTask:
-    """What an agent is given for one episode.
+    """The task of one episode, as an agent receives it.
 
     Attributes:
         url: Address of its session at the endpoint.
@@ -80,7 +80,7 @@ class AgentEnd:
     """How an agent's work ended.
 
     Attributes:
-        failure: What went wrong with it; empty if nothing did.
+        failure: The failure, for people; empty without one.
         posted: What the agent answered, if it is a service: a reward, and whether it solved the task.
     """
 
@@ -230,7 +230,7 @@ class ServiceRunner:
     when it posts to `end_url`.
 
     Args:
-        url: Where a task is posted to.
+        url: The URL to which tasks are posted.
         concurrency: Episodes at one time.
     """
 

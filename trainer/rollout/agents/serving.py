@@ -23,7 +23,7 @@ async def serve_app(app: Starlette, host: str, port: int, unix: Path | None = No
     """Serve while the context is open, and give the address.
 
     Args:
-        app: What answers.
+        app: The application that answers.
         host: The address to listen at.
         port: The port; 0 takes a free one.
         unix: A socket in the file system, to listen at in place of an address; every user may connect to it.
@@ -91,7 +91,7 @@ def _bound_in_files(path: Path) -> socket.socket:
 
 
 _PATIENCE_S = 1.0
-"""Who sends is on this machine or near, and a body that is on its way is here at once."""
+"""The client is on this machine or near, so a body in transit arrives at once."""
 
 
 class UnreadBodies:
@@ -102,7 +102,7 @@ class UnreadBodies:
     for a client that is still sending may then never see why. So the rest is read if it is short.
 
     Args:
-        app: What answers.
+        app: The application that answers.
         largest: Bytes that are read and dropped, so that the connection can be reused.
     """
 

@@ -34,7 +34,7 @@ _Told = Callable[[Sequence[int]], None]
 
 @dataclass(slots=True)
 class SessionCounts:
-    """What happened in a session, for the metrics.
+    """Counters of a session, for the metrics.
 
     Attributes:
         calls: Requests that were answered.
@@ -53,10 +53,10 @@ class SessionCounts:
 
 @dataclass(slots=True)
 class Posted:
-    """What an agent said of its episode.
+    """The results that an agent posted for its episode.
 
     Attributes:
-        reward: Of the whole episode, beside what its environment gave.
+        reward: Reward of the whole episode, in addition to the environment's.
         turns: Rewards of single requests, by their numbers.
         success: Whether the task was solved; None if it did not say.
         faults: Requests whose reward, as posted last, is not a finite number; None stands for the episode.
@@ -72,8 +72,8 @@ class AgentSession:
     """One episode of one agent. Any number of its requests may be in flight at once.
 
     Args:
-        service: What answers.
-        trajectory: Where everything is recorded.
+        service: The policy service.
+        trajectory: The record of the episode.
         max_calls: Requests that are answered at most; None for no limit.
         clock: Unix time.
 
@@ -81,9 +81,9 @@ class AgentSession:
         conversations: Conversations up to and with a reply, by its identifier, for those who name the last one only.
         counts: Counts of requests, for the metrics.
         deliveries: Its latest answers, for clients that retry because an answer was lost in transit.
-        posted: What the agent said of its episode.
+        posted: The results that the agent posted.
         ended: Set once no more requests are answered.
-        model_failure: What the inference client raised, if it did: the run has to raise it.
+        model_failure: The inference client's error, if there was one: the run has to raise it.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class AgentSession:
         """Sample what an agent asks for, and record it.
 
         Args:
-            call: What is asked for.
+            call: The agent's request.
             listener: Receives the answer while it is sampled; the parts that it received add up to the answer.
 
         Raises:
@@ -200,7 +200,7 @@ class AgentSession:
         return len(prompt.ids)
 
     async def tell_again(self, call: AgentCall, answer: Answer, listener: AnswerListener) -> Answer:
-        """Tell a listener of an answer that is there already."""
+        """Send a listener an answer that is complete already."""
         call, _ = self.service.settled(call)
         for stream, choice in zip(self._streams(call, listener, answer), answer.choices, strict=True):
             stream.add(choice.sampled.token_ids)
@@ -410,14 +410,14 @@ class AgentSession:
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """What one reply is an answer to.
+    """The request behind one reply.
 
     Attributes:
         call: The request.
-        conversation: What it sent; None if that was a text.
-        prompt: What the policy read.
-        number: Which request of the session it was.
-        index: Which of its replies this is.
+        conversation: The conversation that it sent; None if that was a text.
+        prompt: The policy's prompt.
+        number: Number of the request in the session.
+        index: Index of this reply among the request's.
     """
 
     call: AgentCall
@@ -428,7 +428,7 @@ class _Asked:
 
     @property
     def observation(self) -> str:
-        """What the policy was shown last, for people."""
+        """Return the last messages of the prompt, for people."""
         return self.prompt.text if isinstance(self.prompt, TextPrompt) else last_text(self.call.messages)
 
     def reply(self, text: str, tool_format: ToolFormat | None) -> Reply:

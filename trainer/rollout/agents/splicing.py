@@ -39,9 +39,9 @@ class SampledReply:
     """A reply that was handed to the agent.
 
     Attributes:
-        token_ids: What was sampled.
+        token_ids: The sampled ids.
         text: The same as text, with the marks of its family and without the closing of the turn.
-        reply: What the agent was given.
+        reply: The reply as the agent received it.
         call_ids: Ids of its calls of tools.
         place: Segment of the record that holds it, and the position at which it ends there.
     """
@@ -54,7 +54,7 @@ class SampledReply:
 
     @property
     def spoken(self) -> str:
-        """What it says behind its thinking, calls of tools included."""
+        """Return the text after the thinking, including tool calls."""
         return split_thinking(self.text, begun=self.reply.reasoning is not None)[1]
 
 
@@ -76,7 +76,7 @@ NOTHING = Found({})
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """What an agent sends, with what it is known by.
+    """An agent's conversation, with the digests that identify it.
 
     Attributes:
         messages: The messages.
@@ -94,7 +94,7 @@ class Conversation:
 
     @classmethod
     def of(cls, messages: Sequence[Message], tools: Sequence[Tool]) -> "Conversation":
-        """Take its digests.
+        """Compute its digests.
 
         Raises:
             ApiError: If it is nested too deep to be written as JSON.
@@ -184,7 +184,7 @@ def _meant(message: Message, candidates: Sequence[SampledReply]) -> SampledReply
 
 
 def _plain(message: Message) -> Any:
-    """What two messages must have in common to be one: thinking may be left out, and ids may differ."""
+    """Return the key by which two messages are the same: thinking may be left out, and ids may differ."""
     calls = [
         (call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls", ())
     ]
@@ -210,7 +210,7 @@ def _digest(message: Message) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What the policy reads.
+    """The policy's prompt.
 
     Attributes:
         ids: As ids.
@@ -272,7 +272,7 @@ class SplicingRenderer:
 
         Args:
             conversation: The conversation.
-            found: Which messages are replies that were sampled.
+            found: The messages that are sampled replies.
             stored: Ids of the conversation up to and with the latest of those.
 
         Raises:

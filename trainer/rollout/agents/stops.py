@@ -17,7 +17,7 @@ def stopped(
     distribution of a reply that was stopped there; what was sampled after it is not part of the reply.
 
     Args:
-        result: What was sampled.
+        result: The sampled reply.
         stops: Texts that end a reply.
         plain_text: Makes text of ids, without special tokens.
         marked_text: Makes text of ids, with the marks of the model's family.
@@ -62,7 +62,7 @@ class PassingStops:
         self._ended = False
 
     def passed(self, text: str) -> str:
-        """Take further text, and return what is certainly part of the reply."""
+        """Add text, and return what is certainly part of the reply."""
         if not self._longest or self._ended:
             return "" if self._ended else text
         self._waiting += text

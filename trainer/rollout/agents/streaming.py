@@ -20,7 +20,7 @@ _PATIENCE = 8
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What is handed over next.
+    """The next part of the stream.
 
     Attributes:
         kind: Whether it is thought or said.
@@ -46,7 +46,7 @@ class TextStream:
         self._next_attempt = 0
 
     def add(self, ids: Sequence[int]) -> str:
-        """Take further tokens, and return the text that is certain now."""
+        """Add tokens, and return the text that is certain now."""
         self._ids += ids
         if len(self._ids) < self._next_attempt:
             return ""
@@ -67,7 +67,7 @@ class ReplyStream:
         decode: Makes text of ids, without special tokens.
         special: Ids whose text may or may not be part of the reply; nothing behind one is handed over before the end.
         stops: Texts that end the reply, and are not part of it.
-        tool_format: How calls of tools are written; None if calls are not parsed.
+        tool_format: The format of tool calls; None if calls are not parsed.
         begun: Whether the prompt has opened the thinking already.
         plain: Whether thinking is not parsed.
         held: Whether nothing is handed over before the end.
@@ -94,7 +94,7 @@ class ReplyStream:
         self._given: dict[str, list[str]] = {"reasoning": [], "content": []}
 
     def add(self, ids: Sequence[int]) -> list[Delta]:
-        """Take further tokens, and return what can be handed over now."""
+        """Add tokens, and return what can be handed over now."""
         if self._held:
             return []
         plain = next((index for index, each in enumerate(ids) if each in self._special), len(ids))

@@ -1,4 +1,4 @@
-"""What an agent wants its reply to look like, as OpenAI, Anthropic, vLLM and SGLang say it. Nothing here does I/O."""
+"""Structured output, as requested by the APIs of OpenAI, Anthropic, vLLM and SGLang. Nothing here does I/O."""
 
 import re
 from collections.abc import Mapping
@@ -57,8 +57,8 @@ def wanted_output(body: Mapping[str, Any], form: object, param: str) -> Wanted |
 
     Args:
         body: The request.
-        form: What the API itself has for it, such as the value of `response_format`.
-        param: What that is called.
+        form: The API's own form, such as the value of `response_format`.
+        param: Name of that field.
 
     Raises:
         ApiError: If it is malformed or too large, names an unknown kind, or sets two forms.

@@ -32,7 +32,7 @@ def read_tool_choice(value: object, tools: Sequence[Mapping[str, Any]]) -> ToolC
 
     Args:
         value: The field.
-        tools: What the request offers.
+        tools: The tools that the request offers.
 
     Raises:
         ApiError: If it is malformed, or names a tool that is not offered.
