@@ -1,4 +1,4 @@
-"""Episodes as a policy sees them, for the pages of the documentation: played by the expert, or by somebody plain."""
+"""Episodes as a policy sees them, for the pages of the documentation: played by the expert, or by a simple player."""
 
 import importlib
 from collections.abc import Mapping
@@ -22,13 +22,13 @@ _MARKED = {
     "QA-v0": "<answer>{}</answer>",
     "ReasoningGym-v0": "<answer>{}</answer>",
 }
-"""How an answer is said where a task has one and the environment has no expert."""
+"""The format of an answer, for tasks with an answer in environments without an expert."""
 _WRITTEN = {
     "Format-v0": "Ночной поезд тихо шёл через лес, и в окнах долго мерцали далёкие огни.",
     "InstructionFollowing-v0": "Keep the beans in a closed jar, and the smell stays in them.\n\n***\n\n"
     "Grind them beside an open window, so that the room is fresh in the evening.",
 }
-"""What somebody writes who does the task of seed 0, where no answer is known."""
+"""Replies to the task of seed 0, for environments without a known answer."""
 
 
 def environment_class(spec: EnvironmentSpec) -> type[gymnasium.Env[Any, Any]]:
@@ -79,7 +79,7 @@ def _played(environment: gymnasium.Env[Any, Any], env_id: str) -> dict[str, Any]
 
 
 def _reply(environment: gymnasium.Env[Any, Any], env_id: str, info: Mapping[str, Any]) -> str:
-    """What somebody says who knows the answer of a task, where it has one, and how to write it."""
+    """Return the reply of a player who knows the task's answer, if it has one, and its format."""
     available = info.get("available_actions")
     if available:
         return str(available[0])

@@ -1,7 +1,7 @@
 """A page of documentation for each built-in environment, made from what its class declares.
 
     python -m rollgym.envs.pages             # write the pages
-    python -m rollgym.envs.pages --play      # play their example episodes anew, too (needs a sandbox and all extras)
+    python -m rollgym.envs.pages --play      # replay their example episodes, too (needs a sandbox and all extras)
 
 What a class declares (`metadata`, docstring, the annotations of its constructor) stands on its page, and so do the
 recorded example episode (`episodes.json` beside the pages) and the baselines that
@@ -137,7 +137,7 @@ def _cell(text: Any) -> str:
 
 
 def _record(root: Path, ids: list[str]) -> None:
-    """Play example episodes anew: those of the ids, or all."""
+    """Replay example episodes: those of the ids, or all."""
     recorded = json.loads((root / EPISODES).read_text()) if (root / EPISODES).exists() else {}
     known = builtin_environments()
     for env_id in ids or known:
@@ -148,7 +148,7 @@ def _record(root: Path, ids: list[str]) -> None:
 
 
 def main() -> None:
-    """Write the pages."""
+    """Write the environments' pages of the documentation."""
     parser = argparse.ArgumentParser(
         prog="python -m rollgym.envs.pages", description="Write the environments' pages."
     )

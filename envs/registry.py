@@ -1,4 +1,4 @@
-"""The environments that ship with the project. A list, filled by nobody's import."""
+"""The environments that ship with the project. A plain list, which no import extends."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ class EnvironmentSpec:
     Attributes:
         id: Name without the Gymnasium namespace, such as `FrozenLake-v0`.
         entry_point: `module:Class`.
-        max_episode_steps: Step limit of the defaults; None where there is none.
+        max_episode_steps: Step limit of the defaults; None without a limit.
     """
 
     id: str

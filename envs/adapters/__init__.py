@@ -1,1 +1,1 @@
-"""Adapters: environments of others, played as ours are; servers enter for `TextAdapter`."""
+"""Adapters: third-party environments, played like the built-in ones; servers enter for `TextAdapter`."""

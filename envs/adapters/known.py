@@ -1,4 +1,4 @@
-"""What a language model must be told of Gymnasium's own environments; they say it in no form that code can read."""
+"""Instructions for language models on Gymnasium's environments, which do not state them in machine-readable form."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ class Sheet:
         goal: What it is about and what to do.
         actions: Names of the actions in their order; None for numbers.
         observation_names: What the parts of an observation are called.
-        describe: Writes an observation where names do not do.
+        describe: Renders an observation if names do not suffice.
         success: `terminated` if the end of an episode is its goal, or the return that counts as one; None for the
             reward threshold that Gymnasium names.
         observes_state: Whether equal observations are equal states.

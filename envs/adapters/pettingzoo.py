@@ -67,7 +67,7 @@ class PettingZooAdapter(SeatedGame[int]):
         self._last_actor = self._seats[0]
 
     def close(self) -> None:
-        """Close the game."""
+        """Close the PettingZoo game behind the adapter."""
         self._env.close()
 
     def _start(self, seed: int) -> None:

@@ -1,4 +1,4 @@
-"""What a language model must be told of PettingZoo's classic games; their observations are planes of numbers."""
+"""Instructions for language models on PettingZoo's classic games, whose observations are planes of numbers."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -122,7 +122,7 @@ class SeatedGame(TextGame[Action]):
     # -- the game --------------------------------------------------------------------------------------------------
 
     def render(self) -> Any:
-        """Return the board as text, under the last move of anybody."""
+        """Return the board as text, below the last move of any player."""
         if self.render_mode != "ansi":
             return None
         title = f"  ({': '.join(self._history[-1])})" if self._history else ""

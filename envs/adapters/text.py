@@ -19,7 +19,7 @@ from rollgym.envs.core.kwargs import OPERATOR, DeclaredKwargs, OneOf
 from rollgym.envs.core.profiles import PROFILES, profile_named, reply_format, said_actions
 
 DEFAULT_MAX_STEPS = 1_000
-"""Turns of an episode of an environment that has no limit of its own: unreadable replies would go on for ever."""
+"""Turn limit for environments without one of their own: unreadable replies would otherwise continue for ever."""
 
 _SHOWN = ("observation", "render", "both")
 
@@ -32,7 +32,7 @@ class TextAdapter(DeclaredKwargs, gymnasium.Env[str, str]):
     costs the format penalty.
 
     `env` is a Gymnasium id, or an environment, which then belongs to the adapter. Other kwargs are the environment's
-    own, where `env` is an id. What is null is known for the environments that come with Gymnasium.
+    own, if `env` is an id. What is null is known for the environments that come with Gymnasium.
 
     Raises:
         ValueError: If an argument makes no sense, or the environment cannot be played as text.
@@ -200,7 +200,7 @@ class TextAdapter(DeclaredKwargs, gymnasium.Env[str, str]):
             base.np_random, _ = seeding.np_random(seed)
 
     def close(self) -> None:
-        """Close the environment."""
+        """Close the Gymnasium environment behind the adapter."""
         self.env.close()
 
     # -- helpers ---------------------------------------------------------------------------------------------------
@@ -221,7 +221,7 @@ class TextAdapter(DeclaredKwargs, gymnasium.Env[str, str]):
         self._text = "\n\n".join(parts)
 
     def _draw(self, mode: str) -> Any:
-        """Draw in a mode, whatever mode the environment was made with."""
+        """Render in a mode, even if the environment was made with another one."""
         base = self.env.unwrapped
         made_with = base.render_mode
         base.render_mode = mode
@@ -280,7 +280,7 @@ class TextAdapter(DeclaredKwargs, gymnasium.Env[str, str]):
         return info
 
     def _available(self) -> list[str]:
-        """Return the actions' names; those that the environment's own mask allows, where it gives one."""
+        """Return the actions' names; if the environment gives a mask, those that the mask allows."""
         mask = self._inner.get("action_mask")
         names = list(self._actions.names)
         if mask is None or len(mask) != len(names):
@@ -317,7 +317,7 @@ def text_metadata(spec: EnvSpec | None, metadata: Mapping[str, Any]) -> dict[str
 
 
 def step_limit(spec: EnvSpec | None) -> int:
-    """Return the steps after which an adapter truncates, where it is not told."""
+    """Return the default number of steps after which an adapter truncates."""
     return (spec.max_episode_steps if spec is not None else None) or DEFAULT_MAX_STEPS
 
 

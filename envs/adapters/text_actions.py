@@ -28,7 +28,7 @@ class ActionText(ABC):
     """Reads the actions of one space.
 
     Attributes:
-        names: The actions' names where they are listed, else empty.
+        names: The actions' names if they are listed, else empty.
         description: What the actions are, for the policy.
         example: One of them.
     """
@@ -42,7 +42,7 @@ class ActionText(ABC):
         """Return the action that a text names; None if it names none.
 
         Args:
-            text: What stands where an action is expected.
+            text: The text in the place of an action.
             inside: Whether the text must be the action, or only contain it.
         """
 

@@ -95,7 +95,7 @@ class ObservationText:
 def plain_drawing(drawing: str) -> str:
     """Return an `ansi` rendering without its terminal codes.
 
-    Cells on a coloured ground become `[x]` and coloured ones `(x)`: the colour often is all that shows where one is.
+    Cells on a coloured ground become `[x]` and coloured ones `(x)`: often only the colour shows the player's place.
     """
     parts: list[str] = []
     opened = ""
@@ -126,7 +126,7 @@ def _field(name: str, text: str) -> str:
 
 
 def _part_count(space: Space[Any]) -> int | None:
-    """Return how many parts of a space can have names; None where it has none to be named."""
+    """Return how many parts of a space can have names; None if it has no parts to name."""
     if isinstance(space, spaces.Discrete):
         return int(space.n)
     if isinstance(space, spaces.Tuple):

@@ -119,7 +119,7 @@ class TextArenaAdapter(SeatedGame[str]):
         self._refused = self._warned == actor or (self._over and bool(lost_by_it))
 
     def _look(self) -> None:
-        """Take what the game has to tell each player; where it lists moves, it puts them in quotes and brackets."""
+        """Take the game's messages to each player; the game writes lists of moves in quotes and brackets."""
         kinds = self._arena.ObservationType
         self._listed, self._warned = [], None
         for number, agent in enumerate(self._seats):
@@ -181,7 +181,7 @@ class _Generators:
 
     @contextmanager
     def swapped(self, seed: int | None = None) -> Iterator[None]:
-        """Put the game's state in place for a while, seeded anew if a seed is given."""
+        """Install the game's state while the context is open, reseeded if a seed is given."""
         outside = random.getstate(), np.random.get_state()
         if seed is not None:
             self._states = random.Random(seed).getstate(), np.random.RandomState(seed).get_state()

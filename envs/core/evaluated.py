@@ -1,4 +1,4 @@
-"""What is left of a value where a schema, and those that hold for the same value, have looked at the rest of it.
+"""The part of a value that a schema, and those that apply to the same value, have left unevaluated.
 
 The library looks for that without counting, twice at what is referred to twice, and compares each with each.
 """

@@ -36,7 +36,7 @@ class GridGame(NamedGame):
     """Pixels along a cell of a rendered picture."""
 
     _shape: tuple[int, int] | None = None
-    """Rows and columns of the observed pictures; None where boards are observed as text."""
+    """Rows and columns of the observed pictures; None if boards are observed as text."""
 
     @abstractmethod
     def draw_picture(self, cell: int) -> NDArray[np.uint8]:

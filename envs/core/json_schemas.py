@@ -1,7 +1,7 @@
-"""JSON held against a schema that a stranger wrote: nothing is fetched, and the work is bounded.
+"""Validates JSON against untrusted schemas: nothing is fetched, and the work is bounded.
 
-What is wrong with a schema is told when a validator is made of it, and what is wrong with a value when it is held
-against one. All four who do that do it here: verifiers of forms, kwargs of environments, tools, tools of MCP servers.
+Errors of a schema are raised when a validator is made of it, and errors of a value when the value is validated. All
+four callers share this module: verifiers of forms, kwargs of environments, tools, tools of MCP servers.
 """
 
 import json
@@ -34,27 +34,27 @@ _DEEPEST_LOOK = 120
 _MOST_MISFITS = 100
 _KEPT = 512
 _LONGEST_KEPT = 4_000
-# What one look may bring with it: items that are gone through, characters that are told.
+# Limits of one validation: items that are visited, characters of error messages.
 _PARTS_OF_A_LOOK = 10
 _CHARACTERS_OF_A_LOOK = 100
 
 
 class SchemaValidator:
-    """A JSON Schema (2020-12), and what fits it.
+    """A JSON Schema (2020-12), and the check of values against it.
 
-    Numbers that are no JSON (NaN and what is infinite) fit no schema, and true and false are no numbers. A value takes
+    Numbers outside JSON (NaN and infinities) fit no schema, and true and false are not numbers. A value takes
     work that grows with its size, up to a bound; so do patterns, which have one limit of time together.
 
     Args:
-        schema: What values are held against. It is copied.
-        trusted: Whether the operator or an installed package wrote it, so that its size, and the work that it makes,
-            is theirs to choose.
-        strict_integers: Whether 4.0 is no integer, as for a constructor in Python; to JSON Schema it is one.
-        match_patterns: Whether regular expressions are looked at. Where they are not, what is said of names that match
-            none is left out, too.
+        schema: The schema. It is copied.
+        trusted: Whether the operator or an installed package wrote it, so that its size and its cost
+            are theirs to choose.
+        strict_integers: Whether to refuse 4.0 as an integer, as a Python constructor does; JSON Schema accepts it.
+        match_patterns: Whether regular expressions are evaluated. If not, constraints on names that match no pattern
+            are skipped, too.
 
     Raises:
-        SchemaError: It is no schema, too large, or has a `$ref` that leads out of it, nowhere, or round in circles.
+        SchemaError: It is not a schema, too large, or has a `$ref` that leaves it, resolves to nothing, or is circular.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class SchemaValidator:
             raise SchemaError("a JSON Schema is needed, as a mapping")
         try:
             for _ in _beyond_json(schema):
-                pass  # What is wrong with a number is told below, where its place in the schema is known.
+                pass  # errors of numbers are reported below, with their place in the schema
             text = json.dumps(schema, ensure_ascii=False)
         except (TypeError, ValueError, TooMuchWorkError) as error:
             raise SchemaError(f"the schema cannot be read: {error}") from error
@@ -86,7 +86,7 @@ class SchemaValidator:
         return next(self.misfits(value), None) is None
 
     def misfit(self, value: Any) -> jsonschema.ValidationError | None:
-        """Return what of a value is best told of all that does not fit; None if it fits. Raises like `misfits`."""
+        """Return the most helpful of a value's errors; None if it fits. Raises like `misfits`."""
         best: jsonschema.ValidationError | None = best_match(islice(self.misfits(value), _MOST_MISFITS))
         return best
 
@@ -105,7 +105,7 @@ class SchemaValidator:
         work = Work(self._read, self._most_looks)
         misfits = self._validator.iter_errors(value)
         while True:
-            # Whoever asks may do other work between two misfits, and hold another value against another schema.
+            # The caller may do other work between two misfits, and validate another value against another schema.
             token = WORK.set(work)
             try:
                 misfit = next(misfits, None)
@@ -158,10 +158,10 @@ def _check_patterns(parts: Iterable[Mapping[str, Any]]) -> None:
 
 
 def _beyond_json(value: Any) -> Iterator[jsonschema.ValidationError]:
-    """Return the numbers that no JSON has, or that nobody could be told.
+    """Yield the numbers that are outside JSON, or that cannot be printed.
 
     Raises:
-        TooMuchWorkError: It is nested so deeply that walking through it by calls within calls would end Python.
+        TooMuchWorkError: It is nested so deeply that a recursive walk would overflow Python's stack.
     """
     # One path, of where the walk is: a path for each of many values deep within others takes more memory than they do.
     path: list[Any] = [None]
@@ -216,7 +216,7 @@ def _counted(name: str, keyword: _Keyword) -> _Keyword:
 
 
 def _ref(validator: Any, _: Any, instance: Any, schema: Any) -> Iterator[jsonschema.ValidationError]:
-    """Follow a reference to where it was found to lead; the library would search the whole schema at each look."""
+    """Follow a reference to its known target; the library would search the whole schema at each validation."""
     yield from validator.descend(instance, WORK.get().read.targets[id(schema)])
 
 
@@ -249,7 +249,7 @@ def _exact(number: float) -> Fraction:
 
 
 def _unique_items(_: Any, unique: bool, instance: Any, __: Any) -> Iterator[jsonschema.ValidationError]:
-    """Look at each item once: the library compares each with all others where they cannot be sorted."""
+    """Visit each item once: the library compares each with all others if they cannot be sorted."""
     if not unique or not isinstance(instance, list):
         return
     WORK.get().compare(instance)
@@ -258,9 +258,9 @@ def _unique_items(_: Any, unique: bool, instance: Any, __: Any) -> Iterator[json
 
 
 def _key(value: Any) -> Hashable:
-    """Return what is equal for equal JSON, to which 1 and 1.0 are equal, and 1 and true are not.
+    """Return a key that is equal for equal JSON values: 1 equals 1.0, and differs from true.
 
-    Numbers are texts in it: texts have hashes that nobody can choose to be equal.
+    Numbers are texts in the key, since an attacker cannot choose texts with colliding hashes.
     """
     if isinstance(value, list | tuple):
         return "list", *map(_key, value)
@@ -315,7 +315,7 @@ def _additional_properties(
 
 
 def _left_out(_: Any, __: Any, ___: Any, ____: Any) -> None:
-    """Look at nothing."""
+    """Skip a keyword: report no error."""
 
 
 def _additional_to_no_pattern(

@@ -52,7 +52,7 @@ _NO_DEFAULT = inspect.Parameter.empty
 
 
 class _Mark:
-    """Something that is said of a kwarg and is no constraint."""
+    """An annotation of a kwarg that is not a constraint."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         return handler(source)
@@ -70,7 +70,7 @@ RenderMode = Annotated[str | None, RENDER_MODES, Field(description="What `render
 
 
 class OneOf:
-    """Marks a kwarg that is one of some values. None is allowed where it is among them."""
+    """Marks a kwarg that is one of some values. None is allowed if it is among them."""
 
     def __init__(self, *values: Any) -> None:
         self.values = values
@@ -130,7 +130,7 @@ class Kwarg:
 
     @property
     def description(self) -> str:
-        """What it is for."""
+        """Return the text that describes the kwarg."""
         return str(self.schema.get("description", ""))
 
 
@@ -152,7 +152,7 @@ class _Parameters:
 
 
 class _OfClass(Generic[T]):
-    """An attribute of a class that is found out when somebody asks for it."""
+    """A class attribute that is computed on access."""
 
     def __init__(self, find: Callable[[Any], T]) -> None:
         self._find = find
@@ -184,12 +184,12 @@ def operator_kwargs_of(env_class: type) -> frozenset[str]:
 
 
 def check_kwargs(env_class: type, kwargs: Mapping[str, Any]) -> None:
-    """Hold kwargs against what a class declares. What holds is left as it is: nothing is converted.
+    """Validate kwargs against a class's declarations. Valid values are unchanged: nothing is converted.
 
-    Numbers are numbers: True is none, 4.0 is no whole one, NaN and infinities are refused.
+    Numbers are strict: True is not a number, 4.0 is not an integer, NaN and infinities are refused.
 
     Raises:
-        TypeError: It has no such kwarg; near names are told.
+        TypeError: A kwarg is unknown; the message suggests similar names.
         ValueError: A value is not allowed.
     """
     validate = _validator(env_class)
@@ -208,8 +208,8 @@ def check_kwargs(env_class: type, kwargs: Mapping[str, Any]) -> None:
 class DeclaredKwargs:
     """Mixed into an environment whose constructor declares its kwargs by annotations.
 
-    A parameter is declared by a `pydantic.Field` with a description in its `Annotated`; what has none is nobody's but
-    the class's own, and no client can set it. `**kwargs: Unpack[SomeTypedDict]` stands for those parameters of the next
+    A parameter is declared by a `pydantic.Field` with a description in its `Annotated`; any other parameter is internal
+    to the class, and clients cannot set it. `**kwargs: Unpack[SomeTypedDict]` stands for those parameters of the next
     constructor that the dictionary names.
     """
 
@@ -265,7 +265,7 @@ def _parameters(env_class: type) -> _Parameters:
 
 
 def _named_by(hint: Any) -> frozenset[str] | None:
-    """The names that `**kwargs: Unpack[...]` takes; None where it takes any."""
+    """The names that `**kwargs: Unpack[...]` takes; None if it takes any."""
     if get_origin(hint) is not Unpack:
         return None
     (dictionary,) = get_args(hint)
@@ -359,7 +359,7 @@ def _refusal(env_class: type, kwargs: Mapping[str, Any], error: ValidationError)
 
 
 def _shown(value: Any) -> str:
-    """A value in a message: short, whatever it is."""
+    """Return any value as a short text for a message."""
     if isinstance(value, int) and value.bit_length() > _MOST_BITS:
         return f"a number of {value.bit_length()} bits"
     return _SHORT.repr(value)

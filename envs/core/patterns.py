@@ -13,7 +13,7 @@ import regex
 _LONGEST = 2_000
 _LARGEST = 20_000
 SECONDS = 0.25
-"""How long a search may take where nothing else is said."""
+"""Default time limit of a search."""
 
 _KEPT = 1024
 _KEPT_LARGE = 32
@@ -45,13 +45,13 @@ def searches(pattern: str, text: str, *, ignore_case: bool = False, seconds: flo
 
     Args:
         pattern: The regular expression.
-        text: Where it is looked for.
+        text: The text to search.
         ignore_case: Whether large and small letters are the same.
         seconds: How long that may take.
 
     Raises:
-        ValueError: It is too long, or no pattern.
-        TooMuchWorkError: It takes too long.
+        ValueError: It is too long, or not a valid pattern.
+        TooMuchWorkError: The search takes too long.
     """
     compiled = _compiled(pattern, regex.IGNORECASE if ignore_case else 0)
     try:
@@ -100,7 +100,7 @@ _kept_large = lru_cache(maxsize=_KEPT_LARGE)(_compile)
 
 @lru_cache(maxsize=_KEPT)
 def _size(pattern: str) -> int:
-    """Return how many characters a pattern has where repetitions are written out as often as they may occur.
+    """Return a pattern's length with all repetitions written out at their maximum.
 
     Raises:
         ValueError: It has what cannot be counted.
@@ -108,7 +108,7 @@ def _size(pattern: str) -> int:
     groups: list[int] = [0]
     last = 0
     for part in _PART.finditer(pattern):
-        # A set may end later than it seems to where it has a class in it: [[:alpha:](].
+        # A set with a class in it may end later than it seems to: [[:alpha:](].
         if part["odd"] or (part["set"] and "[:" in part["set"][:-2] and part["set"].endswith(":]")):
             raise ValueError(
                 f"{part[0][:80]!r} is not taken in a regular expression: comments, the flags x and V1, fuzzy matches "

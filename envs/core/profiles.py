@@ -1,7 +1,7 @@
 """Profiles: how a text environment is shown and how replies are read, as each framework does it.
 
 The core of an environment knows none of this. Sources: RAGEN, ROLL, verl-agent and GEM as they run; `native` is ours.
-In one thing all profiles are alike, also where a framework is not: what stands in think tags is never an action.
+All profiles agree in one rule, even for a framework that differs: text in think tags is never an action.
 """
 
 import re
@@ -33,7 +33,7 @@ class Profile:
         invalid_costs_step: Whether such a turn counts as a step of the environment.
         invalid_note: Line before the observation after such a turn.
         template: Observation, with `{board}`, `{actions}` and `{left}` (steps that are left).
-        legend: Name of the symbols that boards are drawn with, where an environment has several.
+        legend: Name of the symbols that boards are drawn with, if an environment has several.
     """
 
     name: str
@@ -105,7 +105,7 @@ def profile_named(name: str) -> Profile:
 
 
 def said_actions(reply: str, profile: Profile, limit: int = 1) -> list[str]:
-    """Return the texts that stand where a profile wants actions, as they were said; none if there are none.
+    """Return the texts in the places of actions under a profile, verbatim; empty if there are none.
 
     Args:
         reply: What the policy said.
@@ -134,7 +134,7 @@ def _marked(said: str, profile: Profile) -> list[str]:
 
 
 def reply_format(profile: Profile, actions: str, example: str, limit: int = 1) -> str:
-    """Return how a policy is told to answer.
+    """Return the instruction on how a policy must answer.
 
     Args:
         profile: How replies are read.
@@ -159,7 +159,7 @@ def named_action(text: str, profile: Profile, names: Mapping[str, int]) -> int |
     """Return the action that a text names, or None.
 
     Args:
-        text: What stands where an action is expected.
+        text: The text in the place of an action.
         profile: How it is to be read.
         names: Actions by lower-case name.
     """

@@ -1,4 +1,4 @@
-"""What a reset may be told: an environment names its options in `reset_options`, and refuses all others."""
+"""Options of a reset: an environment names its options in `reset_options`, and refuses all others."""
 
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -18,7 +18,7 @@ def misfit(known: Collection[str], options: Mapping[str, Any]) -> str | None:
 
 
 def checked_options(known: Collection[str], options: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    """Return the options of a reset; none where there are none.
+    """Return the options of a reset; empty if there are none.
 
     Raises:
         ValueError: One is not among those that are known.

@@ -1,4 +1,4 @@
-"""The parts of a JSON Schema, each looked at by itself: that it makes sense, and where its `$ref` leads."""
+"""Checks the parts of a JSON Schema one by one: that each is valid, and that its `$ref` resolves."""
 
 import json
 import math
@@ -52,17 +52,17 @@ class Parts(NamedTuple):
 
 
 class SchemaError(ValueError):
-    """A JSON Schema cannot be used; whoever wrote it has to mend it."""
+    """A JSON Schema cannot be used; its author has to fix it."""
 
 
 def checked_parts(schema: dict[str, Any]) -> Parts:
-    """Return all schemas within a schema, and where their references lead, and take `$schema` and `$id` out of each.
+    """Return all schemas within a schema, with the targets of references, and drop `$schema` and `$id` from each.
 
-    By the one, parts would pick validators that bound nothing: all are read as the dialect of 2020-12. By the other,
-    the library would put an address together at each look.
+    With `$schema`, parts could select validators without bounds: all are read as the dialect of 2020-12. With `$id`,
+    the library would resolve an address at each validation.
 
     Raises:
-        SchemaError: One is no schema, or has a `$ref` that leads out of the whole, nowhere, or round in circles.
+        SchemaError: One is not a schema, or has a `$ref` that leaves the whole, resolves to nothing, or is circular.
     """
     found: dict[int, dict[str, Any]] = {}
     _gather(schema, found)
@@ -83,18 +83,18 @@ def checked_parts(schema: dict[str, Any]) -> Parts:
 def _followed(
     schema: dict[str, Any], found: dict[int, dict[str, Any]], targets: dict[int, Any]
 ) -> dict[int, list[int]]:
-    """Follow every `$ref`, and note where it leads; return for each part those that hold for the same value."""
+    """Follow every `$ref`, and note its target; return for each part those that apply to the same value."""
     same_value: dict[int, list[int]] = {}
     resource = DRAFT202012.create_resource(schema)
     base = resource.id() or ""
-    # What has not been crawled is crawled anew at each `$ref` that names an `$id` or an `$anchor`.
+    # Without this crawl, each `$ref` that names an `$id` or an `$anchor` would crawl the schema again.
     root = Registry().with_resource(base, resource).crawl().resolver(base)
     waiting: list[tuple[Any, Any]] = [(schema, root)]
     while waiting:
         part, resolver = waiting.pop()
         if isinstance(part, bool) or id(part) in same_value:
             continue
-        # A reference may lead to a place where no schema was looked for.
+        # A reference may lead to a place that was not searched for schemas.
         _gather(part, found)
         resolver = resolver.in_subresource(DRAFT202012.create_resource(part))
         also = list(_also(part))
@@ -170,7 +170,7 @@ def _shallow(part: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _reason(text: str) -> str | None:
-    """Return why a part is no schema; None if it is one."""
+    """Return why a part is not a schema; None if it is one."""
     return _kept_reason(text) if len(text) <= _LONGEST_KEPT else _found_reason(text)
 
 

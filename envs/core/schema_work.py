@@ -55,7 +55,7 @@ class Work:
             raise TooMuchWorkError("the schema takes too much work on this value")
 
     def compare(self, value: Any) -> None:
-        """Count what is gone through where a value is compared as a whole."""
+        """Count the visited parts of a value that is compared as a whole."""
         waiting = [value]
         size = 0
         while waiting:

@@ -32,7 +32,7 @@ def checked_split(name: Any) -> Split | None:
     """Return a split by its name; None stands for any.
 
     Raises:
-        ValueError: There is no such split.
+        ValueError: The split is unknown.
     """
     if name is None:
         return None

@@ -303,7 +303,7 @@ class TextGame(DeclaredKwargs, gymnasium.Env[Any, str], Generic[Action]):
         return f"{title}\n{self.draw_board()}\n"
 
     def _said(self, reply: str) -> Sequence[str]:
-        """Return the texts of a reply that stand where actions are wanted."""
+        """Return the texts of a reply in the places of actions."""
         return said_actions(reply, self.profile, self._per_turn)
 
     def _invalid_turn(self, refusal: Refusal) -> tuple[Any, float, bool, bool, dict[str, Any]]:

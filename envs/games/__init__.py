@@ -1,1 +1,1 @@
-"""Small games: tasks are generated, and answers known exactly; the registry names them, and nobody enters."""
+"""Small games: tasks are generated, and answers known exactly; the registry names them, and no other room enters."""

@@ -13,19 +13,19 @@ from rollgym.envs.core.splits import Split, TaskSplit, checked_split, split_of_t
 from rollgym.envs.core.text_game import GameKwargs, Move, Refusal, TextGame
 from rollgym.envs.games.countdown_numbers import ExpressionError, draw_sum, evaluate, solve, take_apart
 
-# About twenty milliseconds: whoever shares the process waits.
+# About twenty milliseconds: other sessions in the process wait.
 _TRIES, _BUILT = 400, 200
 _MOST_LOOKS = 10_000
 _MOST_NUMBERS, _LARGEST = 6, 10_000
 
 
 class CountdownEnv(TextGame[str]):
-    """Numbers, a target, and the four operations; each attempt is an expression and is told its value.
+    """Numbers, a target, and the four operations; each attempt is an expression, and the reply is its value.
 
     Values are exact: a division need not come out even on the way. Each task has a solution.
 
     Raises:
-        ValueError: If an argument makes no sense.
+        ValueError: If an argument is invalid.
     """
 
     metadata: dict[str, Any] = TextGame.metadata | {
@@ -158,7 +158,7 @@ class DrawnTask(NamedTuple):
 
 
 def draw_task(generator: np.random.Generator, wishes: Wishes, split: Split | None) -> DrawnTask | None:
-    """Join numbers at random until their value is a target; where targets are rare, take one apart into numbers.
+    """Join numbers at random until their value is a target; if targets are rare, decompose one into numbers.
 
     Returns:
         A task of the split; None if none was found soon.
@@ -184,7 +184,7 @@ def draw_task(generator: np.random.Generator, wishes: Wishes, split: Split | Non
 
 @lru_cache(maxsize=256)
 def example_task(wishes: Wishes, split: Split | None) -> DrawnTask | None:
-    """Return a task that fits, always the same one; None where wishes contradict each other."""
+    """Return a task that fits, always the same one; None if the options contradict each other."""
     return draw_task(np.random.default_rng(0), wishes, split)
 
 

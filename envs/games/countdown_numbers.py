@@ -1,4 +1,4 @@
-"""Sums of a Countdown game: read without `eval`, drawn at random, and found exactly where they exist."""
+"""Sums of a Countdown game: read without `eval`, drawn at random, and solved exactly if a solution exists."""
 
 import ast
 import operator
@@ -26,7 +26,7 @@ Sums = dict[Fraction, str]
 
 
 class ExpressionError(ValueError):
-    """A text is no expression of whole numbers; the message says why."""
+    """A text is not an expression of whole numbers; the message says why."""
 
 
 def evaluate(text: str) -> tuple[Fraction, list[int]]:
@@ -75,7 +75,7 @@ def draw_sum(generator: np.random.Generator, numbers: list[int]) -> tuple[Fracti
 def take_apart(
     generator: np.random.Generator, target: int, count: int, largest: int
 ) -> tuple[list[int], str] | None:
-    """Take a target apart into numbers, one after the other; None where the last one is too large, or none.
+    """Take a target apart into numbers, one after the other; None if the last one is too large, or does not exist.
 
     Returns:
         The numbers, and the expression of them that is the target.
@@ -105,7 +105,7 @@ def take_apart(
 
 
 def _next_number(generator: np.random.Generator, rest: int, left: int, largest: int) -> int:
-    """Draw a number that leaves something which so many numbers after it can make."""
+    """Draw a number whose remainder the given number of further numbers can make."""
     if rest > (left + 1) * largest:
         # No sum is as large: only a product is.
         numbers = np.arange(2, largest + 1)

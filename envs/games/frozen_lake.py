@@ -23,7 +23,7 @@ from rollgym.envs.games.frozen_lake_maps import (
 ACTIONS = ("Left", "Down", "Right", "Up")
 _ICE, _HOLE, _GOAL, _PLAYER = (222, 238, 248), (28, 60, 96), (244, 201, 93), (200, 60, 60)
 _COLOURS = {"S": _ICE, "F": _ICE, "H": _HOLE, "G": _GOAL}
-# About thirty milliseconds: whoever shares the process waits.
+# About thirty milliseconds: other sessions in the process wait.
 _PLANNING_UPDATES, _PLANNING_SWEEPS = 5_000, 250
 _FEW_CELLS = 64
 _FADING = 0.99
@@ -185,7 +185,7 @@ class FrozenLakeEnv(GridGame):
         )
 
     def optimal_steps(self) -> int | None:
-        """Return the length of the shortest safe path; None where the ice decides."""
+        """Return the length of the shortest safe path; None on slippery ice."""
         steps = self._distances()[self._position]
         return None if self._slippery or steps < 0 else steps
 
@@ -232,7 +232,7 @@ class FrozenLakeEnv(GridGame):
         return [((action - 1) % 4, side), (action, self._success_rate), ((action + 1) % 4, side)]
 
     def _slide(self, action: int) -> tuple[int, float]:
-        """Draw where a move really goes: the first way whose cumulative probability exceeds the draw, as Gymnasium."""
+        """Draw a move's actual direction: the first whose cumulative probability exceeds the draw, as in Gymnasium."""
         draw, total = self.np_random.random(), 0.0
         ways = self._outcomes(action)
         for way, probability in ways:

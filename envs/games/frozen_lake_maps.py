@@ -11,7 +11,7 @@ from rollgym.envs.core.splits import Split, split_of_text
 Rows = tuple[str, ...]
 
 MAX_SIDE = 64
-# Tries, by the cells that they look at: about thirty milliseconds, since whoever shares the process waits.
+# Tries, by the cells that they look at: about thirty milliseconds, since other sessions in the process wait.
 _TRIES, _CELLS, _CARVED_CELLS = 2_000, 40_000, 40_000
 
 
@@ -21,7 +21,7 @@ def split_of(rows: Rows) -> Split:
 
 
 def goal_distances(rows: Rows) -> list[int]:
-    """Return, for each cell, the length of the shortest safe path to a goal; -1 where there is none."""
+    """Return, for each cell, the length of the shortest safe path to a goal; -1 without one."""
     height, width = len(rows), len(rows[0])
     tiles = "".join(rows)
     distances = [-1] * len(tiles)
@@ -91,7 +91,7 @@ class MapWishes:
 def draw_map(generator: np.random.Generator, wishes: MapWishes, split: Split | None) -> Rows | None:
     """Draw maps until one can be solved, has a path of the wanted length and belongs to the split.
 
-    After some tries a straight way is laid over the holes: where holes are many, hardly any map can be solved.
+    After some tries a straight way is laid over the holes: with many holes, hardly any map can be solved.
 
     Returns:
         The map; None if none turned up soon.
@@ -116,7 +116,7 @@ def draw_map(generator: np.random.Generator, wishes: MapWishes, split: Split | N
 
 @lru_cache(maxsize=256)
 def example_map(wishes: MapWishes, split: Split | None) -> Rows | None:
-    """Return a map that fits, always the same one; None where wishes contradict each other, or nearly do."""
+    """Return a map that fits, always the same one; None if the options contradict each other, or nearly do."""
     return draw_map(np.random.default_rng(0), wishes, split)
 
 

@@ -1,4 +1,4 @@
-"""GuessNumber-v0: find a hidden number; each guess is told higher or lower."""
+"""GuessNumber-v0: find a hidden number; each guess is answered with higher or lower."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Unpack
@@ -11,7 +11,7 @@ _LARGEST = 10**9
 
 
 class GuessNumberEnv(TextGame[int]):
-    """A hidden whole number. Who always guesses the middle needs no more than `optimal_steps` guesses.
+    """A hidden whole number. Bisection needs at most `optimal_steps` guesses.
 
     Raises:
         ValueError: If an argument makes no sense.
@@ -84,7 +84,7 @@ class GuessNumberEnv(TextGame[int]):
         )
 
     def optimal_steps(self) -> int:
-        """Return how many guesses are enough, whatever the number is: bisection halves what is left."""
+        """Return how many guesses suffice for any number: bisection halves the remaining range."""
         return (self._high - self._low + 1).bit_length()
 
     def expert_reply(self) -> str:

@@ -148,7 +148,7 @@ class TowerOfHanoiEnv(TextGame[tuple[int, int]]):
 
 
 def _drawn(generator: np.random.Generator, disks: int, least: int, split: Split | None) -> Pegs | None:
-    """Draw a start that takes so many moves or more; None if none was found soon."""
+    """Draw a start that takes at least `least` moves; None if none was found soon."""
     for attempt in range(2 * _TRIES):
         if attempt < _TRIES:
             pegs = tuple(generator.integers(3, size=disks).tolist())
@@ -161,7 +161,7 @@ def _drawn(generator: np.random.Generator, disks: int, least: int, split: Split 
 
 
 def _position(generator: np.random.Generator, disks: int, moves: int) -> Pegs:
-    """Draw a position that takes so many moves: as in `plan`, each disk that is not where it belongs adds its share."""
+    """Draw a position that takes exactly `moves` moves: as in `plan`, each misplaced disk adds its share."""
     pegs, target = [0] * disks, _TARGET
     for disk in range(disks - 1, -1, -1):
         pegs[disk] = target
@@ -173,14 +173,14 @@ def _position(generator: np.random.Generator, disks: int, moves: int) -> Pegs:
 
 @lru_cache(maxsize=256)
 def _example(disks: int, least: int, split: Split | None) -> Pegs | None:
-    """Return a start that fits, always the same one; None where there is none."""
+    """Return a start that fits, always the same one; None if no start fits."""
     return _drawn(np.random.default_rng(0), disks, least, split)
 
 
 def plan(pegs: Pegs) -> tuple[int, tuple[int, int] | None]:
     """Return the fewest moves that bring all disks to peg C, and the first of them.
 
-    From the largest disk down: one that is not where it belongs can only move when all smaller ones are on the third
+    From the largest disk down: a misplaced one can only move when all smaller ones are on the third
     peg, and 2**n - 1 moves bring n of them from there onto it.
     """
     moves, first, target = 0, None, _TARGET

@@ -1,4 +1,4 @@
-"""Mastermind-v0: find a hidden code; each guess is told how many places and how many colours are right."""
+"""Mastermind-v0: find a hidden code; each guess is answered with the number of right places and of right colours."""
 
 import re
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Maze-v0: find the way through a maze that is drawn, or told by coordinates."""
+"""Maze-v0: find the way through a maze that is drawn, or described by coordinates."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Unpack

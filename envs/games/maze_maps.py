@@ -1,4 +1,4 @@
-"""Mazes: drawn at random, measured by shortest way, and wound around a long way where that is asked for."""
+"""Mazes: drawn at random, measured by shortest way, and wound around a long way on request."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from rollgym.envs.core.splits import Split, split_of_text
 WAYS = ((-1, 0), (1, 0), (0, -1), (0, 1))
 """Rows and columns that each action adds: up, down, left, right."""
 
-# Tries, by the cells that they carve: about ten milliseconds, since whoever shares the process waits.
+# Tries, by the cells that they carve: about ten milliseconds, since other sessions in the process wait.
 _CELLS = 1_600
 _WOUND = 6
 
@@ -24,13 +24,13 @@ Passage = frozenset[Cell]
 
 @dataclass(frozen=True)
 class Maze:
-    """Rooms in rows and columns, and what joins them.
+    """Rooms in rows and columns, with the passages between them.
 
     Attributes:
         size: Rows and columns.
         passages: Pairs of neighbours with no wall between them.
-        start: Where one begins.
-        goal: Where one wants to be.
+        start: The start cell.
+        goal: The goal cell.
     """
 
     size: int
@@ -39,7 +39,7 @@ class Maze:
     goal: Cell
 
     def moved(self, cell: Cell, action: int) -> Cell | None:
-        """Return the cell that an action leads to; None where a wall is."""
+        """Return the cell that an action leads to; None for a wall."""
         near = (cell[0] + WAYS[action][0], cell[1] + WAYS[action][1])
         return near if frozenset((cell, near)) in self.passages else None
 
@@ -120,7 +120,7 @@ def draw_maze(
 def example_maze(
     size: int, loops: float, min_path: int, max_path: int | None, split: Split | None
 ) -> Maze | None:
-    """Return a maze that fits, always the same one; None where wishes contradict each other, or nearly do."""
+    """Return a maze that fits, always the same one; None if the options contradict each other, or nearly do."""
     generator = np.random.default_rng(0)
     return draw_maze(generator, size, loops=loops, min_path=min_path, max_path=max_path, split=split)
 
@@ -209,7 +209,7 @@ def _walk_through_all(generator: np.random.Generator, size: int) -> list[Cell]:
 
 
 def _carved(generator: np.random.Generator, size: int, loops: float) -> frozenset[Passage]:
-    """Walk from cell to cell that was not seen, back where there is none; then break through more walls."""
+    """Walk from cell to cell that was not seen, and backtrack at dead ends; then break through more walls."""
     passages: set[Passage] = set()
     walk = [divmod(int(generator.integers(size * size)), size)]
     seen = set(walk)

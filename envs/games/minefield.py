@@ -10,7 +10,7 @@ from rollgym.envs.core.splits import Split, split_of_text
 from rollgym.envs.games.minesweeper_solver import Clue, Effort, TooHardError, mine_chances
 
 _TRIES = 2_000
-# About thirty milliseconds: whoever shares the process waits.
+# About thirty milliseconds: other sessions in the process wait.
 _EFFORT, _EFFORT_FOR_ONE = 4_000, 1_000
 _NOISE = (1.5, 1.0, 0.5, *[0.25] * 37)
 
@@ -49,7 +49,7 @@ class Minefield:
         return len(neighbours(self.rows, self.columns)[cell] & self.mines)
 
     def opened_by(self, cell: int) -> set[int]:
-        """Return the cells that open with one: itself, and, where no mine is near, all around, and so on."""
+        """Return the cells that open with one: itself, and, if no mine is near, its neighbours, and so on."""
         opened, frontier = {cell}, [cell]
         while frontier:
             current = frontier.pop()

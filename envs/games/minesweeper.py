@@ -139,7 +139,7 @@ class MinesweeperEnv(TextGame[tuple[str, int]]):
         cells = "".join(self._cells())
         starts = range(0, len(cells), self._width)
         rows = [cells[start : start + self._width] for start in starts]
-        # Where the mines are follows from the seed and the first cell, and is no part of what anybody may know.
+        # The mines follow from the seed and the first cell; players do not know them, so the anchor excludes them.
         return {"anchor": f"{self._first} {cells}", "state": {"rows": rows, "mines": self._mines}}
 
     def available_actions(self) -> list[str]:

@@ -39,7 +39,7 @@ class TooHardError(Exception):
 
 
 def guessed_chances(covered: Set[int], clues: Sequence[Clue], mines: int) -> dict[int, Fraction]:
-    """Return what each clue alone says of the cells beside it, where all of them together are too many to count."""
+    """Return what each clue alone says of the cells beside it, if all of them together are too many to count."""
     chances = dict.fromkeys(covered, Fraction(mines, len(covered)))
     for cells, near in clues:
         for cell in cells:

@@ -22,7 +22,7 @@ from rollgym.envs.games.sudoku_grids import (
 
 _CLUES = {4: (4, 15, 8), 9: (24, 80, 40)}
 _TRIES = {4: 40, 9: 1}
-# Puzzles come from clients, too, and whoever shares the process waits for their solution.
+# Puzzles come from clients, too, and other sessions in the process wait for their solution.
 _MOST_POSITIONS = 4_000
 _SHUFFLES = 60
 
@@ -143,7 +143,7 @@ class SudokuEnv(TextGame[tuple[int, int]]):
         return "\n".join([*_rows(self._grid, self._size), *self._conflicts()])
 
     def _conflicts(self) -> list[str]:
-        """Say which of the written numbers cannot stand beside others: what anybody can see in the grid."""
+        """Say which of the written numbers conflict with others: this is visible in the grid."""
         wrong = [
             cell
             for cell, number in enumerate(self._grid)

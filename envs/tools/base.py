@@ -408,16 +408,16 @@ class Running:
         self._sum = 0
 
     def put(self, key: str, text: str) -> None:
-        """Have a text under a key, in place of what was there."""
+        """Store a text under a key, and replace any earlier one."""
         self.remove(key)
         self._parts[key] = int(state_digest([key, text]), 16)
         self._sum += self._parts[key]
 
     def remove(self, key: str) -> None:
-        """Have nothing under a key."""
+        """Delete a key, if it is there."""
         self._sum -= self._parts.pop(key, 0)
 
     @property
     def name(self) -> str:
-        """Equal texts under equal keys have equal names, in whatever order they came, and in every process."""
+        """Equal texts under equal keys have equal names, in any order of insertion, and in every process."""
         return f"{self._sum:x}"

@@ -24,7 +24,7 @@ def calculate(expression: str) -> Fraction:
             `factorial`, `pi` and `e`.
 
     Raises:
-        ToolError: If it is no expression, or its value is not defined or too large.
+        ToolError: If it is not an expression, or its value is undefined or too large.
     """
     return _Parser(expression).value()
 

@@ -28,14 +28,14 @@ class McpServerError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class McpAddress:
-    """Where an MCP server is: a command to start, or a URL. The operator says it, and never a client.
+    """The address of an MCP server: a command to start, or a URL. The operator sets it, and never a client.
 
     Attributes:
-        command: Program that speaks MCP over its standard streams; empty where there is a URL.
+        command: Program that speaks MCP over its standard streams; empty if `url` is set.
         arguments: Words of its command line.
         variables: Added to its environment, which otherwise holds only the likes of PATH and HOME.
-        directory: Where it is started; here if None.
-        url: Of a server that speaks streamable HTTP; empty where there is a command.
+        directory: Its working directory; the present one if None.
+        url: Of a server that speaks streamable HTTP; empty if `command` is set.
         headers: Sent with every request, such as `Authorization`.
     """
 
@@ -99,7 +99,7 @@ class McpServer:
 
     def __init__(self, address: McpAddress, timeout_seconds: float) -> None:
         try:
-            import mcp  # noqa: F401 - an extra: whoever uses no such server needs none of it
+            import mcp  # noqa: F401 - an extra: users without MCP servers need none of it
         except ImportError as error:
             raise McpServerError(f"MCP servers need the extra mcp: {install_line('mcp')}") from error
         self._address = address
@@ -117,7 +117,7 @@ class McpServer:
                 self.close()
 
     def close(self) -> None:
-        """End the connection, and the server where it was started here; closing again does nothing."""
+        """End the connection, and stop the server if it was started here; closing again does nothing."""
         if self._life is not None:
             self._loop.run(self._end())
         self._loop.close()
@@ -239,8 +239,8 @@ def chosen_tools(tools: Sequence[Tool], names: Sequence[str] | None) -> list[Too
     Only these have to have schemas that can be used: a server may have others.
 
     Raises:
-        ValueError: If a name is that of no tool.
-        McpServerError: If the parameters of one of them are no JSON Schema that can be used.
+        ValueError: If a tool is unknown.
+        McpServerError: If the parameters of one of them are not a usable JSON Schema.
     """
     by_name = {tool.name: tool for tool in tools}
     for name in names or ():

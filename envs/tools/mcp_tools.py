@@ -25,7 +25,7 @@ class McpTask:
 
     Attributes:
         question: What the policy is asked.
-        answer: What it has to say; None where only checks count.
+        answer: The expected answer; None if only checks count.
         setup: Calls that are made before the episode begins.
         checks: Calls that are made after its end, each with the text that it has to give.
     """
@@ -39,11 +39,11 @@ class McpTask:
 class McpToolsEnv(ToolEnv):
     """Tasks for the tools of an MCP server, which the operator has chosen.
 
-    The answer stands in `<answer>` tags of a reply without calls, and ends the episode: reward 1 where it is right and
-    every check of the task gives what it should, else 0.
+    The answer stands in `<answer>` tags of a reply without calls, and ends the episode: reward 1 if it is right and
+    every check of the task passes, else 0.
 
     Raises:
-        ValueError: If an argument makes no sense.
+        ValueError: If an argument is invalid.
         McpServerError: If the server cannot be reached.
     """
 
@@ -138,7 +138,7 @@ class McpToolsEnv(ToolEnv):
                 self._server.close()
 
     def close(self) -> None:
-        """End the connection, and the server where it was started here."""
+        """End the connection, and stop the server if it was started here."""
         self._server.close()
         super().close()
 

@@ -22,13 +22,13 @@ class Document:
 
 
 class Corpus:
-    """Some documents, searchable."""
+    """A set of documents with full-text search."""
 
     def __init__(self) -> None:
         self.fill(())
 
     def fill(self, documents: Sequence[Document]) -> None:
-        """Begin anew with these documents."""
+        """Replace all documents, and rebuild the index."""
         self._documents = tuple(documents)
         self._counts = [Counter(_words(f"{each.title} {each.text}")) for each in documents]
         self._lengths = [sum(counts.values()) for counts in self._counts]

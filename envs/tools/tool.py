@@ -75,13 +75,13 @@ def shortened(text: str) -> str:
 
 
 class Toolbox:
-    """Some tools, by name.
+    """A set of tools, by name.
 
     Args:
         tools: Each with a name of its own.
 
     Raises:
-        ValueError: If two tools have one name, or the parameters of one are no JSON Schema.
+        ValueError: If two tools have one name, or the parameters of one are not a JSON Schema.
     """
 
     def __init__(self, tools: Sequence[Tool]) -> None:
@@ -105,7 +105,7 @@ class Toolbox:
         return [self.fault(call) for call in calls]
 
     def fault(self, call: ToolCall) -> str | None:
-        """Return why a call makes no sense: there is no such tool, or its arguments do not fit; None if it does."""
+        """Return why a call is invalid: an unknown tool, or arguments that do not fit; None if it is valid."""
         if call.name not in self._tools:
             return f"there is no tool {call.name[:100]!r}; the tools are {', '.join(self._tools)}"
         try:

@@ -39,11 +39,11 @@ class ToolUseKwargs(ToolKwargs, total=False):
 class ToolUseEnv(ToolEnv):
     """Questions about arithmetic, a made-up world, dates, and a store that may have to be changed.
 
-    The answer stands in `<answer>` tags of a reply without calls, and ends the episode: reward 1 where it is right and
+    The answer stands in `<answer>` tags of a reply without calls, and ends the episode: reward 1 if it is right and
     the store holds what it should, else 0.
 
     Raises:
-        ValueError: If an argument makes no sense.
+        ValueError: If an argument is invalid.
     """
 
     metadata: dict[str, Any] = ToolEnv.metadata | {
@@ -142,7 +142,7 @@ class ToolUseEnv(ToolEnv):
         store = {"store": self._store.texts} if self.shows_expert else {}
         return {
             "state": {"kind": self._task.kind, "question": self._task.question, **store},
-            # Two turns of one task are alike where the store is, and where the same is known.
+            # Two turns of one task are alike if the store is equal, and the known facts are.
             "anchor": state_digest([self._store.name, self._known.name]),
         }
 
@@ -189,13 +189,13 @@ _MOST_KEYS = 1_000
 
 
 class Store:
-    """Texts by key."""
+    """A key-value store of texts."""
 
     def __init__(self) -> None:
         self.fill({})
 
     def fill(self, texts: Mapping[str, str]) -> None:
-        """Begin anew with these."""
+        """Replace the whole content by `texts`."""
         self._texts = dict(texts)
         self._running = Running()
         for key, text in texts.items():

@@ -62,7 +62,7 @@ class ToolUsePythonEnv(ToolUseEnv):
         return (python_tool(operator_sandbox, self._limits),) if name == "python" else super()._group(name)
 
     def start_episode(self, options: Mapping[str, Any]) -> str:
-        # An episode does not begin where there is no sandbox for it.
+        # An episode fails at its start if it has no sandbox.
         operator_sandbox()
         return super().start_episode(options)
 

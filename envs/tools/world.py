@@ -75,7 +75,7 @@ class World:
     people: tuple[Person, ...]
 
     def documents(self) -> tuple[Document, ...]:
-        """Return the encyclopedia."""
+        """Return the encyclopedia of the made-up world."""
         return (*map(_city_article, self.cities), *map(_person_article, self.people))
 
 

@@ -1,1 +1,1 @@
-"""WebShop-v0: search a shop, look at products, choose options, buy what was asked for; nobody enters."""
+"""WebShop-v0: search a shop, look at products, choose options, buy the wanted one; no other room enters."""

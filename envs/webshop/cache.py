@@ -1,4 +1,4 @@
-"""Catalogues are built once on a machine and kept; whoever needs one waits for who builds it."""
+"""Catalogues are built once on a machine and cached; other processes wait for the one that builds."""
 
 import fcntl
 import logging
@@ -51,7 +51,7 @@ def open_catalogue(
 
 
 def default_cache() -> Path:
-    """Return where catalogues are kept unless the operator says otherwise."""
+    """Return the default folder of the catalogues."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rollgym"
 
 
@@ -71,7 +71,7 @@ def _kept(source: CatalogueSource, folder: Path) -> Path:
         unfinished = Path(tempfile.mkdtemp(prefix=f"{folder.name}-", dir=folder.parent))
         try:
             build_catalogue(source, unfinished)
-            # Whoever prepared it, everybody may read it.
+            # All users may read it, no matter which one built it.
             unfinished.chmod(0o755)
             unfinished.rename(folder)
         finally:

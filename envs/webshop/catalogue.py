@@ -86,7 +86,7 @@ class Catalogue:
     """A catalogue that was built, opened.
 
     Args:
-        folder: Where it was written.
+        folder: The folder that it was written to.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -170,7 +170,7 @@ class GeneratedGoals(Goals):
 
 
 class HumanGoals(Goals):
-    """Goals that people wrote."""
+    """Shopping goals that people wrote."""
 
     def __init__(self, folder: Path, catalogue: Catalogue) -> None:
         super().__init__(folder, "human", catalogue)

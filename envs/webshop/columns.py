@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 
 def write_array(folder: Path, name: str, values: NDArray[Any]) -> None:
-    """Write an array."""
+    """Write an array to a file of its own."""
     np.save(folder / f"{name}.npy", values, allow_pickle=False)
 
 
@@ -23,7 +23,7 @@ def read_array(folder: Path, name: str) -> NDArray[Any]:
 
 
 def write_rows(folder: Path, name: str, rows: Iterable[bytes]) -> None:
-    """Write rows of bytes one behind the other, and where each ends."""
+    """Write rows of bytes one after another, and the end offset of each."""
     ends = [0]
     with (folder / f"{name}.rows").open("wb") as file:
         for row in rows:

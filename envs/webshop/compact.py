@@ -99,7 +99,7 @@ def _options(shop: Shop) -> list[str]:
     numbers = {action.argument: code for code, action in codes(shop).items() if code.isdigit()}
     named = {stem for _, stem in _request(shop.catalogue, instruction_query(shop))}
     lines = []
-    # Once more at the end, where a small policy finds them without counting: what is named and not chosen yet.
+    # Repeated at the end, so that a small policy finds them without counting: options named and not chosen yet.
     missing = []
     for name, values in shop.product.options.items():
         shown = []

@@ -76,7 +76,7 @@ class Expert:
         return Action("click", BUY)
 
     def _choices(self, number: int) -> Mapping[str, str] | None:
-        """Return the options to choose for the full reward; None where a product cannot bring it."""
+        """Return the options to choose for the full reward; None if the product cannot earn it."""
         if number not in self._fits:
             self._fits[number] = self._fitting(number)
         return self._fits[number]
@@ -84,7 +84,7 @@ class Expert:
     def _fitting(self, number: int) -> Mapping[str, str] | None:
         goal, product = self._shop.goal, self._shop.catalogue.product(number)
         price = self._shop.catalogue.price(number)
-        # Most products fail by what is quickly told.
+        # The cheap checks come first: most products fail them.
         if price > goal.price_upper or count_attributes(product, goal.attributes) < len(goal.attributes):
             return None
         chosen = self._choose(product)

@@ -27,8 +27,8 @@ class Product:
         category: Its department.
         product_category: Its place in the shop's tree, levels separated by a chevron.
         image: Address of its picture.
-        instruction: What somebody wants who wants this, without options and price; None if nobody asks for it.
-        instruction_attributes: What of the attributes the instruction names.
+        instruction: A customer's request for this product, without options and price; None if it is not a goal.
+        instruction_attributes: The attributes that the instruction names.
     """
 
     asin: str
@@ -54,11 +54,11 @@ class Product:
 def read_products(
     records: Iterable[Mapping[str, Any]], attributes: Mapping[str, Mapping[str, Any]]
 ) -> Iterator[Product]:
-    """Yield the products of raw records; ids that are missing, too long or were there before are left out.
+    """Yield the products of raw records; records whose ids are missing, too long or repeated are left out.
 
     Args:
         records: Raw records, in the order of their file.
-        attributes: By id, `attributes`, and where there is one, `instruction` with its `instruction_attributes`.
+        attributes: By id, `attributes`, and, if present, `instruction` with its `instruction_attributes`.
     """
     seen: set[str] = set()
     for record in records:

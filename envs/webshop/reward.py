@@ -40,7 +40,7 @@ class Score:
         type: Factor for the kind of product.
         attributes: Share of the wanted attributes that the product has.
         options: Share of the wanted options that were chosen; None if none are wanted.
-        price: Whether it costs no more than it may.
+        price: Whether the price is within the limit.
         query_match: Whether both were found with the same query.
         category_match: Whether they share two levels of the shop's tree.
         title_score: Share of the nouns of the wanted title that the bought one has.
@@ -81,7 +81,7 @@ def score_purchase(
     category_match = len(_levels(product.product_category) & _levels(goal.product_category)) >= _LEVELS
     title = title_score(product.title, goal.name, nouns)
     kind = 1.0 if query_match or category_match or title > 0.2 else 0.5
-    # These two win even where query and category match.
+    # These two win even if query and category match.
     if title < 0.1:
         kind = 0.1
     if title == 0.0:
@@ -125,7 +125,7 @@ def count_options(chosen: Sequence[str], wanted: Sequence[str | tuple[str, str]]
 
     Args:
         chosen: Values that were chosen.
-        wanted: Values, or pairs of name and value. In a pair a colour is folded only where it is the whole value.
+        wanted: Values, or pairs of name and value. In a pair a colour is folded only if it is the whole value.
     """
     folded = [_fold(value) for value in chosen]
     return sum(any(_alike(_fold(each), value) for value in folded) for each in wanted)

@@ -29,7 +29,7 @@ class IndexWriter:
         self._postings: list[tuple[NDArray[Any], NDArray[Any], NDArray[Any]]] = []
 
     def add(self, text: str) -> None:
-        """Add the next document."""
+        """Index the next document, under the next number."""
         terms = self._terms
         found = [terms.setdefault(word, len(terms)) for word in words_of(text)]
         self._tokens.extend(found)
@@ -82,7 +82,7 @@ class IndexWriter:
 
 
 class SearchIndex:
-    """Finds documents by words."""
+    """Full-text search over a written index."""
 
     def __init__(self, folder: Path, documents: int) -> None:
         self._count = documents

@@ -1,4 +1,4 @@
-"""The shop: where a customer is, what can be clicked there, and what a click or a search does."""
+"""The shop: a customer's present page, what can be clicked on it, and the effects of a click or a search."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +15,7 @@ from rollgym.envs.webshop.reward import NounExtractor, Score, score_purchase
 
 Page = Literal["index", "search_results", "item_page", "item_sub_page", "done"]
 SearchEngine = Callable[[str, int], Sequence[int]]
-"""Gives the numbers of the best products for a query, at most so many."""
+"""Returns the numbers of the best products for a query, up to a limit."""
 
 PER_PAGE = 10
 MOST_RESULTS = 50
@@ -33,7 +33,7 @@ class Action(NamedTuple):
 
 
 def parse_action(text: str) -> Action | None:
-    """Read `name[argument]`, as greedily as WebShop, and whatever follows; None if it is not of that form."""
+    """Read `name[argument]`, as greedily as WebShop, and any text after it; None if it is not of that form."""
     line = text.partition("\n")[0][:_LONGEST_ACTION]
     end = line.rfind("]")
     # Something stands between the brackets.

@@ -35,7 +35,7 @@ class CatalogueSource(Protocol):
         ...
 
     def records(self) -> Iterator[Mapping[str, Any]]:
-        """Yield the raw products."""
+        """Yield the raw product records."""
         ...
 
     def attributes(self) -> Mapping[str, Mapping[str, Any]]:
@@ -59,7 +59,7 @@ class GeneratedSource:
         return "generated"
 
     def records(self) -> Iterator[Mapping[str, Any]]:
-        """Yield the raw products."""
+        """Yield the raw product records."""
         yield from self._made.products
 
     def attributes(self) -> Mapping[str, Mapping[str, Any]]:
@@ -88,7 +88,7 @@ class FileSource:
     limit: int | None = None
 
     def key(self) -> str:
-        """Return what tells these files from others: where they are, their sizes and times."""
+        """Return an identity of these files: their paths, sizes and times."""
         parts = [str(self.limit)]
         for path in (self.products, self.details, self.human):
             if path is not None:
@@ -149,7 +149,7 @@ def stream_array(path: Path) -> Iterator[Mapping[str, Any]]:
             try:
                 record, position = decoder.raw_decode(text, position)
             except json.JSONDecodeError as error:
-                # Most often the object only goes on in what was not read yet.
+                # Usually the object only continues in the part that was not read yet.
                 more = file.read(_CHUNK)
                 if not more:
                     raise CatalogueError(f"{path} cannot be read as a JSON array: {error}") from error

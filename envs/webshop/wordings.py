@@ -19,7 +19,7 @@ class Wording:
         pays: The shop's reward as it is, or something only for a perfect purchase.
         perfect: What a perfect purchase pays then.
         search_anywhere: Whether a search is possible on pages without a search bar, as the shop itself allows.
-        hides_lonely_next: Whether `next >` is left out where nothing but it and `back to search` can be clicked.
+        hides_lonely_next: Whether `next >` is left out if only it and `back to search` can be clicked.
         quoted: Whether the parts of a text page stand in quotation marks, without the instruction.
         lower_case: Whether replies are read in lower case.
         refuses_chinese: Whether a reply with Chinese characters is not valid.

@@ -1,4 +1,4 @@
-"""Who plays with the policy; for an agent that is a program or a service, the endpoint that it reaches."""
+"""The player of the policy's episodes; for an agent that is a program or a service, the endpoint that it calls."""
 
 import asyncio
 import time
@@ -34,19 +34,19 @@ from rollgym.trainer.rollout.session import Session
 from rollgym.trainer.tasks.task import Task
 
 _SHOWN_FOLDER = "/var/tmp"
-"""Where the endpoint's socket lies that sandboxes show: `/tmp` is their own."""
+"""Folder of the endpoint's socket, which sandboxes mount; their `/tmp` is private."""
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyPlayer:
-    """Plays episodes with the policy: by `rollout.agent`, or by the built-in player where that names nobody.
+    """Plays episodes with the policy: by `rollout.agent`, or by the built-in player if that is not set.
 
     Attributes:
         settings: The run.
         policy: The policy's tokenizer and renderer.
-        players: What samples.
-        coroutine: The agent, where it is a coroutine of the user's.
-        black_box: The agent, where it is a program or a service.
+        players: The inference client and prompt builders.
+        coroutine: The agent, if it is a coroutine of the user's.
+        black_box: The agent, if it is a program or a service.
     """
 
     settings: RunSettings
@@ -61,7 +61,7 @@ class PolicyPlayer:
         Args:
             purpose: Name of the family of random streams.
             max_turns: Turns after which an episode is truncated.
-            greedy: Whether the most likely tokens are taken, whatever an agent asks for.
+            greedy: Whether the most likely tokens are taken, regardless of an agent's request.
         """
         if self.black_box is not None:
             return _with_black_box(self.black_box, self._sampling(greedy), purpose, max_turns, greedy=greedy)
@@ -83,7 +83,7 @@ class PolicyPlayer:
 
     @property
     def timeout_s(self) -> float | None:
-        """How long an episode may take; None where its player always comes to an end."""
+        """How long an episode may take; None if its player always ends by itself."""
         return None if self.settings.rollout.agent is None else self.settings.rollout.episode_timeout_s
 
     def _sampling(self, greedy: bool) -> SamplingParams:
@@ -109,10 +109,10 @@ def _with_black_box(
 async def open_player(
     settings: RunSettings, policy: Policy, players: Players, console: RunConsole
 ) -> AsyncIterator[PolicyPlayer]:
-    """Give who plays with the policy. The endpoint that an agent needs is served while the context is open.
+    """Open the player of the policy's episodes, and serve the endpoint that its agent needs, if any.
 
     Raises:
-        ConfigError: If the endpoint's address cannot be used, or there is no such agent.
+        ConfigError: If the endpoint's address cannot be used, or the agent is unknown.
     """
     rollout, agents = settings.rollout, settings.agents
     if rollout.agent is None or not rollout.black_box:
@@ -164,7 +164,7 @@ def policy_service(settings: RunSettings, policy: Policy, players: Players) -> P
 
 
 def why_unstructured(settings: RunSettings) -> str:
-    """Say why agents of a run cannot say what replies must look like; empty where they can."""
+    """Return why agents of a run cannot ask for structured output; empty if they can."""
     if not settings.compares_sampling:
         return ""
     whose = "algorithm.proximal or algorithm.correction compares those at sampling with the policy's: take proximal "
@@ -186,7 +186,7 @@ def _tool_format(settings: RunSettings, policy: Policy) -> ToolFormat:
 
 
 def agent_runner(settings: RunSettings) -> AgentRunner | None:
-    """Return who sets the agent of `rollout.agent` to work; None where that takes a sandbox."""
+    """Return the runner of the agent of `rollout.agent`; None if it runs in a sandbox."""
     agent, agents = settings.rollout.agent or "", settings.agents
     if agent_kind(agent) == "service":
         return ServiceRunner(agent, agents.concurrency)

@@ -1,4 +1,4 @@
-"""What a run trains and reads of its models, in this process: heads, and the backends that have them."""
+"""Heads and training backends of a run's models in this process."""
 
 from transformers import PreTrainedModel
 

@@ -1,4 +1,4 @@
-"""What must be true of a run's data before its first step: the verifiers are served, and understand the rows."""
+"""Checks a run's data before its first step: the verifiers are served, and understand the rows."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from rollgym.trainer.rollout.mixtures import item_of
 from rollgym.trainer.tasks.dataset import RowStream
 
 DATA_FILE = "data.json"
-"""What a run's directory keeps of its data: a digest of each domain."""
+"""File in a run's directory with a digest of each domain of its data."""
 
 
 async def check_streams(streams: Sequence[RowStream], pool: EnvironmentPool) -> None:
@@ -70,7 +70,7 @@ def keep_digests(streams: Sequence[RowStream], directory: Path, *, resuming: boo
     """Write digests of the data beside the run, or check that a resumed run has the same data.
 
     Raises:
-        CheckpointError: If the data have changed, so that the run would go on with other tasks than it began with.
+        CheckpointError: If the data have changed, so that the run would continue with different tasks.
     """
     keep_data(
         {f"{number} {stream.domain}": stream.digest for number, stream in enumerate(streams)},
@@ -85,10 +85,10 @@ def keep_data(found: Mapping[str, str], directory: Path, *, resuming: bool) -> N
     Args:
         found: Digests, by a number and a name, such as "0 held_out".
         directory: The run's.
-        resuming: Whether it goes on from a checkpoint.
+        resuming: Whether the run resumes from a checkpoint.
 
     Raises:
-        CheckpointError: If the data have changed, or nobody can tell.
+        CheckpointError: If the data have changed, or the earlier digests are missing.
         WriteError: If they cannot be written.
     """
     path = directory / DATA_FILE

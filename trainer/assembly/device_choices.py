@@ -1,4 +1,4 @@
-"""What a run leaves to its device: the size of micro-batches, what is compiled, fused and packed; and what came of it.
+"""Choices that depend on a run's device: the size of micro-batches, what is compiled, fused and packed; and a report.
 
 Micro-batches are as large as the memory plan has room for. The plan is reckoned once, before anything is built, and is
 part of the settings that ranks are given: all of them cut alike.
@@ -26,9 +26,9 @@ CHOICES_FILE = "device.json"
 
 
 def with_planned_micro_batch(settings: RunSettings) -> RunSettings:
-    """Return the settings with micro-batches that the device has room for, where they leave that open.
+    """Return the settings with micro-batches that the device has room for, if they do not set the size.
 
-    On a processor, and where sizes or memory are not known, they stay as they are.
+    On a CPU, or if sizes or memory are unknown, the settings stay unchanged.
     """
     if settings.optimizer.tokens_per_micro_batch != "auto":
         return settings
@@ -46,11 +46,11 @@ def with_planned_micro_batch(settings: RunSettings) -> RunSettings:
 
 
 def _memory_of(device: torch.device, *, alone: bool) -> tuple[int, int] | None:
-    """Return an accelerator's memory, and what of it nobody uses; None where there is none, or torch does not say.
+    """Return an accelerator's total and free memory; None without an accelerator, or if torch does not report it.
 
     Args:
         device: The device.
-        alone: Whether this process computes on it. If not, it takes none of its memory to look.
+        alone: Whether this process computes on it. If not, it must not allocate memory there to find out.
     """
     total = None if device.type == "cpu" else total_bytes(device)
     if total is None:
@@ -61,16 +61,16 @@ def _memory_of(device: torch.device, *, alone: bool) -> tuple[int, int] | None:
 
 @dataclass(frozen=True, slots=True)
 class DeviceChoices:
-    """What a run computes with on its device, whoever chose it.
+    """How a run computes on its device: settings and automatic choices.
 
     Attributes:
         device: Its name.
         tokens_per_micro_batch: Tokens of a micro-batch.
-        planned_gib: What the memory plan expects at most, where it chose that.
+        planned_gib: The peak that the memory plan expects, if the plan chose the size.
         compile: What compiles the layers.
         fused: Whether the optimizer takes a step in one kernel.
         packed_rows: Whether rows are computed behind each other, without padding.
-        dtype: In what numbers.
+        dtype: The number format.
     """
 
     device: str
@@ -99,7 +99,7 @@ class DeviceChoices:
 
     @property
     def line(self) -> str:
-        """What is said of them."""
+        """Return the choices as one line for people."""
         plan = "" if self.planned_gib is None else f" (at most {self.planned_gib:.1f} GiB by the memory plan)"
         parts = [
             f"micro-batches of {self.tokens_per_micro_batch} tokens{plan}",
@@ -112,7 +112,7 @@ class DeviceChoices:
 
 
 def say_choices(settings: RunSettings, kernels: StepKernels) -> Iterator[str]:
-    """Yield what is said of what a run computes with: on accelerators, and where not all is as it is on processors."""
+    """Yield messages on how a run computes: on accelerators, and with other kernels than the default."""
     choices = DeviceChoices.of(settings, kernels)
     on_accelerator = torch_device(settings.model.device).type != "cpu"
     if on_accelerator or kernels != StepKernels():

@@ -1,4 +1,4 @@
-"""One engine for a policy that nobody trains here: in this process, or a server that runs already."""
+"""One engine for a policy that is not trained: in this process, or a server that runs already."""
 
 import os
 from collections.abc import AsyncIterator
@@ -38,12 +38,12 @@ async def open_server(url: str, dialect: DialectName, key_variable: str) -> Asyn
 
     Args:
         url: The server's root.
-        dialect: What it speaks.
-        key_variable: Environment variable with its API key, where it wants one.
+        dialect: The server's API, vLLM's or SGLang's.
+        key_variable: Environment variable with its API key, if it requires one.
 
     Raises:
-        ConfigError: If it lacks something, or wants another key.
-        ServerGoneError: If nobody answers.
+        ConfigError: If the server lacks a required feature, or rejects the key.
+        ServerGoneError: If the server does not answer.
     """
     client = ServerClient(url, dialect, way=None, api_key=os.environ.get(key_variable))
     try:

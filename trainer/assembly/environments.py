@@ -1,4 +1,4 @@
-"""What a run plays: its stream of tasks, and the environments in which they are played."""
+"""A run's stream of tasks, and the environments that play them."""
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
@@ -68,10 +68,10 @@ async def open_environments(
 
     Args:
         settings: The run.
-        console: Where such a server's address is said.
-        serve: How it is started.
-        timeout_s: How long one operation of an environment may take.
-        connect_s: How long a server is waited for at the beginning.
+        console: Shows the address of such a server.
+        serve: Starts the server.
+        timeout_s: Time limit of one operation of an environment.
+        connect_s: How long to wait for a server at the beginning.
     """
     async with AsyncExitStack() as stack:
         url = settings.env_url

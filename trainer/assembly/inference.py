@@ -1,4 +1,4 @@
-"""Who samples from the policy, built from settings: the engine in this process, or servers that may be elsewhere."""
+"""Builds the inference of a run from settings: the engine in this process, or servers, which may be remote."""
 
 import asyncio
 import os
@@ -63,13 +63,13 @@ _NUMBERS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": tor
 
 
 class RunServerClient(ServerClient):
-    """The client of a server that must suit a run.
+    """The client of a server that must meet a run's requirements.
 
     Args:
         url: The server's root.
         settings: The run.
-        carrier: Carries tensors, where weights are broadcast.
-        policy: Configuration of the policy's model; None where that is not known.
+        carrier: Carries tensors, if weights are broadcast.
+        policy: Configuration of the policy's model; None if unknown.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class RunServerClient(ServerClient):
 
         Raises:
             ConfigError: If its rows are shorter than the run's, or it lacks something else that the run needs.
-            ServerGoneError: If nobody answers.
+            ServerGoneError: If the server does not answer.
         """
         with self._keys_named():
             await self._check_model()
@@ -131,11 +131,11 @@ class RunServerClient(ServerClient):
         check_same_model(self._policy, served or seen.config, self.url, seen.model)
 
     async def look(self) -> Seen:
-        """Ask the server who it is, and change nothing there.
+        """Ask the server for its identity, and change nothing there.
 
         Raises:
-            ConfigError: If it is seen not to suit the run.
-            ServerGoneError: If nobody answers.
+            ConfigError: If it does not meet the run's requirements.
+            ServerGoneError: If the server does not answer.
         """
         with self._keys_named():
             seen = await super().look()
@@ -144,7 +144,7 @@ class RunServerClient(ServerClient):
 
     @contextmanager
     def _keys_named(self) -> Iterator[None]:
-        """Say where the key is taken from that a server does not like."""
+        """Name the source of the key that a server rejects."""
         try:
             yield
         except WrongKeyError as error:
@@ -167,7 +167,7 @@ class RunServerClient(ServerClient):
 
 
 def _config_of(source: str | None) -> Mapping[str, Any]:
-    """Return the configuration of a folder or name that a server was started from, where this machine has it, too."""
+    """Return the configuration of the folder or name that a server was started from, if this machine has it, too."""
     if source is None:
         return {}
     file: object = Path(source) / "config.json"
@@ -186,13 +186,13 @@ def _config_of(source: str | None) -> Mapping[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Inference:
-    """Whoever samples.
+    """The inference of a run: the engine in this process, or a client of servers.
 
     Attributes:
-        client: Where replies are sampled.
-        folders: Where weights are written for servers; None for the engine in this process.
-        check: What servers are verified by; None for the engine in this process.
-        updating: Entered for as long as the policy's weights change.
+        client: The inference client.
+        folders: Target folders of weights for servers; None for the engine in this process.
+        check: The check of servers; None for the engine in this process.
+        updating: Held while the policy's weights change.
     """
 
     client: InferenceClient
@@ -213,7 +213,7 @@ async def open_inference(
     cluster: Cluster | None = None,
     build: Callable[[], PreTrainedModel] | None = None,
 ) -> AsyncIterator[Inference]:
-    """Open whoever samples.
+    """Open the inference of a run.
 
     Servers answer once weights were published to them.
 
@@ -222,10 +222,10 @@ async def open_inference(
         model: The policy.
         tokenizer: Its tokenizer.
         prompt: Token ids of a conversation to try with.
-        console: Told of servers that start, go and come back.
+        console: Shows servers that start, fail and come back.
         trains_meanwhile: Whether the policy is trained while replies are sampled.
-        cluster: Where the processes of roles are; without it, the embedded engine is in this process.
-        build: Builds the policy in another process, whatever its weights; needed where engines are processes.
+        cluster: Places the processes of roles; without it, the embedded engine is in this process.
+        build: Builds the policy in another process, with any weights; needed if engines are processes.
 
     Raises:
         ConfigError: If the embedded engine and training do not agree on log-probabilities, or a server lacks something.
@@ -343,7 +343,7 @@ async def _launch(
         _start_folder(settings, model, folders),
         settings.model.max_length,
         lora_rank=settings.model.lora.rank if adapters and settings.model.lora is not None else 0,
-        # One that is loaded while replies of all others that may still run go on.
+        # One more is loaded while replies of all others that may be in use are still in flight.
         adapters=settings.rollout.max_staleness + 2,
         broadcast=settings.weights.collective if settings.weights.transport == "broadcast" else "",
     )
@@ -369,7 +369,7 @@ async def _launch(
 
 
 def _start_folder(settings: RunSettings, model: PreTrainedModel, folders: WeightFolders) -> Path:
-    """Return a folder that servers can be started from: the model's own, where it has one that they take as it is."""
+    """Return a folder that servers can be started from: the model's own, if it has one that they can load unchanged."""
     if settings.model.path is not None and not settings.weights.separate_head:
         return model_folder(settings.model.path).absolute()
     return folders.write_start(base_tensors(model))
@@ -415,7 +415,7 @@ async def look_at_servers(settings: RunSettings, patience_s: float) -> dict[str,
 
     Args:
         settings: The run.
-        patience_s: How long one may take to be reached.
+        patience_s: How long to wait for a server to be reachable.
 
     Raises:
         ConfigError: If one is seen not to suit the run.

@@ -1,6 +1,6 @@
-"""Judges on devices of their own: each has a server that judges, and an environment server that holds its queue.
+"""Judges on their own devices: each has an inference server, and an environment server that holds its queue.
 
-So one that is busy slows nobody: verdicts of other judges, and steps of other environments, wait in other lines.
+So a busy judge slows no other: verdicts of other judges, and steps of other environments, have other queues.
 """
 
 import json
@@ -33,18 +33,18 @@ async def open_judges(
     stack: AsyncExitStack,
     say: Callable[[str], None],
 ) -> RunSettings:
-    """Start the run's judges, and return its settings with what they judge brought to them.
+    """Start the run's judges, and return its settings with the tasks that they judge routed to them.
 
     Args:
         settings: The run.
-        cluster: Where they are started.
-        serve: Starts the environment server of each.
-        stack: Ends them.
-        say: Told of each that is ready.
+        cluster: Starts the judges.
+        serve: Starts each judge's environment server.
+        stack: Ends the judges and their servers.
+        say: Called with a message for each judge that is ready.
 
     Raises:
-        ConfigError: If nobody asks a judge, or a data set asks several.
-        RunError: If one does not start.
+        ConfigError: If a judge is unused, or a data set uses several.
+        RunError: If a judge does not start.
     """
     judges = settings.cluster.roles.judges
     brought_to_judges(settings, dict.fromkeys(judges, ""))  # before anything is started for nothing
@@ -102,14 +102,14 @@ def apart_from_judges(settings: RunSettings) -> RunSettings:
 
 
 def brought_to_judges(settings: RunSettings, urls: Mapping[str, str]) -> RunSettings:
-    """Return the settings with the servers of the judges where tasks, data sets and evaluation sets name them. Pure.
+    """Return the settings with the judges' servers in the tasks, data sets and evaluation sets that name them. Pure.
 
     Args:
         settings: The run.
         urls: The judges' environment servers, by their names.
 
     Raises:
-        ConfigError: If nobody asks a judge, or a data set asks several.
+        ConfigError: If a judge is unused, or a data set uses several.
     """
     asked: set[str] = set()
 

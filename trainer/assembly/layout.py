@@ -11,7 +11,7 @@ from rollgym.trainer.models.division import check_layout, check_routed, check_se
 
 
 def check_combinations(settings: RunSettings) -> None:
-    """Refuse settings that a kind of backend does not train with, whatever the model.
+    """Refuse settings that a kind of backend does not train with, for any model.
 
     Raises:
         ConfigError: If there is such a setting; the message says what to take in its place.
@@ -70,7 +70,7 @@ def check_model(settings: RunSettings) -> None:
     try:
         config = model_config(settings.model)
     except ConfigError:
-        return  # the memory plan says so, and whoever loads the model looks again
+        return  # the memory plan reports it, and loading the model checks again
     check_division(settings, config)
 
 

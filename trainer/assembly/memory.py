@@ -29,7 +29,7 @@ from rollgym.trainer.models.memory_plan import (
 from rollgym.trainer.models.shape import KNOWN, ModelShape, tiny_config
 
 _LAUNCHED_SHARE = 0.9
-"""What a server takes of its device's memory where nobody says (vLLM's own choice)."""
+"""Fraction of its device's memory that a server takes by default (vLLM's own choice)."""
 _FEED_FORWARD = ("gate_proj", "up_proj", "down_proj")
 _SIZES = (32_768, 24_576, 16_384, 12_288, 8_192, 6_144, 4_096, 3_072, 2_048, 1_536, 1_024, 512, 256)
 """Tokens of a micro-batch that are tried. A device is busy with that many; more take memory, and save few launches."""
@@ -73,8 +73,7 @@ def model_config(model: ModelSettings) -> Mapping[str, Any]:
 
 
 def config_at(path: str) -> Mapping[str, Any]:
-    """Return the config.json of a model's folder or GGUF file, or of its name on the hub, where it is known or was
-    fetched before.
+    """Return the config.json of a model's folder or GGUF file, or of its name on the hub, if that is cached.
 
     Raises:
         ConfigError: If it is not here, or cannot be read; the message has a remedy.
@@ -173,8 +172,8 @@ class OtherModels:
 
     Args:
         settings: The run.
-        training: How the policy is trained.
-        laid: How its backend lays a model on devices.
+        training: The training of the policy.
+        laid: The sharding of a model over devices by its backend.
         device_bytes: Memory of a device.
 
     Attributes:
@@ -236,7 +235,7 @@ def _apart(settings: RunSettings, devices: Sequence[int]) -> frozenset[int]:
 
 
 def _engine(settings: RunSettings, shape: ModelShape, number: int, device_bytes: int) -> list[Part]:
-    """Return who samples; nobody where servers run elsewhere already."""
+    """Return the engine's part of the plan; empty if servers run elsewhere already."""
     if not settings.plays:
         return []
     rollout, launch = settings.rollout, settings.inference.launch
@@ -248,7 +247,7 @@ def _engine(settings: RunSettings, shape: ModelShape, number: int, device_bytes:
         # Beside ranks, the driver's process has the policy once to speak of, and the engine once to draw from.
         copies = int(rollout.max_staleness > 0) if settings.backend.kind == "torch" else 2
         engine = Engine(number, copies, rows * settings.model.max_length, rows=rows)
-        # With kind `local` it is in the driver's process, on the first device, whatever is said for a cluster.
+        # With kind `local` it is in the driver's process, on the first device: the settings for a cluster do not count.
         apart = _apart(settings, devices if settings.cluster.kind == "ray" else ())
         need = engine_need(shape, engine)
         sleeps = settings.inference.sleep_level > 0  # then it has no weights of its own, which would stay
@@ -266,7 +265,7 @@ def _engine(settings: RunSettings, shape: ModelShape, number: int, device_bytes:
 
 
 def adapter_parameters(shape: ModelShape, lora: LoraSettings) -> int:
-    """Return how many parameters LoRA's adapters have; where layers are named by an expression, at most."""
+    """Return how many parameters LoRA's adapters have; an upper bound if an expression names the layers."""
     sizes = {
         "q_proj": shape.hidden + shape.query_width,
         "k_proj": shape.hidden + shape.key_width,
@@ -283,13 +282,13 @@ def adapter_parameters(shape: ModelShape, lora: LoraSettings) -> int:
 def planned_micro_batch(
     settings: RunSettings, shape: ModelShape, device_bytes: int, free: int
 ) -> PlannedMicroBatch:
-    """Return the largest micro-batch that a device has room for, or the smallest that there is.
+    """Return the largest micro-batch that a device has room for, or the smallest size.
 
     Args:
         settings: The run.
         shape: Its model's sizes.
         device_bytes: Memory of a device.
-        free: What of it nobody else uses.
+        free: The part of it that is free.
     """
     sizes = [size for size in _SIZES if size > settings.model.max_length]
     # A row is never cut, and one of the longest has room wherever the smallest micro-batch has.
@@ -309,13 +308,13 @@ def _with_tokens(settings: RunSettings, tokens: int) -> RunSettings:
 
 
 def _trained_peak(plan: MemoryPlan) -> int:
-    """Return the most of a device where something is computed in micro-batches; servers elsewhere do not count."""
+    """Return the peak of the devices that compute in micro-batches; servers elsewhere do not count."""
     alone = [part.need.lasting + part.need.moment for part in plan.parts if part.alone and part.need.moment]
     return max(plan.peak, *(need + RUNTIME_BYTES for need in alone), 0)
 
 
 def remedies(settings: RunSettings, shape: ModelShape, device_bytes: int) -> list[Remedy]:
-    """Return settings that together make a plan fit, each with what it comes to; the dearest ones last."""
+    """Return settings that together make a plan fit, each with its total; the costliest ones last."""
     found: list[Remedy] = []
     before = memory_plan(settings, shape, device_bytes)
     for setting, changed in _changes(settings):
@@ -381,7 +380,7 @@ def _with(section: str, **values: object) -> Change:
 
 
 def device_memory(settings: RunSettings, given_gb: float | None) -> int:
-    """Return the bytes of a device: those given, the machine's where models are computed on its processor, or 80 GB."""
+    """Return the bytes of a device: those given, the machine's if models run on its CPU, or 80 GB."""
     if given_gb is not None:
         return int(given_gb * 1e9)
     if settings.model.device == "cpu":

@@ -37,7 +37,7 @@ from rollgym.trainer.models.division import check_layout
 _START = "start"
 
 _PACKAGES: dict[str, str] = {"deepspeed": "deepspeed", "megatron": "megatron"}
-"""What kinds of backends need beside torch."""
+"""Extra packages of each kind of backend, beside torch."""
 
 _PLACED_AS: dict[Role, str] = {
     "policy": ACTOR_TRAIN,
@@ -51,7 +51,7 @@ class ModelSource(Protocol):
     """Makes the models of a run.
 
     Attributes:
-        shared: What has them be on their devices by turns; None where all of them are there at once.
+        shared: Moves them to shared devices in turn; None if all of them fit there at once.
     """
 
     shared: SharedDevices | None
@@ -69,7 +69,7 @@ class ModelSource(Protocol):
         ...
 
     def other(self, path: str) -> AbstractContextManager[Scorer]:
-        """Have another policy at hand, to be read.
+        """Open another policy for reading.
 
         Args:
             path: Its folder, or its name on the hub.
@@ -82,7 +82,7 @@ class OwnModels:
 
     Args:
         settings: The run.
-        policy: The policy, whose weights are trained where they are.
+        policy: The policy, whose weights are trained in place.
     """
 
     def __init__(self, settings: RunSettings, policy: Policy) -> None:
@@ -110,7 +110,7 @@ class OwnModels:
 
     @contextmanager
     def other(self, path: str) -> Iterator[Scorer]:
-        """Have another policy at hand, to be read; its memory is free again afterwards."""
+        """Open another policy for reading, and free its memory afterwards."""
         settings = _with_model(self._settings, path)
         yield reference_model(settings, build_policy(settings).model)
 
@@ -132,7 +132,7 @@ class RankedModels:
         settings: The run.
         policy: The policy as this process has it: its shape, and its tokenizer.
         ranks: The ranks of each role of the placement, started, and their devices.
-        folder: Where a warm start's weights lie until the models have begun with them.
+        folder: Holds a warm start's weights until the models have loaded them.
     """
 
     def __init__(
@@ -154,7 +154,7 @@ class RankedModels:
         return self._made("warm_start", RankRecipe(self._settings, "warm_start", None, learning_rate))
 
     def end_warm_start(self, backend: TrainBackend) -> None:
-        """Keep what was learnt, exactly, where the ranks can read it."""
+        """Keep the trained weights, bit by bit, in a place that the ranks can read."""
         assert isinstance(backend, RankedBackend)
         self._start = self._folder / _START
         if backend.has_adapter:
@@ -178,7 +178,7 @@ class RankedModels:
 
     @contextmanager
     def other(self, path: str) -> Iterator[Scorer]:
-        """Have another policy at hand, to be read; the ranks forget it afterwards."""
+        """Open another policy for reading; the ranks drop it afterwards."""
         recipe = RankRecipe(_with_model(self._settings, path), "reference")
         width = self._policy.model.config.get_text_config().hidden_size
         ranks, devices = self._ranks[ACTOR_TRAIN]
@@ -192,7 +192,7 @@ class RankedModels:
         return RankRecipe(self._settings, role, self._start)
 
     def _made(self, role: Role, recipe: RankRecipe) -> RankedBackend:
-        # A reference that is the policy without its adapters is where the policy is, and goes where it goes.
+        # A reference that is the policy without its adapters shares the policy's device, and is offloaded with it.
         beside = role in ("reference", "warm_start") and self._settings.model.lora is not None
         ranks, devices = self._ranks[_PLACED_AS["policy" if beside else role]]
         width = self._policy.model.config.get_text_config().hidden_size
@@ -218,14 +218,14 @@ async def open_models(
     cluster: Cluster,
     groups: RankGroups | None = None,
 ) -> AsyncIterator[ModelSource]:
-    """Open what makes the models of a run: this process, or ranks.
+    """Open the factory of a run's models: in this process, or in ranks.
 
     Args:
         settings: The run.
         policy: The policy as this process has it.
         directory: The run's.
-        console: Told of ranks that were started.
-        cluster: Where the roles are.
+        console: Shows ranks that were started.
+        cluster: Places the roles.
         groups: Ranks that outlive the context; without them, they are started here and end with it.
 
     Raises:

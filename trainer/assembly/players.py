@@ -1,4 +1,4 @@
-"""What plays episodes with the policy: who samples, and all that leads to it."""
+"""Everything that plays episodes with the policy: inference, prompts and slots."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -32,14 +32,14 @@ from rollgym.trainer.rollout.slots import BoundedSlots, EpisodeSlots
 
 @dataclass(frozen=True, slots=True)
 class Players:
-    """What plays episodes with the policy.
+    """What is needed to play episodes with the policy.
 
     Attributes:
-        client: Where replies are sampled.
-        slots: Told of every episode's start and end.
+        client: The inference client.
+        slots: Notified of every episode's start and end.
         make_prompts: Makes the prompt builder of one episode.
-        publisher: Brings weights to where replies are sampled.
-        updating: Entered for as long as the policy's weights change.
+        publisher: Publishes weights to the inference engines.
+        updating: Held while the policy's weights change.
     """
 
     client: InferenceClient
@@ -72,16 +72,16 @@ async def open_players(
     trains_meanwhile: bool = False,
     cluster: Cluster | None = None,
 ) -> AsyncIterator[Players]:
-    """Open whoever samples, and what leads to it.
+    """Open the inference of a run, and the prompt builders and slots in front of it.
 
     Args:
         settings: The run.
-        policy: What plays.
-        pool: Where: in deterministic mode, so many episodes run at one time as every server allows.
-        console: Where it is said in what way the chat template needs other conversations.
-        recall: What the rollout log has, and where training's replies are written.
+        policy: The policy that plays.
+        pool: The environments; in deterministic mode, as many episodes run at one time as every server allows.
+        console: Shows in which ways the chat template needs changed conversations.
+        recall: The rollout log, for replaying and for recording training's replies.
         trains_meanwhile: Whether the policy is trained while it plays. Only then the engine needs weights of its own.
-        cluster: Where the processes of roles are; without it, all of them are this process.
+        cluster: Places the processes of roles; without it, all of them are this process.
 
     Raises:
         ConfigError: If engine and training do not agree on log-probabilities.
@@ -130,13 +130,13 @@ async def open_players(
 
 
 def _sampled_model(settings: RunSettings) -> PreTrainedModel:
-    """Build a model that the policy's weights are brought to, with adapters added where those are trained."""
+    """Build a model that receives the policy's weights, with adapters if those are trained."""
     model = settings.model.model_copy(update={"lora": None})
     return build_policy(settings.model_copy(update={"model": model})).model
 
 
 async def bring_weights(settings: RunSettings, policy: Policy, players: Players) -> None:
-    """Bring the policy to servers that sample for it, where nothing is trained; the embedded engine has it already."""
+    """Publish the policy to its servers, if nothing is trained; the embedded engine has it already."""
     if not settings.inference.embedded:
         await players.publisher.publish(policy_backend(settings, policy.model), 0)
 

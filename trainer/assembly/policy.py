@@ -43,7 +43,7 @@ class Policy:
 
     @property
     def processor(self) -> Any:
-        """What lies beside the model in its folder: its tokenizer, in the processor of one that sees."""
+        """Return what is saved beside the model: its tokenizer, or the processor of a model that sees."""
         pictures = self.renderer.pictures
         return pictures.processor if isinstance(pictures, PictureProcessor) else self.tokenizer
 
@@ -57,10 +57,10 @@ def build_policy(
         settings: The run.
         directory: A model's folder, or one with adapters only.
         trained: Whether all its weights will be trained. Then they are kept in float32 until a backend has them.
-        computes: Whether anybody computes with it in this process. If not, it stays in the host's memory.
+        computes: Whether this process computes with it. If not, it stays in the host's memory.
 
     Raises:
-        ConfigError: If there is no such model, device or attention, or its positions end before the longest row does.
+        ConfigError: If the model, device or attention is unknown, or the longest row exceeds the model's positions.
     """
     device = torch_device(settings.model.device)
     if not computes:
@@ -117,14 +117,14 @@ def chat_renderer(
     pictures: PictureProcessor | str = BLIND,
     vocabulary: int = MOST_IDS,
 ) -> ChatRenderer:
-    """Return the renderer of a run's conversations; the tokenizer takes up the run's chat template.
+    """Return the renderer of a run's conversations; the tokenizer adopts the run's chat template.
 
     Args:
         settings: The run.
         tokenizer: The model's.
         stops: Ids that end a reply, beside those that tokenizer and template name.
-        pictures: What reads pictures for the model, or why it sees none.
-        vocabulary: How many token ids the model knows.
+        pictures: The model's image processor, or the reason why it has none.
+        vocabulary: Number of token ids that the model knows.
 
     Raises:
         ConfigError: If the template cannot be read or used, or the worked turns leave no room for an episode.

@@ -10,14 +10,14 @@ one more computation of their kind: of it and the model's own decoding, neither 
 whole row with a probability of more than a half, and so it is with the whole row and the decoding exchanged. So of n
 tokens it is the further one k times or more with a probability of at most P(Binomial(n, 1/2) >= k). A run is refused
 from the k on for which that is below one in ten million (94 of 128 tokens; there are three such tests). One large
-difference counts as one, so a router that breaks a tie the other way refuses nobody. Tokens of a row are not quite
+difference counts as one, so a router that breaks a tie the other way refuses no run. Tokens of a row are not quite
 independent, but a healthy engine mostly agrees to the bit with what computes as it does, which is far less than a half.
-Computations that are alike are no measure: decoding alone and beside others agrees with itself to the bit, and an
+Similar computations do not serve as a measure: decoding alone and beside others agrees with itself to the bit, and an
 engine that keeps its cache in another shape is right and further away. What is wrong for few tokens only is not seen.
 
-What whole rows and decoding do differently in the model's own code (attention to what comes later, positions that
-padding shifts) is no rounding: for that there is a coarse bound for each row, a median of 16 times half the last bit of
-the largest logit. `benchmarks/training/healthy_starts.py` counts what healthy starts are refused, and which faults of
+What whole rows and decoding do differently in the model's own code (attention to later tokens, positions that padding
+shifts) is not rounding. For that there is a coarse bound for each row: a median of 16 times half the last bit of the
+largest logit. `benchmarks/training/healthy_starts.py` counts how many healthy starts are refused, and which faults of
 one layer are found.
 """
 
@@ -63,7 +63,7 @@ class _Look:
         drawn: As the engine drew them.
         trained: As training computes them.
         own: By the model's own forward, of the whole row.
-        largest: The largest logit by size where each token was drawn.
+        largest: The largest absolute logit at the position of each drawn token.
     """
 
     tokens: Tensor
@@ -74,7 +74,7 @@ class _Look:
 
     @property
     def apart(self) -> Tensor:
-        """How far engine or training is from the model's own forward; infinite where one has no number."""
+        """How far engine or training is from the model's own forward; infinite if either has a non-finite value."""
         either = torch.maximum((self.trained - self.own).abs(), (self.drawn - self.own).abs())
         return either.nan_to_num(nan=torch.inf)
 
@@ -93,7 +93,7 @@ async def probe_log_probabilities(
 
     Args:
         model: The policy.
-        client: Where replies are sampled, with the same weights.
+        client: The inference client, with the same weights.
         prompt: Token ids of a conversation.
         temperature: The rollouts' sampling temperature.
         max_length: Longest row in tokens.
@@ -167,7 +167,7 @@ def _faulty_in_bf16(
 
 
 def _is_coarse(look: _Look, apart: Tensor) -> bool:
-    """Whether differences cannot be rounding, whatever the model."""
+    """Whether differences cannot be rounding, for any model."""
     if not len(apart):
         return False
     # Not a number is more than anything.
@@ -189,7 +189,7 @@ def _look(
     reply: GenerationResult,
     temperature: float,
 ) -> _Look:
-    # A placeholder that was drawn is no picture: most models' own code cannot read on behind it.
+    # A placeholder that was drawn is not a picture: most models' own code fails on the tokens after it.
     placeholder = model.config.image_token_id if images else None
     answer = list(takewhile(lambda token: token != placeholder, reply.token_ids))
     ids = torch.tensor([[*prompt, *answer]], device=model.device)
@@ -234,7 +234,7 @@ async def try_pictures(
     Args:
         settings: The run.
         model: The policy.
-        client: Where replies are sampled, with the same weights.
+        client: The inference client, with the same weights.
         renderer: The policy's, with what reads pictures.
 
     Raises:

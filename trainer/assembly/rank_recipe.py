@@ -30,7 +30,7 @@ class RankRecipe:
 
     Attributes:
         settings: The run.
-        role: Which model.
+        role: The model's role.
         start: Folder of the weights to begin with; those that the settings name if None.
         learning_rate: Constant rate of a warm start.
     """
@@ -45,7 +45,7 @@ class RankRecipe:
 
         Args:
             group: The rank's group.
-            backends: What this rank made before, by role.
+            backends: Backends that this rank has built already, by role.
         """
         settings = self.settings
         torch.set_num_threads(settings.threads)

@@ -1,4 +1,4 @@
-"""What of a run goes on where one of its roles dies: its cluster, its ranks, and all other roles."""
+"""What of a run survives the death of a role: its cluster, its ranks, and all other roles."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -17,13 +17,13 @@ from rollgym.trainer.core.errors import RoleDiedError, TrainerError
 
 
 class RankGroups:
-    """The ranks that a run's models are divided over: a group for each set of devices, that outlives a try at the run.
+    """The ranks that shard a run's models: a group for each set of devices, which outlives an attempt at the run.
 
-    It starts them, and keeps those that live: where one dies, only its group is started again.
+    It starts them, and keeps those that live: if one dies, only its group is started again.
 
     Args:
         settings: The run.
-        cluster: Where they are.
+        cluster: Where the ranks run.
     """
 
     def __init__(self, settings: RunSettings, cluster: Cluster) -> None:
@@ -48,16 +48,16 @@ class RankGroups:
         return ranks
 
     async def begin_anew(self) -> None:
-        """Have the groups that live forget their models, and end those that do not."""
+        """Make live groups drop their models, and end all others."""
         for devices, ranks in list(self._groups.items()):
             try:
                 self._groups[devices] = await to_its_end(asyncio.to_thread(ranks.begun_anew))
-            except TrainerError:  # those of this group are gone, or do not know what the others wait for
+            except TrainerError:  # ranks of this group are dead, or do not know what the others wait for
                 del self._groups[devices]
                 await to_its_end(asyncio.to_thread(ranks.close))
 
     async def close(self) -> None:
-        """End all ranks."""
+        """End all rank groups; the next attempt starts new ones."""
         groups, self._groups = list(self._groups.values()), {}
         await to_its_end(_closed(groups))
 
@@ -67,19 +67,19 @@ async def _closed(groups: list[Ranks]) -> None:
 
 
 def mesh_shape(settings: RunSettings, ranks: int) -> MeshShape:
-    """Return how so many ranks share the work of a model."""
+    """Return how `ranks` ranks share the work of a model."""
     mesh = settings.backend.mesh
     return MeshShape(ranks // mesh.model_ranks, mesh.tensor, mesh.pipeline, mesh.context, mesh.expert)
 
 
 @dataclass(frozen=True, slots=True)
 class _Opened:
-    """What stands now.
+    """The roles that are running now.
 
     Attributes:
-        stack: Ends it.
+        stack: Ends them.
         settings: The run's, with what judges judge brought to them.
-        cluster: Where the roles are.
+        cluster: Places the roles.
         groups: The ranks of its models.
     """
 
@@ -90,11 +90,11 @@ class _Opened:
 
 
 class StandingRoles:
-    """The roles of a run, opened once, and kept from one try at it to the next as far as they live.
+    """The roles of a run, opened once, and kept across attempts at the run for as long as they live.
 
     Args:
         settings: The run.
-        ending: Told of roles whose death ends a try.
+        ending: Notified of roles whose death ends an attempt.
 
     Attributes:
         restarts: Says how often a role is started again.
@@ -119,7 +119,7 @@ class StandingRoles:
 
     @property
     def cluster(self) -> Cluster:
-        """Where the roles are."""
+        """The cluster that places the roles."""
         return self._there.cluster
 
     @property
@@ -128,10 +128,10 @@ class StandingRoles:
         return self._there.groups
 
     async def open(self) -> None:
-        """Start what does not stand: the cluster and the judges; ranks, engines and servers come when they are used.
+        """Start what is not running: the cluster and the judges; ranks, engines and servers come when they are used.
 
         Raises:
-            ConfigError: If the cluster is not there, or has no room, or nobody asks a judge.
+            ConfigError: If the cluster is unreachable or has no room, or a judge is unused.
             RunError: If a judge does not start.
         """
         if self._opened is not None:
@@ -148,7 +148,7 @@ class StandingRoles:
 
     @asynccontextmanager
     async def serve(self, environments: Sequence[str]) -> AsyncIterator[str]:
-        """Have an environment server that outlives the context, and give its URL."""
+        """Start an environment server that outlives the context, if there is none, and give its URL."""
         if self._environments is None:
             there = self._there
             serving = self._served(environments, there.cluster.server_arguments())
@@ -156,13 +156,13 @@ class StandingRoles:
         yield self._environments
 
     async def keep_after(self, died: RoleDiedError) -> None:
-        """End what cannot go on after a death: all of it where a machine is gone, or it is not known who has died."""
+        """End what cannot survive a death: everything if a machine is gone, or if it is unknown which role died."""
         ranks = {role.name for role in place_roles(self._settings).roles if role.does == "rank"}
         if died.role not in ranks or died.with_its_node:
             await self.close()
 
     async def close(self) -> None:
-        """End everything."""
+        """End all roles, then the cluster."""
         opened, self._opened, self._environments = self._opened, None, None
         if opened is not None:
             await to_its_end(opened.stack.aclose())

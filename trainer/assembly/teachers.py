@@ -53,7 +53,7 @@ def teacher_of(settings: DistillSettings, domain: str) -> int:
 def distillation_head(
     settings: RunSettings, distill: DistillSettings, model: PreTrainedModel
 ) -> DistillationHead:
-    """Return what is read off the student where its teachers' models are beside it.
+    """Return the student's head that computes its distance to teachers in the same process.
 
     Raises:
         ConfigError: If a teacher cannot be loaded.
@@ -100,7 +100,7 @@ def check_reference(path: str, tokenizer: Any, rows: Iterable[TrainRow]) -> None
         rows: The examples.
 
     Raises:
-        ConfigError: If it reads another token where the policy reads one of theirs, or has no tokenizer.
+        ConfigError: If a token id means another token to it than to the policy, or it has no tokenizer.
     """
     used = sorted({number for row in rows for number in row.ids.unique().tolist()})
     theirs = _tokenizer("dpo.reference", path).convert_ids_to_tokens(used)

@@ -1,4 +1,4 @@
-"""Models whose devices are shared, with whoever samples or with each other: they are there by turns."""
+"""Models that share devices with inference engines or with each other: they occupy the devices in turn."""
 
 import asyncio
 import threading
@@ -16,11 +16,11 @@ class Movable(Protocol):
     """A model that can leave its devices."""
 
     def offload(self) -> None:
-        """Bring it to the processor's memory."""
+        """Move the model to the processor's memory."""
         ...
 
     def onload(self) -> None:
-        """Bring it back."""
+        """Move the model back to its devices."""
         ...
 
 
@@ -28,20 +28,20 @@ class DeviceTurns:
     """Keeps models in the processor's memory but for the times when they are used.
 
     Args:
-        models: The models; none where nothing is shared.
+        models: The models; empty if no devices are shared.
     """
 
     def __init__(self, models: list[Movable]) -> None:
         self._models = models
 
     async def leave(self) -> None:
-        """Have all of them leave their devices."""
+        """Move all of them off their devices."""
         for model in self._models:
             await asyncio.to_thread(model.offload)
 
     @asynccontextmanager
     async def resident(self) -> AsyncIterator[None]:
-        """Have all of them on their devices while inside. What goes wrong inside leaves them there."""
+        """Keep all of them on their devices while the context is open, and after an error inside."""
         for model in self._models:
             await asyncio.to_thread(model.onload)
         yield
@@ -60,7 +60,7 @@ class SharedDevices:
         self._moving = threading.RLock()
 
     def make_room(self, devices: Iterable[int]) -> None:
-        """Have all models leave that are on one of these devices."""
+        """Move all models off these devices."""
         wanted = frozenset(devices)
         with self._moving:
             for model, placed in self._devices.items():
@@ -69,11 +69,11 @@ class SharedDevices:
                     self._away.add(model)
 
     def add(self, model: Movable, devices: Iterable[int]) -> None:
-        """Take up a model that was just built on its devices."""
+        """Register a model that was just built on its devices."""
         self._devices[model] = frozenset(devices)
 
     def bring(self, model: Movable) -> None:
-        """Have a model be on its devices, alone."""
+        """Move a model to its devices, and all others off them."""
         with self._moving:
             if model not in self._devices:
                 return  # it is being built, in the room that was made for it
@@ -87,20 +87,20 @@ class SharedDevices:
                 self._away.discard(model)
 
     def offload(self) -> None:
-        """Have all models leave."""
+        """Move all models off their devices."""
         self.make_room({device for placed in self._devices.values() for device in placed})
 
     def onload(self) -> None:
-        """Do nothing: each comes when it is used."""
+        """Do nothing: each model returns when it is used."""
 
 
 def device_turns(settings: RunSettings, models: Models, shared: SharedDevices | None) -> DeviceTurns:
-    """Return the turns of a run's models with whoever samples: of those that are ranks, where the settings ask for it.
+    """Return the turns of a run's models with the inference engines, for models in ranks, if the settings ask for it.
 
     Args:
         settings: The run.
         models: Its models.
-        shared: What has them take turns with each other, if anything.
+        shared: Moves models that share devices in turn, if any do.
     """
     if not settings.cluster.offload:
         return DeviceTurns([])
@@ -108,7 +108,7 @@ def device_turns(settings: RunSettings, models: Models, shared: SharedDevices | 
 
 
 def _movable(settings: RunSettings, models: Models) -> Iterator[Movable]:
-    # A reference that is the policy without its adapters goes where the policy goes.
+    # A reference that is the policy without its adapters moves with the policy.
     reference: Scorer | None = None if settings.model.lora is not None else models.reference
     for model in (models.policy, models.critic, reference):
         if isinstance(model, RankedBackend):

@@ -1,1 +1,1 @@
-"""Where a run's roles are, what starts them there, what happens when one dies; `assembly` and `commands` enter."""
+"""Placement of a run's roles, their start, and their restart after a death; `assembly` and `commands` enter."""

@@ -1,4 +1,4 @@
-"""What a run's roles are started on, this machine or a Ray cluster, for as long as it is open."""
+"""The machines for a run's roles, this machine or a Ray cluster, for as long as the context is open."""
 
 import asyncio
 import threading
@@ -30,10 +30,10 @@ _T = TypeVar("_T")
 
 
 class Cluster(Protocol):
-    """Starts the processes of roles where the placement has them.
+    """Starts the processes of roles on their devices of the placement.
 
     Attributes:
-        placement: Where the roles are.
+        placement: The placement of the roles.
     """
 
     placement: Placement
@@ -48,20 +48,20 @@ class Cluster(Protocol):
         ...
 
     async def engines(self, build: Callable[[], PreTrainedModel]) -> RemoteEngines | None:
-        """Start the embedded engines as processes of their own; None where they are in the driver's process.
+        """Start the embedded engines as processes of their own; None if they are in the driver's process.
 
-        Asked again, it gives those that there are: they outlive what asked for them first.
+        A further call returns the running engines: they outlive the attempt that started them.
 
         Args:
-            build: Builds the model; it can be packed.
+            build: Builds the model; it can be pickled.
 
         Raises:
-            RoleDiedError: If one does not start.
+            RoleDiedError: If an engine does not start.
         """
         ...
 
     async def servers(self, program: Program) -> list[str] | None:
-        """Start the role's inference servers on its devices, and return their addresses; None where the run does it.
+        """Start the inference servers on the role's devices, and return their addresses; None if the run starts them.
 
         Raises:
             RunError: If one does not start.
@@ -89,17 +89,17 @@ async def open_cluster(
     say: Callable[[str], None],
     restarts: RoleRestarts | None = None,
 ) -> AsyncIterator[Cluster]:
-    """Connect to what the roles of a run are started on; their processes end with the context.
+    """Connect to the machines that a run's roles start on; their processes end with the context.
 
     Args:
         settings: The run.
-        placement: Where its roles are.
-        lost: Told of processes that died and are not started again in their places.
-        say: Told of a cluster that is waited for, and of roles that die and come back.
-        restarts: Says how often a role is started again; as the settings have it if None, all in a row.
+        placement: The placement of its roles.
+        lost: Notified of processes that died and are not restarted in place.
+        say: Receives messages for people about waiting for the cluster, and about roles that die and return.
+        restarts: Says how often a role is started again; by default as the settings say, counted in a row.
 
     Raises:
-        ConfigError: If there is no such cluster, or it does not have the devices.
+        ConfigError: If the cluster is unreachable, or lacks the devices.
     """
     if settings.cluster.kind == "local":
         cluster = LocalRoles(settings, placement, lost)

@@ -39,7 +39,7 @@ class EngineServer:
         self, build: Callable[[], PreTrainedModel], max_rows: int, max_length: int, threads: int
     ) -> None:
         torch.set_num_threads(threads)
-        # The engine has weights of its own; the model that they begin with is gone once it is built.
+        # The engine has weights of its own; the model that they are copied from is freed once the engine is built.
         self._engine = TorchEngine(build(), max_rows=max_rows, max_length=max_length)
         self._replies: dict[str, asyncio.Task[GenerationResult]] = {}
         self._arriving: _ArrivingWeights | None = None
@@ -59,7 +59,7 @@ class EngineServer:
         return result, self._engine.counters
 
     async def drop(self, request_id: str) -> None:
-        """Forget a reply that nobody waits for any more."""
+        """Cancel a reply whose caller no longer waits for it."""
         if (reply := self._replies.get(request_id)) is not None:
             reply.cancel()
 
@@ -74,15 +74,15 @@ class EngineServer:
         return await self._engine.abort(request_ids)
 
     async def pause(self, mode: PauseMode) -> None:
-        """Stop generating."""
+        """Pause generation; `mode` decides the fate of running replies."""
         await self._engine.pause(mode)
 
     async def resume(self) -> None:
-        """Go on."""
+        """Resume generation after a pause."""
         await self._engine.resume()
 
     async def health(self) -> InferenceHealth:
-        """Say how the engine is."""
+        """Return the engine's health."""
         return await self._engine.health()
 
     async def begin_weights(self, version: int) -> None:
@@ -92,14 +92,14 @@ class EngineServer:
         self._loading = asyncio.ensure_future(self._engine.sync(self._arriving, version))
 
     async def leave_off_weights(self) -> None:
-        """Wait for no more of weights that came in part: whoever sent them has failed."""
+        """Abort a partial transfer of weights whose sender has failed."""
         if self._arriving is not None and self._loading is not None and not self._loading.done():
             self._arriving.leave_off()
             await asyncio.wait({self._loading})
             self._loading.exception()
 
     async def take_weights(self, tensors: Tensors) -> None:
-        """Take the next of them; returns when there is room for more."""
+        """Accept the next part of the weights; return once there is room for more."""
         assert self._arriving is not None
         assert self._loading is not None
         arriving = self._arriving
@@ -111,7 +111,7 @@ class EngineServer:
         await putting
 
     async def end_weights(self) -> None:
-        """Say that all of them have come; returns when the engine has them.
+        """Mark the weights as complete; return once the engine has loaded them.
 
         Raises:
             ValueError: If they are not those of the model.
@@ -131,18 +131,18 @@ class _ArrivingWeights:
         self._left_off = False
 
     def put(self, tensors: Tensors | None) -> None:
-        """Hand on a part; None after the last one. Blocks while there is no room."""
+        """Pass a part to the reader; None marks the end. Blocks while the queue is full."""
         if not self._dropped:
             self._parts.put(tensors)
 
     def leave_off(self) -> None:
-        """Have whoever reads them wait for no more: none will come."""
+        """Tell the reader to stop waiting: no further parts will come."""
         self._left_off = True
         self.drop()
         self._parts.put(None)
 
     def drop(self) -> None:
-        """Wait for nobody any more: whoever read them has failed."""
+        """Discard all parts and stop blocking: the reader has failed."""
         self._dropped = True
         while True:
             try:
@@ -158,9 +158,9 @@ class _ArrivingWeights:
             raise WeightsLeftOffError("the weights were left off, and others come in their place")
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Nobody asks for these here."""
+        """Raise: an engine receives weights by `parameters`."""
         raise RunError("weights of an engine come by the names of its own modules")
 
     async def folder(self) -> Path:
-        """Nobody asks for this here."""
+        """Raise: an engine receives weights by `parameters`."""
         raise RunError("an engine reads no folder of weights")

@@ -1,4 +1,4 @@
-"""A process of a role that is started again by itself where it dies, while all other roles go on."""
+"""A process of a role that is restarted automatically if it dies, while all other roles continue."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -11,21 +11,21 @@ from rollgym.trainer.cluster.supervision import RoleRestarts
 from rollgym.trainer.core.errors import ConfigError, RoleDiedError, RoleLostError, RunError
 
 Lost = Callable[[Exception], None]
-"""Told, in the event loop, that a process is not to be had any more, and why."""
+"""Called in the event loop with the reason why a process cannot be restarted."""
 
 
 class KeptProcess:
-    """Holds a process, and starts another one in its place whenever it dies.
+    """Holds a process, and restarts it whenever it dies.
 
     Args:
         role: The role's name.
-        start: Starts a process that takes calls.
-        restarts: Says how long to wait before that, and when it was too often.
-        lost: Told when nothing more can be done here: it died too often, or its machine is gone.
-        say: Told of what happens, for people.
+        start: Starts a process that accepts calls.
+        restarts: Says how long to wait before a restart, and when there were too many.
+        lost: Notified when no restart is possible: the process died too often, or its machine has failed.
+        say: Receives messages for people about deaths and restarts.
 
     Attributes:
-        bring: Makes a process that was started again what the one before was, before anybody else calls it.
+        bring: Brings a restarted process to its predecessor's state, before it receives any other call.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class KeptProcess:
 
         Raises:
             RoleLostError: If it died too often.
-            RoleDiedError: If its machine is gone.
+            RoleDiedError: If its machine has failed.
             RunError: If it was ended.
         """
         while self._restarting is not None:
@@ -73,21 +73,21 @@ class KeptProcess:
         return self._process
 
     async def call(self, method: str, *arguments: Any) -> Any:
-        """Have the process that there is now answer a call.
+        """Send a call to the present process, and return its answer.
 
         Raises:
-            RoleDiedError: If it is no more.
-            TrainerError: What the call raised there.
+            RoleDiedError: If the process has died.
+            TrainerError: The error that the call raised in the process.
         """
         process = await self.living()
         return await self.answer(process, pack((method, arguments)))
 
     async def answer(self, process: RoleProcess, data: bytes) -> Any:
-        """Have a process answer a packed call; where it is no more, another one is started.
+        """Send a pickled call to the process, and return its answer; if the process has died, restart it.
 
         Raises:
-            RoleDiedError: If it is no more.
-            TrainerError: What the call raised there.
+            RoleDiedError: If the process has died.
+            TrainerError: The error that the call raised in the process.
         """
         try:
             done, content = unpack(await asyncio.wrap_future(process.call(data)))
@@ -99,11 +99,11 @@ class KeptProcess:
         return content
 
     def died(self, process: RoleProcess, died: RoleDiedError) -> None:
-        """Start another one in the place of a process that is no more; a second word of the same death is none."""
+        """Restart a dead process; a second notification of the same death is ignored."""
         if process is not self._process or self._restarting is not None:
             return
         self._restarting = asyncio.ensure_future(self._restarted(died))
-        # Whoever waits for it hears of its failure; where nobody does, `lost` has heard.
+        # A waiting call receives the failure; if there is none, `lost` has received it.
         self._restarting.add_done_callback(lambda done: done.cancelled() or done.exception())
 
     async def leave(self) -> RoleProcess | None:
@@ -134,7 +134,7 @@ class KeptProcess:
         try:
             while True:
                 if died.with_its_node:
-                    raise died  # where else there is room for it is for the whole run to find out
+                    raise died  # the whole run must find room for it elsewhere
                 wait_s = self._restarts.wait_s(died)
                 count = f"{self._restarts.in_a_row(self._role)} of {self._restarts.limit}"
                 self._say(f"{died}")

@@ -16,21 +16,21 @@ from rollgym.trainer.config.run import RunSettings
 from rollgym.trainer.core.errors import RoleLostError
 
 RANKS_FOLDER = "ranks"
-"""Name of the folder in a run's directory where the processes of its roles say what they do, a file each."""
+"""Name of the folder in a run's directory with the logs of its roles' processes, a file each."""
 
 
 def logs_of(settings: RunSettings) -> Path:
-    """Return the folder where the processes of a run's roles say what they do."""
+    """Return the folder with the logs of a run's role processes."""
     return Path(settings.output_dir).absolute() / RANKS_FOLDER
 
 
 class LocalRoles:
-    """Processes of this machine.
+    """Starts the roles as processes of this machine.
 
     Args:
         settings: The run.
-        placement: Where its roles are.
-        lost: Told of a judge that ends again and again.
+        placement: The placement of its roles.
+        lost: Notified of a judge that ends repeatedly.
     """
 
     def __init__(self, settings: RunSettings, placement: Placement, lost: Lost) -> None:
@@ -66,7 +66,7 @@ class LocalRoles:
         return None
 
     async def judge(self, name: str) -> str:
-        """Start a judge as a process of this one, which starts it again where it ends."""
+        """Start a judge as a child process, and restart it whenever it ends."""
         role = self.placement.role(name)
         assert role is not None
         program = JudgeProgram(name, self._settings.cluster.roles.judges[name], role.devices)
@@ -81,7 +81,7 @@ class LocalRoles:
         return []
 
     async def close(self) -> None:
-        """End the judges."""
+        """Stop the judges and their restarts."""
         for watch in self._watches:
             watch.cancel()
         await asyncio.gather(*self._watches, return_exceptions=True)

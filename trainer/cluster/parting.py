@@ -1,4 +1,4 @@
-"""How a cluster is left that may answer no more."""
+"""Disconnects from a cluster that may no longer answer, with a time-out."""
 
 import threading
 from collections.abc import Callable
@@ -7,12 +7,12 @@ from enum import Enum
 
 
 class Parting(Enum):
-    """What became of leaving a cluster."""
+    """The result of disconnecting from a cluster."""
 
     IN_ORDER = "in order"
-    """It knows that this process is gone, and has its devices back."""
+    """The cluster has noticed the disconnection, and has its devices back."""
     UNANSWERED = "unanswered"
-    """It did not answer in time, as one whose head is gone: it was left as it is."""
+    """The cluster did not answer in time, for example because its head is dead: it was left unchanged."""
 
 
 def part(leave: Callable[[], None], timeout_s: float) -> Parting:
@@ -20,14 +20,14 @@ def part(leave: Callable[[], None], timeout_s: float) -> Parting:
 
     Args:
         leave: Leaves it; it may wait for ever, and cannot be interrupted.
-        timeout_s: How long it is waited for.
+        timeout_s: How long to wait for the cluster.
     """
     left: Future[None] = Future()
 
     def leaving() -> None:
         try:
             leave()
-        except Exception as error:  # noqa: BLE001 - it is raised where it is waited for
+        except Exception as error:  # noqa: BLE001 - it is raised in the waiting task
             left.set_exception(error)
         else:
             left.set_result(None)

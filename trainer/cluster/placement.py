@@ -25,9 +25,9 @@ class Role:
     """A role and its processes.
 
     Attributes:
-        name: What the settings call it.
+        name: The role's name in the settings.
         processes: The devices of each of its processes, in the order of their ranks.
-        does: What its processes do, for people: "rank", "engine", "server" or "judge".
+        does: The task of its processes, for people: "rank", "engine", "server" or "judge".
         gives_way: Whether it leaves the memory of its devices to others while it does nothing.
     """
 
@@ -44,14 +44,14 @@ class Role:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where the roles of a run are.
+    """The placement of a run's roles.
 
     Attributes:
         kind: "local" or "ray".
         nodes: Machines.
         devices_per_node: Devices of each.
         roles: The roles, without those that a run does not have.
-        environment: What is said of the environments' workers.
+        environment: Description of the environments' workers, for people.
     """
 
     kind: str
@@ -78,7 +78,7 @@ class Placement:
 
 
 def place_roles(settings: RunSettings) -> Placement:
-    """Return where the roles of a run are.
+    """Return the placement of a run's roles.
 
     Raises:
         ConfigError: If devices are missing, do not divide, or cannot be shared; the message names the remedy.
@@ -116,7 +116,7 @@ def place_roles(settings: RunSettings) -> Placement:
 
 
 def _check_turns(settings: RunSettings, placement: Placement) -> None:
-    """Refuse turns of models that nobody takes."""
+    """Refuse `cluster.offload_models` if no two models share devices."""
     ranks = [role for role in placement.roles if role.does == "rank"]
     if settings.model.lora is not None:
         ranks = [role for role in ranks if role.name != REFERENCE]  # it is the policy, its adapters off
@@ -130,7 +130,7 @@ def _check_turns(settings: RunSettings, placement: Placement) -> None:
 
 
 def _check_offload(settings: RunSettings, placement: Placement) -> None:
-    """Refuse to make room on devices where nobody needs it, or nobody can."""
+    """Refuse `cluster.offload` if no engine shares the devices, or the models cannot be moved."""
     if settings.backend.kind == "torch":
         raise ConfigError(
             "cluster.offload moves the models of ranks, and backend.kind 'torch' has none: leave it out, or set "
@@ -232,7 +232,7 @@ def _inference(settings: RunSettings, trains: Sequence[int]) -> Iterator[Role]:
             raise _unread(
                 ACTOR_INFERENCE, "cluster.kind is left out, and the engine is in the run's own process"
             )
-        # With kind 'local' the engine is in the driver's process, whatever the same settings say for a cluster.
+        # With kind 'local' the engine is in the driver's process, and these settings for a cluster do not count.
         on_cluster = devices if settings.cluster.kind == "ray" else []
         yield Role(ACTOR_INFERENCE, _engines(settings, on_cluster or trains[:1]), "engine")
         return
@@ -385,7 +385,7 @@ def _sums(role: Role, width: int) -> str:
 
 
 def _shared(placement: Placement) -> list[str]:
-    """Say of each two roles how many devices they share."""
+    """Describe for each pair of roles how many devices they share."""
     lines = []
     for one, other in combinations(placement.roles, 2):
         shared = set(one.devices) & set(other.devices)

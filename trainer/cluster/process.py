@@ -25,7 +25,7 @@ class RoleProcess(Protocol):
     node: str
 
     def call(self, data: bytes) -> "Future[bytes]":
-        """Have it answer a call (see `RoleHost.call`); the future fails with `RoleDiedError` when it is no more."""
+        """Send a call (see `RoleHost.call`); the returned future fails with `RoleDiedError` if the process dies."""
         ...
 
     def sees(self, path: str) -> bool:
@@ -33,11 +33,11 @@ class RoleProcess(Protocol):
         ...
 
     def on_death(self, tell: Callable[[RoleDiedError], None]) -> None:
-        """Have somebody told, in any thread, when the process ends without being asked to."""
+        """Register a callback for an unrequested end of the process; it may run in any thread."""
         ...
 
     def end(self) -> None:
-        """End it at once, and return when it is gone. A second call does nothing."""
+        """Kill the process, and return when it has exited. A second call does nothing."""
         ...
 
 
@@ -45,10 +45,10 @@ class ActorRanks:
     """Ranks that are processes of a role: a `RankTransport`.
 
     Args:
-        role: Which role.
-        start: Starts a rank: given its number and how many there are, it returns the process, with a server in it.
-        tell: Told, in any thread, of the first one that dies.
-        end: Ends a process.
+        role: The role's name.
+        start: Starts a rank: takes its number and the number of ranks, and returns the process with its server.
+        tell: Called with the first death of a rank, in any thread.
+        end: Kills a process.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class ActorRanks:
         return [rank.pid for rank in self._ranks]
 
     def start(self, world_size: int) -> None:
-        """Start so many ranks, and return once all of them take calls.
+        """Start `world_size` ranks, and return once all of them accept calls.
 
         Raises:
             RankDiedError: If one of them does not start.
@@ -95,7 +95,7 @@ class ActorRanks:
             raise
 
     def call(self, rank: int, method: str, *arguments: Any) -> "Future[Any]":
-        """Have a rank's server call one of its methods; see `RankTransport.call`."""
+        """Call a method of a rank's server; see `RankTransport.call`."""
         answer: Future[Any] = Future()
         with self._lock:
             if self._death is not None:
@@ -109,7 +109,7 @@ class ActorRanks:
         return answer
 
     def close(self) -> None:
-        """End all ranks, whatever they are doing, and return once they are gone. A second call does nothing."""
+        """End all ranks, even in the middle of work, and return once they have exited. A second call does nothing."""
         with self._lock:
             self._closed = True
         for rank in self._ranks:

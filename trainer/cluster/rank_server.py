@@ -8,7 +8,7 @@ class NodeRankServer(RankServer):
 
     Args:
         rank: This rank's number.
-        world_size: How many there are.
+        world_size: The number of ranks.
         address: Address of its node, as the other ranks reach it.
     """
 

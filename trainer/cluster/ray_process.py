@@ -25,7 +25,7 @@ _NODE_DIED = re.compile(
     r"node has died|node died|node was (?:terminated|removed)|node .{0,80} (?:is|was) dead"
 )
 _CUT_OFF = "End of file"
-"""What Ray says of a process that was killed from outside: its connection ended."""
+"""Ray's message for a process that was killed from outside: its connection ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,20 +37,20 @@ class Node:
 
 
 def nodes() -> list[Node]:
-    """The machines that live."""
+    """Return the cluster's machines that are alive."""
     return [
         Node(str(node["NodeID"]), str(node["NodeManagerAddress"])) for node in ray.nodes() if node["Alive"]
     ]
 
 
 class RayProcess:
-    """A process of a role, in an actor.
+    """A process of a role, in a Ray actor.
 
     Args:
         role: The role's name.
         number: The process's number in it.
         handle: The actor.
-        log: Where it writes what it says, if it can.
+        log: File of its output, if it can write one.
         machine: Its node.
     """
 
@@ -93,12 +93,12 @@ class RayProcess:
         self._handle.live.remote().future().add_done_callback(lambda _: self._gone.set())
 
     def _answer(self, asked: Any, timeout_s: float) -> Any:
-        """Wait for an answer; an actor whose node is gone would be waited for until there is another node like it.
+        """Wait for an answer; for an actor whose node has failed, Ray would wait until a similar node joins.
 
         Raises:
             GetTimeoutError: If it takes longer than `timeout_s`.
             RayError: If it fails.
-            RoleDiedError: If the node is gone.
+            RoleDiedError: If the node has failed.
         """
         deadline = time.monotonic() + timeout_s
         while not ray.wait([asked], timeout=_LOOK_AT_NODE_EVERY_S)[0] and time.monotonic() < deadline:
@@ -111,12 +111,12 @@ class RayProcess:
         return any(node.name == self._machine.name for node in nodes())
 
     def call(self, data: bytes) -> "Future[bytes]":
-        """Have it answer a call; see `RoleProcess.call`."""
+        """Send a call to the actor; see `RoleProcess.call`."""
         answer: Future[bytes] = Future()
 
         def done(called: "Future[bytes]") -> None:
             if not answer.set_running_or_notify_cancel():
-                return  # nobody waits for it any more
+                return  # the caller no longer waits
             error = called.exception()
             if error is None:
                 answer.set_result(called.result())
@@ -131,10 +131,10 @@ class RayProcess:
         return answer
 
     def sees(self, path: str) -> bool:
-        """Whether there is a file at a path, as its machine sees it.
+        """Whether a file exists at a path on the process's machine.
 
         Raises:
-            RoleDiedError: If it is no more.
+            RoleDiedError: If the process has died.
         """
         try:
             return bool(ray.get(self._handle.sees.remote(path)))
@@ -142,7 +142,7 @@ class RayProcess:
             raise self._death(error) from error
 
     def on_death(self, tell: Callable[[RoleDiedError], None]) -> None:
-        """Have somebody told when the process ends without being asked to."""
+        """Register a callback for an unrequested end of the process."""
 
         def done(lived: "Future[None]") -> None:
             error = lived.exception()
@@ -152,7 +152,7 @@ class RayProcess:
         self._handle.live.remote().future().add_done_callback(done)
 
     def end(self) -> None:
-        """End it at once, and return when it is gone. A second call does nothing."""
+        """Kill the process, and return when it has exited. A second call does nothing."""
         if self._ended:
             return
         self._ended = True

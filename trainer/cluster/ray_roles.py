@@ -30,18 +30,18 @@ _HEAD_PATIENCE = 4
 
 
 class RayRoles:
-    """Actors of a Ray cluster.
+    """Starts the roles as actors of a Ray cluster.
 
-    The ranks of models are started once: what dies of them takes the weights along, and whoever trains goes back to a
-    checkpoint. Engines, servers and judges are started again in their places.
+    Model ranks are not restarted in place: the death of one loses its weights, and the trainer returns to a checkpoint.
+    Engines, servers and judges are restarted in place.
 
     Args:
         settings: The run.
-        placement: Where its roles are.
-        ray: The connection, with room for them.
-        restarts: Says how often they are started again.
-        lost: Told of those that are not: of a rank that died, of a role that died too often or with its machine.
-        say: Told of what dies and comes back, for people.
+        placement: The placement of its roles.
+        ray: The connection, with devices reserved for them.
+        restarts: Says how often they are restarted.
+        lost: Notified of deaths without a restart: of a rank, of a role that died too often, or of its whole machine.
+        say: Receives messages for people about deaths and restarts.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class RayRoles:
         return self._ray.here
 
     def ranks(self, role: str) -> RankTransport:
-        """Return what starts the ranks of a role as actors, each where its device is."""
+        """Return what starts the ranks of a role as actors, each on the node of its device."""
         return ActorRanks(
             role,
             lambda rank, world_size: self._started_rank(role, rank, world_size),
@@ -101,7 +101,7 @@ class RayRoles:
         return self._engines
 
     async def servers(self, program: Program) -> list[str] | None:
-        """Start each server where its devices are, if they are not there yet."""
+        """Start each server on the node of its devices, unless it runs already."""
         role = self.placement.role(ACTOR_INFERENCE)
         assert role is not None
         if self._servers is None:
@@ -110,7 +110,7 @@ class RayRoles:
         return self._servers
 
     async def judge(self, name: str) -> str:
-        """Start a judge where its devices are."""
+        """Start a judge on the node of its devices."""
         role = self.placement.role(name)
         assert role is not None
         return await self._served(role, 0, JudgeProgram(name, self._settings.cluster.roles.judges[name]))
@@ -133,7 +133,7 @@ class RayRoles:
         return words
 
     async def close(self) -> None:
-        """End all processes."""
+        """End all actors that this run started."""
         for watch in self._watches:
             watch.cancel()
         await asyncio.gather(*self._watches, return_exceptions=True)
@@ -141,7 +141,7 @@ class RayRoles:
         await asyncio.gather(*(asyncio.to_thread(self._end, process) for process in self._processes))
 
     async def watch_head(self) -> None:
-        """Notice that the head of the cluster is gone, before Ray does: a minute later it ends this process."""
+        """Detect the death of the cluster's head before Ray does: a minute later Ray ends this process."""
         misses = 0
         while misses < _HEAD_PATIENCE:
             await asyncio.sleep(_LOOK_AT_HEAD_EVERY_S)
@@ -177,13 +177,13 @@ class RayRoles:
         return urls[0]
 
     def _watch(self, role: str, kept: KeptProcess, process: RoleProcess) -> None:
-        """Have the run end where a server ends again and again, though its host lives."""
+        """End the run if a server ends repeatedly, though its host is alive."""
 
         async def gone() -> None:
             try:
                 what = await kept.answer(process, pack(("gone", ())))
             except TrainerError:
-                return  # its host is gone: then it is started again
+                return  # its host has died: a restart follows
             self._lost(RoleLostError(role, "", f"{role}: {what}"))
 
         watch = asyncio.ensure_future(gone())
@@ -199,7 +199,7 @@ class RayRoles:
         return process
 
     def _require_shared(self, role: str, process: RoleProcess, device: int) -> None:
-        """Refuse a run whose directory is another one where its ranks are.
+        """Refuse a run whose directory is a different one on its ranks' machines.
 
         Raises:
             ConfigError: If a rank does not see what this process has written there.
@@ -230,7 +230,7 @@ class RayRoles:
         return process
 
     def _end(self, process: RoleProcess) -> None:
-        if not self._head_is_gone:  # then nobody can be asked to end them, and they end by themselves
+        if not self._head_is_gone:  # without the head node no call reaches them, and they end by themselves
             process.end()
 
     def _tell(self, died: RoleDiedError) -> None:

@@ -44,7 +44,7 @@ class RayCluster:
     Args:
         address: `auto` or `HOST:PORT`; without one, a cluster of this machine's own is started.
         cpus: CPUs that a cluster that is started here has at least; they are a count and bind nothing.
-        working_dir: A directory that is sent to every node, where modules are imported from.
+        working_dir: A directory with modules to import, which is sent to every node.
         logs: Folder of what the roles say, a file for each process.
     """
 
@@ -62,10 +62,10 @@ class RayCluster:
         self._timeout_s = 0.0
 
     def connect(self) -> None:
-        """Connect. Ray ends a cluster that it has started when the thread ends that this is called in.
+        """Connect. Ray stops a cluster that it started when the calling thread ends.
 
         Raises:
-            ConfigError: If there is no such cluster, or it cannot be used.
+            ConfigError: If the cluster is unreachable, or cannot be used.
         """
         try:
             _try(self._address)
@@ -97,7 +97,7 @@ class RayCluster:
         self._own = next(node for node in nodes() if node.name == own)
 
     def take_back_signals(self) -> None:
-        """Take signals that end a run in good order back from Ray, which writes stacks at them."""
+        """Restore the handlers of signals that end a run in order; Ray's own print stacks."""
         take_back_signals()
 
     @property
@@ -125,17 +125,17 @@ class RayCluster:
         stop: threading.Event,
         say: Callable[[str], None],
     ) -> None:
-        """Reserve whole nodes' worth of devices, and find out which they are.
+        """Reserve devices by whole nodes, and find out which nodes they are on.
 
         Args:
-            placement: Where the roles are.
-            accelerators: Whether devices are accelerators, and not CPUs; None where it is for the cluster to say.
-            timeout_s: How long to wait for them.
-            stop: Ends the waiting.
-            say: Told of nodes that the cluster does not have; more may join.
+            placement: The placement of the roles.
+            accelerators: Whether devices are accelerators, and not CPUs; None if the cluster decides.
+            timeout_s: How long to wait for the devices.
+            stop: Cancels the waiting.
+            say: Receives messages for people about missing nodes; more may join.
 
         Raises:
-            ConfigError: If the cluster does not have them, or not free, in time.
+            ConfigError: If the cluster does not have them free in time.
         """
         self._timeout_s = timeout_s
         each = placement.devices_per_node
@@ -188,14 +188,14 @@ class RayCluster:
         arguments: tuple[Any, ...],
         environment: Mapping[str, str],
     ) -> RayProcess:
-        """Start a process of a role where its devices are, and return it when its server is made.
+        """Start a process of a role on the node of its devices, and return it when its server is ready.
 
         Args:
             role: The role's name.
             number: The process's number in it.
             devices: Its devices.
-            maker: What makes its server, as `module:attr`.
-            arguments: What the server is made with.
+            maker: The factory of its server, as `module:attr`.
+            arguments: Arguments of the factory.
             environment: Variables of the process.
 
         Raises:
@@ -226,7 +226,7 @@ class RayCluster:
         return process
 
     def address_of(self, role: str, device: int) -> str:
-        """Return the address at which whoever needs a process of a role reaches it: the driver, or its other processes.
+        """Return the address at which the driver or the role's other processes reach a process of a role.
 
         Args:
             role: The role.
@@ -236,7 +236,7 @@ class RayCluster:
         named = self._placement.role(role)
         assert named is not None
         nodes = {self._nodes[self._placement.node_of(each)].name for each in named.devices}
-        # Ranks talk to each other alone, over the loopback where they can.
+        # Ranks talk only to each other, over the loopback if they share a node.
         asks = nodes if named.does == "rank" else nodes | {self._own.name}
         return "127.0.0.1" if len(asks) == 1 else self._nodes[self._placement.node_of(device)].address
 
@@ -254,11 +254,11 @@ class RayCluster:
     def disconnect(self) -> Parting:
         """Give the devices back and leave the cluster; what was started here is ended.
 
-        Ray itself asks a head that is gone for ever.
+        Ray itself retries a dead head for ever.
         """
         if self._head_listens() and part(self._leave, _LEAVE_TIMEOUT_S) is Parting.IN_ORDER:
             return Parting.IN_ORDER
-        # At this process's end Ray would ask once more, and crash where its threads were not ended.
+        # At this process's end Ray would ask once more, and crash if its threads still ran.
         atexit.unregister(ray.shutdown)
         if (worker := getattr(ray._private.worker.global_worker, "core_worker", None)) is not None:
             part(worker.shutdown_driver, _END_TIMEOUT_S)
@@ -280,7 +280,7 @@ class RayCluster:
 
 
 def _accelerators() -> list[str]:
-    """What Ray calls the accelerators of the task that asks."""
+    """Return Ray's name for the accelerators of the calling task."""
     return [str(each) for each in ray.get_gpu_ids()]
 
 
@@ -289,7 +289,7 @@ def _wanted(bundle: Mapping[str, float], nodes: int) -> str:
 
 
 def _large_enough(bundle: Mapping[str, float]) -> int:
-    """How many nodes of the cluster could hold a bundle, if nobody else had anything of them."""
+    """How many nodes of the cluster could hold a bundle, if they were entirely free."""
     return sum(
         all(node["Resources"].get(name, 0) >= amount for name, amount in bundle.items())
         for node in ray.nodes()
@@ -298,7 +298,7 @@ def _large_enough(bundle: Mapping[str, float]) -> int:
 
 
 def _listed(bundle: Mapping[str, float]) -> str:
-    """Say what the nodes of the cluster have of what a bundle needs, and how much of it all is free."""
+    """Describe the nodes' resources that a bundle needs, and how much of them is free."""
     living = [node for node in ray.nodes() if node["Alive"]]
     shown = [
         f"{_amounts(bundle, node['Resources'])} on {node['NodeManagerAddress']}"

@@ -31,7 +31,7 @@ _HOMES = 100_000
 class RemoteEngines:
     """Engines in processes of their own, all of which have the same weights. An `InferenceClient`.
 
-    An episode's requests go to one engine; a new episode goes to the one with the fewest replies under way. An engine
+    An episode's requests go to one engine; a new episode goes to the one with the fewest replies in flight. An engine
     that dies is started again and given the weights that were brought last, which are kept here for that; replies that
     it owed are drawn again.
 
@@ -61,7 +61,7 @@ class RemoteEngines:
 
     @property
     def counters(self) -> InferenceCounters:
-        """What all engines have done, as far as their replies have said it."""
+        """Return the counters of all engines, as reported with their replies."""
         each = [*self._before, *self._counters]
         return InferenceCounters(
             sum(counters.requests for counters in each),
@@ -78,7 +78,7 @@ class RemoteEngines:
             ValueError: If the prompt is empty or leaves no room for the reply.
             RoleLostError: If the engine's process died too often.
         """
-        request = replace(request, on_tokens=None)  # whoever listens is in this process
+        request = replace(request, on_tokens=None)  # the listener is in this process
         while True:
             number = self._engine_for(request.session_key)
             self._running[number] += 1
@@ -113,19 +113,19 @@ class RemoteEngines:
         return len(owed) + sum(await self._everywhere("abort", request_ids))
 
     async def pause(self, mode: PauseMode) -> None:
-        """Stop generating."""
+        """Pause generation in all engines; `mode` decides the fate of running replies."""
         self._paused = mode
         await self._everywhere("pause", mode)
 
     async def resume(self) -> None:
-        """Go on."""
+        """Resume generation in all engines."""
         self._paused = None
         await self._everywhere("resume")
 
     async def sync(self, source: WeightSource, version: int) -> None:
-        """Bring weights to all engines, a part at a time; replies under way go on with them.
+        """Send weights to all engines, a part at a time; replies in flight continue with them.
 
-        An engine that dies meanwhile is given them when it is back.
+        An engine that dies meanwhile receives them after its restart.
         """
         async with self._bringing:
             there = {number: await each.living() for number, each in enumerate(self._engines) if each.there}
@@ -148,7 +148,7 @@ class RemoteEngines:
             self._weights, self._version = weights, version
 
     async def health(self) -> InferenceHealth:
-        """Say how the first engine that is not well is, or how many there are."""
+        """Return the health of the first engine that is not ready, else the number of engines."""
         away = sum(not engine.there for engine in self._engines)
         if away:
             return InferenceHealth(False, f"{away} of {len(self._engines)} engines are started again")
@@ -158,17 +158,17 @@ class RemoteEngines:
         return InferenceHealth(True, f"{len(self._engines)} engines of their own, at version {self._version}")
 
     async def start_anew(self) -> None:
-        """End all replies under way, and go on where a run that ended has paused: another one begins."""
+        """Abort all replies in flight, and resume engines that an ended attempt left paused: another attempt begins."""
         await self.abort()
         await self.resume()
         self._homes.clear()
 
     async def close(self) -> None:
-        """End the processes."""
+        """End the processes of the engines."""
         await asyncio.gather(*(engine.end() for engine in self._engines))
 
     async def _drawn(self, number: int, request: GenerationRequest) -> GenerationResult:
-        """Have an engine draw a reply."""
+        """Sample a reply in one of the engines."""
         engine = self._engines[number]
         process = await engine.living()
         try:
@@ -247,11 +247,11 @@ def _sum(one: InferenceCounters, other: InferenceCounters) -> InferenceCounters:
 
 
 async def answer_of(called: "Future[bytes]") -> Any:
-    """Return what a call came to.
+    """Return the result of a call to an engine's process.
 
     Raises:
-        RoleDiedError: If the process is no more.
-        TrainerError: What the call raised there.
+        RoleDiedError: If the process has died.
+        TrainerError: The error that the call raised in the process.
     """
     done, content = unpack(await asyncio.wrap_future(called))
     if not done:

@@ -1,4 +1,4 @@
-"""What runs in an actor: a process of one role, which holds a server and answers calls of its methods.
+"""The code of an actor: a process of one role, which holds a server and answers calls of its methods.
 
 Nothing of torch is imported before the process knows which devices it may see.
 """
@@ -28,12 +28,12 @@ class RoleHost:
     """Holds a server and answers calls.
 
     Methods that compute run one after another, in the order of their numbers, in a thread of their own: an actor may
-    be handed its calls in any order. Coroutines run beside each other, and begin in the order in which they come.
+    be handed its calls in any order. Coroutines run concurrently, and begin in order of arrival.
 
     Args:
         environment: Variables of this process.
-        path: The driver's import path; what of it is found here, and is not on the path yet, is appended.
-        log: What this process says is written there, where that can be done.
+        path: The driver's import path; entries that exist here, and are not on the path yet, are appended.
+        log: File for this process's output, if it is writable.
         address: The address of this node, as others reach it.
     """
 
@@ -42,7 +42,7 @@ class RoleHost:
     ) -> None:
         os.environ.update(environment)
         if "GLOO_SOCKET_IFNAME" not in os.environ and (interface := _interface_of(address)):
-            # Otherwise gloo looks the host's own name up, which need not lead to where others reach this machine.
+            # Otherwise gloo resolves the host's own name, which need not be the address that others reach.
             os.environ["GLOO_SOCKET_IFNAME"] = interface
         sys.path.extend(each for each in path if each not in sys.path and os.path.exists(each))
         _say_to(Path(log))
@@ -61,8 +61,8 @@ class RoleHost:
         """Make the server.
 
         Args:
-            maker: What makes it, as `module:attr`.
-            arguments: What it is given, packed.
+            maker: The server's factory, as `module:attr`.
+            arguments: The factory's arguments, pickled.
         """
         self._server = await asyncio.get_running_loop().run_in_executor(self._thread, _made, maker, arguments)
 
@@ -94,11 +94,11 @@ class RoleHost:
             return pack((False, _sendable(error)))
 
     async def sees(self, path: str) -> bool:
-        """Say whether there is a file at a path, as this machine sees it; a disk of several shows a new one late."""
+        """Return whether this machine sees a file at a path; a shared disk may show a new one late."""
         return await asyncio.to_thread(_seen, path)
 
     async def live(self) -> None:
-        """Return never: whoever waits for it hears of this process's end."""
+        """Never return: a waiting caller thereby notices the end of this process."""
         await asyncio.Event().wait()
 
     async def _turn(self, number: int) -> None:
@@ -136,7 +136,7 @@ def _sendable(error: Exception) -> Exception:
 
 
 def _interface_of(address: str) -> str | None:
-    """The network interface that has an address; None where it cannot be told."""
+    """The network interface that has an address; None if it cannot be determined."""
     if address.startswith("127."):
         return "lo" if sys.platform == "linux" else None
     if sys.platform != "linux":

@@ -20,11 +20,11 @@ _LOOK_EVERY_S = 0.2
 
 
 class Program(Protocol):
-    """A server's program. It can be packed, and chooses its port where it runs."""
+    """A server's program. It can be pickled, and chooses its port on the machine that runs it."""
 
     @property
     def launch(self) -> LaunchSettings:
-        """How it is started."""
+        """Return the settings of the launch."""
         ...
 
     def process(self, number: int, host: str, logs: Path, port: int | None = None) -> ServerProcess:
@@ -33,8 +33,8 @@ class Program(Protocol):
         Args:
             number: The server's number in its role.
             host: Address of its node.
-            logs: Folder of what it says.
-            port: Where it listens; it is chosen if None.
+            logs: Folder of its logs.
+            port: Its port; chosen if None.
 
         Raises:
             ConfigError: If its port is taken.
@@ -47,9 +47,9 @@ class InferenceProgram:
     """A server that samples from the policy.
 
     Attributes:
-        inference: Which server, and what is asked of it.
-        launch: How it is started.
-        model: What it serves.
+        inference: The kind of server, and its requirements.
+        launch: Settings of the launch.
+        model: The model that it serves.
     """
 
     inference: InferenceSettings
@@ -83,11 +83,11 @@ class JudgeProgram:
 
     @property
     def launch(self) -> LaunchSettings:
-        """How it is started."""
+        """Return the settings of the launch."""
         return LaunchSettings(startup_timeout_s=self.judge.startup_timeout_s)
 
     def process(self, number: int, host: str, logs: Path, port: int | None = None) -> ServerProcess:
-        """Return its process."""
+        """Return the server's process, not started yet."""
         (port,) = choose_ports(self.launch.model_copy(update={"host": host, "port": port}))
         filled = {"{model}": self.judge.model, "{host}": host, "{port}": str(port)}
         command = list(self.judge.command)
@@ -101,14 +101,14 @@ class JudgeProgram:
 
 
 class ServerHost:
-    """Keeps a server on the node that it is on; the server ends with this process, however it ends.
+    """Keeps a server on this node; the server ends with this process, however it ends.
 
     Args:
         program: The server's program.
         number: The server's number in its role.
         host: Address of this node, as others reach it.
-        logs: Folder of what the server says.
-        port: Where it listens, if others know it by that already; one that is let go of is waited for.
+        logs: Folder of the server's logs.
+        port: Its port, if clients know it already; waits until a previous process has released it.
     """
 
     def __init__(self, program: Program, number: int, host: str, logs: Path, port: int | None = None) -> None:
@@ -146,7 +146,7 @@ class ServerHost:
         return self._last_words
 
     async def stop(self) -> None:
-        """End the server."""
+        """Stop the server and its restarts."""
         await self._stack.aclose()
 
     async def _process(self) -> ServerProcess:

@@ -14,8 +14,8 @@ class Restarts:
     and then for weeks, and one that dies of itself ends soon.
 
     Args:
-        limit: How many in a row.
-        first_s: How long the first one waits; each further one waits twice as long, up to five minutes.
+        limit: The number of restarts in a row.
+        first_s: Delay of the first restart; each further one waits twice as long, up to five minutes.
     """
 
     def __init__(self, limit: int, first_s: float) -> None:
@@ -25,7 +25,7 @@ class Restarts:
         self.in_a_row = 0
 
     def wait_s(self, saved: int) -> float | None:
-        """Return how long to wait before the next restart, or None where it would be one too many.
+        """Return how long to wait before the next restart, or None if it would exceed the limit.
 
         Args:
             saved: The step of the newest checkpoint; 0 if there is none.
@@ -42,8 +42,8 @@ class RoleRestarts:
     """Restarts of all roles of a run, counted for each of them.
 
     Args:
-        limit: How many of one role in a row.
-        first_s: How long the first one waits.
+        limit: The number of restarts of one role in a row.
+        first_s: Delay of the first restart.
         saved: Says the step of the newest checkpoint; 0 if there is none.
     """
 
@@ -71,7 +71,7 @@ class RoleRestarts:
 
 
 def _lost(died: RoleDiedError, limit: int) -> str:
-    """What is said of a role that keeps dying."""
+    """Return the message for a role that keeps dying."""
     if limit == 0:
         return f"{died}; nothing is started again (cluster.restarts 0)"
     return (
@@ -81,7 +81,7 @@ def _lost(died: RoleDiedError, limit: int) -> str:
 
 
 def _remedy(died: RoleDiedError) -> str:
-    """What a person can do about it."""
+    """Return the remedy, for people."""
     if died.killed:
         return (
             "the system kills what takes more memory than there is: give the role more, or fewer and shorter rows "

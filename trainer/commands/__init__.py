@@ -1,1 +1,1 @@
-"""What `roll-train` does: train, play episodes, evaluate; the command line enters, and `rollgym.train`."""
+"""The commands of `roll-train`: train, play episodes, evaluate; the command line enters, and `rollgym.train`."""

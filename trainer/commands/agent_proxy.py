@@ -33,7 +33,7 @@ _INEXACT = {
     "1, 1 and 0 are refused (start vLLM with --logprobs-mode processed_logprobs)",
     "sglang": "SGLang reports log-probabilities before top_p: requests with it and without a top_k are refused",
 }
-"""What is said of servers whose log-probabilities are not those of every distribution that tokens are drawn from."""
+"""Warning for servers whose log-probabilities are not those of every sampling distribution."""
 _EPILOG = f"""
 An agent needs nothing but OPENAI_BASE_URL=http://HOST:PORT/s/NAME/v1, where
 any NAME makes a session; or OPENAI_BASE_URL=http://HOST:PORT/v1 and
@@ -208,7 +208,7 @@ def _require_sampling(options: argparse.Namespace) -> None:
 
 @asynccontextmanager
 async def opened_policy(options: argparse.Namespace) -> AsyncIterator["PolicyService"]:
-    """Open whatever samples, and give what answers agents."""
+    """Open the inference, and give the service that answers agents."""
     from rollgym.trainer.assembly.engine import open_engine, open_server
     from rollgym.trainer.config.model_paths import check_model_path
     from rollgym.trainer.inference.base import SamplingParams

@@ -20,7 +20,7 @@ def algorithms(name: str | None) -> int:
         name: A preset or a correction; None lists them.
 
     Raises:
-        ConfigError: If there is no such preset.
+        ConfigError: If the preset is unknown.
     """
     sys.stdout.write("\n".join([*(listed() if name is None else resolved(name)), ""]))
     return 0
@@ -38,10 +38,10 @@ def listed() -> list[str]:
 
 
 def resolved(name: str) -> list[str]:
-    """Return a preset's settings as YAML, with where its numbers are from as comments.
+    """Return a preset's settings as YAML, with the sources of its numbers as comments.
 
     Raises:
-        ConfigError: If there is no such preset.
+        ConfigError: If the preset is unknown.
     """
     if name in CORRECTIONS and name not in PRESETS:
         correction = CORRECTIONS[name]

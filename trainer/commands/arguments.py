@@ -19,7 +19,7 @@ class FormerOption(argparse.Action):
         values: str | Sequence[Any] | None,
         option_string: str | None = None,
     ) -> None:
-        """Take the value, and warn."""
+        """Store the value, and warn."""
         warn_of_former_name(str(option_string), f"--{self.dest.replace('_', '-')}")
         setattr(namespace, self.dest, values)
 
@@ -54,7 +54,7 @@ def add_checkpoint(parser: Parser, otherwise: str = "") -> None:
 
     Args:
         parser: The command's.
-        otherwise: What it takes where the run has none yet.
+        otherwise: The model to take if the run has none yet.
     """
     parser.add_argument(
         "--checkpoint",

@@ -21,7 +21,7 @@ class Invocation:
 
     Attributes:
         options: Its words, read.
-        parser: What has read them.
+        parser: The parser that has read them.
         settings: The run's settings, once a command has read them: tracebacks are written to their output directory.
     """
 
@@ -37,7 +37,7 @@ class Command:
     Attributes:
         name: The word for it.
         summary: Its line in the list of commands.
-        description: What its --help begins with.
+        description: First paragraph of its --help.
         run: Carries it out and returns the exit code. What needs torch, a web server or much time is imported there.
         add_arguments: Adds the words that it understands to its parser.
     """

@@ -15,7 +15,7 @@ def configs(name: str | None) -> int:
         name: A configuration; None lists them.
 
     Raises:
-        ConfigError: If there is no such configuration.
+        ConfigError: If the configuration is unknown.
     """
     lines = listed() if name is None else [shipped_config(name).path.read_text(encoding="utf-8").rstrip("\n")]
     sys.stdout.write("\n".join([*lines, ""]))

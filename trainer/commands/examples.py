@@ -59,13 +59,13 @@ from rollgym.trainer.rollout.prompts import prompt_maker
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """What a command learns from, and for what.
+    """The examples of a command, and its objective.
 
     Attributes:
-        how: How the examples are passed over.
+        how: Settings of the passes over the examples.
         lengths: Tokens of each example.
         data: Digests of the examples, by what they are called.
-        objective: Makes what is learnt, of fresh models and the source of others.
+        objective: Builds the objective from fresh models and the source of further ones.
     """
 
     how: LearningFromExamples
@@ -80,7 +80,7 @@ async def learn_from_examples(settings: RunSettings, command: str, ending: Endin
     Args:
         settings: The run.
         command: "sft", "dpo", "reward" or "distill".
-        ending: Ends it before its time, in order.
+        ending: Requests an early, orderly end.
 
     Raises:
         RunStoppedError: If it ends before its last step, once what was learnt is saved.
@@ -207,7 +207,7 @@ def _of_data(settings: RunSettings, policy: Policy, console: RunConsole) -> Prep
 async def _demonstrations(
     settings: RunSettings, expert: ExpertSettings, policy: Policy, console: RunConsole
 ) -> list[TrainRow]:
-    """Return the rows of the environments' experts' episodes, played again where a run is resumed."""
+    """Return the rows of the environments' experts' episodes, replayed if a run resumes."""
     make_prompts = prompt_maker(policy.renderer, settings.prompt)
     console.begin("expert demonstrations", expert.demonstrations)
     async with open_environments(settings, console, embedded_server) as pool:

@@ -30,7 +30,7 @@ def init(folder: Path | None, config: str) -> int:
         config: The configuration's name.
 
     Raises:
-        ConfigError: If there is no such configuration, or the folder cannot be written.
+        ConfigError: If the configuration is unknown, or the folder cannot be written.
     """
     shipped = shipped_config(config)
     folder = Path(shipped.path.stem) if folder is None else folder
@@ -50,7 +50,7 @@ def run_files(shipped: ShippedConfig, title: str) -> dict[str, str]:
 
     Args:
         shipped: The configuration. Files of the examples that it names are taken along.
-        title: What the README is called.
+        title: Title of the README.
     """
     text = shipped.path.read_text(encoding="utf-8")
     output = yaml.safe_load(text)["output_dir"]
@@ -67,7 +67,7 @@ def run_files(shipped: ShippedConfig, title: str) -> dict[str, str]:
 def _with_addresses(text: str) -> str:
     """Return a configuration that names pages of the documentation by their addresses.
 
-    In a tree that is not installed, which has no record of the addresses, the pages lie where they are named.
+    A source tree that is not installed has no record of the addresses: the configuration then stays unchanged.
     """
     try:
         urls = metadata("rollgym").get_all("Project-URL") or ()

@@ -1,4 +1,4 @@
-"""Internal errors: described by file and line, with the traceback kept where the run keeps its records."""
+"""Internal errors: described by file and line, with the traceback in the run's directory."""
 
 import re
 import tempfile
@@ -41,7 +41,7 @@ def memory_does_not_suffice(settings: RunSettings, error: BaseException, remedie
 
 
 def remedies_of_playing(settings: RunSettings) -> list[str]:
-    """Return the settings that episodes take less memory with, where nothing is trained."""
+    """Return the settings that lower the memory of episodes, if nothing is trained."""
     count = settings.rollout.max_concurrent_sequences
     less = [f"lower rollout.max_concurrent_sequences (it is {count})"]
     if settings.model.dtype == "fp32":
@@ -50,11 +50,11 @@ def remedies_of_playing(settings: RunSettings) -> list[str]:
 
 
 def keep_traceback(settings: RunSettings | None, error: BaseException) -> Path:
-    """Write an error's traceback into the run's directory, or beside all others where that cannot be written.
+    """Write an error's traceback into the run's directory, or, if that is not writable, into a temporary file.
 
     Args:
         settings: The run; None if its settings were not read.
-        error: What was raised.
+        error: The exception.
 
     Returns:
         The file.

@@ -1,4 +1,4 @@
-"""What learns from a run's episodes: the algorithm, by their rewards, or distillation, from a teacher."""
+"""Learners from a run's episodes: the algorithm, by their rewards, or distillation, from a teacher."""
 
 import asyncio
 from collections.abc import Callable
@@ -24,7 +24,7 @@ from rollgym.trainer.learn.pipelines.rl import Updater
 def reward_learner(
     settings: RunSettings, models: Models, say: Callable[[str], None] = lambda text: None
 ) -> Learner:
-    """Return what learns from rewards; `say` is told, for people, of optimizer steps that are left out."""
+    """Return the learner from rewards; `say` receives messages for people about skipped optimizer steps."""
     return Learner(
         settings.algorithm,
         models,
@@ -43,17 +43,17 @@ async def make_learner(
     stack: AsyncExitStack,
     say: Callable[[str], None] = lambda text: None,
 ) -> Updater:
-    """Return what learns from a run's episodes.
+    """Return the learner from a run's episodes.
 
     Args:
         settings: The run.
-        models: What it trains and reads.
+        models: Models to train and to read.
         policy: The policy's tokenizer and renderer.
-        stack: Closes what is opened for it.
-        say: Told, for people, of optimizer steps that are left out.
+        stack: Closes the resources that the learner opens.
+        say: Receives messages for people about skipped optimizer steps.
 
     Raises:
-        ConfigError: If a teacher cannot be had.
+        ConfigError: If a teacher cannot be loaded.
         ConnectionError: If a teacher's server does not answer.
     """
     distill = settings.distill

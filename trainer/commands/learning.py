@@ -1,4 +1,4 @@
-"""Learning by settings, whoever asks for it: the command line, or a program by `rollgym.train`."""
+"""Training by settings, from the command line or from a program by `rollgym.train`."""
 
 import asyncio
 import gc
@@ -27,16 +27,16 @@ def train(settings: Settings = None, /, *, command: LearningCommand = "train", *
 
         rollgym.train("frozen_lake.yaml", steps=40, rollout={"group_size": 8, "reward": my_reward})
 
-    What is trained lies in its folder `model`, in Hugging Face layout. A directory that holds a run of the same
-    settings is taken up where it stopped. In a notebook, where an event loop runs already, `await train_async(...)`.
+    The trained model is in its folder `model`, in Hugging Face layout. If the directory holds a run of the same
+    settings, that run resumes. In a notebook, whose event loop runs already, `await train_async(...)`.
 
     Args:
         settings: A YAML file, a mapping of settings, or settings that were read; None for the defaults.
-        command: What is learnt: by playing, or one of the pipelines over examples.
-        overrides: Settings that are laid over these; sections are mappings. A function of a module stands for its name.
+        command: How to learn: by playing, or by one of the pipelines over examples.
+        overrides: Settings that override these; sections are mappings. A module's function stands for its name.
 
     Raises:
-        TrainerError: If the settings make no sense (`ConfigError`), or the run cannot go on.
+        TrainerError: If the settings are invalid (`ConfigError`), or the run cannot continue.
         RuntimeError: If an event loop runs in this thread.
     """
     try:
@@ -92,7 +92,7 @@ def large_imports(what: str) -> Iterator[None]:
     each time.
 
     Args:
-        what: What needs the imports, for the error.
+        what: The feature that needs the imports, for the error.
 
     Raises:
         MissingExtraError: If a package of an extra is not installed.

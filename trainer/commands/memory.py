@@ -25,7 +25,7 @@ _KINDS = {
     "workspace": "workspace",
     "host": "in host memory",
 }
-"""What the rows of the table are called, by the attributes of `Need`."""
+"""Names of the table's rows, by the attributes of `Need`."""
 _WIDTH, _LABEL, _COLUMN = 78, 18, 11
 
 

@@ -27,9 +27,9 @@ from rollgym.trainer.records.checkpoint_store import CheckpointStore
 from rollgym.trainer.records.pieces import whole_state
 
 MODEL_FOLDER = "model"
-"""Name of the trained model in a run's directory, where all of it was trained."""
+"""Name of the trained model in a run's directory, if all of it was trained."""
 ADAPTER_FOLDER = "adapter"
-"""Name of the trained adapters in a run's directory, where only those were trained."""
+"""Name of the trained adapters in a run's directory, if only those were trained."""
 _ORIGIN = "checkpoint.json"
 """The file beside a trained model that names the checkpoint which holds the same weights; it is written last."""
 
@@ -65,7 +65,7 @@ def trained_policy(settings: RunSettings, checkpoint: Path | None) -> Policy:
 
 
 def playing_policy(settings: RunSettings, checkpoint: Path | None) -> Policy:
-    """Load the policy that plays: the trained one, or where no run has trained one yet, the model as it is.
+    """Load the policy that plays: the trained one, or the original model if no run has trained one yet.
 
     Raises:
         CheckpointError: If there is none, and the settings name no model.
@@ -87,7 +87,7 @@ def _has_trained(directory: Path) -> bool:
 
 
 def _is_its_end(ready: Path, newest: Path | None) -> bool:
-    """Whether a run has ended with a model that is whole, and has not gone on since.
+    """Whether a run has ended with a complete model, and has not continued since.
 
     Args:
         ready: The folder that a run writes at its end, behind its last checkpoint.
@@ -115,8 +115,8 @@ def save_policy(
 
     Args:
         backend: The policy.
-        policy: What it was made from.
-        directory: Where to; a folder of its own is made there.
+        policy: The policy's tokenizer or processor, among others.
+        directory: The parent folder; the policy gets a folder of its own there.
         checkpoint: The checkpoint that holds the same weights, if there is one.
     """
     folder = directory / (ADAPTER_FOLDER if backend.has_adapter else MODEL_FOLDER)
@@ -135,7 +135,7 @@ def save_policy(
 
 
 def _origin(folder: Path) -> str | None:
-    """Return the identity of the checkpoint that a folder's model is of; None where it does not say."""
+    """Return the identity of the checkpoint that a folder's model is of; None if it has no record of it."""
     try:
         origin = json.loads((folder / _ORIGIN).read_bytes())
     except (OSError, ValueError):
@@ -190,12 +190,12 @@ def export(settings: RunSettings, checkpoint: Path | None, output: Path, *, adap
     Args:
         settings: The run.
         checkpoint: Checkpoint folder, model directory or adapter's folder; the run's newest if None.
-        output: Where to; a folder that is empty, or not there yet.
+        output: The target folder; it must be empty or not exist yet.
         adapter: Whether to write the adapters alone, in peft's layout, in place of adding them to the model's weights.
 
     Raises:
-        ConfigError: If there is something in `output`, another process writes there, or there is no adapter to keep.
-        CheckpointError: If there is no such policy.
+        ConfigError: If `output` is not empty, another process writes there, or the policy has no adapter to write.
+        CheckpointError: If there is no checkpoint or model to export.
     """
     _require_empty(output)
     policy = trained_policy(settings, checkpoint)
@@ -204,7 +204,7 @@ def export(settings: RunSettings, checkpoint: Path | None, output: Path, *, adap
     with write_errors(output):
         output.mkdir(parents=True, exist_ok=True)
     with output_lock(output), write_errors(output):
-        _require_empty(output)  # now that nobody else writes there
+        _require_empty(output)  # now that no other process writes there
         if adapter:
             save_adapter(policy.model, output)
             policy.processor.save_pretrained(output)

@@ -184,7 +184,7 @@ async def _play_nothing(task: Task, pool: EnvironmentPool, settings: RunSettings
 
 
 async def _in_background(work: Callable[[], Result]) -> Result:
-    """Run what blocks in a thread that nobody waits for: a network that hangs does not keep the command from ending."""
+    """Run a blocking call in a daemon thread: a hanging network does not keep the command from exiting."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[Result] = loop.create_future()
 
@@ -199,7 +199,7 @@ async def _in_background(work: Callable[[], Result]) -> Result:
     def run() -> None:
         try:
             result = work()
-        except Exception as error:  # noqa: BLE001 - handed to who waits for it, whatever it is
+        except Exception as error:  # noqa: BLE001 - passed to the waiting task
             loop.call_soon_threadsafe(settle, None, error)
         else:
             loop.call_soon_threadsafe(settle, result, None)

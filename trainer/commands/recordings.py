@@ -21,7 +21,7 @@ class _Turn(BaseModel):
 
 
 class _EarlierEpisode(BaseModel):
-    """What of an episode that an earlier release wrote is needed to play it again."""
+    """The parts of an earlier release's episode that a replay needs."""
 
     task: Task
     turns: list[_Turn] = Field(min_length=1, fail_fast=True)

@@ -46,7 +46,7 @@ class _Opened:
 
 
 async def replay(run: Path, steps: Sequence[int], *, from_start: bool, output: Path | None) -> int:
-    """Take steps of a run again, and say of each whether its weights are those that the run recorded.
+    """Repeat steps of a run, and report for each whether its weights equal the recorded ones.
 
     A step is an update by the episodes that the run trained it on, which its records hold with their tokens,
     log-probabilities, versions and rewards. So asynchronous runs are replayed as well as others, without any
@@ -54,9 +54,9 @@ async def replay(run: Path, steps: Sequence[int], *, from_start: bool, output: P
 
     Args:
         run: The run's directory.
-        steps: Which steps, counted from 0.
-        from_start: Whether to begin at the run's beginning, whatever checkpoints there are.
-        output: Where the model is written as it is after the last of them; None: nowhere.
+        steps: The steps to repeat, counted from 0.
+        from_start: Whether to begin at the run's beginning, and ignore all checkpoints.
+        output: Target folder for the model after the last step; None writes no model.
 
     Returns:
         The exit code: 1 if weights differ.

@@ -1,4 +1,4 @@
-"""`roll-train report RUN`: the page of a run, written to a file or served while the run goes on."""
+"""`roll-train report RUN`: the page of a run, written to a file or served while the run is in progress."""
 
 import socket
 import sys
@@ -14,7 +14,7 @@ from rollgym.trainer.evaluation.reporting.page import render_page
 from rollgym.trainer.evaluation.reporting.run_folder import read_run
 
 REPORT_FILE = "report.html"
-"""The page's name in a run's directory, where --output names no other."""
+"""The page's name in a run's directory, unless --output names another."""
 
 
 def report(directory: Path, output: Path | None, *, open_page: bool) -> int:

@@ -1,4 +1,4 @@
-"""Where a run goes on, and that it never mixes with another one: its checkpoint, its directory and its settings."""
+"""Resumes a run, and keeps it apart from all others: its checkpoint, its directory and its settings."""
 
 import asyncio
 import json
@@ -77,13 +77,12 @@ _FREE_TO_CHANGE = (
     "agents.sandbox_memory_mb",
     "agents.sandbox_disk_mb",
 )
-"""Settings that a resumed run may change, with all below them: they do not touch what is learnt. A star is any key.
+"""Settings that a resumed run may change, with all below them: they do not affect what is learnt. A star is any key.
 
-How long a run waits, after how many failures it ends, and what memory it takes: who comes back to a run that ended so
-changes just these. And
-where the servers and the roles are, and how weights reach them: a run goes on with other servers, on other machines,
-than it began with. Another machine may have another device, less memory or more threads: sums are rounded otherwise
-there, and are the same sums.
+Among them: timeouts, the number of failures that end a run, and memory limits, since a user who resumes a run that
+ended for such a reason changes just these. Also the addresses of servers, the placement of roles, and the transport of
+weights: a run may resume with other servers, on other machines. Another machine may have another device, less memory
+or more threads: sums are rounded differently there, and are the same sums.
 """
 
 _RECORDS = (*RECORD_FILES, LEDGER_FILE, BOARDS_FILE, CURRICULUM_FILE)
@@ -92,18 +91,18 @@ _RECORDS = (*RECORD_FILES, LEDGER_FILE, BOARDS_FILE, CURRICULUM_FILE)
 def find_checkpoint(
     settings: RunSettings, store: CheckpointStore, say: Callable[[str], None]
 ) -> Checkpoint | None:
-    """Read the checkpoint to go on from, or return None to begin anew.
+    """Read the checkpoint to resume from, or return None to start from scratch.
 
-    A directory belongs to a run from its first training step on; what is there before it is no reason to refuse.
+    A directory belongs to a run from its first training step on; earlier contents are accepted.
 
     Args:
         settings: The run.
         store: The checkpoints of its directory.
-        say: Told of every checkpoint that is passed over.
+        say: Called with a message for every checkpoint that is skipped.
 
     Raises:
-        ConfigError: If the output directory holds another run, which this one would write into.
-        CheckpointError: If the settings name a folder that is no checkpoint, or none can be read.
+        ConfigError: If the output directory holds another run, which this run would overwrite.
+        CheckpointError: If the settings name a folder that is not a checkpoint, or all checkpoints are unreadable.
     """
     resume = settings.checkpoint.resume
     directory = Path(settings.output_dir)
@@ -163,7 +162,7 @@ def has_trained(directory: Path) -> bool:
     path = directory / METRICS_FILE
     if not path.exists():
         return False
-    # A line that nobody can read may tell of one.
+    # An unreadable line counts as a training step.
     return any(_step_of(line) != 0 for line in path.read_bytes().splitlines())
 
 
@@ -177,7 +176,7 @@ def _step_of(line: bytes) -> object:
 def go_back(
     store: CheckpointStore, checkpoint: Checkpoint | None, directory: Path, say: Callable[[str], None]
 ) -> None:
-    """Have a directory's records end where a run goes on: at its checkpoint, or, without one of its own, nowhere."""
+    """Cut a directory's records at the run's checkpoint; without a checkpoint of its own, clear them."""
     if checkpoint is not None:
         say(f"resuming at step {checkpoint.state.step} from {checkpoint.folder}")
     if checkpoint is not None and store.holds(checkpoint.folder):
@@ -187,17 +186,17 @@ def go_back(
 
 
 async def keep_start(store: CheckpointStore, checkpoint: Checkpoint, models: Models) -> None:
-    """Have a run that begins at a checkpoint of another one hold it itself.
+    """Save the start state of a run that begins at another run's checkpoint, as a checkpoint of its own.
 
-    It goes back there where a role dies, or its process does, before its own first one.
+    If a role or the process dies before the run's own first checkpoint, the run restarts from this one.
 
     Args:
         store: The checkpoints of its directory.
-        checkpoint: Where it begins, or goes on.
-        models: Its models, which have taken up what the checkpoint holds.
+        checkpoint: The checkpoint that the run starts or resumes from.
+        models: Its models, with the checkpoint's state loaded.
 
     Raises:
-        WriteError: If the disk does not take it.
+        WriteError: If writing fails.
     """
     if not store.holds(checkpoint.folder):
         await to_its_end(asyncio.to_thread(lambda: store.save(checkpoint.state, models.state_dicts())))
@@ -222,15 +221,15 @@ def clear_records(directory: Path) -> bool:
 
 
 def clear_rollout_log(settings: RunSettings, directory: Path, *, resuming: bool) -> None:
-    """Remove the rollout log of a run that this one does not go on with where it ended.
+    """Remove the rollout log, unless this run resumes exactly where the logged one ended.
 
-    It goes on so from its newest checkpoint, and from its beginning if it was killed before it had one. Whoever names a
-    checkpoint goes back on purpose, and wants what comes after it played anew.
+    That is so if it resumes from its newest checkpoint, or from its beginning if it was killed before it had one.
+    A user who names a checkpoint goes back on purpose, and wants everything after it replayed from scratch.
 
     Args:
         settings: The run, whose settings are not written yet.
         directory: Its directory.
-        resuming: Whether it goes on from a checkpoint.
+        resuming: Whether it resumes from a checkpoint.
     """
     goes_on = settings.checkpoint.resume == "auto" and (resuming or not changed_settings(settings, directory))
     folder = directory / ROLLOUT_LOG_FOLDER

@@ -1,4 +1,4 @@
-"""`roll-train rollout`: episodes without training, one after the other, where a debugger works."""
+"""`roll-train rollout`: episodes without training, one after the other, so that a debugger works."""
 
 import sys
 from collections.abc import AsyncIterator, Sequence
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from rollgym.trainer.assembly.policy import Policy
 
 _AT_A_BREAKPOINT_S = 86400.0
-"""How long an operation may take where a person may be looking at the environment's code meanwhile."""
+"""How long an operation may take, since a person may be debugging the environment's code."""
 
 Script = tuple[Task, list[str]]
 
@@ -131,13 +131,13 @@ async def _tasks(
 
 @dataclass(frozen=True, slots=True)
 class _Cast:
-    """Whoever plays.
+    """The player of the command's episodes.
 
     Attributes:
         settings: The run.
-        player: Who plays: "model", "random", "human" or "recorded".
-        scripts: What a recorded player says, by episode.
-        model: Who plays with the policy, where it plays.
+        player: One of "model", "random", "human" or "recorded".
+        scripts: The replies of a recorded player, by episode.
+        model: Plays with the policy; None for the other players.
     """
 
     settings: RunSettings
@@ -146,7 +146,7 @@ class _Cast:
     model: "PolicyPlayer | None"
 
     async def play(self, number: int, task: Task, pool: EnvironmentPool) -> Trajectory:
-        """Play one episode."""
+        """Play episode `number`, one task, with the chosen player."""
 
         turns = self.settings.rollout.max_turns
 

@@ -1,4 +1,4 @@
-"""What hands a run its groups: the scheduler of episodes, and the rollout log that outlives the process."""
+"""Sources of a run's groups: the scheduler of episodes, and the rollout log that outlives the process."""
 
 from pathlib import Path
 
@@ -31,7 +31,7 @@ def make_scheduler(
     console: RunConsole,
     recall: Recall | None,
 ) -> RolloutScheduler:
-    """Return what plays groups ahead of training, from where the run stands."""
+    """Return the scheduler that plays groups ahead of training, from the run's present state."""
     rollout_settings, policy, players = settings.rollout, playing.policy, playing.players
     window = AdmissionWindow(
         rollout_settings.groups_per_step,
@@ -100,7 +100,7 @@ def make_scheduler(
 def open_recall(
     settings: RunSettings, directory: Path, state: RunState, console: RunConsole
 ) -> Recall | None:
-    """Open the rollout log, and say what of it is taken up again."""
+    """Open the rollout log, and report what the run resumes from it."""
     if settings.rollout.log == "none":
         return None
     durable = settings.rollout.log == "machine"

@@ -1,4 +1,4 @@
-"""A command that trains: one process a directory, started again where a role dies, ended with how to go on."""
+"""Supervises training: one process per directory, restarts after a role's death, and an end that says how to resume."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -21,14 +21,14 @@ from rollgym.trainer.records.checkpoint_store import CheckpointStore
 from rollgym.trainer.records.run_metrics import RUN_METRICS
 
 _ENDS = (ConnectionError, TimeoutError, WriteError, RunError)
-"""What ends a run for a reason that a user can mend."""
+"""Errors that end a run for a reason that a user can fix."""
 
 Attempt = Callable[[RunSettings, CheckpointStore, RunConsole, Ending, AsyncExitStack], Awaitable[None]]
-"""One try at a run, from where it stands to its end."""
+"""One attempt at a run, from its present state to its end."""
 
 
 class RunStoppedError(TrainerError):
-    """A run ended before its last step; the message says why, what is saved, and how to go on."""
+    """A run ended before its last step; the message says why, what is saved, and how to resume."""
 
     def __init__(self, message: str, exit_code: int = 2) -> None:
         super().__init__(message)
@@ -38,19 +38,19 @@ class RunStoppedError(TrainerError):
 async def run_supervised(
     settings: RunSettings, ending: Ending, attempt: Attempt, roles: StandingRoles | None = None
 ) -> int:
-    """Run a command's training to its end, in a directory that is this process's alone meanwhile.
+    """Run a command's training to its end, in a directory that this process locks meanwhile.
 
-    Where a rank of its models dies, it is started again, and the run goes on from its last checkpoint.
+    If a rank of its models dies, the rank is restarted, and the run resumes from its last checkpoint.
 
     Args:
-        settings: The run, its settings looked at.
-        ending: Ends the run before its time, in order.
-        attempt: What is done, from the start or from the newest checkpoint.
-        roles: What of it stands from one attempt to the next; they are closed in the end.
+        settings: The run's settings, already checked.
+        ending: Requests an early, orderly end.
+        attempt: Runs the training, from the start or from the newest checkpoint.
+        roles: The roles that survive from one attempt to the next; they are closed at the end.
 
     Raises:
-        RunStoppedError: If it was interrupted, lost its environments or its disk, lost roles too often, or cannot go
-            on, once what was learnt is saved.
+        RunStoppedError: If it was interrupted, lost its environments or its disk, lost roles too often, or cannot
+            continue, once what was learnt is saved.
     """
     directory = Path(settings.output_dir)
     kept = settings.checkpoint

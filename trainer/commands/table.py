@@ -115,7 +115,7 @@ def _add_replay(parser: Parser) -> None:
 
 
 def _replay(invocation: Invocation) -> int:
-    """Take steps of a run again; its settings are those that it wrote."""
+    """Repeat steps of a run, with the settings that it wrote."""
     with large_imports("replay"):
         from transformers.utils.logging import disable_progress_bar
 
@@ -307,7 +307,7 @@ def split_command(words: Sequence[str]) -> tuple[Command, list[str]]:
     """Return the command that words begin with, and the rest of them.
 
     Raises:
-        SystemExit: If they begin with what is no command, no option and no setting.
+        SystemExit: If the first word is not a command, an option or a setting.
     """
     first = words[0] if words else ""
     if first in _BY_NAME:

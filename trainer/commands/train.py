@@ -67,8 +67,8 @@ async def train(settings: RunSettings, ending: Ending, command: str = "train") -
 
     Args:
         settings: The run.
-        ending: Ends the run before its time, in order.
-        command: "train", or "distill" where the policy learns from a teacher on its own episodes.
+        ending: Requests an early, orderly end.
+        command: "train", or "distill" if the policy learns from a teacher on its own episodes.
 
     Raises:
         RunStoppedError: If it ends before its last step, once what was learnt is saved.
@@ -101,7 +101,7 @@ async def _train(
     source = task_source(settings)
     streams = row_streams(source)
     keep_digests(streams, directory, resuming=ours)
-    if ours:  # where it is refused to go on, nothing is lost
+    if ours:  # if resuming is refused, nothing is lost
         clear_rollout_log(settings, directory, resuming=True)
     torch.set_num_threads(settings.threads)
     go_back(store, checkpoint, directory, console.say)
@@ -131,7 +131,7 @@ async def _train(
     recall = open_recall(settings, directory, state, console)
     if recall is not None:
         stack.callback(recall.log.close)
-    # An engine that shares its weights with nobody may draw while others change.
+    # An engine with weights of its own may sample while training changes the policy's.
     trains_meanwhile = settings.rollout.max_staleness > 0 or not trains_here
     players = await stack.enter_async_context(
         open_players(
@@ -222,7 +222,7 @@ async def _train(
 
 
 async def _measure_start(evaluator: Evaluator, tracker: Tracker) -> dict[str, Score]:
-    """Measure where the run begins, once."""
+    """Evaluate the policy before the first training step, once."""
     baselines = await evaluator.baselines()
     evaluator.say("baseline", baselines)
     before = await evaluator.measure(whole=True)
@@ -241,7 +241,7 @@ async def begin(
     console: RunConsole,
     made: ModelSource,
 ) -> tuple[Models, RunState]:
-    """Return the models as they go on or begin; a warm start is made where one is wanted, and saved."""
+    """Return the models in their resumed or initial state; a configured warm start is computed and saved."""
     if checkpoint is not None:
         models = await asyncio.to_thread(made.models)
         try:
@@ -291,7 +291,7 @@ async def _warm_start(
         max_skipped_steps=settings.optimizer.max_skipped_steps,
         say=console.say,
     )
-    # In a thread, batch by batch: the console goes on, and an interruption waits for one batch at most.
+    # In a thread, batch by batch: the console stays live, and an interruption waits for at most one batch.
     while (progress := await asyncio.to_thread(next, work, None)) is not None:
         if progress.batches == 1:
             console.begin("warm start", progress.total)

@@ -36,7 +36,7 @@ def settings_command(
     Args:
         name: The word for it.
         summary: Its line in the list of commands.
-        description: What its --help begins with.
+        description: First paragraph of its --help.
         carry_out: Does it.
         add_arguments: Adds the words that it understands besides those of all of them.
         check: Raises `ConfigError` for words that do not go together, before settings are read.
@@ -80,7 +80,7 @@ def _run(name: str, carry_out: CarryOut, invocation: Invocation) -> int:
 
 
 def _show(settings: RunSettings, device_memory: float | None, name: str) -> None:
-    """Print settings, and after them as comments where models go: what is printed can be read as settings again."""
+    """Print settings, followed by the placement of models as comments: the output can be read as settings again."""
     sys.stdout.write(dump_settings(settings))
     check_command(settings, name)
     check_settings(settings)

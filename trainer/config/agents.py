@@ -26,7 +26,7 @@ def agent_kind(agent: str) -> AgentKind:
 
 
 class AgentsSettings(Settings):
-    """The endpoint of `rollout.agent`, where that is a command line or an address."""
+    """The endpoint of `rollout.agent`, if that is a command line or an address."""
 
     host: str = Field("127.0.0.1", min_length=1, description="Where the endpoint listens.")
     port: int = Field(0, ge=0, le=65_535, description="Its port; 0 takes a free one.")
@@ -104,17 +104,17 @@ class AgentsSettings(Settings):
 
 
 def command_line(agent: str, *, here: bool = True) -> list[str]:
-    """Return the words of a command line.
+    """Split a command line into its arguments.
 
     Args:
         agent: The command line.
-        here: Whether the program must be on this machine.
+        here: Whether the program must exist on this machine.
 
     Raises:
-        ConfigError: If its quotes do not match, or there is no such program.
+        ConfigError: If its quotes do not match, or the program is not found.
     """
     try:
-        # No shell reads it, which would put the home folder in place of `~`, and leave one of nobody as it is.
+        # No shell expands `~` here; as in a shell, the `~name` of an unknown user stays unchanged.
         words = [os.path.expanduser(word) for word in shlex.split(agent)]
     except ValueError as error:
         raise ConfigError(f"rollout.agent: {error} in '{agent}'") from error

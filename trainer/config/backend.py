@@ -14,7 +14,7 @@ _DIMENSIONS: dict[str, tuple[str, ...]] = {
     "deepspeed": ("data",),
     "megatron": ("data", "tensor", "pipeline", "context", "expert"),
 }
-"""What each kind can divide."""
+"""The dimensions that each kind of backend can shard."""
 _READ_BY: dict[str, tuple[BackendKind, ...]] = {
     "zero_stage": ("deepspeed",),
     "sequence_parallel": ("megatron",),
@@ -35,12 +35,12 @@ class MeshSettings(Settings):
 
     @property
     def model_ranks(self) -> int:
-        """Ranks that hold one whole model together, where `data` shares no weights."""
+        """Ranks that hold one whole model together, if `data` shares no weights."""
         return self.tensor * self.pipeline * self.context
 
 
 class BackendSettings(Settings):
-    """What computes the training steps of the policy and the critic."""
+    """The backend that computes the training steps of the policy and the critic."""
 
     kind: BackendKind = Field(
         "torch",
@@ -77,7 +77,7 @@ class BackendSettings(Settings):
 
     @property
     def data(self) -> int:
-        """Parts of the batch."""
+        """Number of ranks that share the batch (data parallel)."""
         return self.mesh.data or max(1, self.ranks // self.mesh.model_ranks)
 
     @model_validator(mode="after")

@@ -1,4 +1,4 @@
-"""What settings name outside of themselves, files and code: all of it is looked for before anything else is begun."""
+"""Checks that the files and code that settings name exist, before any other work begins."""
 
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
@@ -26,10 +26,10 @@ _PARTS_OF_ONES_OWN = ("advantage", "surrogate", "selection", "filter", "episodes
 
 
 def check_settings(settings: RunSettings) -> None:
-    """Look for all files and functions that settings name, and refuse settings that nobody would read.
+    """Check that all files and functions that settings name exist, and refuse settings that would be unused.
 
     Raises:
-        ConfigError: If something is not there, or is not read; the message names the key.
+        ConfigError: If something is missing, or a setting is unused; the message names the key.
     """
     check_unread(settings)
     check_resume(settings.checkpoint.resume)
@@ -115,7 +115,7 @@ def _shortened(text: str) -> str:
 
 
 def check_broadcast(settings: RunSettings) -> None:
-    """Look for the code that the trainer sends weights to vLLM with, whoever starts the servers.
+    """Check for the code that the trainer sends weights to vLLM with, no matter how the servers are started.
 
     Raises:
         ConfigError: If it is not installed.
@@ -130,7 +130,7 @@ def check_broadcast(settings: RunSettings) -> None:
 
 
 def why_blind(settings: RunSettings) -> str | None:
-    """Return what of a run keeps its policy from seeing pictures, whatever its model is; None if nothing does."""
+    """Return the setting that keeps the policy from seeing pictures, with any model; None if none does."""
     if not settings.inference.embedded:
         return (
             f"inference.kind {settings.inference.kind} is asked with token ids alone, and no pictures go with them: "
@@ -146,10 +146,10 @@ def why_blind(settings: RunSettings) -> str | None:
 
 
 def _check_agent(settings: RunSettings) -> None:
-    """Look for the program that plays, and refuse settings of agents that nobody would read.
+    """Check that the agent's program exists, and refuse settings of agents that would be unused.
 
     Raises:
-        ConfigError: If there is no such program, or no agent that is a program or a service.
+        ConfigError: If the program is not found, or agent settings stand without such an agent.
     """
     agent = settings.rollout.agent
     agents = settings.agents
@@ -185,10 +185,10 @@ def _check_agent(settings: RunSettings) -> None:
 
 
 def _check_launch(settings: RunSettings) -> None:
-    """Refuse settings of servers that are started which nobody would read.
+    """Refuse settings of launched servers that would be unused.
 
     Raises:
-        ConfigError: If there is one.
+        ConfigError: If there is such a setting.
     """
     launch = settings.inference.launch
     if launch is None:
@@ -231,10 +231,10 @@ def _example_files(settings: RunSettings) -> dict[str, str | None]:
 
 
 def _check_other_models(settings: RunSettings) -> None:
-    """Refuse teachers and references that are no models.
+    """Refuse teachers and references that are not models.
 
     Raises:
-        ConfigError: If there is one.
+        ConfigError: If there is such a teacher or reference.
     """
     if settings.distill is not None:
         for name, teacher in settings.distill.teachers.items():
@@ -277,7 +277,7 @@ def _check_served(serve: Sequence[str]) -> None:
     """Import the environments that the embedded server adds.
 
     Raises:
-        ConfigError: If a class is not there, cannot be imported, or is no environment.
+        ConfigError: If a class does not exist, cannot be imported, or is not an environment.
     """
     for text in serve:
         path = text.rpartition("=")[2]

@@ -1,4 +1,4 @@
-"""Settings of where the roles of a run are: on which devices, in processes of this machine or on a Ray cluster."""
+"""Settings for the placement of a run's roles: on which devices, in processes of this machine or on a Ray cluster."""
 
 import re
 from typing import Annotated, Any, Literal, Self
@@ -48,7 +48,7 @@ Devices = Annotated[list[int], BeforeValidator(parse_devices)]
 
 
 class RoleSettings(Settings):
-    """Where one role is."""
+    """Where one role runs: its machines and devices."""
 
     devices: Devices = Field(
         [],
@@ -94,7 +94,7 @@ class EnvironmentRoleSettings(Settings):
 
 
 class RolesSettings(Settings):
-    """Where each role is."""
+    """The placement of each role."""
 
     actor_train: RoleSettings = Field(RoleSettings(), description="The ranks that train the policy.")
     actor_inference: RoleSettings = Field(
@@ -123,7 +123,7 @@ class RolesSettings(Settings):
 
 
 class ClusterSettings(Settings):
-    """Which processes a run has, and where they are."""
+    """Which processes a run has, and on which machines and devices they run."""
 
     kind: Literal["local", "ray"] = Field(
         "local",

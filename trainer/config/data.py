@@ -64,7 +64,7 @@ class RowsSettings(Settings):
 
     @property
     def name(self) -> str:
-        """What messages call it."""
+        """The data set's path or hub name, for messages."""
         return self.path or f"{self.hub}"
 
 

@@ -11,7 +11,7 @@ from rollgym.trainer.core.strict import Amount, Count, Seconds, ServerUrl, Setti
 
 
 class TeacherSettings(Settings):
-    """One teacher."""
+    """One teacher model, and the domains that it teaches."""
 
     path: UserPath | None = Field(None, min_length=1, description="A model's folder, or its name on the hub.")
     url: ServerUrl | None = Field(
@@ -38,7 +38,7 @@ class TeacherSettings(Settings):
 
 
 class FeedbackSettings(Settings):
-    """The student as its own teacher, which has seen what became of the reply (SDPO, arXiv:2601.20802)."""
+    """The student as its own teacher, which has seen the reply's outcome (SDPO, arXiv:2601.20802)."""
 
     text: str = Field(
         "What followed that answer: {feedback}\n{solution}Answer again.",

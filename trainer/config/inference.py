@@ -13,7 +13,7 @@ from rollgym.trainer.core.strict import Amount, Count, Seconds, Settings, UserPa
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 DialectName = Literal["vllm", "sglang"]
-"""What an inference server speaks."""
+"""The API of an inference server."""
 
 Transport = Literal["in_process", "disk", "broadcast", "adapter"]
 """How weights travel."""
@@ -115,7 +115,7 @@ class LaunchSettings(Settings):
 
 
 class InferenceSettings(Settings):
-    """Who samples from the policy: this process, or servers."""
+    """The engine that samples from the policy: in this process, or on servers."""
 
     kind: Literal["embedded", "vllm", "sglang"] = Field(
         "embedded", description="The engine in this process, or the kind of the servers."
@@ -187,7 +187,7 @@ class InferenceSettings(Settings):
 
     @property
     def runs_already(self) -> bool:
-        """Whether servers sample that somebody else starts."""
+        """Whether servers sample that were started elsewhere."""
         return bool(self.urls) or self.urls_file is not None
 
     @model_validator(mode="after")
@@ -321,7 +321,7 @@ class WeightSettings(Settings):
 
 
 _VLLM_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""What vLLM takes for `--max-lora-rank`; at any other number it ends."""
+"""The values that vLLM accepts for `--max-lora-rank`; it exits for any other."""
 
 
 def vllm_lora_rank(rank: int) -> int:

@@ -42,7 +42,7 @@ def load_settings(
         path: A YAML file, or the name of a configuration of the package (`shipped_configs`); None for defaults.
         overrides: Words such as `rollout.group_size=16`, whose value is read by `read_word`; or a mapping of settings,
             whose sections are laid over the file's key by key.
-        command: What they are for: that of a pipeline needs its section.
+        command: The command that reads them; a pipeline's command needs its section.
 
     Raises:
         ConfigError: If the file, a word or a value is not understood.
@@ -72,7 +72,7 @@ def load_own_settings(path: Path) -> RunSettings:
         ConfigError: If the file or a value is not understood.
     """
     with warnings.catch_warnings():
-        # Nobody is to rename what a run of an earlier release wrote.
+        # Users need not rename keys that a run of an earlier release wrote.
         warnings.simplefilter("ignore", FutureWarning)
         return load_settings(path)
 
@@ -105,7 +105,7 @@ def dump_settings(settings: RunSettings) -> str:
 
 
 def public_settings(settings: RunSettings) -> dict[str, Any]:
-    """Return the resolved settings as plain data without what looks like a secret, for the eyes of others."""
+    """Return the resolved settings as plain data without what looks like a secret, so that it can be shared."""
     return without_secrets(settings.model_dump(mode="json"))
 
 
@@ -239,7 +239,7 @@ def _shown(value: object) -> str:
 
 
 def _place(location: Sequence[int | str]) -> str:
-    """The key that a user wrote: without the kind of a part, which stands in the location where there are several."""
+    """The key that a user wrote: without the kind of a part, which the location contains if there are several kinds."""
     names: list[str] = []
     model: type[BaseModel] | None = RunSettings
     kinds: dict[str, type[BaseModel]] = {}

@@ -1,4 +1,4 @@
-"""The policy: which model, where it is computed, in what numbers, and what of it is trained."""
+"""The policy: which model, on which device, in which number format, and which weights are trained."""
 
 from typing import Literal, Self
 
@@ -10,7 +10,7 @@ from rollgym.trainer.core.strict import Amount, Settings, UserPath
 class LoraSettings(Settings):
     """Low-rank adapters beside the model's own weights, which stay as they are (Hu et al. 2021, arXiv 2106.09685).
 
-    There is no dropout: what is sampled from and what is trained must be one distribution.
+    Dropout is not offered: the sampled and the trained distribution must be the same.
     """
 
     rank: int = Field(16, ge=1, le=65_536, description="Rank of each adapter.")
@@ -30,7 +30,7 @@ class LoraSettings(Settings):
 
 
 class VisionSettings(Settings):
-    """What the tiny policy sees pictures with: LLaVA's way, a CLIP tower whose patches become tokens."""
+    """The tiny policy's vision tower: as in LLaVA, a CLIP tower whose patches become tokens."""
 
     image_size: int = Field(
         32,
@@ -53,7 +53,7 @@ class VisionSettings(Settings):
 
 
 class ModelSettings(Settings):
-    """The policy."""
+    """The policy: its model, device, number format and trained weights."""
 
     path: UserPath | None = Field(
         None,

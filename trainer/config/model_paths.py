@@ -1,4 +1,4 @@
-"""What `model.path` may name: a folder, a GGUF file, a package that brings one, or a model of the hub."""
+"""Reads `model.path`: a folder, a GGUF file, a package that contains one, or a model of the hub."""
 
 import os
 import re
@@ -10,10 +10,10 @@ from rollgym.extras import install_line
 from rollgym.trainer.core.errors import ConfigError
 
 PACKAGE = "package:"
-"""What stands before the name of an installed Python package that brings a model as a GGUF file."""
+"""Prefix of the name of an installed Python package that contains a model as a GGUF file."""
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?")
-"""What a model on the Hugging Face hub may be called."""
+"""Pattern of a model's name on the Hugging Face hub."""
 
 _SUFFIX = ".gguf"
 _PART = re.compile(r".*-\d{5}-of-\d{5}\.gguf", re.IGNORECASE)
@@ -21,14 +21,14 @@ _MOST_NAMED = 5
 
 
 def check_model_path(path: str, key: str = "model.path") -> None:
-    """Refuse what is no folder with a model, no GGUF file, and not of the form of a name on the Hugging Face hub.
+    """Refuse a path that is not a folder with a model, a GGUF file, or the form of a name on the Hugging Face hub.
 
     Args:
-        path: What was named.
+        path: The path that the user set.
         key: The setting that names it.
 
     Raises:
-        ConfigError: If it is none of them, or a GGUF file that nothing here can read.
+        ConfigError: If it is none of them, or a GGUF file without an installed reader.
     """
     file = gguf_file(path, key)
     if file is not None:
@@ -50,7 +50,7 @@ def gguf_file(path: str, key: str = "model.path") -> Path | None:
         key: The setting that names it.
 
     Raises:
-        ConfigError: If there is no such file or package, or more than one file.
+        ConfigError: If the file or package is not found, or there is more than one file.
     """
     if path.startswith(PACKAGE):
         return _in_package(path, key)
@@ -67,7 +67,7 @@ def gguf_file(path: str, key: str = "model.path") -> Path | None:
 
 
 def _in_package(path: str, key: str) -> Path:
-    """Find the file of a package without importing it: its code may need what nobody wants here."""
+    """Find the file of a package without importing it: its code may need dependencies that are not installed."""
     package, _, inner = path.removeprefix(PACKAGE).partition("/")
     if not package.isidentifier():
         raise ConfigError(f"{key}: {path} names no package: write {PACKAGE}NAME, or {PACKAGE}NAME/FILE.gguf")

@@ -8,7 +8,7 @@ from pydantic import Field, PositiveFloat, PrivateAttr, field_validator, model_v
 from rollgym.trainer.core.strict import Amount, LearningRate, Settings
 
 TOKENS_UNPLANNED = 16_384
-"""Tokens of a micro-batch where nobody says, and nobody has planned."""
+"""Default tokens of a micro-batch, without a setting or a memory plan."""
 
 _Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
 
@@ -78,7 +78,7 @@ class OptimizerSettings(Settings):
     @field_validator("tokens_per_micro_batch", mode="before")
     @classmethod
     def _is_an_amount_or_auto(cls, value: object) -> object:
-        """Say it in one line: of several types, each would be complained about."""
+        """Report one error in one line: a union of types would report one for each."""
         number = int(value) if isinstance(value, str) and value.isascii() and value.isdigit() else value
         if number != "auto" and not (type(number) is int and 1 <= number <= 1_000_000_000):
             shown = str(value)[:60]
@@ -103,7 +103,7 @@ class OptimizerSettings(Settings):
 
     @property
     def planned_micro_batch(self) -> PlannedMicroBatch | None:
-        """What was planned, where the settings leave it open."""
+        """Return the planned size, if the settings leave it open."""
         return self._planned if self.tokens_per_micro_batch == "auto" else None
 
     def planned(self, micro_batch: PlannedMicroBatch) -> Self:

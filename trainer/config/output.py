@@ -1,4 +1,4 @@
-"""What a run leaves behind: reports in its own files and to trackers of others, and checkpoints."""
+"""Output of a run: reports in its own files and to third-party trackers, and checkpoints."""
 
 import warnings
 from typing import Literal, Self
@@ -28,7 +28,7 @@ class WandbSettings(Settings):
 
 
 class SwanlabSettings(Settings):
-    """SwanLab (the extra `swanlab`)."""
+    """Tracking with SwanLab (the extra `swanlab`)."""
 
     project: str = Field("rollgym", min_length=1)
     workspace: str | None = Field(None, description="Absent: that of whoever is logged in.")
@@ -41,7 +41,7 @@ class SwanlabSettings(Settings):
 
 
 class MlflowSettings(Settings):
-    """MLflow (the extra `mlflow`; `pip install mlflow-skinny` is enough where `uri` is a server)."""
+    """MLflow (the extra `mlflow`; `pip install mlflow-skinny` suffices if `uri` is a server)."""
 
     experiment: str = Field("rollgym", min_length=1)
     uri: UserPath | None = Field(
@@ -51,7 +51,7 @@ class MlflowSettings(Settings):
 
 
 class TrackingSettings(Settings):
-    """Where a run reports to, beside metrics.jsonl. A tracker that fails never ends the run."""
+    """Trackers that a run reports to, beside metrics.jsonl. A failing tracker never ends the run."""
 
     tensorboard: bool = True
     wandb: WandbSettings | None = Field(None, description="Report to Weights & Biases too; {} for defaults.")
@@ -66,7 +66,7 @@ class TrackingSettings(Settings):
 
 
 class CheckpointSettings(Settings):
-    """What is kept so that a killed run goes on."""
+    """Checkpoints and the rollout log, from which a killed run resumes."""
 
     every: int = Field(10, ge=0, description="Training steps between checkpoints; 0 keeps only the last.")
     keep: Amount = Field(2, description="How many of the newest stay.")
@@ -96,7 +96,7 @@ class CheckpointSettings(Settings):
     def _by_its_current_name(cls, metric: str | None) -> str | None:
         if metric is None or (current := current_metric(metric)) == metric:
             return metric
-        # FutureWarning: whoever wrote the settings is to see it, and not only developers.
+        # FutureWarning: Python shows it to the settings' author, and not only to developers.
         warnings.warn(
             f"checkpoint.best_metric: '{metric}' is called {current} now", FutureWarning, stacklevel=2
         )

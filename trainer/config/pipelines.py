@@ -1,4 +1,4 @@
-"""Which settings each command reads: what nobody would read is refused, and not passed over."""
+"""Which settings each command reads: unused settings are refused, and not ignored."""
 
 from typing import Any
 
@@ -31,9 +31,9 @@ _DEMONSTRATING = (
     "rollout.encoding",
     "rollout.server_timeout_s",
     "rollout.task_source",
-    "rollout.temperature",  # divides the logits of whoever learns
+    "rollout.temperature",  # divides the logits of the learner
 )
-"""What is read where experts play, besides."""
+"""Further keys that are read if experts play."""
 _EXAMPLES = {
     "sft": "sft.data='[{path: chats.jsonl}]'",
     "dpo": "dpo.data='[{path: pairs.jsonl}]'",
@@ -75,7 +75,7 @@ def check_command(settings: RunSettings, command: str) -> None:
 
 
 def no_section(command: str, other: str | None) -> ConfigError:
-    """Return what is said where a pipeline's section is missing, and perhaps another one is there."""
+    """Return the message for a pipeline whose section is missing, perhaps beside another one's."""
     told = "" if other is None else f", and not {other}"
     return ConfigError(f"roll-train {command} reads the section '{command}'{told}: {_EXAMPLES[command]}")
 

@@ -40,13 +40,13 @@ written from the code by `python -m rollgym.trainer.config.reference`; a test co
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """What stands under one key.
+    """The documentation of one key.
 
     Attributes:
         key: The key, such as `algorithm.advantage`; empty for the run itself.
         models: The settings class, or one for each kind that may be chosen.
         parts: The sections under it.
-        described: Keys under it whose section is described elsewhere, each with the key where it is.
+        described: Keys under it whose section is described elsewhere, each with the key of that place.
     """
 
     key: str
@@ -61,7 +61,7 @@ class Section:
 
     @property
     def summary(self) -> str:
-        """The first paragraph of the class's documentation; empty where there are several kinds."""
+        """The first paragraph of the class's documentation; empty if there are several kinds."""
         return _summary(self.models[0]) if len(self.models) == 1 else ""
 
     @property
@@ -277,7 +277,7 @@ def _type_name(annotation: Any) -> str:
 
 
 def write(docs: Path) -> None:
-    """Write the pages into a folder of documentation, and remove those of sections that are gone."""
+    """Write the pages into a folder of documentation, and remove those of removed sections."""
     pages = reference()
     (docs / FOLDER).mkdir(parents=True, exist_ok=True)
     for old in (docs / FOLDER).glob("*.md"):
@@ -288,7 +288,7 @@ def write(docs: Path) -> None:
 
 
 def main() -> None:
-    """Write the pages."""
+    """Write the pages of the settings reference."""
     parser = argparse.ArgumentParser(
         prog="python -m rollgym.trainer.config.reference", description=str(__doc__).splitlines()[0]
     )

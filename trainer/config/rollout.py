@@ -1,4 +1,4 @@
-"""What is played for training, and how."""
+"""Settings of the episodes that are played for training."""
 
 from typing import Any, Literal, Self
 
@@ -18,21 +18,21 @@ from rollgym.trainer.core.strict import (
 )
 
 SUMMARY_TOKENS = 256
-"""Longest summary of a policy that compacts its context, where settings do not say."""
+"""Longest summary of a policy that compacts its context, by default."""
 
 SUMMARY_REQUEST = (
     "Your context is nearly full. Write a summary of the episode so far: what you were asked to do, what you have "
     "done, what you have learnt, and what is left to do. The first message and the latest one stay; of all between "
     "them you will see this summary alone."
 )
-"""What such a policy is asked, where settings do not say."""
+"""The request for such a summary, by default."""
 
 _OF_COMPACTION = ("compact_above", "summary_tokens", "summary_request")
 _SET_BY_US = frozenset({"conversation", "tools", "tokenize", "add_generation_prompt", "return_dict"})
 
 
 class PromptSettings(Settings):
-    """What of an episode the policy is shown."""
+    """The parts of an episode that the policy is shown."""
 
     context: Literal["full_history", "last_turns", "single_turn", "compaction"] = Field(
         "full_history",

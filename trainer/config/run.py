@@ -38,7 +38,7 @@ _SERVED = re.compile(r"([A-Za-z0-9._-]{1,128}=)?[\w.]+:\w+")
 
 
 class RunSettings(Settings):
-    """A whole run."""
+    """All settings of a run, section by section."""
 
     name: str = "run"
     seed: int = Field(0, ge=0)
@@ -295,7 +295,7 @@ class RunSettings(Settings):
         return self
 
     def _check_summaries(self) -> None:
-        """Refuse a context whose summary could not be written, or whose prompts somebody else makes."""
+        """Refuse a context whose summary could not be written, or whose prompts an agent builds itself."""
         above = self.prompt.compact_above
         if above is None:
             return

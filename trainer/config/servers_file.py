@@ -1,4 +1,4 @@
-"""A file that names inference servers, one address a line; it may be changed while a run goes on."""
+"""A file that names inference servers, one address a line; it may be changed during a run."""
 
 import errno
 import stat
@@ -11,10 +11,10 @@ _LARGEST = 2**20
 
 
 def read_servers(path: Path) -> list[str]:
-    """Return the addresses that a file names. Empty lines, and those that begin with #, are passed over.
+    """Return the addresses that a file names. Empty lines, and those that begin with #, are skipped.
 
     Raises:
-        ConfigError: If it cannot be read, names no server, or holds a line that is no address.
+        ConfigError: If it cannot be read, names no server, or contains a line that is not an address.
     """
     urls: list[str] = []
     known: set[str] = set()

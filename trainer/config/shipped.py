@@ -26,7 +26,7 @@ class ShippedConfig:
     """A configuration that comes with the package.
 
     Attributes:
-        name: What `--config` calls it: its path in the examples without its suffix, such as `presets/qwen2.5-7b-8gpu`.
+        name: Its name for `--config`: its path in the examples without its suffix, such as `presets/qwen2.5-7b-8gpu`.
         path: The file.
     """
 

@@ -35,7 +35,7 @@ class WarmStartSettings(ExpertSettings):
 
 
 class LearningFromExamples(Settings):
-    """How examples are passed over."""
+    """Settings of the passes over the examples."""
 
     data: list[ExamplesSettings] = Field([], description="The examples, one data set after the other.")
     held_out: list[ExamplesSettings] = Field(

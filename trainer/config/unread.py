@@ -1,4 +1,4 @@
-"""Settings that nobody reads beside the others of their run: a changed one is refused, and not passed over."""
+"""Settings that are unused in combination with others: a changed one is refused, and not ignored."""
 
 from collections.abc import Iterator
 
@@ -6,19 +6,19 @@ from rollgym.trainer.config.run import RunSettings
 from rollgym.trainer.core.errors import ConfigError
 
 _OF_OUR_PROMPTS = ("context", "turns", "instruction", "tools", "examples", "custom_context")
-"""What of `prompt` makes conversations of episodes; the rest of it is of the chat template, whoever makes them."""
+"""The keys of `prompt` that build conversations from episodes; the others concern any use of the chat template."""
 _OF_EVALUATION_SETS = ("sampled", "greedy", "interim_episodes")
 _OF_THE_STREAM = ("shuffle", "weight", "domain")
-"""What of a data set decides which row is played when, and what its tasks are called among others."""
+"""Keys of a data set that decide the order of its rows, and the names of its tasks among others."""
 
 
 def check_unread(settings: RunSettings) -> None:
-    """Refuse settings that are not as they are by default, and that nobody reads beside the others.
+    """Refuse settings that differ from their defaults and are unused in combination with the others.
 
-    Settings that are as they are by default are never refused: a run writes all of them down, and goes on with them.
+    Defaults are never refused: a run records all settings, and resumes with the record.
 
     Raises:
-        ConfigError: If there is one; the message names it and what to do.
+        ConfigError: If there is such a setting; the message names it and the remedy.
     """
     parts = (_of_rollouts, _of_prompts, _of_training, _of_weights, _of_evaluation, _of_examples, _of_trackers)
     for part in parts:
@@ -43,7 +43,7 @@ def _of_rollouts(settings: RunSettings) -> Iterator[str]:
 
 
 def _of_prompts(settings: RunSettings) -> Iterator[str]:
-    # An expert's demonstrations are written behind prompts of ours, whoever plays afterwards.
+    # An expert's demonstrations use the built-in prompts, no matter which agent plays afterwards.
     if settings.rollout.black_box and settings.warm_start is None:
         for name in settings.prompt.changed(*_OF_OUR_PROMPTS):
             yield f"prompt.{name} is about prompts of ours, and rollout.agent makes its own: leave it out"

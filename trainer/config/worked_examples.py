@@ -34,7 +34,7 @@ def _form(value: Any) -> str:
 
 
 ExampleMessages = Annotated[list[ExampleMessage], Field(min_length=1, max_length=_MOST)]
-# Which of the two is meant is plain from the value: a mistake in a message is told of the message alone.
+# Which of the two is meant is plain from the value: an error in a message is reported for the message alone.
 WorkedExamples = Annotated[
     Annotated[ExampleMessages, Tag("list")] | Annotated[UserPath, Tag("str")], Discriminator(_form)
 ]
@@ -47,11 +47,11 @@ def read_examples(
     """Return the messages of worked turns.
 
     Args:
-        examples: The messages, or the file that holds them, in YAML or JSON; None where there are none.
-        placement: Where the environment's instruction goes (`prompt.instruction`).
+        examples: The messages, or the file that holds them, in YAML or JSON; None without examples.
+        placement: Place of the environment's instruction (`prompt.instruction`).
 
     Raises:
-        ConfigError: If a file cannot be read, or the messages are no whole turns.
+        ConfigError: If a file cannot be read, or the messages are not whole turns.
     """
     if examples is None:
         return ()

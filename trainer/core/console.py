@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: a live table in a terminal, plain lines elsewhere."""
+"""What a person sees while a run is in progress: a live table in a terminal, plain lines elsewhere."""
 
 import textwrap
 import time
@@ -79,7 +79,7 @@ class RunConsole:
 
     @property
     def live(self) -> bool:
-        """Whether there is a terminal, where a line can be changed once it is drawn."""
+        """Whether there is a terminal, which can redraw a line."""
         return self._live is not None
 
     def begin(self, title: str, total: int, done: int = 0) -> None:
@@ -90,7 +90,7 @@ class RunConsole:
         self._redraw()
 
     def advance(self, done: int) -> None:
-        """Say how much is done of what was begun."""
+        """Report the progress of the present task."""
         if self._bar is not None:
             self._progress.update(self._bar, completed=done)
             self._redraw()

@@ -1,4 +1,4 @@
-"""Where models are computed and in what numbers, through torch's own interface: no kind of accelerator is named."""
+"""Devices and number formats through torch's generic interface: no kind of accelerator is named."""
 
 import functools
 

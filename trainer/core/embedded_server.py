@@ -22,12 +22,12 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ServerRestarts:
-    """What is done where a server ends by itself.
+    """What happens if a server ends by itself.
 
     Attributes:
-        wait_s: Says how long to wait before it is started again; raises where that was too often.
-        lost: Told then.
-        say: Told of what happens, for people.
+        wait_s: Says how long to wait before it is started again; raises if it ended too often.
+        lost: Called with that error.
+        say: Receives messages for people about restarts.
     """
 
     wait_s: Callable[[RoleDiedError], float]
@@ -47,10 +47,10 @@ async def embedded_server(
     its environments for expert actions: a warm start does.
 
     Args:
-        environments: What it serves beside the built-in ones, as `module:Class` or `name=module:Class`.
-        words: Further words of its command line.
-        restarts: Has a server that ends by itself started again at the same address, as other servers are by whoever
-            runs them; clients that wait for it find it there.
+        environments: Environments beside the built-in ones, as `module:Class` or `name=module:Class`.
+        words: Further arguments of its command line.
+        restarts: Restarts a server that ends by itself, at the same address, as operators do with others; clients
+            that wait for it find it there.
 
     Raises:
         RunError: If the server does not come up; the message holds what it printed.
@@ -131,14 +131,14 @@ class _Server:
         return url
 
     async def ended(self) -> RoleDiedError:
-        """Wait until it ends by itself, and return how that is told."""
+        """Wait until it ends by itself, and return a description of its end."""
         assert self._process is not None
         code = await self._process.wait()
         what = f"the embedded environment server ended by itself, with code {code}"
         return RoleDiedError(_ROLE, what, killed=code == -signal.SIGKILL)
 
     async def stop(self) -> None:
-        """End it."""
+        """Stop the server, and wait for its process to exit."""
         process = self._process
         if process is None:
             return

@@ -32,11 +32,11 @@ class InterruptedRunError(TrainerError):
 
 
 class Ending:
-    """Cancels a command when its time has come, but never in the middle of what must be done as a whole.
+    """Cancels a command on request, but never in the middle of work that must complete as a whole.
 
     Attributes:
-        say: Told that the end has been asked for, once.
-        reason: Why the command ends; None while it goes on.
+        say: Called once, when the end is requested.
+        reason: Why the command ends; None while it runs.
     """
 
     def __init__(self) -> None:
@@ -94,10 +94,10 @@ class Ending:
             self._task.cancel()
 
     async def take_back(self) -> bool:
-        """Let the command go on where a role's death, which can be mended, was the reason of its end.
+        """Let the command continue if the reason of its end was a role's death, from which it can recover.
 
         Returns:
-            Whether it goes on; not if a person has ended it meanwhile.
+            Whether it continues; not if a person has interrupted it meanwhile.
         """
         if self.reason is not None and not isinstance(self.reason, RoleDiedError):
             return False
@@ -135,12 +135,12 @@ async def to_its_end(work: Coroutine[Any, Any, _T]) -> _T:
 
 
 def _die(number: int) -> NoReturn:
-    """End this process by the signal itself, as if nobody had listened."""
+    """End this process by the signal itself, as without a handler."""
     if sys.stdout.isatty():
         os.write(sys.stdout.fileno(), _SHOW_CURSOR.encode())  # a live table hides it
     signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
-    os._exit(128 + number)  # where the signal is blocked
+    os._exit(128 + number)  # if the signal is blocked
 
 
 def _print(text: str) -> None:

@@ -21,17 +21,17 @@ class CheckpointError(TrainerError):
 
 
 class RunError(TrainerError, RuntimeError):
-    """A run cannot go on; the message says why and what to do."""
+    """A run cannot continue; the message says why and what to do."""
 
 
 class RoleDiedError(RunError):
-    """A process of a role is no more; what it did can be begun again.
+    """A process of a role has died; its work can be restarted.
 
     Attributes:
-        role: What the settings call it, such as `actor_train`.
-        node: Where it was, for people; empty if it was beside the driver.
-        killed: Whether somebody killed it, as the system does where memory runs out.
-        with_its_node: Whether its whole machine is gone.
+        role: Its name in the settings, such as `actor_train`.
+        node: Its machine, for people; empty if it was beside the driver.
+        killed: Whether it was killed, as the system does when memory runs out.
+        with_its_node: Whether its whole machine has failed.
     """
 
     def __init__(
@@ -48,16 +48,16 @@ class RoleDiedError(RunError):
         return partial(type(self), **self.circumstances()), (self.role, str(self))
 
     def circumstances(self) -> dict[str, Any]:
-        """Return where and how it died, as the keywords that it is made with."""
+        """Return the place and manner of its death, as the keyword arguments of its constructor."""
         return {"node": self.node, "killed": self.killed, "with_its_node": self.with_its_node}
 
 
 class RoleLostError(RunError):
-    """A process of a role died again and again, and the run cannot go on; the message says why and what to do.
+    """A process of a role died repeatedly, and the run cannot continue; the message says why and what to do.
 
     Attributes:
-        role: What the settings call it.
-        node: Where it was the last time; empty if it was beside the driver.
+        role: Its name in the settings.
+        node: Its last machine; empty if it was beside the driver.
     """
 
     def __init__(self, role: str, node: str, what: str) -> None:
@@ -71,8 +71,8 @@ class RoleLostError(RunError):
 
 
 class PluginError(TrainerError):
-    """Code of the user's failed or broke its contract; the message names it, with file and line where it failed."""
+    """The user's code failed or broke its contract; the message names it, with file and line of the failure."""
 
 
 class InvalidNumberError(Exception):
-    """What should be a number is not finite, not a number at all, or too large to compute with."""
+    """A value that should be a number is not finite, not a number at all, or too large to compute with."""

@@ -6,15 +6,15 @@ from typing import Any
 
 
 def with_current_keys(values: Any, former_keys: Mapping[str, str], section: str) -> Any:
-    """Return the settings of a section by the names that they have now, and warn of those that had another.
+    """Return the settings of a section under their present names, and warn of each former name.
 
     Args:
         values: The settings, or anything else, which is returned as it is.
-        former_keys: What each key is called now, by its former name.
-        section: Where they stand, for the warning.
+        former_keys: The present name of each key, by its former name.
+        section: The section's name, for the warning.
 
     Raises:
-        ValueError: If one is given by both.
+        ValueError: If a setting is given by both names.
     """
     former = [key for key in former_keys if isinstance(values, Mapping) and key in values]
     for key in former:
@@ -26,5 +26,5 @@ def with_current_keys(values: Any, former_keys: Mapping[str, str], section: str)
 
 def warn_of_former_name(former: str, current: str) -> None:
     """Warn of a name that was given and is another now."""
-    # FutureWarning: whoever wrote the settings is to see it, and not only developers.
+    # FutureWarning: Python shows it to the settings' author, and not only to developers.
     warnings.warn(f"{former} is called {current} now", FutureWarning, stacklevel=3)

@@ -1,4 +1,4 @@
-"""Numbers from outside, looked at where they enter: a user's code, an environment, an inference engine."""
+"""Numbers from outside, checked at the boundary: a user's code, an environment, an inference engine."""
 
 import math
 import operator
@@ -26,7 +26,7 @@ def finite_number(value: object, name: str) -> float:
 
     Args:
         value: A number of Python's, numpy's or torch's. A boolean is none, and neither is text.
-        name: What it is, for the message.
+        name: Its name, for the message.
 
     Raises:
         InvalidNumberError: If it is not a number, not finite, or larger than `LARGEST`.
@@ -47,14 +47,14 @@ def integers_within(values: Sequence[Any], span: range, name: str, remedy: str =
     """Return integers of Python's, numpy's or torch's as integers of Python's.
 
     Args:
-        values: The integers. A boolean is none.
-        span: Those that there may be.
-        name: What each of them is, for the message.
-        remedy: What to do where it is none of them.
+        values: The integers. A boolean is refused.
+        span: The allowed range.
+        name: The name of such an integer, for the message.
+        remedy: What to do if a value is not allowed.
 
     Raises:
-        InvalidNumberError: If one is a boolean, or none that there may be.
-        TypeError: If one is no integer at all.
+        InvalidNumberError: If one is a boolean, or outside the range.
+        TypeError: If one is not an integer.
     """
     plain = [value if type(value) is int else _plain(value) for value in values]
     for value in plain:
@@ -84,7 +84,7 @@ def _plain(value: Any) -> Any:
 
 
 def _is_tensor(value: object) -> "TypeGuard[Tensor]":
-    # Where torch was not imported there are no tensors, and episodes are played without it.
+    # Episodes can be played without torch: unless it was imported, no value is a tensor.
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.Tensor)
 

@@ -1,6 +1,6 @@
 """Code of the user's that a setting names as `module:attr`: a reward, an agent, a context policy, a task source.
 
-This is the boundary to it, the only place where whatever it raises is caught: when its module is imported, and when
+This is the boundary to it, the only place that catches whatever it raises: when its module is imported, and when
 it is called.
 """
 
@@ -29,7 +29,7 @@ class Plugin:
 
     Attributes:
         setting: The setting that names it, such as `rollout.reward`.
-        path: How it is named, `module:attr`.
+        path: Its name, `module:attr`.
         function: The attribute itself.
     """
 
@@ -39,10 +39,10 @@ class Plugin:
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock, init=False, repr=False, compare=False)
 
     def __call__(self, *arguments: Any) -> Any:
-        """Call it.
+        """Call the function and return its result.
 
         Raises:
-            PluginError: If it raises, or is a coroutine, which nobody would wait for.
+            PluginError: If it raises, or is a coroutine, which this call cannot await.
         """
         with self.running():
             given = self.function(*arguments)
@@ -52,9 +52,9 @@ class Plugin:
         return given
 
     async def answer(self, *arguments: Any) -> Any:
-        """Call it, and wait for what it returns if it is a coroutine.
+        """Call the function, and await its result if it is a coroutine.
 
-        A plain function may take its time: it runs in a thread, one call after the other, while the event loop goes on.
+        A plain function may be slow: it runs in a thread, one call after the other, without blocking the event loop.
 
         Raises:
             PluginError: If it raises.
@@ -75,8 +75,8 @@ class Plugin:
         """Return what it has returned, or what a generator of its yields, as a list.
 
         Args:
-            given: What it has returned.
-            expected: What it must return, for the message.
+            given: The returned value.
+            expected: Description of a correct value, for the message.
             ordered: Whether an element belongs to a place, so that a set says nothing.
 
         Raises:
@@ -115,12 +115,12 @@ class Plugin:
 
         Args:
             what: Said of it, such as "returned 3 rewards for 4 turns".
-            error: What it raised, if it did.
+            error: The exception that it raised, if any.
         """
         return PluginError(f"{self.setting} '{self.path}' {what} ({self._place(error)})")
 
     def _place(self, error: BaseException | None) -> str:
-        """The deepest line of its own file that was running, or where it is defined."""
+        """The deepest line of its own file that was running, or else its definition."""
         file, line = _definition(self.function)
         if error is not None:
             frames = traceback.extract_tb(error.__traceback__)
@@ -189,7 +189,7 @@ def _import(name: str, path: str) -> ModuleType:
 
 
 def _reason(error: BaseException, module: str) -> str:
-    """What went wrong and where, on one line."""
+    """Return the error and its place, on one line."""
     if isinstance(error, ModuleNotFoundError):
         return missing_module(error, module)
     if isinstance(error, SyntaxError):
@@ -199,7 +199,7 @@ def _reason(error: BaseException, module: str) -> str:
 
 
 def _definition(function: Any) -> tuple[str, int]:
-    """The file and line where a function or class is defined."""
+    """Return the file and line of a function's or class's definition."""
     code = inspect.unwrap(function) if callable(function) else function
     if not inspect.isroutine(code) and not inspect.isclass(code):
         code = type(code)
@@ -239,7 +239,7 @@ def _running_task() -> "asyncio.Task[Any] | None":
 
 
 def _advice(error: BaseException) -> str:
-    """What to do about an error that comes of where plain functions run."""
+    """Return the remedy for an error that plain functions cause because they run in a thread."""
     if isinstance(error, ValueError) and "main thread" in str(error):
         return "; plain functions run in threads of their own: write async def for what needs the main one"
     return ""
@@ -253,7 +253,7 @@ def _is_coroutine(function: Any) -> bool:
 
 
 async def _beside_the_loop(call: Callable[[], Any]) -> Any:
-    """Return what a call returns, made in a thread that nobody waits for where this is cancelled, or at the end."""
+    """Return the result of a call in a daemon thread, which is abandoned on cancellation and at exit."""
     loop, context = asyncio.get_running_loop(), contextvars.copy_context()
     done: asyncio.Future[Any] = loop.create_future()
 
@@ -269,7 +269,7 @@ async def _beside_the_loop(call: Callable[[], Any]) -> Any:
         result, error = None, None
         try:
             result = context.run(call)
-        except BaseException as raised:  # noqa: BLE001 - raised again where it is waited for
+        except BaseException as raised:  # noqa: BLE001 - raised again in the waiting task
             error = raised
         with suppress(RuntimeError):  # the loop is closed
             loop.call_soon_threadsafe(tell, result, error)

@@ -1,4 +1,4 @@
-"""What a run writes to its directory, and a disk that does not take it."""
+"""Writes files of a run's directory, and reports errors of the disk."""
 
 import errno
 import json
@@ -19,7 +19,7 @@ class WriteError(TrainerError):
 
 
 class DamagedFileError(TrainerError):
-    """A file of the run holds what no run wrote there; the message says where, and how to go on."""
+    """A file of the run has content that no run wrote; the message says where, and how to continue."""
 
     def __init__(self, path: Path, line: int) -> None:
         super().__init__(
@@ -33,7 +33,7 @@ def write_errors(path: Path) -> Iterator[None]:
     """Name the file in what goes wrong while it is written.
 
     Args:
-        path: What is written inside the context, a file or a folder.
+        path: The file or folder that is written inside the context.
 
     Raises:
         WriteError: In place of every `OSError`, and of what libraries make of one.
@@ -51,7 +51,7 @@ def write_errors(path: Path) -> Iterator[None]:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Replace a file by a text, so that whoever reads it meanwhile, or after a kill, finds one of the two whole.
+    """Replace a file by a text atomically: a reader, also after a kill, finds the old or the new text whole.
 
     Raises:
         OSError: If it cannot be written.
@@ -74,10 +74,10 @@ def sync_to_disk(path: Path) -> None:
 
 
 class LineFile:
-    """A file that grows by lines, and names itself when the disk does not take one.
+    """A file that grows by lines; errors of the disk name the file.
 
     Args:
-        path: Where it lies; a last line that a crash left without its end is cut off.
+        path: Its path; a last line that a crash left incomplete is cut off.
     """
 
     def __init__(self, path: Path) -> None:
@@ -106,7 +106,7 @@ class LineFile:
             os.truncate(self._path, size)
 
     def close(self) -> None:
-        """Close the file; what could not be written, as was told before, is given up."""
+        """Close the file; lines that could not be written, as reported before, are dropped."""
         if self._failed:
             with suppress(OSError):
                 self._file.close()

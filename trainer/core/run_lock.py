@@ -1,4 +1,4 @@
-"""One process at a time writes into a run's directory, or into what a command was told to write."""
+"""One process at a time writes into a run's directory, or into a command's output."""
 
 import errno
 import fcntl
@@ -21,7 +21,7 @@ def run_lock(directory: Path, setting: str = "output_dir") -> Iterator[None]:
 
     Args:
         directory: The directory; it is made if need be.
-        setting: What named it; for people.
+        setting: The setting that named the path; for people.
 
     Raises:
         ConfigError: If another process holds it, or the directory cannot be written.
@@ -47,13 +47,13 @@ def run_lock(directory: Path, setting: str = "output_dir") -> Iterator[None]:
 
 @contextmanager
 def output_lock(path: Path, option: str = "--output") -> Iterator[None]:
-    """Hold what a command writes for this process while the context is open, and leave no file beside it.
+    """Lock a command's output for this process while the context is open, and leave no file beside it.
 
-    What is no file and no folder, such as a terminal or `/dev/null`, is nobody's.
+    A path that is neither file nor folder, such as a terminal or `/dev/null`, is not locked.
 
     Args:
         path: A file, which is made if need be, or a folder that is there.
-        option: What named it; for people.
+        option: The option that named the path; for people.
 
     Raises:
         ConfigError: If another process holds it, or it cannot be written.
@@ -62,7 +62,7 @@ def output_lock(path: Path, option: str = "--output") -> Iterator[None]:
         yield
         return
     try:
-        # A lock on the thing itself: whoever reads the records, or loads the model, finds nothing else there.
+        # The lock is on the output itself: a reader of the records or the model finds no further file.
         descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_WRONLY | os.O_CREAT, 0o644)
     except OSError as error:
         raise ConfigError(
@@ -90,7 +90,7 @@ def _lock(descriptor: int, path: Path, setting: str) -> None:
 
 
 def _sign(descriptor: int, setting: str) -> None:
-    """Write who holds the lock, for the message of whoever comes next."""
+    """Write who holds the lock, for the error message of the next process."""
     holder = json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode()
     try:
         os.ftruncate(descriptor, 0)

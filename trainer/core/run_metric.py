@@ -9,8 +9,8 @@ class Column:
     """A place on the console.
 
     Attributes:
-        label: What stands before the number.
-        form: How it is written, for `str.format`.
+        label: Text before the number.
+        form: Format of the number, for `str.format`.
     """
 
     label: str
@@ -39,8 +39,8 @@ class RunMetric:
     Attributes:
         name: Its name, such as "rollout/success"; `{...}` stands for what differs between numbers of one kind, such as
             "outcome/{outcome}".
-        help: What the documentation says of it, in Markdown.
-        unit: What it counts; empty where it is a share, a mean of what has no unit, or a number of times.
+        help: Its text in the documentation, in Markdown.
+        unit: Unit of the number; empty for a share, a mean of values without a unit, or a count of events.
         console: Its place on the console, if it has one.
         curve: Its line in the report, if it has one.
         is_part: Whether it is one of the parts that the time of a step is divided into.

@@ -17,7 +17,7 @@ def derive_seed(seed: int, *names: str | int) -> int:
 
     Args:
         seed: The seed of the run (or of a parent stream).
-        names: What the stream is for, for example `"task", 17`.
+        names: Name of the stream's purpose, for example `"task", 17`.
     """
     path = "\x1f".join(f"{type(name).__name__}:{name}" for name in (seed, *names))
     digest = hashlib.blake2b(path.encode(), digest_size=8).digest()

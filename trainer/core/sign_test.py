@@ -1,4 +1,4 @@
-"""How many of some differences may be on the wrong side before that is no chance any more."""
+"""How many of some differences may be on the wrong side before chance no longer explains it."""
 
 from math import comb
 

@@ -54,7 +54,7 @@ def _too_large(value: Any, place: str) -> Iterator[str]:
 
 
 JsonObject = Annotated[dict[str, JsonValue], AfterValidator(_json_object)]
-"""What goes over the wire as it is."""
+"""A JSON object that is sent over the wire unchanged."""
 
 
 def _server_url(value: str) -> str:
@@ -69,14 +69,14 @@ ServerUrl = Annotated[str, AfterValidator(_server_url)]
 
 
 class Settings(BaseModel):
-    """A frozen group of settings. Numbers are finite, and truth values are no numbers."""
+    """A frozen group of settings. Numbers are finite, and booleans are not numbers."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
 
     def changed(self, *names: str) -> list[str]:
-        """Return those of some settings, or of all of the group, that are not what they are by default.
+        """Return those of some settings, or of the whole group, that differ from their defaults.
 
-        What was written as it is by default anyway cannot be told from what a run wrote down of itself.
+        An explicit default value cannot be distinguished from a default that a run recorded.
         """
         fields = type(self).model_fields
         return [name for name in names or fields if getattr(self, name) != fields[name].default]
@@ -122,13 +122,13 @@ def _paths(settings: type[BaseModel], depth: int = 3) -> Iterator[str]:
     fields = sorted(settings.model_fields.items(), key=lambda item: item[1].default is None)
     for name, field in fields:
         if typing.get_origin(field.annotation) in (list, tuple, dict):
-            continue  # Their keys have an index or a name before them, which nobody can guess.
+            continue  # Their keys follow an index or a name, which cannot be guessed.
         for model in models_in(field.annotation):
             yield from (f"{name}.{path}" for path in _paths(model, depth - 1))
 
 
 def _off(value: Any, annotation: Any) -> Any:
-    """Return "off" where YAML took the word for a truth value: as a value, as a part's name, or as its kind."""
+    """Return "off" if YAML read the word as a boolean: as a value, as a part's name, or as its kind."""
     kinds: list[Any] = [
         model.model_fields["kind"].annotation
         for model in models_in(annotation)
@@ -148,7 +148,7 @@ def _names(annotation: Any, word: str) -> bool:
 
 
 def _refuse_what_only_looks_like_it(key: str, value: Any, annotation: Any) -> None:
-    """Refuse truth values where none are meant, which Python takes for 1 and 0, and numbers that nobody means."""
+    """Refuse booleans for other types, which Python takes for 1 and 0, and ambiguous or absurdly large numbers."""
     if _takes(annotation, JsonValue):
         return  # the environment's own, which knows what it takes
     parts = value if isinstance(value, list | tuple) else [value]

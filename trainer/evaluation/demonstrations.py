@@ -69,6 +69,6 @@ async def collect_demonstrations(
             with_expert(tasks), lambda _: DemonstratingActor(template, make_prompts()), pool, max_turns
         )
         if not any(trajectory.outcome.is_result for trajectory in played):
-            score(played)  # says what became of them
+            score(played)  # raises, and lists the outcomes
         solved += [trajectory for trajectory in played if trajectory.success]
     return solved

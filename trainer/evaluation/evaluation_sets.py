@@ -20,7 +20,7 @@ from rollgym.trainer.tasks.task import Task
 _SEARCH_FACTOR = 50
 """How many seeds per wanted task are tried before an evaluation set is said to be impossible."""
 _BATCH = 128
-"""Sessions that look for distinct first states at one time, where the server allows so many."""
+"""Concurrent sessions that look for distinct first states, if the server allows that many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ async def _rows_of(
 
 
 def content_key(observation: Any, info: Mapping[str, Any], *, stateless: bool) -> str:
-    """Return a key of the first state: `info["state"]` where the environment gives it, else what is observed.
+    """Return a key of the first state: `info["state"]` if the environment gives it, else the observation.
 
     The state of a stateless environment does not hold its task, which is the observation.
     """

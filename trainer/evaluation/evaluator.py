@@ -29,9 +29,9 @@ class Evaluator:
 
     Attributes:
         settings: The run.
-        player: Who plays with the policy.
+        player: Plays with the policy.
         pool: The environments.
-        console: Where results are said.
+        console: Shows the results.
         evaluation_sets: The fixed sets of tasks.
         source: The tasks that the run trains on.
     """
@@ -78,7 +78,7 @@ class Evaluator:
         return scores
 
     async def baselines(self) -> dict[str, Score]:
-        """Play the random and the blind baseline on every set that asks for them; say where there is no blind one."""
+        """Play the random and the blind baseline on every set that asks for them; report sets without a blind one."""
         scores: dict[str, Score] = {}
         warm = self.settings.warm_start
         template = warm.reply if warm is not None else PLAIN_REPLY

@@ -15,7 +15,7 @@ from rollgym.trainer.tasks.task import Task
 def overlap_warnings(streams: Sequence[RowStream], sets: Iterable[EvaluationSet]) -> Iterator[str]:
     """Yield a warning for each evaluation set of rows that are among those of the training data.
 
-    A row is the same one if it gives the same task, or stands at the same place of the same file, by whatever path or
+    A row is the same one if it gives the same task, or stands at the same place of the same file, by any path or
     in a copy of it.
     """
     for each in sets:

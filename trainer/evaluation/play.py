@@ -30,16 +30,16 @@ _BLIND_TASKS = 200
 
 
 class NoResultError(RunError):
-    """No episode ended with a result; the message says what became of them."""
+    """No episode ended with a result; the message lists their outcomes."""
 
 
 class NoBlindBaselineError(Exception):
-    """There is no fixed sequence of actions to play; the message says why."""
+    """No fixed sequence of actions is available to play; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """What a player reached on an evaluation set.
+    """A player's results on an evaluation set.
 
     Attributes:
         success: Success rate with its 95 % interval, over episodes that ended with a result.
@@ -94,10 +94,10 @@ async def play_each(
     """Play every task once and return the trajectories in the order of the tasks.
 
     Args:
-        tasks: What is played.
+        tasks: The tasks to play.
         play: Plays one of them in a session.
-        pool: Where.
-        slots: Told of every episode's start and end.
+        pool: The environments.
+        slots: Notified of every episode's start and end.
         concurrency: Episodes at one time.
         timeout_s: An episode that takes longer is cancelled, and its outcome says so.
     """
@@ -205,7 +205,7 @@ async def blind_baseline(
     tasks plays the evaluation set.
 
     Raises:
-        NoBlindBaselineError: If there is no such sequence: no training tasks, or no expert to learn it from.
+        NoBlindBaselineError: If no sequence is available: no training tasks, or no expert to learn it from.
     """
     env_id = evaluation_set.tasks[0].env_id
     if not train_tasks:

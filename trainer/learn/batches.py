@@ -69,7 +69,7 @@ class EpisodeBatch:
         """Write into the records with which advantages they are trained.
 
         Args:
-            advantages: Of every row's tokens, `[rows, tokens]`.
+            advantages: Advantages of every row's tokens, `[rows, tokens]`.
         """
         for row, values in zip(self.rows, advantages.tolist(), strict=True):
             for turn in self.trajectories[row.trajectory].turns:

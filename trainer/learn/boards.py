@@ -1,7 +1,7 @@
-"""Trackers of others: Weights & Biases, SwanLab, MLflow. Whatever one of them does, the run goes on.
+"""Third-party trackers: Weights & Biases, SwanLab, MLflow. If one of them fails, the run continues.
 
-Each has a thread of its own, so a server that answers slowly or never holds nothing up. What it does not take is
-counted and told; `metrics.jsonl` has all of it.
+Each runs in a thread of its own, so a slow or dead server does not block the run. Records that it does not accept are
+counted and reported; `metrics.jsonl` has all records.
 """
 
 import json
@@ -18,7 +18,7 @@ from rollgym.trainer.config.output import MlflowSettings, SwanlabSettings, Track
 from rollgym.trainer.core.run_files import write_errors
 
 BOARDS_FILE = "boards.json"
-"""Names the runs of other trackers that a resumed run goes on with."""
+"""File that names the trackers' runs, so that a resumed run continues them."""
 _MOST_WAITING = 10_000
 _MLFLOW_NAME = re.compile(r"[^\w\-. :/]")
 _MLFLOW_BATCH = 100
@@ -46,13 +46,13 @@ class Board(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RunIdentity:
-    """What a tracker is told of a run.
+    """How a tracker identifies and describes a run.
 
     Attributes:
         directory: The run's directory.
         name: Its name, for people.
         config: Its settings, without secrets.
-        step: The step that it goes on from: what trackers know of later ones is void, and is told again.
+        step: The step that the run resumes from: trackers' records of later steps are void, and are sent again.
     """
 
     directory: Path
@@ -80,12 +80,12 @@ class RunIdentity:
 
 @dataclass(slots=True)
 class GuardedBoard:
-    """A tracker in a thread of its own, where anything it raises is caught, counted and told.
+    """Runs a tracker in a thread of its own, which catches, counts and reports whatever it raises.
 
     Attributes:
         name: The tracker's, for people.
         open_board: Opens it; called in the thread.
-        say: Told once that it fails, and at the end what it did not take.
+        say: Called at the first failure, and at the end with the number of records that were not accepted.
     """
 
     name: str
@@ -118,7 +118,7 @@ class GuardedBoard:
             self._queue.put(None, timeout=patience_s)
             self._thread.join(max(0.0, deadline - time.monotonic()))
         except queue.Full:
-            pass  # told below, with what it did not take
+            pass  # reported below, with the records that it did not accept
         if self._thread.is_alive():
             self._warn("it has not ended within the tracking.patience_s that it had")
         if (lost := self._given - self._taken) > 0:
@@ -129,18 +129,18 @@ class GuardedBoard:
     def _serve(self) -> None:
         board: Board | None = None
         while (item := self._queue.get()) is not None:
-            # Code of others at the other end of a network: nothing that it does may end the run.
+            # Third-party code on the other end of a network: no failure of it may end the run.
             try:
                 if board is None:
                     board = self.open_board()
                 board.log(*item)
                 self._taken += 1
-            except Exception as error:  # noqa: BLE001 - told, once
+            except Exception as error:  # noqa: BLE001 - reported, once
                 self._warn(f"{type(error).__name__}: {error}")
         if board is not None:
             try:
                 board.close()
-            except Exception as error:  # noqa: BLE001 - told, once
+            except Exception as error:  # noqa: BLE001 - reported, once
                 self._warn(f"{type(error).__name__}: {error}")
 
     def _warn(self, why: str) -> None:
@@ -170,8 +170,8 @@ class WandbBoard:
     """Weights & Biases.
 
     Args:
-        settings: Where to report to.
-        run: What is reported.
+        settings: Settings of the tracker.
+        run: The run to report.
     """
 
     def __init__(self, settings: WandbSettings, run: RunIdentity) -> None:
@@ -205,7 +205,7 @@ class WandbBoard:
         self._run.log({**values, "step": step})
 
     def close(self) -> None:
-        """Send what is left."""
+        """Finish the run, which sends what is still queued."""
         self._run.finish()
 
 
@@ -213,8 +213,8 @@ class SwanlabBoard:
     """SwanLab.
 
     Args:
-        settings: Where to report to.
-        run: What is reported.
+        settings: Settings of the tracker.
+        run: The run to report.
     """
 
     def __init__(self, settings: SwanlabSettings, run: RunIdentity) -> None:
@@ -240,7 +240,7 @@ class SwanlabBoard:
         self._run.log(dict(values), step=step)
 
     def close(self) -> None:
-        """Send what is left."""
+        """Finish the run, which sends what is still queued."""
         self._run.finish()
 
 
@@ -248,8 +248,8 @@ class MlflowBoard:
     """MLflow.
 
     Args:
-        settings: Where to report to.
-        run: What is reported.
+        settings: Settings of the tracker.
+        run: The run to report.
     """
 
     def __init__(self, settings: MlflowSettings, run: RunIdentity) -> None:
@@ -280,7 +280,7 @@ class MlflowBoard:
         return [each for name in names for each in self._client.get_metric_history(run_id, name)]
 
     def _replace(self, run: RunIdentity, kept: list[Any]) -> None:
-        """Go on in a copy of the run, without the steps that are void: MLflow can take no number back."""
+        """Continue in a copy of the run without the void steps: MLflow cannot delete a number."""
         old = self._run_id
         experiment_id = self._client.get_run(old).info.experiment_id
         self._run_id = self._client.create_run(experiment_id, run_name=run.name).info.run_id
@@ -319,7 +319,7 @@ class MlflowBoard:
             self._client.log_batch(self._run_id, metrics=metrics[start : start + _MLFLOW_METRICS])
 
     def close(self) -> None:
-        """Say that the run is over."""
+        """Mark the run as finished."""
         self._client.set_terminated(self._run_id)
 
 

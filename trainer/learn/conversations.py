@@ -1,4 +1,4 @@
-"""Conversations as training rows: ids as the policy will read and write them, marked where they are learnt."""
+"""Conversations as training rows: ids as the policy will read and write them, with a mask of those to learn."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +16,7 @@ ASSISTANT = frozenset({"assistant"})
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """A stretch of a rendered conversation."""
+    """A section of a rendered conversation."""
 
     text: str
     learnt: bool
@@ -32,7 +32,7 @@ def conversation_rows(
 
     Args:
         renderer: The policy's.
-        conversation: What is rendered.
+        conversation: The conversation to render.
         roles: Whose messages are learnt.
 
     Raises:
@@ -175,7 +175,7 @@ def _row(renderer: ChatRenderer, pieces: Sequence[_Piece]) -> TrainRow:
     ids: list[int] = []
     mask: list[bool] = []
     text = ""
-    # What is read goes through the tokenizer in whole stretches, as a prompt or its continuation does.
+    # Prompt text is tokenised in whole sections, as a prompt or its continuation is.
     for piece in [*pieces, _Piece("", learnt=True)]:
         if not piece.learnt:
             text += piece.text
@@ -187,7 +187,7 @@ def _row(renderer: ChatRenderer, pieces: Sequence[_Piece]) -> TrainRow:
         ids += [*read, *learnt]
         mask += [False] * len(read) + [True] * len(learnt)
         text = ""
-    while mask and not mask[-1]:  # what nobody learns from behind the last reply costs, and changes nothing
+    while mask and not mask[-1]:  # tokens after the last learnt one cost time and change nothing
         ids.pop()
         mask.pop()
     if mask and mask[0]:

@@ -27,7 +27,7 @@ class Teacher(Protocol):
 
 
 class RowSource(Protocol):
-    """Makes training rows of a batch of episodes, with whatever the loss reads."""
+    """Builds training rows from a batch of episodes, with all fields that the loss reads."""
 
     async def rows(self, batch: EpisodeBatch) -> list[TrainRow]:
         """Return a row for each of the batch's, in their order; of those without a marked token nothing is learnt."""
@@ -85,11 +85,11 @@ class ScoredRows:
 
 
 class HindsightRows:
-    """Rows whose tokens the student itself has scored, once it was told what became of them.
+    """Scores rows with the student itself, which sees their feedback: the self-distillation teacher.
 
     Args:
-        student: The policy as it is.
-        hindsight: What tells it.
+        student: The policy with its present weights.
+        hindsight: Writes the feedback into prompts.
     """
 
     def __init__(self, student: TrainBackend, hindsight: Hindsight) -> None:
@@ -97,7 +97,7 @@ class HindsightRows:
         self._hindsight = hindsight
 
     async def rows(self, batch: EpisodeBatch) -> list[TrainRow]:
-        """Return the rows, marked where there are replies that something could be told about."""
+        """Return the rows, with only the replies marked that have feedback."""
         told = self._hindsight.rows(batch)
         scores = await asyncio.to_thread(self._student.forward, [each.row for each in told]) if told else []
         return scores_in_place(told, scores, batch.rows)
@@ -107,12 +107,12 @@ class DistillationLearner:
     """Updates a student on batches of its own episodes, one optimizer step each.
 
     Args:
-        student: The policy. Its head computes log-probabilities where tokens are sampled ones, else losses of tokens.
+        student: The policy. Its head computes log-probabilities if `sampled`, else losses of tokens.
         source: Makes rows of episodes.
         sampled: Whether the loss is the estimate by the sampled tokens.
         largest_ratio: Bound of the weight of tokens that an older student sampled.
-        max_skipped_steps: Steps in a row that may be left out because loss or gradient is not finite.
-        say: Told, for people, of those that are.
+        max_skipped_steps: Steps in a row that may be skipped because loss or gradient is not finite.
+        say: Receives messages for people about skipped steps.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class DistillationLearner:
         self._skipped = SkippedSteps("student", max_skipped_steps, say)
 
     async def update(self, batch: EpisodeBatch, step: int, version: int | None = None) -> dict[str, float]:
-        """Take the optimizer step of one batch and return its metrics, while the event loop goes on.
+        """Take the optimizer step of one batch and return its metrics, without blocking the event loop.
 
         Args:
             batch: Episodes and their rows.
@@ -140,7 +140,7 @@ class DistillationLearner:
             version: The policy version that is trained; what older ones sampled is weighed by its log-probabilities.
 
         Raises:
-            RunError: If too many steps in a row were left out.
+            RunError: If too many steps in a row were skipped.
         """
         made = await self._source.rows(batch)
         indices = [index for index, row in enumerate(made) if bool(row.mask.any())]

@@ -28,7 +28,7 @@ class ExampleBatches:
         lengths: Tokens of each example.
         seed: The run's; the order of pass n is that of the stream `stream`, n below it.
         size: Examples of a batch.
-        tokens: In place of `size`: a batch takes as many examples, in their order, as have at most so many tokens, and
+        tokens: In place of `size`: a batch takes as many examples, in their order, as fit into this many tokens, and
             at least one.
         stream: Name of the stream.
     """

@@ -1,4 +1,4 @@
-"""Whether a run learns anything: signs that it does not, told when they begin, and an end where they last."""
+"""Whether a run learns anything: reports signs that it does not, and ends the run if they last."""
 
 import math
 from collections import Counter
@@ -25,8 +25,8 @@ class Sign:
     """Why nothing could be learnt in a step.
 
     Attributes:
-        reason: What was the case.
-        remedy: What to do about it.
+        reason: Why nothing could be learnt.
+        remedy: What the user can do about it.
         solved: Whether it is because there is nothing left to learn: all episodes were solved.
     """
 
@@ -85,7 +85,7 @@ def _share_alike(
 
 
 def _rewards(trajectory: Trajectory) -> tuple[tuple[int, float], ...]:
-    """What an episode was paid, and when; turns that paid nothing do not count."""
+    """An episode's rewards and their turns; turns without a reward do not count."""
     return tuple((index, turn.reward) for index, turn in enumerate(trajectory.turns) if turn.reward)
 
 
@@ -99,11 +99,11 @@ def _replies(trajectory: Trajectory) -> tuple[tuple[int, ...], ...]:
 
 @dataclass(frozen=True, slots=True)
 class Learning:
-    """What a run learns from, as far as it tells whether there is anything to learn.
+    """The sources of a run's learning signal, which decide whether there is anything to learn.
 
     Attributes:
         rewards: Whether from rewards; a teacher says something of every reply, however it is paid.
-        paid_alike: Whether nothing can be learnt where all episodes are paid alike. An advantage of the user's may
+        paid_alike: Whether nothing can be learnt if all episodes have equal rewards. A user's advantage may
             read what it likes.
         advantages: Whether from advantages alone. A surrogate of the user's may read what it likes.
     """
@@ -118,7 +118,7 @@ def sign_of(metrics: Mapping[str, Any], learning: Learning) -> Sign | None:
 
     Args:
         metrics: The step's.
-        learning: What the run learns from.
+        learning: The sources of the run's learning signal.
     """
     found = _sign(metrics, learning)
     solved = _number(metrics, "rollout/success") == 1.0 and found is not SKIPPED
@@ -148,9 +148,9 @@ class RunHealth:
     """Follows a run step by step.
 
     Args:
-        learning: What the run learns from.
-        limit: Steps in a row with nothing to learn from after which it ends; None: it never does for that.
-        say: Told, for people, at the first such step and ever more rarely.
+        learning: The sources of the run's learning signal.
+        limit: The run ends after this many steps in a row with nothing to learn from; None never ends it.
+        say: Receives messages for people, at the first such step and then ever more rarely.
     """
 
     def __init__(self, learning: Learning, limit: int | None, say: Callable[[str], None]) -> None:
@@ -164,7 +164,7 @@ class RunHealth:
         self._steps = self._updated = self._solved = 0
 
     def take_up(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Take note of the steps of earlier processes.
+        """Record the steps of earlier processes.
 
         Args:
             rows: The lines of the run's metrics.
@@ -174,7 +174,7 @@ class RunHealth:
                 self._follow(row)
 
     def note(self, step: int, metrics: Mapping[str, float]) -> dict[str, float]:
-        """Take note of a step, and say what is wrong with it, if anything.
+        """Record a step, and report what is wrong with it, if anything.
 
         Args:
             step: The step.
@@ -194,10 +194,10 @@ class RunHealth:
         return {"health/steps_without_learning": float(len(self._row))}
 
     def check(self) -> None:
-        """End a run that has learnt nothing for too long, and is no better than at its beginning.
+        """End a run that has learnt nothing for too long, and has not improved since its beginning.
 
         Raises:
-            NothingToLearnError: If it is one.
+            NothingToLearnError: If the run is such a run.
         """
         if self._limit is None or len(self._row) < self._limit or self._improved():
             return
@@ -238,14 +238,14 @@ class RunHealth:
         return sign
 
     def _improved(self) -> bool:
-        """Whether episodes are better than at first: solved more often, or, where none ever is, better paid."""
+        """Whether episodes are better than at first: solved more often, or, if none is ever solved, rewarded more."""
         first, now = _means(self._first), _means(self._row)
         place = 0 if first[0] or now[0] else 1
         return now[place] > first[place]
 
 
 def _when(step: int, in_a_row: int) -> str:
-    """Say which steps had nothing to learn from, by words that no step's own line begins with."""
+    """Name the steps that had nothing to learn from, with an opening that no step's own line has."""
     return f"since step {step + 1 - in_a_row} (now {step})" if in_a_row > 1 else f"in step {step}"
 
 
@@ -259,7 +259,7 @@ def _doubles(count: int) -> bool:
 
 
 def _number(metrics: Mapping[str, Any], name: str) -> float | None:
-    """Return a number of a line of metrics; None where it is missing, or was not finite."""
+    """Return a number of a line of metrics; None if it is missing or was not finite."""
     value = metrics.get(name)
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return None

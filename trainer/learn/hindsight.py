@@ -1,4 +1,4 @@
-"""What a student is told to teach itself: rows that show, before a reply, what became of it."""
+"""Feedback for self-distillation: rows that show, before a reply, how the reply turned out."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -19,12 +19,12 @@ _QUESTION = {"role": "user", "content": "x"}
 
 @dataclass(frozen=True, slots=True)
 class HindsightRow:
-    """A row that shows a reply behind what is told about it.
+    """A row that shows a reply after its feedback.
 
     Attributes:
-        row: What the teacher reads; the reply's tokens are marked.
-        source: The batch's row that the reply stands in.
-        start: Where it begins there.
+        row: The teacher's input; the reply's tokens are marked.
+        source: Index of the batch's row that contains the reply.
+        start: Position of the reply's first token in that row.
     """
 
     row: TrainRow
@@ -33,17 +33,17 @@ class HindsightRow:
 
 
 class Hindsight:
-    """Writes what became of replies into their prompts, as a further message of the user's.
+    """Writes feedback on replies into their prompts, as a further user message.
 
     Ids of prompts and replies are those of the record: the message is put in front of the opening of the policy's turn.
 
     Args:
         renderer: The policy's.
-        settings: What is told.
+        settings: The contents of the feedback.
         longest: Tokens of the longest row.
 
     Raises:
-        ConfigError: If the chat template writes no further message of the user's there.
+        ConfigError: If the chat template cannot render a further user message there.
     """
 
     def __init__(self, renderer: ChatRenderer, settings: FeedbackSettings, longest: int) -> None:
@@ -53,7 +53,7 @@ class Hindsight:
         self._opening, self._before, self._behind = self._frame()
 
     def rows(self, batch: EpisodeBatch) -> list[HindsightRow]:
-        """Return a row for every reply of a batch that something can be told about and that has room for it."""
+        """Return a row for every reply of a batch that has feedback and room for it."""
         solutions = _solutions(batch)
         made = []
         for number, row in enumerate(batch.rows):
@@ -67,7 +67,7 @@ class Hindsight:
         return made
 
     def _hint(self, trajectory: Trajectory, index: int, solution: Trajectory | None) -> str:
-        """Return what is told about a reply; nothing where nothing is known."""
+        """Return the feedback on a reply; empty if nothing is known."""
         longest = self._settings.longest
         steps = trajectory.steps
         after = steps[index + 1].observation if index + 1 < len(steps) else ""
@@ -120,7 +120,7 @@ def _solutions(batch: EpisodeBatch) -> dict[int, Trajectory]:
 def scores_in_place(
     rows: Sequence[HindsightRow], scores: Sequence[torch.Tensor], whole: Sequence[Row]
 ) -> list[TrainRow]:
-    """Return the batch's rows with the teacher's log-probabilities where it scored a reply, and marked only there."""
+    """Return the rows with the teacher's log-probabilities of the replies that it scored; only these are marked."""
     masks = [torch.zeros(len(row.ids), dtype=torch.bool) for row in whole]
     taught = [torch.zeros(len(row.ids)) for row in whole]
     for told, score in zip(rows, scores, strict=True):

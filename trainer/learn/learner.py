@@ -41,13 +41,13 @@ _MEMORY = "algorithm"
 
 @dataclass(frozen=True, slots=True)
 class Models:
-    """What an update trains and reads.
+    """The models that an update trains and reads.
 
     Attributes:
         policy: The policy.
-        critic: The value model, where the algorithm has one.
-        reference: The policy as the run began, where the algorithm has a KL penalty.
-        memory: What the algorithm remembers between steps.
+        critic: The value model, if the algorithm has one.
+        reference: The policy as the run began, if the algorithm has a KL penalty.
+        memory: The algorithm's state between steps.
     """
 
     policy: TrainBackend
@@ -62,7 +62,7 @@ class Models:
         return states | ({_MEMORY: remembered} if remembered else {})
 
     def load_state_dicts(self, states: Mapping[str, Any]) -> None:
-        """Take up what a checkpoint held.
+        """Restore the state of a checkpoint.
 
         Raises:
             ValueError: If it is of other models.
@@ -74,7 +74,7 @@ class Models:
             try:
                 model.load_state_dict(states[name])
             except TrainerError:
-                raise  # a rank that died is no state of another shape
+                raise  # a dead rank is not a state of another shape
             except (RuntimeError, KeyError, TypeError, ValueError) as error:
                 raise ValueError(f"its {name} is of another shape") from error
 
@@ -98,14 +98,14 @@ class Learner:
 
     Args:
         settings: The algorithm.
-        models: What is trained and read.
+        models: The models to train and to read.
         seed: The run's seed; minibatches are drawn from a stream below it.
-        max_skipped_steps: Optimizer steps in a row that may be left out because loss or gradient is not finite.
+        max_skipped_steps: Optimizer steps in a row that may be skipped because loss or gradient is not finite.
         truncated: Whether tokens were drawn from a part of the vocabulary. Their log-probabilities then cannot be
             compared with the policy's, and no mismatch is reported.
         router_replay: Whether the steps of a batch take the experts that the policy took when its old
             log-probabilities were computed.
-        say: Told, for people, of optimizer steps that are left out.
+        say: Receives messages for people about skipped optimizer steps.
     """
 
     def __init__(
@@ -128,21 +128,20 @@ class Learner:
         self._seed = seed
 
     async def update(self, batch: EpisodeBatch, step: int, version: int | None = None) -> dict[str, float]:
-        """Take the optimizer steps of one batch and return their metrics, while the event loop goes on.
+        """Take the optimizer steps of one batch and return their metrics, without blocking the event loop.
 
         Args:
             batch: Episodes and their rows.
             step: Training step, which names the stream that minibatches are drawn from.
-            version: The policy version that is trained, by which tokens are told apart that older ones sampled; the
-                step if absent.
+            version: The policy version in training; tells which tokens older versions sampled. Defaults to the step.
 
         Returns:
             The metrics. `policy/optimizer_steps` says how many steps were taken, `policy/skipped_steps` how many were
             left out because something was not finite.
 
         Raises:
-            RunError: If too many in a row were left out.
-            PluginError: If code of the user's fails.
+            RunError: If too many in a row were skipped.
+            PluginError: If the user's code fails.
         """
         return await asyncio.to_thread(self._update, batch, step, step if version is None else version)
 
@@ -231,7 +230,7 @@ class Learner:
         return outputs, [replace(row, experts=taken) for row, taken in zip(rows, experts, strict=True)]
 
     def _effective(self) -> AlgorithmSettings:
-        """Return the settings of this step: with an adaptive weight of the KL penalty, where there is one."""
+        """Return the settings of this step: with the adaptive weight of the KL penalty, if there is one."""
         settings, coefficient = self._settings, self._models.memory.state.kl_coefficient
         if settings.kl.target is None or coefficient is None:
             return settings
@@ -264,7 +263,7 @@ class Learner:
         memory.state = after_update(settings, memory.state, batch.episodes, moved)
 
     def _squared_probabilities(self, settings: AlgorithmSettings, rows: Sequence[TrainRow]) -> Tensor | None:
-        """Return the sum of the squared probabilities at each token, `[rows, tokens]`, where it is read."""
+        """Return the sum of the squared probabilities at each token, `[rows, tokens]`; None if it is not needed."""
         if not settings.needs_squared_probabilities:
             return None
         return pad_rows([(-line).exp() for line in self._models.policy.entropies(rows, "collision")])

@@ -1,4 +1,4 @@
-"""What an optimizer step needs of all its rows before they are divided among micro-batches and ranks."""
+"""Computes what an optimizer step needs of all its rows before they are split into micro-batches and ranks."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -35,7 +35,7 @@ def prepared_rows(
         rows: All rows of the step.
         episodes: The episode of each.
         updates: Optimizer steps of the batch before this one.
-        seed: What tokens are drawn with.
+        seed: Seed for drawing tokens.
     """
     fields = PolicyFields.padded(rows)
     current = fields.old
@@ -59,7 +59,7 @@ def prepared_rows(
         seed,
     )
     own = {"weights": made.weights}
-    # At first the policy is where charges start from: what rounding puts between two passes is nobody's move.
+    # Before the first update the policy is the base of the charges: rounding between two passes is not drift.
     if made.charges is not None and (updates or settings.proximal != "recomputed"):
         own["charges"] = made.charges
     lines = {name: unpadded(table, rows) for name, table in own.items()}
@@ -79,7 +79,7 @@ def elsewhere_of(
     """Return what the other rows of each row's episode add to a ratio of sequences, `[2, rows]`.
 
     That is the sum of their log ratios, and the number of their tokens. Such rows may be in other micro-batches,
-    whose losses do not know of each other, so they are computed once more for it. None where no ratio reads it, or
+    whose losses do not know of each other, so they are computed once more for it. None if no ratio reads it, or
     every row is a whole episode.
 
     Args:
@@ -139,7 +139,7 @@ def positive_tokens(settings: AlgorithmSettings, rows: Sequence[TrainRow], score
 
 
 def sequences_of(settings: AlgorithmSettings, batch: EpisodeBatch) -> list[tuple[int, int]]:
-    """Name what each row is a part of where a loss averages over sequences."""
+    """Name the sequence of each row, for losses that average over sequences."""
     match settings.aggregation.unit:
         case "sequence":
             return [row.sequence for row in batch.rows]

@@ -28,10 +28,10 @@ class Row:
         behaviour_logprobs: Behaviour log-probabilities; 0.0 outside the mask.
         versions: Policy versions; -1 outside the mask.
         turn_index: Turn of the trajectory; -1 outside the mask.
-        sequence: Names what the row is a part of where a loss averages over sequences: with a row per segment the
+        sequence: Names what the row is a part of, for losses that average over sequences: with a row per segment the
             whole trajectory, however often its history was edited; with a row per turn the turn.
         images: Pictures that the policy was shown, and the tokens that stand for them.
-        experts: Experts that tokens took when they were drawn, of the first of them; None where no server told.
+        experts: Experts that the first tokens were routed to when they were drawn; None if no server reported them.
     """
 
     trajectory: int
@@ -57,7 +57,7 @@ class Row:
         """Return what a backend computes on.
 
         Args:
-            experts: Whether tokens are to take the experts that they took when they were drawn, where a server told.
+            experts: Whether to replay the experts that a server reported for the drawn tokens.
         """
         taken = self.experts if experts else None
         return TrainRow(
@@ -72,7 +72,7 @@ RowBuilder = Callable[[int, Trajectory], list[Row]]
 
 
 def trajectory_rows(index: int, trajectory: Trajectory) -> list[Row]:
-    """Return one row per segment: one in all where the episode's prompts continued one another."""
+    """Return one row per segment: a single one if the episode's prompts continued one another."""
     return [
         Row(
             trajectory=index,

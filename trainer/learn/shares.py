@@ -25,7 +25,7 @@ def policy_share(
         settings: The algorithm.
         scores: Return of the trajectory of each row of the optimizer step.
         lengths: Sampled tokens of the sequence that each row is of.
-        rest: What the other rows of each row's episode add to a ratio of sequences, `[2, rows]`.
+        rest: What the other rows of its episode add to each row's sequence-level ratio, `[2, rows]`.
         counts: Counts of the whole optimizer step.
     """
     elsewhere_difference, elsewhere_tokens = (

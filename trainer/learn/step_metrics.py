@@ -1,4 +1,4 @@
-"""What a training step was like: episodes, replies, outcomes, where its time went, and memory. Pure functions.
+"""Metrics of a training step: episodes, replies, outcomes, time and memory. Pure functions.
 
 `records/run_metrics.py` says of every number what it is.
 """
@@ -19,7 +19,7 @@ from rollgym.trainer.records.timeline import Phase, Timeline
 from rollgym.trainer.records.trajectory import Outcome, Trajectory
 
 _OF_THE_WAIT = (Phase.GENERATE, Phase.ENVIRONMENT, Phase.VERIFY)
-"""What of the time in which a step waits for episodes has a name of its own; the rest is `wait`."""
+"""Named phases of the time in which a step waits for episodes; the rest is `wait`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class StepTimes:
 
     @property
     def train_s(self) -> float:
-        """Seconds of the update."""
+        """Seconds that the update took."""
         return self.syncing - self.training
 
 
@@ -106,9 +106,9 @@ def domain_metrics(groups: Sequence[Group], dropped: Sequence[Group]) -> dict[st
 
 
 def response_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """Return how long replies were, in sampled tokens, and which part of them ended at the longest length allowed.
+    """Return how long replies were, in sampled tokens, and which fraction of them ended at the length limit.
 
-    Every reply counts once. Nothing where nobody sampled tokens.
+    Every reply counts once. Empty if no token was sampled.
     """
     replies = [turn for trajectory in trajectories for turn in trajectory.turns if turn.segment >= 0]
     if not replies:
@@ -148,7 +148,7 @@ def episode_times(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def step_times(times: StepTimes, timelines: Sequence[Timeline]) -> dict[str, float]:
-    """Return where the wall-clock time of a step went.
+    """Return the parts of a step's wall-clock time.
 
     `generate_s`, `environment_s`, `verify_s`, `wait_s`, `train_s`, `sync_s` and `record_s` sum to `step_s`; the first
     four to `rollout_s`, the time in which the step waited for groups. Each moment of that is divided evenly among the
@@ -173,9 +173,9 @@ def step_times(times: StepTimes, timelines: Sequence[Timeline]) -> dict[str, flo
 
 
 def divided(since: float, until: float, timelines: Sequence[Timeline]) -> dict[Phase, float]:
-    """Divide the time from `since` to `until` among phases, each moment evenly among the episodes that go on then.
+    """Divide the time from `since` to `until` among phases, each moment evenly among the episodes that run then.
 
-    Moments in which no episode goes on belong to no phase.
+    Moments without a running episode belong to no phase.
     """
     shares = dict.fromkeys(Phase, 0.0)
     spans = [
@@ -203,12 +203,12 @@ def divided(since: float, until: float, timelines: Sequence[Timeline]) -> dict[P
 
 
 def token_rates(generated: int, trained: int, times: StepTimes) -> dict[str, float]:
-    """Return tokens by time.
+    """Return throughput: tokens generated and trained per second.
 
     Args:
-        generated: Tokens that were sampled while the step went on.
+        generated: Tokens that were sampled during the step.
         trained: Sampled tokens of the rows that it trained on.
-        times: Of the step.
+        times: Times of the step.
     """
     return {
         "time/tokens_per_s": generated / times.step_s if times.step_s > 0 else 0.0,
@@ -217,7 +217,7 @@ def token_rates(generated: int, trained: int, times: StepTimes) -> dict[str, flo
 
 
 def memory_metrics() -> dict[str, float]:
-    """Return this process's memory, and the accelerator's where there is one, in GiB."""
+    """Return this process's memory, and the accelerator's if there is one, in GiB."""
     metrics = {"memory/rss_peak_gib": _peak_bytes() / 2**30}
     if (resident := _resident_bytes()) is not None:
         metrics["memory/rss_gib"] = resident / 2**30

@@ -1,4 +1,4 @@
-"""What losses read of each token beside its log-probability: typed here, tables by name in a backend."""
+"""Inputs of losses for each token, beside its log-probability: typed here, tables by name in a backend."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -34,20 +34,20 @@ class _TokenFields:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyFields(_TokenFields):
-    """What the losses of the policy and its critic read, `[tokens]` of a row or `[rows, tokens]` of a micro-batch.
+    """The inputs of the losses of the policy and its critic, `[tokens]` of a row or `[rows, tokens]` of a micro-batch.
 
     Attributes:
         behaviour_logprobs: Log-probabilities as the tokens were sampled, float32.
         advantages: Advantages, float32.
         turn_index: The turn that each token is of, int64; -1 outside replies.
-        old_logprobs: Log-probabilities at the start of the update, float32; None where nothing reads them.
+        old_logprobs: Log-probabilities at the start of the update, float32; None if they are unused.
         reference_logprobs: Those of the policy as the run began, float32; None without a KL penalty.
-        values: What the critic said at the start of the update, float32; None without one.
-        returns: What the critic learns, float32; None without one.
-        shares: How far each token is on the way from the policy that sampled it to the one that is trained, float32;
-            None where ratios do not start between them.
-        weights: Weights of tokens in the policy's loss, float32; None where all weigh the same.
-        charges: What is subtracted from each token's advantage, float32; None where nothing is.
+        values: The critic's values at the start of the update, float32; None without one.
+        returns: Targets of the critic, float32; None without one.
+        shares: Each token's position between the policy that sampled it and the trained one, float32;
+            None if ratios do not start between them.
+        weights: Weights of tokens in the policy's loss, float32; None if all weigh the same.
+        charges: Amount to subtract from each token's advantage, float32; None for zero.
     """
 
     behaviour_logprobs: Tensor
@@ -75,7 +75,7 @@ class PolicyFields(_TokenFields):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaughtFields(_TokenFields):
-    """What distillation by sampled tokens reads, `[tokens]` of a row or `[rows, tokens]` of a micro-batch.
+    """The inputs of distillation by sampled tokens, `[tokens]` of a row or `[rows, tokens]` of a micro-batch.
 
     Attributes:
         behaviour_logprobs: Log-probabilities as the tokens were sampled, float32.

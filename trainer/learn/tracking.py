@@ -1,4 +1,4 @@
-"""Where a run reports to: metrics.jsonl, TensorBoard, other trackers, and every episode as text and ids."""
+"""Outputs that a run reports to: metrics.jsonl, TensorBoard, other trackers, and every episode as text and ids."""
 
 import math
 import os
@@ -34,12 +34,12 @@ class Tracker:
 
     Args:
         directory: The run's directory.
-        settings: Which trackers are on.
+        settings: Settings that enable trackers.
         resume_step: The step that the run begins with. What earlier processes wrote of it and later steps is void
             and cut; it will be written again.
-        boards: Trackers of others that are told too.
+        boards: Third-party trackers that receive the same records.
         watched: A metric whose values are kept by step, in `scores`.
-        say: Told once that TensorBoard's files cannot be written.
+        say: Called once if TensorBoard's files cannot be written.
 
     Attributes:
         scores: The values of the watched metric, those of earlier processes among them.
@@ -94,7 +94,7 @@ class Tracker:
 
     @contextmanager
     def _without_board(self) -> Iterator[None]:
-        """Go on without TensorBoard where its files cannot be written; a thread of its own tells so at a later call."""
+        """Continue without TensorBoard if its files cannot be written; its writer thread raises at a later call."""
         try:
             yield
         except OSError as error:
@@ -125,7 +125,7 @@ class Tracker:
             self._digests.flush()
 
     def unmeasured(self) -> str | None:
-        """Say that nothing measures the metric that checkpoints are chosen by; None if something does."""
+        """Return a warning if no measurement has the metric that selects checkpoints; else None."""
         named = self._watched
         if named is None or named in self.names:
             return None
@@ -141,7 +141,7 @@ class Tracker:
 
     @property
     def wants_digests(self) -> bool:
-        """Whether digests are recorded."""
+        """Whether this run records digests."""
         return self._digests is not None
 
     def flush(self) -> None:

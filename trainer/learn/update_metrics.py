@@ -1,4 +1,4 @@
-"""What an update was like: its optimizer steps, and how far the sampling policy was from the trained one."""
+"""Metrics of an update: its optimizer steps, and how far the sampling policy was from the trained one."""
 
 from collections.abc import Sequence
 
@@ -39,7 +39,7 @@ def mismatch(
 ) -> dict[str, float]:
     """Describe how far log-probabilities at the start of an update are from those at sampling.
 
-    In all, by domain, and, where some tokens are of older versions, by how many updates they are behind. Tokens of
+    In all, by domain, and, if some tokens are of older versions, by how many updates they are behind. Tokens of
     structured outputs are left out: they were drawn from a part of the vocabulary.
 
     Args:

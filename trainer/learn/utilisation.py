@@ -4,7 +4,7 @@ Operations are those that training needs by the model's mathematics (PaLM, arXiv
 a matrix of N numbers is 2 N operations a token forwards, and twice as many backwards: once for what came in, once for
 the weights. Attention of a token to t tokens is 4 t operations for each number of a query: scores, and the weighted
 sum. Unlike PaLM's, the count is of causal attention: a token attends to those before it and itself, not to the whole
-row. Logits are counted where they are computed, at sampled tokens. What is computed again to save memory, padding,
+row. Logits count at sampled tokens, the only place of their computation. Recomputation to save memory, padding,
 norms and the optimizer are not the model's, and are not counted.
 """
 
@@ -22,7 +22,7 @@ from rollgym.trainer.models.shape import ModelShape
 
 @dataclass(frozen=True, slots=True)
 class TrainingWork:
-    """What an update computes.
+    """The operations of an update.
 
     Attributes:
         shape: The model.
@@ -30,7 +30,7 @@ class TrainingWork:
         epochs: Passes with gradient.
         frozen: Whether the model's own weights are frozen, beside adapters.
         critic: Whether a critic of the same body is read once and trained as often.
-        peak_tflops: Most operations a second of a device, in 10^12; None where it is not known.
+        peak_tflops: Most operations a second of a device, in 10^12; None if unknown.
         devices: Devices that train.
     """
 
@@ -56,7 +56,7 @@ class TrainingWork:
         return policy + critic + forward_flops(self.shape, body)
 
     def metrics(self, rows: Sequence[tuple[int, int]], train_s: float) -> dict[str, float]:
-        """Return operations a second, and their part of the peak where that is known."""
+        """Return operations a second, and their part of the peak if the peak is known."""
         if train_s <= 0:
             return {}
         flops = self.flops(rows)
@@ -94,7 +94,7 @@ def training_work(settings: RunSettings, config: Mapping[str, Any]) -> TrainingW
 
 
 def device_name(device: torch.device) -> str:
-    """Return what torch calls a device, such as `NVIDIA H100 80GB HBM3`; empty where it calls it nothing."""
+    """Return what torch calls a device, such as `NVIDIA H100 80GB HBM3`; empty if it has no name."""
     name = getattr(torch.get_device_module(device), "get_device_name", None)
     return "" if name is None else str(name(device))
 

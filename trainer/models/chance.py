@@ -16,7 +16,7 @@ expert must be.
 
 
 def without_chance(model: Model) -> Model:
-    """Take dropout, layers that are left out by chance and the noise of routers out of a model; return it.
+    """Remove dropout, randomly skipped layers and the noise of routers from a model; return it.
 
     Most families keep what they drop by in modules or in attributes of modules. Falcon's layers read the configuration.
     """

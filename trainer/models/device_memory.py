@@ -1,10 +1,10 @@
-"""What a device has of memory, and what it was used at most, as far as torch says it of its kind."""
+"""A device's memory and its peak use, as far as torch reports them for its kind."""
 
 import torch
 
 
 def peak_bytes(device: torch.device) -> int | None:
-    """Return the most that tensors took of an accelerator so far; None where torch does not say."""
+    """Return the most that tensors took of an accelerator so far; None if torch does not report it."""
     if device.type == "cpu" or not hasattr(torch.accelerator, "max_memory_allocated"):
         return None
     return int(torch.accelerator.max_memory_allocated(device))
@@ -17,7 +17,7 @@ def give_back(device: torch.device) -> None:
 
 
 def free_bytes(device: torch.device) -> int | None:
-    """Return what of an accelerator's memory nobody uses now; None where torch does not say. It is prepared for it."""
+    """Return an accelerator's free memory, in bytes; None if torch does not report it. Initialises the device."""
     module = torch.get_device_module(device)
     if device.type == "cpu" or not hasattr(module, "mem_get_info"):
         return None
@@ -25,7 +25,7 @@ def free_bytes(device: torch.device) -> int | None:
 
 
 def total_bytes(device: torch.device) -> int | None:
-    """Return an accelerator's memory; None where torch does not say."""
+    """Return an accelerator's memory; None if torch does not report it."""
     module = torch.get_device_module(device)
     if device.type == "cpu" or not hasattr(module, "get_device_properties"):
         return None

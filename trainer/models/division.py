@@ -6,13 +6,13 @@ from typing import Any, Protocol
 from rollgym.trainer.core.errors import ConfigError
 
 FAMILIES = ("llama", "qwen2", "qwen3", "qwen3_moe")
-"""What models are called (`model_type` of their config.json) whose layers are built here."""
+"""Families (`model_type` of config.json) whose layers are built here."""
 
 _ROTATIONS = ("default", "linear", "llama3")
 """Kinds of rotary embeddings that are a table of frequencies, and nothing else."""
 
 ROUTED = ("qwen2_moe", "qwen3_moe")
-"""Those whose routers can be told which experts to take."""
+"""Families whose routers accept a given choice of experts."""
 
 
 class Mesh(Protocol):
@@ -20,7 +20,7 @@ class Mesh(Protocol):
 
     @property
     def data(self) -> int:
-        """Parts of the batch."""
+        """Number of ranks that share the batch (data parallel)."""
         ...
 
     @property
@@ -30,7 +30,7 @@ class Mesh(Protocol):
 
     @property
     def pipeline(self) -> int:
-        """Parts of the layers."""
+        """Number of pipeline stages that the layers are split into."""
         ...
 
     @property
@@ -44,7 +44,7 @@ def check_layout(config: Any, mesh: Mesh, *, sequence_parallel: bool = True) -> 
 
     Args:
         config: The model's configuration.
-        mesh: How ranks share the work.
+        mesh: The division of work among ranks.
         sequence_parallel: Whether activations between layers are divided over the ranks of a layer.
 
     Raises:
@@ -171,14 +171,14 @@ def check_server(config: Any, parts: int) -> None:
 
 
 def check_routed(config: Any, setting: str) -> None:
-    """Refuse to take experts again in a model that has none, or whose routers cannot be told.
+    """Refuse to replay experts in a model that has none, or whose routers do not accept a given choice.
 
     Args:
         config: The model's configuration.
         setting: The setting that asks for it.
 
     Raises:
-        ConfigError: If it is such a model.
+        ConfigError: If the model is such a model.
     """
     if config.model_type not in ROUTED:
         what = "whose routers cannot be told" if expert_count(config) else "which has no experts"

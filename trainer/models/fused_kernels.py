@@ -1,6 +1,6 @@
-"""Norms, gates and rotary embeddings by Liger's Triton kernels (`model.kernels: liger`), where layers are not compiled.
+"""Norms, gates and rotary embeddings by Liger's Triton kernels (`model.kernels: liger`), if layers are not compiled.
 
-The package is imported where it is used: it is an extra. It replaces the library's classes of a family in this
+The package is imported at its point of use: it is an extra. It replaces the library's classes of a family in this
 process, so that every model of that family computes by it from then on. Logits and losses stay ours.
 """
 
@@ -12,7 +12,7 @@ from rollgym.trainer.core.errors import ConfigError
 
 
 def use_liger(model: PreTrainedModel) -> None:
-    """Have a model that is on its device compute by Liger's kernels.
+    """Make a model on its device compute with Liger's kernels.
 
     Args:
         model: The model, before adapters are added to it.

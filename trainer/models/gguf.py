@@ -36,7 +36,7 @@ _UNREADABLE = (
     IndexError,
     AttributeError,
 )
-"""What the libraries raise where a file is damaged, or of a model that they do not know."""
+"""Errors of the libraries for a damaged file, or an unknown model."""
 
 _EXACT_TYPES = frozenset({"F32", "F16"})
 """Types of numbers that bfloat16 would round."""
@@ -64,7 +64,7 @@ def kept_model(file: Path, write: Callable[[Path], None]) -> Path:
         write: Writes the model into a folder that is there and empty.
 
     Raises:
-        ConfigError: If nothing can be kept; the message says where.
+        ConfigError: If the cache is not writable; the message names it.
     """
     with _reading(file):
         folder = kept_folder(file)
@@ -84,7 +84,7 @@ def kept_model(file: Path, write: Callable[[Path], None]) -> Path:
 
 
 def kept_folder(file: Path) -> Path:
-    """Return where the model of a GGUF file is kept, as the file is now; a file that changes gets another folder."""
+    """Return the cache folder for the present content of a GGUF file; a changed file gets another folder."""
     state = file.stat()
     name = f"{_FORM}\0{file.resolve()}\0{state.st_size}\0{state.st_mtime_ns}"
     digest = hashlib.sha256(os.fsencode(name)).hexdigest()[:16]
@@ -95,7 +95,7 @@ def kept_folder(file: Path) -> Path:
 def read_gguf(file: Path) -> tuple[PreTrainedModel, Any]:
     """Return the model of a GGUF file with dequantized weights, and its tokenizer with the file's chat template.
 
-    Weights are float32 where the file has float32 or float16, and otherwise bfloat16: a quantized weight is less exact
+    Weights are float32 if the file has float32 or float16, and otherwise bfloat16: a quantized weight is less exact
     than that.
 
     Raises:
@@ -107,7 +107,7 @@ def read_gguf(file: Path) -> tuple[PreTrainedModel, Any]:
             file.parent, gguf_file=file.name, dtype=dtype, local_files_only=True, **_dequantized()
         )
         tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name, local_files_only=True)
-    # The weights are plain numbers now, whatever the file packs them in.
+    # The weights are plain numbers now, regardless of the file's format.
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config
     splitter = _splitter(pieces)
@@ -145,7 +145,7 @@ def _facts(file: Path) -> tuple[torch.dtype, str]:
 
 
 def _splitter(pieces: str) -> PreTokenizer | None:
-    """Return what cuts texts before pairs of bytes are merged, where transformers takes GPT-2's way for another."""
+    """Return what cuts texts before pairs of bytes are merged, if transformers would use GPT-2's rule instead."""
     if pieces in _EACH_DIGIT:
         return pre_tokenizers.Sequence(
             [Digits(individual_digits=True), ByteLevel(add_prefix_space=False, use_regex=True)]
@@ -159,7 +159,7 @@ def _splitter(pieces: str) -> PreTokenizer | None:
 def _write_whole(folder: Path, write: Callable[[Path], None]) -> None:
     for left in folder.parent.glob(
         f"{folder.name}-*"
-    ):  # of a process that was killed: whoever writes holds the lock
+    ):  # left by a killed process: a live writer holds the lock
         shutil.rmtree(left, ignore_errors=True)
     unfinished = Path(tempfile.mkdtemp(prefix=f"{folder.name}-", dir=folder.parent))
     try:

@@ -1,7 +1,7 @@
 """How a causal language model makes logits of its hidden states: always by its own code.
 
 Many families do more after the last layer than multiply by the output embedding: Granite divides the logits, Gemma-2
-caps them softly, Cohere scales them. Whoever computes logits apart from the model's code has other log-probabilities.
+caps them softly, Cohere scales them. Logits that are computed outside the model's code give other log-probabilities.
 """
 
 import copy
@@ -36,7 +36,7 @@ class _Given(nn.Module):
 class LanguageHead:
     """Logits of some hidden states, by the model's own forward with its body taken out.
 
-    So a long row's logits can be computed in parts, whatever the family does to them: the tokens' logits do not depend
+    So a long row's logits can be computed in parts, with any family's transformation: the tokens' logits do not depend
     on each other.
 
     Args:
@@ -45,7 +45,7 @@ class LanguageHead:
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._model = model
-        # A second shell around the same modules but one: nobody else who holds the model sees a difference.
+        # A second shell around the same modules except one: other users of the model see no difference.
         self._shell = copy.copy(model)
         self._shell._modules = {
             name: _Given() if module is model.base_model else module
@@ -103,7 +103,7 @@ def state_width(model: PreTrainedModel) -> int:
 def check_positions(model: PreTrainedModel, max_length: int) -> None:
     """Refuse rows that are longer than a table of positions, as GPT-2's, OPT's and MPT's are.
 
-    Positions that are rotations have no end, whatever lengths a model was trained with.
+    Positions that are rotations have no end, regardless of a model's training lengths.
 
     Args:
         model: A causal language model.
@@ -148,5 +148,5 @@ def keeps_logits(model: PreTrainedModel) -> bool:
 
 
 def cache_argument(model: PreTrainedModel) -> str:
-    """Return what the forward calls the keys and values that it goes on from; later releases have another name."""
+    """Return what the forward calls the keys and values that it continues from; later releases have another name."""
     return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"

@@ -45,7 +45,7 @@ _UNREADABLE = (
     SafetensorError,
     StrictDataclassError,
 )
-"""What the libraries raise where a model's files are missing, damaged, or of no model that they know."""
+"""Errors of the libraries for a model's files that are missing, damaged, or of an unknown model."""
 
 
 def model_folder(path: str, *, fetch: bool = True) -> Path:
@@ -99,15 +99,15 @@ def model_folder(path: str, *, fetch: bool = True) -> Path:
 def load_model(
     directory: Path, dtype: torch.dtype = torch.float32, attention: str | None = None
 ) -> PreTrainedModel:
-    """Load a causal language model, or one that also sees, on the processor.
+    """Load a causal language model, or one that also sees, on the CPU.
 
     Args:
-        directory: Where it lies, in Hugging Face layout.
+        directory: The model's folder, in Hugging Face layout.
         dtype: Type of its numbers.
         attention: Implementation of attention by the library's name; its choice if None.
 
     Raises:
-        ConfigError: If there is no model in `directory` that can be loaded, or that attention cannot be had.
+        ConfigError: If `directory` has no model that can be loaded, or the attention is not available.
     """
     config = load_config(directory)
     kinds = (AutoModelForCausalLM, AutoModelForImageTextToText)
@@ -134,10 +134,10 @@ def load_model(
 
 
 def load_config(directory: Path) -> PretrainedConfig:
-    """Load what a model is made of.
+    """Load a model's configuration.
 
     Raises:
-        ConfigError: If there is no model in `directory`, or none that is known here.
+        ConfigError: If `directory` has no model, or its family is unknown.
     """
     if not (directory / "config.json").exists():
         raise ConfigError(f"{directory} holds no model: it has no config.json")
@@ -154,7 +154,7 @@ def _no_model(directory: Path, error: Exception) -> ConfigError:
 
 
 def set_attention(models: Iterable[PreTrainedModel], attention: str | None) -> None:
-    """Have models compute attention another way.
+    """Set the attention implementation of models.
 
     Args:
         models: The models.
@@ -199,11 +199,11 @@ def save_model(model: PreTrainedModel, tokenizer: Any, directory: Path) -> None:
 
 
 def save_weights(model: PreTrainedModel, directory: Path, shard_bytes: int = SHARD_BYTES) -> None:
-    """Write a model without its tokenizer, tensor by tensor: no more than one file's are held beside it.
+    """Write a model without its tokenizer, tensor by tensor: at most one file's tensors are held in addition.
 
     Args:
         model: The model; adapters are added to the weights.
-        directory: Where to; it is made if need be, and what it holds of another model's weights is removed.
+        directory: The target; created if missing, and cleared of another model's weights.
         shard_bytes: Size from which on another file is begun.
     """
     write_model(model, hub_tensors(model), model.dtype, directory, shard_bytes)
@@ -222,7 +222,7 @@ def write_model(
         model: Whose configuration is written.
         tensors: The weights, by the names that they have on the hub.
         dtype: Type of their numbers.
-        directory: Where to; it is made if need be, and what it holds of another model's weights is removed.
+        directory: The target; created if missing, and cleared of another model's weights.
         shard_bytes: Size from which on another file is begun.
     """
     directory.mkdir(parents=True, exist_ok=True)

@@ -1,8 +1,8 @@
 """Low-rank adapters beside a model's linear layers: put there, read, switched off, added to the weights, saved.
 
-The adapters lie in the model itself, so whoever holds it (training, the embedded engine, the reference with adapters
-off) shares one set of weights. The package peft makes the layers and names the files; it is imported where it is used,
-because it takes seconds.
+The adapters lie in the model itself, so all its users (training, the embedded engine, the reference with adapters
+off) share one set of weights. The package peft makes the layers and names the files; its import takes seconds, and
+therefore stands at its point of use.
 """
 
 import json
@@ -31,7 +31,7 @@ _BASE = ".base_layer."
 def add_lora(model: PreTrainedModel, settings: LoraSettings, seed: int) -> None:
     """Put adapters beside linear layers of `model` and freeze everything else.
 
-    They are held in float32 whatever the model is in. They add nothing before they are trained, because one of the two
+    They are held in float32 in any model. They add nothing before they are trained, because one of the two
     factors starts at zero; equal seeds start the other one equally.
 
     Raises:
@@ -115,7 +115,7 @@ def has_adapters(model: nn.Module) -> bool:
 
 
 def plain_name(name: str) -> str:
-    """The name that a weight has where there are no adapters."""
+    """The name that a weight has without adapters."""
     return name.replace(_BASE, ".")
 
 
@@ -158,7 +158,7 @@ def adapters_as(model: nn.Module, tensors: Mapping[str, Tensor]) -> Iterator[Non
 
 @torch.no_grad()
 def _copy_into(own: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
-    # In place: where weights are sharded, others read the memory that these lie in.
+    # In place: if weights are sharded, other tensors share their memory.
     for name, parameter in own.items():
         parameter.copy_(tensors[name])
 
@@ -180,7 +180,7 @@ def save_adapter(model: nn.Module, directory: Path) -> None:
 
     Args:
         model: A model with adapters.
-        directory: Where to; it is made if need be.
+        directory: The target; created if missing.
 
     Raises:
         ValueError: If it has none.
@@ -194,7 +194,7 @@ def write_adapter(model: nn.Module, tensors: Mapping[str, Tensor], directory: Pa
     Args:
         model: A model with adapters.
         tensors: Adapters by the names that peft saves them with, on the processor.
-        directory: Where to; it is made if need be.
+        directory: The target; created if missing.
 
     Raises:
         ValueError: If there are none.

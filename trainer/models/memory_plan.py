@@ -26,7 +26,7 @@ GIB = 2**30
 LOGITS_AT_ONCE = 2**26
 """Numbers of logits that a policy holds at one time; more are computed in parts."""
 RUNTIME_BYTES = 1 * GIB
-"""What an accelerator's runtime, its kernels and the allocator's gaps take beside tensors."""
+"""Bytes of an accelerator's runtime, its kernels and the allocator's gaps, beside tensors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Sharding:
         expert: Devices that share the experts; they are part of `data`.
         zero_stage: DeepSpeed's stage.
         sequence_parallel: With Megatron, whether `tensor` shares what lies between the matrices of a layer, too.
-        offload: Whether the optimizer's numbers lie in the host's memory, and the weights where these are cut.
+        offload: Whether the optimizer's state is in the host's memory, and the weights too if they are sharded.
     """
 
     kind: BackendKind = "torch"
@@ -76,10 +76,10 @@ class Training:
     """How a model is trained.
 
     Attributes:
-        number_bytes: Of the type that is computed in: 4 or 2.
+        number_bytes: Bytes of the number format for computation: 4 or 2.
         micro_batch_tokens: Tokens of a micro-batch, padding included.
         checkpointing: Whether activations are computed once more for the gradient.
-        adapters: Parameters of LoRA's adapters; 0 where all weights are trained.
+        adapters: Parameters of LoRA's adapters; 0 if all weights are trained.
         vocabulary_head: Whether it has logits (a policy) or one number for each token (a critic).
         accelerator: Whether it is on an accelerator: AdamW works on all weights at once there, which takes room.
         moments: Numbers that the optimizer keeps of each weight: AdamW two, SGD none.
@@ -98,14 +98,14 @@ class Training:
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """Who samples.
+    """The inference engine's part of the plan.
 
     Attributes:
-        number_bytes: Of weights and of keys and values.
-        copies: How often it has the weights for itself: 0 where it reads those in training.
+        number_bytes: Bytes of a number, of weights and of keys and values.
+        copies: Copies of the weights of its own: 0 if it reads those in training.
         cached_tokens: Tokens whose keys and values are kept at most.
-        rows: Replies that are drawn at once, where this process draws them.
-        reserved_bytes: What a server takes of the device whatever it needs; None: what it needs.
+        rows: Replies that are drawn at once, if this process draws them.
+        reserved_bytes: Fixed bytes that a server reserves on the device; None if it takes what it needs.
         tensor: Devices that share its model.
     """
 
@@ -125,8 +125,8 @@ class Need:
         weights: Weights, as they are computed with and as the optimizer has them.
         gradients: Gradients.
         optimizer: AdamW's two averages.
-        activations: What a micro-batch keeps, logits included.
-        workspace: What is there for a moment: gathered layers, the optimizer's intermediate numbers.
+        activations: Bytes that a micro-batch keeps, logits included.
+        workspace: Temporary bytes: gathered layers, the optimizer's intermediate numbers.
         cache: Keys and values of what is being sampled.
         host: In the memory of the host, and not of a device.
     """
@@ -141,12 +141,12 @@ class Need:
 
     @property
     def lasting(self) -> int:
-        """What stays between steps."""
+        """Bytes that stay allocated between steps."""
         return self.weights + self.optimizer + self.cache
 
     @property
     def moment(self) -> int:
-        """What a step takes on top: a micro-batch and the optimizer's own work are not at the same time."""
+        """Additional bytes during a step: a micro-batch and the optimizer's own work never overlap."""
         return self.gradients + max(self.activations, self.workspace)
 
 
@@ -155,11 +155,11 @@ class Part:
     """One model of a run, or who samples from it.
 
     Attributes:
-        name: What it is: policy, critic, reference, engine, or by its own name a teacher or a judge.
-        need: What it needs of each of its devices.
+        name: Its name: policy, critic, reference, engine, or by its own name a teacher or a judge.
+        need: Its memory on each of its devices.
         alone: Whether these are other devices than the policy's.
         sleeps: Whether it leaves its memory to the others while they train.
-        devices: Which they are, where other parts that are `alone` may be on them, too.
+        devices: Their numbers, if other parts that are `alone` may share them.
     """
 
     name: str
@@ -171,12 +171,12 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """What the parts of a run need of a device.
+    """The memory that the parts of a run need on a device.
 
     Attributes:
         parts: The parts.
         device_bytes: Memory of a device.
-        uncounted: What is not among the parts, and why.
+        uncounted: Models that are not among the parts, and why.
     """
 
     parts: tuple[Part, ...]
@@ -190,7 +190,7 @@ class MemoryPlan:
 
     @property
     def peak_alone(self) -> int:
-        """The most that is used of other devices; 0 where there are none."""
+        """The peak on the other devices; 0 if there are none."""
         alone = [part for part in self.parts if part.alone]
         return max(
             (
@@ -217,7 +217,7 @@ def _peak(together: Sequence[Part]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """Parameters that are held alike: `held` on each device, cut further over `ranks` where the backend cuts."""
+    """Parameters that are held alike: `held` on each device, sharded further over `ranks` if the backend shards."""
 
     held: int
     ranks: int
@@ -256,7 +256,7 @@ def frozen_need(shape: ModelShape, training: Training, sharding: Sharding) -> Ne
 
 
 def engine_need(shape: ModelShape, engine: Engine) -> Need:
-    """Return what whoever samples needs of each of its devices."""
+    """Return the bytes that the engine needs on each of its devices."""
     weights = engine.copies * shape.parameters.total * engine.number_bytes // engine.tensor
     cache = shape.cache_numbers_per_token * engine.number_bytes * engine.cached_tokens // engine.tensor
     if engine.reserved_bytes is not None:
@@ -274,9 +274,9 @@ def activation_bytes(shape: ModelShape, training: Training, sharding: Sharding) 
     logits = _logit_bytes(shape, training, sharding, tokens) if training.vocabulary_head else 0
     if training.checkpointing:
         kept = layers * shape.hidden * training.number_bytes * tokens // sharding.between
-        # Layers are computed once more one at a time, when the logits are gone.
+        # Layers are recomputed one at a time, after the logits are freed.
         return kept * sharding.pipeline + max(layer, logits)
-    # A pipeline's first stage has a micro-batch under way for each stage.
+    # A pipeline's first stage has a micro-batch in flight for each stage.
     return layers * layer * sharding.pipeline + logits
 
 
@@ -294,7 +294,7 @@ def _groups(shape: ModelShape, sharding: Sharding, head: bool) -> list[_Group]:
 
 
 def _states(group: _Group, training: Training, sharding: Sharding) -> Need:
-    """Return what a group takes between micro-batches: in full where it is trained, else the weights alone."""
+    """Return what a group takes between micro-batches: in full if it is trained, else the weights alone."""
     number, held, ranks = training.number_bytes, group.held, group.ranks
     stage = {"fsdp2": 3, "megatron": 1, "torch": 0}.get(sharding.kind, sharding.zero_stage)
     cut = [1, *(ranks if stage >= least else 1 for least in (1, 2, 3))]
@@ -334,11 +334,12 @@ def _gathered_bytes(shape: ModelShape, training: Training, sharding: Sharding) -
 
 
 def _kept_per_token(shape: ModelShape, training: Training, sharding: Sharding) -> int:
-    """Return the bytes that autograd keeps of a token in one layer on a device; the mean over layers where they differ.
+    """Return the bytes that autograd keeps of a token in one layer on a device; the mean over layers if they differ.
 
-    Norms compute in fp32: they keep their input so, what they made of it, and their result, which the next projection
-    keeps. Attention keeps queries, keys, values and its output, once as it is and once in the order that the output
-    projection reads. A gated feed-forward keeps four tensors of its width: gate, its activation, up, their product.
+    Norms compute in fp32: they keep their input in fp32, the normalised input, and their result, which the next
+    projection keeps. Attention keeps queries, keys, values and its output, once as it is and once in the order that the
+    output projection reads. A gated feed-forward keeps four tensors of its width: gate, its activation, up, their
+    product.
     """
     number, hidden = training.number_bytes, shape.hidden
     norms = shape.norms_per_layer * hidden * (4 + 2 * number)

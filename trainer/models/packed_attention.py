@@ -1,7 +1,7 @@
 """Attention of rows that stand behind each other in one line, without padding: no row sees another.
 
-torch has a kernel for that (`torch.nn.attention.varlen`), and so has flash attention. Where there is neither, each
-stretch of rows of equal length is computed apart: that is exact, and as fast as rows that are padded to equal length.
+torch has a kernel for that (`torch.nn.attention.varlen`), and so has flash attention. Without either, each run of
+rows of equal length is computed separately: that is exact, and as fast as rows that are padded to equal length.
 
 The library's models hand on to attention what their forward is given, so that a call says by its arguments whether its
 rows are packed. What stands for `sdpa` in the library's table looks at them, and else computes what stood there before.
@@ -20,13 +20,13 @@ from transformers import AttentionInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 Attention = tuple[Tensor, Tensor | None]
-"""What attention computes `[rows, tokens, heads, width]`, and its weights, which nobody reads."""
+"""The output of attention `[rows, tokens, heads, width]`, and its weights, which are unused."""
 
 _FLASH = "flash_attention"
 _HALF = (torch.bfloat16, torch.float16)
 """Numbers that kernels for rows of unequal lengths compute in."""
 _BOUNDS = "cu_seq_lens_q"
-"""What the library calls the argument that says where packed rows begin and end."""
+"""The library's name of the argument with the boundaries of packed rows."""
 
 
 def _torch_kernel() -> Callable[..., Any] | None:
@@ -44,7 +44,7 @@ _TORCH_KERNEL = _torch_kernel()
 
 @dataclass(frozen=True, slots=True)
 class PackedRows:
-    """Where rows that stand behind each other begin and end.
+    """The boundaries of rows that are packed one after another.
 
     Attributes:
         bounds: The first token of each row, and the end of the last, int32 `[rows + 1]`.
@@ -66,18 +66,18 @@ class PackedRows:
         lengths = {"max_length_q": self.longest, "max_length_k": self.longest}
         if _FLASH in str(body.config.get_text_config()._attn_implementation):
             return bounds | lengths
-        # The library makes no mask where it is given one of four dimensions, which is not read here.
+        # The library builds no mask if it receives a four-dimensional one, which is unused here.
         mask = torch.ones((1, 1, 1, 1), dtype=torch.bool, device=self.bounds.device)
         return bounds | lengths | {"attention_mask": mask}
 
 
 def name_of_kernel(attention: str, device: torch.device, dtype: torch.dtype) -> str | None:
-    """Return what computes packed rows at full speed; None if nothing here does.
+    """Return the kernel that computes packed rows at full speed; None without one.
 
     Args:
         attention: The model's implementation of attention, as the library calls it.
-        device: Where it computes.
-        dtype: In what numbers.
+        device: The device that computes.
+        dtype: The number format.
     """
     if _FLASH in attention:
         return attention if dtype in _HALF and device.type != "cpu" else None
@@ -103,7 +103,7 @@ def _has_kernel(device_type: str, dtype: torch.dtype) -> bool:
 
 
 def take_packed_rows() -> None:
-    """Have the library's models that compute attention by `sdpa` take packed rows; all else is as before."""
+    """Make the library's models with `sdpa` attention accept packed rows; all else is unchanged."""
     AttentionInterface.register("sdpa", attention_forward)
 
 
@@ -117,17 +117,17 @@ def attention_forward(
     sliding_window: int | None = None,
     **given: Any,
 ) -> Attention:
-    """Compute attention for the library's models: of packed rows if the call says where they begin and end.
+    """Compute attention for the library's models: of packed rows if the call gives their boundaries.
 
     Args:
         module: The layer.
-        query: `[rows, heads, tokens, width]`; one row where several are packed.
+        query: `[rows, heads, tokens, width]`; one row if several are packed.
         key: Keys, maybe of fewer heads.
         value: Their values.
-        attention_mask: What a token sees; nobody reads it where rows are packed.
+        attention_mask: Mask of the tokens that a token sees; unused if rows are packed.
         scaling: Factor of the scores.
-        sliding_window: How many tokens a token sees, itself among them; None: all before it.
-        given: What else the library hands on.
+        sliding_window: Number of tokens that a token sees, including itself; None for all before it.
+        given: Further arguments of the library.
 
     Raises:
         ValueError: If rows are packed and scores are more than products of queries and keys.

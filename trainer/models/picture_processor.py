@@ -8,7 +8,7 @@ from rollgym.trainer.core.errors import ConfigError
 from rollgym.trainer.records.images import Picture, PlacedImage
 
 BLIND = "the model reads text only"
-"""Why a policy sees no pictures, where nothing else is said."""
+"""The default reason why a policy sees no pictures."""
 
 _CACHE_SIZE = 512
 _OF_TOKENS = frozenset({"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids"})

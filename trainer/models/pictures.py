@@ -1,4 +1,4 @@
-"""What a model reads of pictures: its processor's tensors, and their features in the places of their tokens."""
+"""A model's inputs for pictures: its processor's tensors, and their features in the places of their tokens."""
 
 import inspect
 from collections.abc import Mapping, Sequence
@@ -21,11 +21,11 @@ def sees(model: PreTrainedModel) -> bool:
 
 
 def load_pictures(directory: Path, tokenizer: Any) -> PictureProcessor | str:
-    """Load the processor that lies beside a model that sees; or say why it cannot be had.
+    """Load the image processor of a model that sees; or say why it is not available.
 
     Args:
-        directory: Where it lies.
-        tokenizer: The model's, which takes up the processor's chat template if it has none.
+        directory: The model's folder.
+        tokenizer: The model's, which adopts the processor's chat template if it has none.
     """
     try:
         processor = AutoProcessor.from_pretrained(directory, local_files_only=True)
@@ -41,13 +41,13 @@ class ImageTensors:
     """The pictures of a few rows, equal ones once.
 
     Attributes:
-        inputs: What the model reads of them, all together.
+        inputs: The model's inputs for all pictures together.
         row: Row of each placeholder token, int64 `[n]`.
         column: Its column, int64 `[n]`.
         which: Feature that stands in its place, among those of all pictures in order, int64 `[n]`.
         positions: Positions of all tokens in time, height and width, int64 `[3, rows, tokens]`, for models whose
             pictures have such; None for others.
-        shifts: How far the positions behind each row are from its number of tokens; 0 where there are no positions.
+        shifts: Offset between each row's next position and its number of tokens; 0 without positions.
     """
 
     inputs: Mapping[str, Tensor]
@@ -64,13 +64,13 @@ def image_tensors(
     images: Sequence[Sequence[PlacedImage]],
     offsets: Sequence[int] | None = None,
 ) -> ImageTensors | None:
-    """Return the pictures of rows as tensors; None where there are none.
+    """Return the pictures of rows as tensors; None if there are none.
 
     Args:
         model: A model that sees, or the body of one.
         ids: The rows' padded ids, `[rows, tokens]`.
         images: The pictures of each row.
-        offsets: Columns before each row's first token; none where absent.
+        offsets: Columns before each row's first token; zero if absent.
 
     Raises:
         ValueError: If no processor has read a picture.
@@ -155,7 +155,7 @@ def _together(pictures: Sequence[Picture], model: PreTrainedModel) -> dict[str, 
 def tokens_or_embeddings(
     model: PreTrainedModel, ids: Tensor, images: ImageTensors | None
 ) -> dict[str, Tensor]:
-    """Return what a model's forward is given of rows: their ids, or embeddings where they hold pictures."""
+    """Return the inputs of a model's forward for rows: their ids, or embeddings if they contain pictures."""
     if images is None:
         return {"input_ids": ids}
     given = {"inputs_embeds": embeddings(model, ids, images)}

@@ -19,7 +19,7 @@ _BODY, _HEAD = "body.", "head."
 class RewardModel(ValueModel):
     """Rewards of texts, read at their last token.
 
-    There is no bias: the order of two texts does not depend on it, so no gradient would hold it in place.
+    It has no bias: the order of two texts does not depend on it, so no gradient would hold it in place.
 
     Args:
         policy: A causal language model, whose body's weights the model's own body starts with.
@@ -40,14 +40,14 @@ def save_reward_model(
         model: The language model that it began with: its configuration.
         parameters: The trained weights, by the names of `RewardModel`'s modules.
         tokenizer: Its tokenizer, which is written beside it.
-        directory: Where to.
+        directory: The target folder.
 
     Raises:
         ConfigError: If transformers has no such class for this family.
     """
     classifier = empty_classifier(model)
     if tokenizer.pad_token_id is not None:
-        # The library reads the last token that is no padding.
+        # The library reads the last token that is not padding.
         classifier.config.pad_token_id = tokenizer.pad_token_id
     body = dict(classifier.base_model.named_parameters())
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""What a causal language model is made of, read off its config.json: no weights, no torch.
+"""The sizes of a causal language model, read from its config.json: no weights, no torch.
 
 Counts hold for decoders of the families that are trained here (Llama, Mistral and Mixtral, Qwen2, Qwen3 and its
 mixtures of experts, Gemma-2 and 3, Granite): gated feed-forward layers, grouped-query attention, RMS norms.
@@ -23,12 +23,12 @@ class Parameters:
 
     Attributes:
         embedding: The input embedding; with a tied head it is the output's too.
-        head: The output embedding; 0 where it is tied.
+        head: The output embedding; 0 if it is tied.
         attention: Projections of all layers.
         feed_forward: Dense feed-forward layers.
         experts: Experts of which each token takes some.
-        router: What chooses them.
-        norms: Norms and their like.
+        router: The layers that choose the experts.
+        norms: Norms and other small weights.
     """
 
     embedding: int
@@ -54,7 +54,7 @@ class Parameters:
 
     @property
     def dense(self) -> int:
-        """All but the experts."""
+        """Return the parameters outside the experts."""
         return self.total - self.experts
 
 
@@ -73,7 +73,7 @@ class ModelShape:
         tied: Whether input and output embedding are one.
         sparse_layers: Layers that have experts in place of a dense feed-forward.
         experts: Experts of such a layer.
-        experts_per_token: How many of them a token takes.
+        experts_per_token: Number of experts that process a token.
         expert_width: Width of an expert.
         biased: Whether queries, keys and values have biases.
         output_biased: Whether the attention's output has one.

@@ -1,4 +1,4 @@
-"""Tensors written to files in Hugging Face layout, no more than one file's of them held at a time."""
+"""Tensors written to files in Hugging Face layout, at most one file's tensors in memory at a time."""
 
 import json
 import os
@@ -24,7 +24,7 @@ def disk_errors(file: Path) -> Iterator[None]:
     """Raise what safetensors says of a disk as the error of the system that it is.
 
     Args:
-        file: What is written inside the context.
+        file: The file that is written inside the context.
 
     Raises:
         OSError: If the disk does not take it.
@@ -40,12 +40,12 @@ def disk_errors(file: Path) -> Iterator[None]:
 
 @dataclass
 class ShardWriter:
-    """Files of tensors, none much larger than `limit` bytes but for single tensors that are.
+    """Writes tensors to files, none much larger than `limit` bytes unless a single tensor is.
 
     Attributes:
-        folder: Where they are written; it is there, and holds no others.
+        folder: The target folder; it exists, and contains no other shards.
         limit: Size from which on another file is begun.
-        total_bytes: What was given to it so far.
+        total_bytes: Bytes added so far.
     """
 
     folder: Path
@@ -56,7 +56,7 @@ class ShardWriter:
     _files: list[list[str]] = field(default_factory=list)
 
     def add(self, name: str, tensor: Tensor) -> None:
-        """Take a tensor; it is written now or later."""
+        """Add a tensor; it is written now or later."""
         size = tensor.numel() * tensor.element_size()
         if self._held and self._held_bytes + size > self.limit:
             self._write()
@@ -65,7 +65,7 @@ class ShardWriter:
         self.total_bytes += size
 
     def close(self) -> None:
-        """Write what is held, and the index where there are several files."""
+        """Write the buffered tensors, and the index if there are several files."""
         if self._held:
             self._write()
         if len(self._files) == 1:

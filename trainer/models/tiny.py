@@ -37,7 +37,7 @@ class TinyPolicySettings:
         max_length: Longest row in tokens.
         end_id: Token that ends a reply.
         pad_id: Token that fills up batches.
-        vision: What it sees pictures with, and the token that stands for a patch; None if it reads text only.
+        vision: The vision tower's settings, and the token that stands for a patch; None for text only.
     """
 
     vocabulary: int

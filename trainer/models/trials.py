@@ -12,7 +12,7 @@ UNLIKE = (
     TypeError,
     ValueError,
 )
-"""What a model's code raises that makes something else of its inputs than other families do."""
+"""Errors of a model's code that treats its inputs differently from other families."""
 
 
 def why_not_by_keys_and_values(config: Any) -> str | None:
@@ -30,7 +30,7 @@ def why_not_by_keys_and_values(config: Any) -> str | None:
 
 
 def why_no_cache_of_its_own(config: Any) -> str | None:
-    """Return the same, where each layer must also have keys and values of its own."""
+    """Return the same for layers that must also have keys and values of their own."""
     if getattr(config, "num_kv_shared_layers", 0):
         return "its layers share keys and values with each other"
     return why_not_by_keys_and_values(config)

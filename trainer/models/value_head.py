@@ -13,11 +13,11 @@ class ValueModel(nn.Module):
     """Values of the states before each token.
 
     Args:
-        policy: A causal language model, whose body's weights the critic's body starts with; the policy is left as it
-            is, and what becomes of it later does not touch the critic.
+        policy: A causal language model, whose body's weights the critic's body starts with; the policy stays unchanged,
+            and later changes to it do not affect the critic.
 
     Raises:
-        ConfigError: If its body cannot be told from its head.
+        ConfigError: If its body and its head cannot be separated.
     """
 
     def __init__(self, policy: PreTrainedModel) -> None:

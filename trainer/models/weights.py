@@ -49,7 +49,7 @@ def load_weights(model: nn.Module, tensors: Iterable[tuple[str, Tensor]]) -> Non
     """Copy weights into `model` by the names of its modules; devices and types may differ.
 
     Raises:
-        ValueError: If a name is unknown, a shape is another, or a weight is missing: half an update is no update.
+        ValueError: If a name is unknown, a shape is another, or a weight is missing: a partial update is refused.
     """
     own = dict(model.named_parameters())
     missing = set(own)

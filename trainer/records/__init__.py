@@ -1,1 +1,1 @@
-"""What a run leaves behind: trajectories, the ledger of tasks, checkpoints; from `models` up all enter."""
+"""Records of a run: trajectories, the ledger of tasks, checkpoints; from `models` up all enter."""

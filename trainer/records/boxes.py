@@ -11,11 +11,11 @@ from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, Wri
 
 
 class Box(NamedTuple):
-    """A box of an array that is a stretch of its numbers, counted row by row.
+    """A box of an array that is a contiguous run of its numbers in row-major order.
 
     Attributes:
-        own: Which of the numbers it is.
-        offset: Where it begins in the array.
+        own: The part of the run that the box covers.
+        offset: Its first index in each dimension of the array.
         sizes: Its sizes.
     """
 
@@ -25,11 +25,11 @@ class Box(NamedTuple):
 
 
 def boxes_of_stretch(sizes: Sequence[int], start: int, stop: int) -> Iterator[Box]:
-    """Yield the fewest boxes that make up a stretch of an array's numbers, wherever in a row it begins and ends.
+    """Yield the fewest boxes that make up a run of an array's numbers, which may begin and end within a row.
 
     Args:
         sizes: The array's sizes.
-        start: The first number of the stretch.
+        start: Index of the run's first number.
         stop: The first one behind it.
     """
     # As one row of arrays: all of it is a box like the others, and a single number is one, too.
@@ -50,8 +50,8 @@ class HeldBox(NamedTuple):
     """A box of a tensor.
 
     Attributes:
-        offset: Where it begins in the whole.
-        content: What is in it: a view of the memory where it is held.
+        offset: Its first index in each dimension of the whole tensor.
+        content: Its numbers: a view of the memory that holds them.
         copied: Whether another rank writes it.
     """
 
@@ -97,12 +97,12 @@ class BoxedTensor(Tensor):
 
     @classmethod
     def of_stretch(cls, shape: Sequence[int], start: int, held: Tensor) -> "BoxedTensor":
-        """Return the tensor of which a stretch of numbers is held, counted row by row.
+        """Return the tensor of which this rank holds a run of numbers, in row-major order.
 
         Args:
             shape: The whole's shape.
-            start: The first number of the stretch.
-            held: The stretch `[numbers]`, the memory where it is held. There may be none.
+            start: Index of the run's first number.
+            held: The run `[numbers]`, as held in memory. It may be empty.
         """
         boxes = boxes_of_stretch(shape, start, start + held.numel())
         return cls(
@@ -135,7 +135,7 @@ class BoxedTensor(Tensor):
         return [_chunk(box) for box in self.held]
 
     def __get_tensor_shard__(self, index: MetadataIndex) -> Tensor:
-        """Return a box by where it begins."""
+        """Return a box by its first index in each dimension."""
         assert index.offset is not None
         return self._by_offset[index.offset]
 

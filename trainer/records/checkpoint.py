@@ -1,7 +1,7 @@
-"""A checkpoint: a folder that is checked by hashes, and enough to go on exactly.
+"""A checkpoint: a folder that is verified by hashes, and suffices to resume exactly.
 
 A checkpoint holds the model, the optimizers, the step, the policy version and the data cursor at the *trained*
-frontier: tasks that were admitted and not yet trained are issued again. There is no generator state to keep, because
+frontier: tasks that were admitted and not yet trained are issued again. No generator state is kept, because
 every random number is drawn from a stream that is named by what it is for.
 """
 
@@ -27,7 +27,7 @@ _PART = ".pt"
 
 @dataclass(frozen=True, slots=True)
 class RunState:
-    """Where a run stands.
+    """A run's progress.
 
     Attributes:
         step: The next training step.
@@ -51,9 +51,9 @@ class Checkpoint:
     """A checkpoint that was read and found whole.
 
     Attributes:
-        folder: Where it lies.
-        state: Where the run stood.
-        parts: State dictionaries by name, such as `policy` and `critic`; of a part that ranks wrote, where it lies.
+        folder: The checkpoint's folder.
+        state: The run's progress.
+        parts: State dictionaries by name, such as `policy` and `critic`; for a part that ranks wrote, its folder.
     """
 
     folder: Path
@@ -62,7 +62,7 @@ class Checkpoint:
 
 
 def have_parts_written(folder: Path, parts: Mapping[str, Any]) -> None:
-    """Have those parts of a checkpoint written that write themselves, as they are now.
+    """Write those parts of a checkpoint that write themselves, in their present state.
 
     Raises:
         OSError: If the disk does not take one of them.
@@ -94,7 +94,7 @@ def _writing_themselves(parts: Mapping[str, Any]) -> dict[str, InPieces]:
 
 
 def identity_of(folder: Path) -> str | None:
-    """Return what tells a checkpoint from all others, also of the same step; None where it has no manifest."""
+    """Return a checkpoint's unique identity, also among those of one step; None if it has no manifest."""
     manifest = folder / MANIFEST
     return _hash(manifest) if manifest.exists() else None
 

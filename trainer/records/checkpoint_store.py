@@ -34,9 +34,9 @@ class CheckpointStore:
     """The checkpoints of one run. One process writes them, any may read them.
 
     Args:
-        directory: Where they are kept, one folder each.
-        keep: How many of the newest stay.
-        keep_best: How many of those with the best scores stay beside them.
+        directory: Its folders are the checkpoints.
+        keep: Number of the newest to keep.
+        keep_best: Number of those with the best scores to keep as well.
         best_is: Whether the best score is the highest or the lowest.
     """
 
@@ -56,9 +56,9 @@ class CheckpointStore:
         """Write a checkpoint: whole or not at all.
 
         Args:
-            state: Where the run stands.
+            state: The run's progress.
             parts: State dictionaries by name, such as `policy` and `critic`, or what writes a part itself.
-            scores: What checkpoints are chosen by, by their steps; one without a score is kept for its age alone.
+            scores: Scores that select checkpoints, by step; one without a score is kept for its age alone.
 
         Returns:
             Its folder.
@@ -74,7 +74,7 @@ class CheckpointStore:
         Nothing reads what is begun until `finish` is done with it, and the next one to be begun replaces it.
 
         Args:
-            state: Where the run stands.
+            state: The run's progress.
             parts: As `save` takes them.
 
         Returns:
@@ -97,10 +97,10 @@ class CheckpointStore:
         """Write the rest of a checkpoint, and give it its name; arguments and errors are those of `save`.
 
         Args:
-            scratch: What `begin` returned.
-            state: Where the run stands.
-            parts: State dictionaries by name; those that wrote themselves are passed over.
-            scores: What checkpoints are chosen by.
+            scratch: The folder that `begin` returned.
+            state: The run's progress.
+            parts: State dictionaries by name; those that wrote themselves are skipped.
+            scores: Scores that select checkpoints.
         """
         final = self._directory / _name(state.step)
         with _wholly(scratch):
@@ -131,7 +131,7 @@ class CheckpointStore:
         """Read the newest checkpoint that is whole, or return None if there is none yet.
 
         Args:
-            say: Told of every newer one that is damaged.
+            say: Called with a message for every newer one that is damaged.
 
         Raises:
             CheckpointError: If there are checkpoints and none of them can be read.
@@ -175,10 +175,10 @@ class CheckpointStore:
                     self._set_aside(other)
 
     def set_all_aside(self) -> None:
-        """Keep all checkpoints under names that nothing reads: a run begins anew beside them.
+        """Rename all checkpoints to names that are not read: a run starts from scratch beside them.
 
         Raises:
-            WriteError: If the disk does not take it.
+            WriteError: If the renaming fails.
         """
         with write_errors(self._directory):
             (self._directory / _LATEST).unlink(missing_ok=True)
@@ -197,7 +197,7 @@ class CheckpointStore:
         return [steps[step] for step in sorted(steps, reverse=True) if newest is None or step <= newest]
 
     def _pointed_step(self) -> int | None:
-        """The step that the pointer names; None where there is none, or nobody can read it."""
+        """The step that the pointer names; None if there is none, or it is unreadable."""
         try:
             name = (self._directory / _LATEST).read_text(encoding="utf-8", errors="replace")
         except FileNotFoundError:
@@ -256,9 +256,9 @@ def kept_steps(
     Args:
         steps: The steps of all that there are.
         scores: Their scores, as far as they have one; one that is not finite is none.
-        keep: How many of the newest stay.
-        keep_best: How many of the best stay; of equal ones the newest.
-        best_is: Which scores are the best.
+        keep: Number of the newest to keep.
+        keep_best: Number of the best to keep; of equal ones the newest.
+        best_is: Whether high or low scores are the best.
     """
     newest = sorted(steps, reverse=True)
     sign = 1.0 if best_is == "highest" else -1.0

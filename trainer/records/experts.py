@@ -51,7 +51,7 @@ def from_record(record: Sequence[str | int], tokens: int) -> Experts:
     """Read what `as_record` returned.
 
     Args:
-        record: What was read.
+        record: The record to read.
         tokens: Tokens of the sequence.
 
     Raises:
@@ -79,7 +79,7 @@ class ExpertsWriter:
         self._last: Experts | None = None
 
     def fields(self, experts: Experts | None) -> list[object] | None:
-        """Return what `ExpertsReader.read` reads; None where nothing is known."""
+        """Return what `ExpertsReader.read` reads; None if nothing is known."""
         if experts is None:
             return None
         same = 0 if self._last is None else _common(self._last, experts)
@@ -97,7 +97,7 @@ class ExpertsReader:
         """Return a reply's experts.
 
         Raises:
-            ValueError: If they go on from some that were not read: these were lost.
+            ValueError: If they continue experts that were never received.
         """
         if fields is None:
             return None

@@ -7,7 +7,7 @@ from rollgym.trainer.records.trajectory import Trajectory
 from rollgym.trainer.tasks.task import Task
 
 KEPT = "kept"
-"""What a filter says of a group that is trained on."""
+"""A filter's decision for a group that is trained on."""
 
 
 @dataclass(slots=True)
@@ -16,12 +16,12 @@ class Group:
 
     Attributes:
         index: Index in the run's task stream.
-        task: What all members played.
+        task: The task that all members played.
         admitted_version: Policy version when the group was admitted.
         trajectories: The members that ended with a result.
-        failures: How many attempts failed for reasons of the environment, by outcome.
+        failures: Number of attempts that failed because of the environment, by outcome.
         detail: A word on the last of them, for people.
-        decision: What the algorithm's filter made of it: "kept", or "filter:" and why it was dropped; empty before.
+        decision: The algorithm's filter decision: "kept", or "filter:" and why it was dropped; empty before.
         greedy: The episode that was played beside them with the most likely tokens, for a baseline; it is not trained.
     """
 
@@ -38,7 +38,7 @@ class Group:
         """Return what is known of the group beside its episodes, as plain data.
 
         Args:
-            position: Which of its step's groups it was, in the order in which the step took them up.
+            position: Its index among its step's groups, in the order in which the step took them.
         """
         return {
             "index": self.index,
@@ -63,7 +63,7 @@ class GroupPlan:
             more: then it never hangs on time who shares a batch.
         greedy: Whether one more episode of each group is played with the most likely tokens; its member is the number
             after all others.
-        max_left_out: Groups that a filter may leave out in one step before no more are played for it; None is no
+        max_left_out: Groups that a filter may leave out in one step before it stops playing further ones; None is no
             limit.
     """
 

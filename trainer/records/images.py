@@ -27,7 +27,7 @@ class Picture:
 
     Args:
         pixels: uint8 `[height, width, 3]`, RGB.
-        inputs: What the model reads of it, by the names of its forward's arguments; tensors whose first dimension
+        inputs: The model's inputs for it, by the names of its forward's arguments; tensors whose first dimension
             counts pictures or parts of them. None until a processor has made it.
 
     Raises:
@@ -60,7 +60,7 @@ class Picture:
 
     @cached_property
     def digest(self) -> bytes:
-        """Names its pixels."""
+        """Return a hash of the image's pixels."""
         content = np.ascontiguousarray(self.pixels)
         shape = repr(content.shape).encode()
         return blake2b(shape + content.tobytes(), digest_size=16).digest()
@@ -100,7 +100,7 @@ class PlacedImage:
     picture: Picture
 
     def moved(self, by: int) -> "PlacedImage":
-        """Return the same so many tokens further on."""
+        """Return the same pictures, moved by `by` tokens."""
         return replace(self, start=self.start + by, end=self.end + by)
 
     def as_record(self) -> dict[str, Any]:
@@ -121,9 +121,9 @@ def images_until(images: Sequence[PlacedImage], end: int) -> tuple[PlacedImage, 
 
 
 def first_difference(one: Sequence[PlacedImage], other: Sequence[PlacedImage], length: int) -> int:
-    """Return where two sequences that begin with the same `length` ids first show other pictures; `length` if nowhere.
+    """Return the first position at which two sequences with the same first `length` ids show other pictures.
 
-    Equal ids hide what stands behind the placeholders.
+    Equal ids hide what stands behind the placeholders. Without a difference, return `length`.
     """
     mine, theirs = set(one), set(other)
     return min((image.start for image in mine ^ theirs if image.start < length), default=length)
@@ -133,7 +133,7 @@ def read_image(start: int, end: int, png: str, length: int, name: str) -> Placed
     """Return what `PlacedImage.as_record` wrote.
 
     Raises:
-        EpisodeFormatError: If it does not lie within the `length` tokens, or is no picture.
+        EpisodeFormatError: If it does not lie within the `length` tokens, or is not a picture.
     """
     if not 0 <= start < end <= length:
         raise EpisodeFormatError(f"{name}: it does not lie within its segment")

@@ -1,4 +1,4 @@
-"""What became of every task: trained, dropped with a reason, put aside, or issued again. One line of JSON per event.
+"""The fate of every task: trained, dropped with a reason, put aside, or issued again. One line of JSON per event.
 
 The last event of a task is its fate. After a crash the tasks that were trained on weights newer than the checkpoint
 are issued again and say so, hence every task that a finished run counts as trained is in the weights exactly once.
@@ -17,7 +17,7 @@ LEDGER_FILE = "ledger.jsonl"
 
 
 class Fate(StrEnum):
-    """What can happen to a task."""
+    """The events of a task."""
 
     ISSUED = "issued"
     TRAINED = "trained"
@@ -61,7 +61,7 @@ class Ledger:
 
         Args:
             index: The task.
-            reason: What tasks are counted by.
+            reason: The reason, which tasks are counted by.
             detail: More on this one, for people.
         """
         more = {"detail": detail} if detail else {}
@@ -110,7 +110,7 @@ class Ledger:
             self._file.flush()
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file that the ledger appends to."""
         if self._file is not None:
             self._file.close()
             self._file = None

@@ -32,7 +32,7 @@ class SavedPieces:
     """A part of a checkpoint that lies in a folder.
 
     Args:
-        folder: Where.
+        folder: The folder.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -47,7 +47,7 @@ class SavedPieces:
         return {path: tuple(entry.size) for path, entry in self._stored().items()}
 
     def plain(self) -> dict[str, Any]:
-        """Return what of it is no tensor, by paths."""
+        """Return the values that are not tensors, by path."""
         plain: dict[str, Any] = json.loads((self.folder / _PLAIN).read_text(encoding="utf-8"))
         return plain
 
@@ -81,13 +81,13 @@ def write_pieces(
     """Write this rank's pieces; all ranks call it together.
 
     Args:
-        folder: Where to; a folder that all of them share.
+        folder: The target, a folder that all ranks share.
         tensors: DTensors, or tensors that all ranks hold whole, in float32, by paths.
-        plain: What is no tensor, by paths; it can be written as JSON.
-        first: Whether this is the first rank, which writes that.
+        plain: The values that are not tensors, by path; JSON values.
+        first: Whether this is the first rank, which writes `plain`.
 
     Raises:
-        OSError: If the disk does not take it, in whichever rank.
+        OSError: If writing fails, in any rank.
         RuntimeError: If a rank fails for another reason.
     """
     if first:

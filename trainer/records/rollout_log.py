@@ -1,9 +1,9 @@
-"""The rollout log: what episodes under way have been answered, on disk before anybody acts on it.
+"""The rollout log: the answers to running episodes, on disk before they are returned (write-ahead).
 
 A folder of numbered files. Each process begins a file of its own, and a new one after every checkpoint; a file is
 deleted when all tasks in it are settled. Entries have a length and a checksum. A process may be killed at any moment:
-what it left of its last entry is passed over, and whatever else cannot be read costs only the episodes that it is of,
-which begin again.
+an incomplete last entry is skipped, and any other unreadable entry costs only the episodes that it belongs to, which
+restart.
 """
 
 import asyncio
@@ -39,9 +39,9 @@ class Entry(NamedTuple):
     """One thing that an episode was answered.
 
     Attributes:
-        kind: What it is; the log does not look at it.
+        kind: Its type; the log does not interpret it.
         key: The episode.
-        fields: What msgpack can hold.
+        fields: Values that msgpack can encode.
     """
 
     kind: str
@@ -50,13 +50,13 @@ class Entry(NamedTuple):
 
 
 class RolloutLog:
-    """Appends entries to the newest file of a folder, and deletes files that nobody will ask for.
+    """Appends entries to the newest file of a folder, and deletes files that are no longer needed.
 
     Args:
-        folder: Where the files lie.
+        folder: Contains the files.
         durable: Whether `commit` waits until the disk has what was appended, so that it outlives the machine's end;
             otherwise it outlives the process's.
-        say: Told of what cannot be read.
+        say: Called with a message for each unreadable entry.
     """
 
     def __init__(self, folder: Path, *, durable: bool, say: Callable[[str], None]) -> None:
@@ -75,7 +75,7 @@ class RolloutLog:
     def read(self) -> Iterator[Entry]:
         """Yield the entries of earlier processes, in the order in which they were written.
 
-        What was settled meanwhile is passed over (see `settle`).
+        Tasks that are settled meanwhile are skipped (see `settle`).
         """
         for path in self._files():
             tasks = self._tasks.setdefault(path, set())
@@ -99,7 +99,7 @@ class RolloutLog:
             try:
                 _write_all(self._descriptor, frame)
             except OSError:
-                with suppress(OSError):  # half an entry is passed over by who reads, too
+                with suppress(OSError):  # a reader skips half an entry, too
                     os.ftruncate(self._descriptor, self._size)
                 raise
         self._size += len(frame)
@@ -137,7 +137,7 @@ class RolloutLog:
 
         Returns:
             What is left to do on the disk: bring the newest file to it, delete those that can go. It may be called in
-            a thread, while entries are appended. It raises `WriteError` where the disk fails.
+            a thread, while entries are appended. It raises `WriteError` if the disk fails.
         """
         waiting = frozenset(untrained)
         self._settled = lambda task: task < next_task and task not in waiting
@@ -169,7 +169,7 @@ class RolloutLog:
         syncing = self._syncing is not None and not self._syncing.done()
         if syncing and self._syncing is not None:
             self._syncing.add_done_callback(lambda _: os.close(descriptor))
-        # Its own, since that one may be closed as soon as the loop goes on.
+        # A handle of its own, since the other may be closed once the event loop continues.
         held = os.dup(descriptor) if syncing else descriptor
 
         def work() -> None:
@@ -243,7 +243,7 @@ def _entry(content: bytes, checksum: int) -> Entry | None:
 
 
 def _sync_if_there(path: Path) -> None:
-    """Wait until the disk has a file; one that is gone held what nobody will ask for.
+    """Wait until a file is on disk; a file that was deleted meanwhile is no longer needed.
 
     Raises:
         WriteError: If the disk fails.

@@ -2,7 +2,7 @@
 
 Everything that the episode holds is there, numbers to their last digit, so that reading gives back what was written.
 Lists of what was sampled have an entry for each sampled token only; versions and turns, which come in runs, are kept as
-`[value, how often]`. The advantages of a reply are one number where its tokens share it.
+`[value, how often]`. The advantages of a reply are one number if its tokens share it.
 """
 
 from collections.abc import Iterable, Sequence
@@ -23,7 +23,7 @@ _Enumeration = TypeVar("_Enumeration", bound=StrEnum)
 
 
 class EpisodeFormatError(TrainerError, ValueError):
-    """Data is not an episode that this release can read; the message says where it is wrong."""
+    """Data is not an episode that this release can read; the message names the fault's place."""
 
 
 def _finite(value: float) -> float:
@@ -56,14 +56,14 @@ class RewardPartSchema(_Schema):
 
 
 class RewardMixtureSchema(_Schema):
-    """What a task's reward is made of; see `rollgym.trainer.tasks.task.RewardMixture`."""
+    """The parts of a task's reward; see `rollgym.trainer.tasks.task.RewardMixture`."""
 
     own: _Number
     parts: list[RewardPartSchema]
 
 
 class TaskSchema(_Schema):
-    """What was played."""
+    """The task that the episode played."""
 
     index: _Count
     env_id: _Text
@@ -99,7 +99,7 @@ class SegmentSchema(_Schema):
 
 
 class TurnSchema(_Schema):
-    """One reply; see `rollgym.trainer.records.trajectory.Turn`."""
+    """One reply of the policy; see `rollgym.trainer.records.trajectory.Turn`."""
 
     observation: _Text
     reply: _Text
@@ -116,7 +116,7 @@ class TurnSchema(_Schema):
 
 
 class EpisodeSchema(_Schema):
-    """One episode; see `rollgym.trainer.records.trajectory.Trajectory`."""
+    """One recorded episode; see `rollgym.trainer.records.trajectory.Trajectory`."""
 
     task: TaskSchema
     member: _Count

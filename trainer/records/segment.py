@@ -23,14 +23,14 @@ _Value = TypeVar("_Value", int, float)
 
 
 class PrefixBreak(StrEnum):
-    """Why a prompt opened a segment in place of continuing one: where it differs from its nearest relative."""
+    """Why a prompt opened a segment in place of continuing one: how it differs from its nearest relative."""
 
     RETRY = "retry"
     """Nowhere: the same prompt was asked again."""
     PARALLEL = "parallel"
     """Its relative was being sampled at the same time."""
     BRANCH = "branch"
-    """Behind a reply: a conversation goes on in another way."""
+    """After a reply: a conversation continues differently."""
     REWRITE = "rewrite"
     """In place of a reply, or within one: the past was edited, by the template or by the agent."""
     CONVERSATION = "conversation"
@@ -49,11 +49,11 @@ class Segment:
         behaviour_logprobs: Log-probability of the sampled token under the behaviour policy; 0.0 outside the mask.
         versions: Policy version that sampled the token; -1 outside the mask.
         turn_index: Turn of the episode that the sampled token belongs to; -1 outside the mask.
-        parent: Another segment and how many ids it begins with in common with that one; None where there is none.
+        parent: The segment that it shares its beginning with, and the number of shared ids; None without one.
         prefix_break: Why it was opened; None for an episode's first segment.
         images: Pictures that the policy was shown, and the tokens that stand for them, in order.
-        experts: Experts that tokens took when replies were drawn, `[tokens, layers * taken]` of the first of them; None
-            where no server told.
+        experts: Experts that the first tokens were routed to when replies were drawn, `[tokens, layers * taken]`; None
+            if no server reported them.
     """
 
     ids: list[int] = field(default_factory=list)
@@ -96,10 +96,10 @@ class Segment:
         self.turn_index += [turn] * len(ids)
 
     def append_experts(self, experts: Experts) -> None:
-        """Take up the experts of the tokens of which none are known yet.
+        """Store the experts of the tokens whose experts are unknown so far.
 
         Args:
-            experts: Of the segment's tokens from the first on, as the server computed them for its last reply.
+            experts: Experts of the segment's tokens from the first on, as the server computed them for its last reply.
         """
         known = 0 if self.experts is None else len(self.experts)
         more = experts[known : len(self.ids)]
@@ -131,8 +131,8 @@ class Segment:
         """Return the segment that data describe.
 
         Args:
-            data: What `as_record` wrote.
-            name: What it is called in messages.
+            data: The output of `as_record`.
+            name: Its name in messages.
             lengths: Tokens of each of the episode's segments.
 
         Raises:

@@ -1,4 +1,4 @@
-"""What an episode waited for, moment by moment: its parts sum to the whole, however its waits overlap."""
+"""An episode's waits over time: its parts sum to the whole, however its waits overlap."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -8,7 +8,7 @@ from typing import Self
 
 
 class Phase(StrEnum):
-    """What an episode can wait for. Where several are under way at one time, the first of them in this order counts."""
+    """The things that an episode can wait for. If several occur at one time, the first of them in this order counts."""
 
     GENERATE = "generate"
     VERIFY = "verify"
@@ -37,12 +37,12 @@ class _During:
 
 @dataclass(slots=True)
 class Timeline:
-    """The phases of one episode, each from its moment on until the next one's.
+    """The phases of one episode, each until the next one begins.
 
     Attributes:
         clock: Gives the time in seconds; only differences mean anything.
         marks: When each phase began, in order: (time, phase).
-        ended: When the episode ended; None while it goes on.
+        ended: When the episode ended; None while it runs.
     """
 
     clock: Callable[[], float] = time.monotonic
@@ -70,7 +70,7 @@ class Timeline:
         return _During(self, phase)
 
     def begin(self, phase: Phase) -> None:
-        """Note that the episode waits for `phase` from now on, beside whatever else it waits for."""
+        """Note that the episode waits for `phase` from now on, in addition to its other waits."""
         self._under_way.append(phase)
         self._mark()
 
@@ -85,7 +85,7 @@ class Timeline:
         self.marks[:0] = [(min(since, made), Phase.QUEUE), (min(until, made), Phase.AGENT)]
 
     def end(self) -> None:
-        """Note that the episode is over; what comes after counts no more."""
+        """Note that the episode is over; later marks are ignored."""
         if self.ended is None:
             self.ended = self.clock()
 

@@ -1,4 +1,4 @@
-"""What an episode leaves behind, turn by turn: what was said, what came of it, and the tokens as they were sampled.
+"""The record of an episode, turn by turn: the texts, their results, and the tokens as they were sampled.
 
 As plain data (`rollgym.trainer.records.schema`) a trajectory is complete: it can be read back.
 """
@@ -44,24 +44,24 @@ class Outcome(StrEnum):
 
 @dataclass(slots=True)
 class Turn:
-    """One reply of the policy and what the environment made of it.
+    """One reply of the policy and the environment's response to it.
 
     Attributes:
         segment: Index of the segment that holds the reply.
         start: First token of the reply in that segment.
         end: One past the last token of the reply in that segment.
-        observation: What the policy was shown, as text.
-        reply: What the policy said, as text; for people, never the record.
+        observation: The observation that the policy was shown, as text.
+        reply: The reply as text; for people, never the record.
         reward: Reward of the step, format penalty included.
-        anchor: Key of the state in which the reply was given, for step-level grouping; None where unknown.
+        anchor: Key of the state in which the reply was given, for step-level grouping; None if unknown.
         action_is_valid: Whether the environment could read the reply.
         format_penalty: The part of the reward that punishes an unreadable reply (zero or negative).
         finish_reason: Why the reply ended: "stop" or "length".
-        advantages: What the update made of each token of the reply; empty where it was not trained on.
-        reward_parts: What the reward is made of, by name, where whoever gave it says so.
+        advantages: Advantage of each token of the reply; empty if it was not trained on.
+        reward_parts: The parts of the reward by name, if its source reports them.
         is_summary: Whether it sums up the history for the policy itself: the environment did not see it.
-        structured: Whether an agent had said what it must look like: log-probabilities of its tokens are those of what
-            that had left of the distribution.
+        structured: Whether an agent had constrained its form: log-probabilities of its tokens are those of the
+            constrained distribution.
     """
 
     segment: int
@@ -132,16 +132,16 @@ class Trajectory:
     """One episode of one task.
 
     Attributes:
-        task: What was played.
-        member: Which of the group's episodes this is.
+        task: The task that was played.
+        member: Index of the episode in its group.
         attempt: 0, or how often earlier attempts at this episode failed for reasons of the environment.
-        segments: The tokens; one segment where every prompt continued the one before it.
+        segments: The tokens; one segment if every prompt continued the one before it.
         turns: The turns, in order, summaries among them.
-        outcome: How the episode ended.
+        outcome: The way in which the episode ended.
         detail: A word on the outcome, for people.
         metrics: Numbers of the episode that the environment reported at its end.
-        timeline: What the episode waited for, and when.
-        next_prompt: What the policy would have read next, token ids, where the episode was cut off and the algorithm
+        timeline: The episode's waits, with their times.
+        next_prompt: The policy's next prompt, as token ids, if the episode was cut off and the algorithm
             asks for the value of that; else empty.
     """
 
@@ -231,10 +231,10 @@ class Trajectory:
 
     @classmethod
     def from_record(cls, record: object) -> "Trajectory":
-        """Read an episode that `as_record` wrote. Keys that it does not know are passed over.
+        """Read an episode that `as_record` wrote. Unknown keys are ignored.
 
         Raises:
-            EpisodeFormatError: If it is none: the message says where, and its cost is that of reading it.
+            EpisodeFormatError: If it is not an episode: the message names the place. Its cost is that of reading it.
         """
         data = read_schema(record)
         lengths = [len(each.ids) for each in data.segments]

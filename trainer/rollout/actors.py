@@ -1,4 +1,4 @@
-"""Who plays: the policy, a random or a blind player, an expert, a recording, a person."""
+"""Players of episodes: the policy, a random or a blind player, an expert, a recording, a person."""
 
 import asyncio
 import sys
@@ -24,13 +24,13 @@ from rollgym.trainer.rollout.rendering import Prompt
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What a player sees at a turn.
+    """A player's view at a turn.
 
     Attributes:
         turn: Number of the turn, from 0.
         text: The observation as text.
         messages: The observation as messages.
-        info: What the environment said beside it.
+        info: The environment's `info`.
     """
 
     turn: int
@@ -47,7 +47,7 @@ class Actor(Protocol):
     """One player of one episode."""
 
     def begin(self, info: Mapping[str, Any]) -> None:
-        """A new episode starts."""
+        """Reset the actor for a new episode, whose reset returned `info`."""
         ...
 
     async def act(self, trajectory: Trajectory, view: View) -> Turn:
@@ -55,7 +55,7 @@ class Actor(Protocol):
         ...
 
     def cut_off(self, trajectory: Trajectory, see: Callable[[], View]) -> None:
-        """The episode goes on no further, though it has not ended: what `see` shows is not answered."""
+        """Stop the episode before it has ended: the actor does not answer what `see` shows."""
         ...
 
 
@@ -63,13 +63,13 @@ class ModelActor:
     """The policy: prompts token in, replies token out.
 
     Args:
-        client: Where replies are sampled.
+        client: The inference client.
         prompts: This episode's prompt builder.
-        sampling: How replies are sampled; its stop tokens are those of the chat template.
+        sampling: Sampling parameters of replies; the stop tokens are those of the chat template.
         max_length: Longest row in tokens.
         seed: The run's seed; every reply draws from a stream of its own below it.
         purpose: Name of the family of streams, such as "train" or "evaluate".
-        groups_per_step: Where replies wait, those of so many tasks of the stream, which one step trains, go first.
+        groups_per_step: Tasks per training step; replies to an earlier step's tasks have priority.
         keeps_next_prompt: Whether the prompt that an episode was cut off at is kept, for a critic.
     """
 
@@ -101,12 +101,12 @@ class ModelActor:
         self._prompts.begin(info)
 
     async def act(self, trajectory: Trajectory, view: View) -> Turn:
-        """Sample a reply and write it into the record; before it a summary as a turn of its own, where one is due.
+        """Sample a reply and write it into the record; if a summary is due, it comes first, as its own turn.
 
         Raises:
             ContextOverflowError: If the prompt leaves no room for it.
             RecordError: If the engine's answer does not fit together.
-            InvalidNumberError: If its log-probabilities are none.
+            InvalidNumberError: If its log-probabilities are invalid.
         """
         prompt, prefix_break = self._prompts.prompt(trajectory, view.messages), None
         if self._prompts.compaction is not None and self._prompts.is_too_long(prompt):
@@ -126,7 +126,7 @@ class ModelActor:
             trajectory.next_prompt = list(prompt.ids)
 
     async def _sum_up(self, trajectory: Trajectory, turn: int, how: Compaction) -> None:
-        """Have the policy say what its history holds, and go on with that in its place."""
+        """Have the policy summarise its history, and continue with the summary in place of the history."""
         prompt = self._prompts.summary_prompt(trajectory, how.request)
         sampling = replace(self._sampling, max_new_tokens=how.tokens)
         self._check_room(f"the request for a summary before turn {turn}", prompt, "summary", sampling)
@@ -197,7 +197,7 @@ class TextActor:
     """Base of the players that only speak text: no tokens are recorded."""
 
     def begin(self, info: Mapping[str, Any]) -> None:
-        """Nothing to prepare."""
+        """Do nothing: this actor keeps no state between episodes."""
 
     async def act(self, trajectory: Trajectory, view: View) -> Turn:
         """Reply with what `choose` returns."""
@@ -213,14 +213,14 @@ class TextActor:
 
 
 class RandomActor(TextActor):
-    """Draws uniformly from the available actions, or from the action space where they are not listed."""
+    """Draws uniformly from the available actions, or from the action space if they are not listed."""
 
     def __init__(self, generator: np.random.Generator, sample: Callable[[], Any]) -> None:
         self._generator = generator
         self._sample = sample
 
     async def choose(self, view: View) -> str:
-        """Return a random action."""
+        """Return an action drawn uniformly at random."""
         actions = view.info.get("available_actions")
         if actions:
             return str(actions[int(self._generator.integers(len(actions)))])
@@ -228,7 +228,10 @@ class RandomActor(TextActor):
 
 
 class ScriptedActor(TextActor):
-    """Says the same replies whatever it sees: a recording, or the blind baseline. Repeats the last one at the end."""
+    """Gives a fixed sequence of replies, whatever it observes: a recording, or the blind baseline.
+
+    It repeats the last reply at the end.
+    """
 
     def __init__(self, replies: Sequence[str]) -> None:
         if not replies:
@@ -262,7 +265,7 @@ class ExpertActor(TextActor):
 
 
 class HumanActor(TextActor):
-    """Asks the person at the terminal, who is told once what to do, as a model is in its prompt."""
+    """Asks the person at the terminal; explains the task once, as a model's prompt does."""
 
     def __init__(self) -> None:
         self._instruction = ""

@@ -13,13 +13,14 @@ the places until then, `free` being those that are left in the running step v. T
 d >= v; for d = v it says that whatever is due now still fits into this step.
 Admission concerns d >= v + S only, and there the budget gives w(d) <= (S + 1) * P - taken = free + S * P <= f(d).
 Taking a group that is due at e lowers `free` by one; for d >= e it lowers w(d), too, and for d < e `take` allows it
-only if w(d) < f(d) was true. A group that fails, or that a filter leaves out, only lowers w(d), and whoever takes its
-place is admitted as any other. Between two steps `free` goes from 0 to P and v up by one: f(d) stays. So when step v is
-full, w(v) <= f(v) = 0: nothing that was due at v is left behind. A step that is not full may end only once nothing
-waits: then w(d) = 0 <= f(d) whatever it left free.
+only if w(d) < f(d) was true. A group that fails, or that a filter leaves out, only lowers w(d), and the group that
+takes its place is admitted like any other. Between two steps `free` goes from 0 to P and v up by one: f(d) stays. So
+when step v is full, w(v) <= f(v) = 0: nothing that was due at v is left behind. A step that is not full may end only
+once nothing waits: then w(d) = 0 <= f(d) whatever it left free.
+
 
 With `extra` groups E the budget is E larger, so that w(d) <= f(d) + E: when step v is full, at most E groups that are
-due at v are left, and these are put aside: they stop, and begin anew at a later version. As soon as P are aside they
+due at v are left, and these are put aside: they stop, and restart at a later version. As soon as P are aside they
 form a long round: they are admitted before any other and without extra ones, and they are never put aside again. For
 the groups l(d) among w(d) that are of a long round, `take` keeps l(d) <= f(d) as above, so they are trained in time,
 too; their admission keeps to the smaller budget. Hence no group starves, and what is trained on has the lengths of what
@@ -45,13 +46,13 @@ class AdmissionWindow:
     Args:
         groups_per_step: Groups that one training step consumes (P).
         max_staleness: Largest lag in steps (S); 0 trains on-policy.
-        window_fraction: Share of the budget that may overtake an unfinished group. Without effect where there are
+        window_fraction: Share of the budget that may overtake an unfinished group. Without effect if there are
             extra groups: those that would be overtaken too often are put aside.
         start: Index of the first group.
         reissue: Indices that were admitted before a restart and never trained; they are admitted again first.
         aside: Those among them that were put aside and wait for a long round.
-        long_round: Those among them that were of a long round that had begun: it goes on.
-        extra: Groups that are started beyond the budget, and put aside where they are not ready when they are due (E).
+        long_round: Those among them that were of a long round that had begun: it continues.
+        extra: Groups that are started beyond the budget, and put aside if they are not ready when they are due (E).
     """
 
     def __init__(
@@ -129,7 +130,7 @@ class AdmissionWindow:
         return admitted
 
     def finish(self, index: int) -> None:
-        """Say that all episodes of a group ended."""
+        """Mark a group as finished: all its episodes ended."""
         if self._active.get(index) is not _State.RUNNING:
             raise ValueError(f"group {index} is not running")
         self._active[index] = _State.FINISHED
@@ -154,7 +155,7 @@ class AdmissionWindow:
         return None
 
     def put_aside(self, version: int) -> list[int]:
-        """Take back what is due at `version` and was not ready when its step was full; it begins anew later."""
+        """Withdraw the groups due at `version` that were not ready when its step was full; they restart later."""
         late = [
             index
             for index, state in self._active.items()

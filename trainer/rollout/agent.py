@@ -90,7 +90,7 @@ def outcome_of_end(
 
 
 def step_phase(session: Session) -> Phase:
-    """What an episode waits for while its session takes a step: a step of a verifier is its verdict."""
+    """Return the phase of a wait for a session's step: a step of a verifier is its verdict."""
     return Phase.VERIFY if session.env.kind == "stateless" else Phase.ENVIRONMENT
 
 
@@ -103,7 +103,7 @@ def note_failure(
 
     Args:
         trajectory: The episode.
-        error: What ended it.
+        error: The error that ended it.
         stage: When it ended. What is asked for in order to make a session is the run's, the reset's is the task's, and
             what comes after it may be the policy's.
 
@@ -177,10 +177,10 @@ def note_result(turn: Turn, anchor: Any, reward: Any, info: Mapping[str, Any]) -
 
 
 def reward_parts(value: Any, name: str) -> dict[str, float]:
-    """Return what a reward is made of, by name; nothing where nobody says it.
+    """Return what a reward is made of, by name; empty if the agent does not report it.
 
     Raises:
-        InvalidNumberError: If it is not numbers by names.
+        InvalidNumberError: If it does not map names to numbers.
     """
     if value is None:
         return {}

@@ -1,8 +1,8 @@
 """Makes generation reproducible: all running episodes ask, then one batch in fixed order answers.
 
 Floating-point sums depend on who shares a batch. In deterministic mode a batch therefore holds exactly one request of
-every running episode, sorted by (group, member, turn), so two runs make equal batches whatever the environments'
-latencies were. Where a server allows fewer sessions than there are episodes, so many run at one time; whenever one
+every running episode, sorted by (group, member, turn), so two runs make equal batches regardless of the environments'
+latencies. If a server allows fewer sessions than there are episodes, only that many run at one time; whenever one
 ends, the next in line starts, and the batch waits for it.
 """
 
@@ -34,12 +34,12 @@ class _Batch:
 class DeterministicBatcher(ForwardingClient, EpisodeSlots):
     """An inference client that waits until every running episode has asked.
 
-    Episodes must say `enter` at once when they are known of, wait for `start` before they take up a session, and say
+    Episodes must call `enter` as soon as they are known, wait for `start` before they take a session, and call
     `leave` when they end, however they end.
 
     Args:
-        client: What answers.
-        places: Episodes that may run at one time; None is no limit.
+        client: The client that samples.
+        places: Episodes that may run at one time; None for no limit.
     """
 
     def __init__(self, client: InferenceClient, places: int | None = None) -> None:
@@ -51,7 +51,7 @@ class DeterministicBatcher(ForwardingClient, EpisodeSlots):
         self._batch = _Batch()
 
     def enter(self) -> None:
-        """An episode will run."""
+        """Count an episode that will run."""
         self._entered += 1
 
     async def start(self, task: Task, member: int) -> None:
@@ -116,7 +116,7 @@ class DeterministicBatcher(ForwardingClient, EpisodeSlots):
             batch.full.set()
 
     async def _answer(self, requests: list[GenerationRequest]) -> dict[str, _Answered]:
-        """Return what becomes of each. One whose structured output cannot be had takes no other's answer with it."""
+        """Return each request's result. An impossible structured output fails its own request only."""
         ordered = sorted(requests, key=lambda request: request.order)
         answered: dict[str, _Answered] = {}
         while ordered:

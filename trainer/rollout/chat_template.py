@@ -14,7 +14,7 @@ from rollgym.trainer.rollout.control_tokens import ControlTokens
 from rollgym.trainer.rollout.tools_in_words import with_tools_in_words
 
 Tool = Mapping[str, Any]
-"""What a tool is called, what it does and what it takes, as chat templates have it."""
+"""A tool's name, description and parameters, in the form of chat templates."""
 
 _JOINED = ("system", "user", "assistant")
 _FIRST, _SECOND, _THIRD = "first-probe", "second-probe", "third-probe"
@@ -51,7 +51,7 @@ class ChatTemplate:
 
     Attributes:
         control: Keeps the control tokens that the template writes apart from texts that spell them.
-        say: Told, once for each, in what way conversations had to be changed; None while it is only tried out.
+        say: Called once for each way in which conversations had to be changed; None during the trial.
         takes_system: Whether a conversation may begin with a system message.
 
     Raises:
@@ -86,10 +86,10 @@ class ChatTemplate:
         Args:
             messages: The conversation.
             generation_prompt: Whether the opening of the assistant's turn is written behind it.
-            tools: Declarations that the template writes into it where it likes.
+            tools: Tool declarations, which the template places.
 
         Raises:
-            ConfigError: If the template refuses it, whatever is done.
+            ConfigError: If the template refuses the conversation in every form.
         """
         try:
             quoted = [self._quoted(message) for message in messages]
@@ -117,13 +117,13 @@ class ChatTemplate:
             )
 
     def note(self, text: str) -> None:
-        """Say something about the template, the first time it is found out."""
+        """Report a fact about the template, once."""
         if self.say is not None and text not in self._said:
             self._said.add(text)
             self.say(f"chat template: {text}")
 
     def note_unshown(self, messages: Sequence[Message], tools: Sequence[Tool]) -> None:
-        """Say what of a conversation's tools the template passes over, as templates do in silence.
+        """Report which parts of a conversation's tools the template ignores, as templates do so silently.
 
         The first conversation that has some stands for all.
         """

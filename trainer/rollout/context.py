@@ -1,7 +1,7 @@
-"""What of an episode goes into the next prompt: named policies over messages, no tokens yet.
+"""Selects the parts of an episode for the next prompt: named policies over messages, no tokens yet.
 
-A policy is a function `(history, observation) -> messages`. Where the messages of this turn continue those of the last
-one, the prompt continues the stored tokens; where they do not, the turn opens a new segment.
+A policy is a function `(history, observation) -> messages`. If the messages of this turn continue those of the last
+one, the prompt continues the stored tokens; if they do not, the turn opens a new segment.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +19,7 @@ from rollgym.trainer.records.images import Picture, is_picture
 
 _LAST_TURNS = 3
 Message = Mapping[str, Any]
-"""A chat message: `role`, `content`, and whatever else the chat template reads."""
+"""A chat message: `role`, `content`, and further keys of the chat template."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +187,7 @@ def example_messages(settings: PromptSettings) -> list[Message]:
     """Return the worked turns that settings name, as a chat template takes them.
 
     Raises:
-        ConfigError: If their file cannot be read, or they are no whole turns.
+        ConfigError: If their file cannot be read, or they are not whole turns.
     """
     return [_as_message(each) for each in read_examples(settings.examples, settings.instruction)]
 

@@ -69,7 +69,7 @@ class ControlTokens:
         return f"{text}{self._nothing}" if self._begun.search(text[-self._longest :]) else text
 
     def quoted(self, value: Any) -> Any:
-        """Return plain data with all texts in it quoted; the same object where nothing has to be."""
+        """Return plain data with all texts in it quoted; the same object if nothing needs quoting."""
         if isinstance(value, str):
             return self.quote(value)
         if isinstance(value, Mapping):

@@ -25,15 +25,15 @@ _CLOSING_S = 2.0
 
 
 class _Server:
-    """One server: how many sessions it allows, which of ours are idle, and who waits for one.
+    """One server: how many sessions it allows, which of the pool's are idle, and the callers that wait.
 
     Attributes:
         client: The connection.
-        limit: How many sessions it allows at one time.
-        lent: How many episodes play in a session, or wait for one.
-        places: How many sessions may still be made.
+        limit: Number of sessions that it allows at one time.
+        lent: Number of episodes that play in a session, or wait for one.
+        places: Number of sessions that may still be made.
         idle: Idle sessions by key, the key that was used last at the end.
-        waiting: Who waits, in order: a key, and a future that gets an idle session of it, or None for a place.
+        waiting: The waiting callers, in order: a key, and a future for an idle session of it, or None for a place.
     """
 
     def __init__(self, client: EnvClient, limit: int) -> None:
@@ -45,7 +45,7 @@ class _Server:
         self.waiting: deque[tuple[str, asyncio.Future[EnvSession | None]]] = deque()
 
     def take_idle(self, key: str | None = None) -> EnvSession | None:
-        """Take an idle session of a key, or one of the key that was not used for longest."""
+        """Remove an idle session of a key, or one of the least recently used key."""
         if key is None:
             key = next(iter(self.idle), "")
         sessions = self.idle.get(key)
@@ -57,12 +57,12 @@ class _Server:
         return session
 
     def keep(self, key: str, session: EnvSession) -> None:
-        """Keep a session for whoever wants one of its key next."""
+        """Return a session to the pool, for the next caller that needs one with its key."""
         self.idle.setdefault(key, []).append(session)
         self.idle.move_to_end(key)
 
     def next_waiting(self, key: str | None = None) -> asyncio.Future[EnvSession | None] | None:
-        """Take who waits for longest (for a key, if given)."""
+        """Remove the caller that has waited longest (for a key, if given)."""
         for position, (wanted, future) in enumerate(self.waiting):
             if key in (None, wanted) and not future.cancelled():
                 del self.waiting[position]
@@ -73,17 +73,17 @@ class _Server:
 class EnvironmentPool:
     """Clients by URL and idle sessions by (URL, environment, kwargs).
 
-    A server allows a token so many sessions. Where that is not enough for all that are wanted at one time, idle ones
-    of other environments are closed, and episodes wait for their turn.
+    A server limits the sessions of a token. If the limit is below what is wanted at one time, idle sessions of other
+    environments are closed, and episodes wait for their turn.
 
     Args:
         default_url: Server of the tasks that name none.
         token: Bearer token for all servers.
         encoding: "json" or "msgpack".
-        timeout_s: How long one operation may take, with all that clients do to have it answered.
-        outages: Told of servers that cannot be reached.
-        patience_s: How long a server that is gone is waited for.
-        connect_s: How long a server that was never reached is waited for.
+        timeout_s: Time limit of one operation, including the client's retries.
+        outages: Notified of servers that cannot be reached.
+        patience_s: How long to wait for a server that went away.
+        connect_s: How long to wait for a server that was never reached.
     """
 
     def __init__(
@@ -227,7 +227,7 @@ class EnvironmentPool:
 
     @property
     def disconnected(self) -> bool:
-        """Whether a server is gone now."""
+        """Whether a server is unreachable now."""
         return self._outages is not None and self._outages.any
 
     def backpressure(self) -> dict[str, float]:
@@ -276,7 +276,7 @@ class EnvironmentPool:
         return session or await self._make(server, task)
 
     def _give_back(self, server: _Server, key: str, session: EnvSession) -> None:
-        """Hand a session to who waits for one like it; close it where others wait for a place; else keep it."""
+        """Give a session to a caller that waits for its kind; close it if others wait for a place; else keep it."""
         future = server.next_waiting(key)
         if future is not None:
             future.set_result(session)
@@ -313,17 +313,17 @@ class EnvironmentPool:
 
 
 async def _close_quietly(server: _Server, sessions: Sequence[EnvSession]) -> None:
-    # A session that cannot be closed is gone, or its server is; either way the server's idle time-out has it.
+    # A session that cannot be closed has ended, or its server has; otherwise the server's idle time-out ends it.
     try:
         with contextlib.suppress(ProblemError, ConnectionError, TimeoutError):
             await server.client.close_sessions(sessions)
-    finally:  # whatever the server answered, others wait for the places
+    finally:  # others wait for the places, no matter what the server answered
         for _ in sessions:
             _free(server)
 
 
 def _free(server: _Server) -> None:
-    """Note that a session is no more: who waits may make one."""
+    """Note that a session was closed, so that a waiting caller may create one."""
     future = server.next_waiting()
     if future is None:
         server.places += 1

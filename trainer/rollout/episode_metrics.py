@@ -1,4 +1,4 @@
-"""What an environment counts about an episode, from one number a turn to one an episode."""
+"""An environment's metrics of an episode, aggregated from one number per turn to one per episode."""
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
@@ -22,11 +22,11 @@ class EpisodeMetrics:
     """Collects `info["metrics"]` turn by turn.
 
     Args:
-        how: How each aggregates over the turns, by name: a key of `AGGREGATIONS`. What is not named counts on by
-            itself, and its last value is taken.
+        how: How each metric aggregates over the turns, by name: a key of `AGGREGATIONS`. For a metric without an entry
+            the last value is taken.
 
     Raises:
-        ConfigError: If there is no such way.
+        ConfigError: If an aggregation is unknown.
     """
 
     def __init__(self, how: Mapping[str, str]) -> None:
@@ -44,9 +44,9 @@ class EpisodeMetrics:
         self._refused = 0
 
     def add(self, info: Mapping[str, Any]) -> None:
-        """Take in what a turn's info says: numbers, and booleans as 1 and 0; anything else is passed over.
+        """Read the metrics of a turn's info: numbers, and booleans as 1 and 0; anything else is ignored.
 
-        A number that none can compute with is passed over, too, and counted as `metrics_refused`.
+        A number that is not finite is ignored, too, and counted as `metrics_refused`.
         """
         metrics = info.get("metrics")
         if not isinstance(metrics, Mapping):
@@ -66,7 +66,7 @@ class EpisodeMetrics:
             self._values.setdefault(name, []).append(number)
 
     def totals(self) -> dict[str, float]:
-        """One number a metric."""
+        """Return the aggregated value of each metric."""
         totals = {
             name: AGGREGATIONS[self._how.get(name, "last")](values) for name, values in self._values.items()
         }

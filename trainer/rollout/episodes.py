@@ -1,4 +1,4 @@
-"""Training episodes: a session is lent, an agent plays in it, rewards may be given anew; every end has an outcome."""
+"""Training episodes: a session is lent, an agent plays in it, rewards may be recomputed; every end has an outcome."""
 
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -33,7 +33,7 @@ class BlackBox(Protocol):
     async def play(
         self, session: Session, task: Task, member: int, attempt: int, max_turns: int
     ) -> Trajectory:
-        """Play one episode; whatever the agent does has an outcome."""
+        """Play one episode; anything that the agent does has an outcome."""
         ...
 
 
@@ -57,7 +57,7 @@ async def play_in_session(
             trajectory = await play(session)
     except (ProblemError, DecodeError, InvalidNumberError) as error:
         trajectory = Trajectory(task, member, attempt)
-        # A problem of a session was judged where it came up: one that gets here is final.
+        # The session has already decided whether its problem can be retried: one that gets here is final.
         note_failure(trajectory, error, "make" if lent is None else "reset")
     await mix_reward(pool, trajectory)
     trajectory.timeline.queued(asked, time.monotonic() if lent is None else lent)
@@ -72,15 +72,15 @@ class EpisodePlayer:
         pool: The environments.
         make_actor: Makes the player of one episode.
         max_turns: Turns after which an episode is truncated.
-        agent: A coroutine of the user's that plays in place of ours.
-        reward: A function or coroutine of the user's that gives the turns their rewards.
-        recall: What the rollout log has of earlier processes' episodes, and where these are written; None without one.
-        lost: Told the task, and why, when an episode could not be gone on with and begins again.
-        differs: Told the task, and how, when an episode was played again and did not ask for all that the log had.
-        black_box: Plays with an agent that is a program or a service, in place of ours.
+        agent: A user's coroutine that plays in place of the built-in agent.
+        reward: A user's function or coroutine that gives the turns their rewards.
+        recall: The rollout log: replays earlier processes' episodes and records new ones; None without one.
+        lost: Called with the task and the reason if an episode could not be resumed and restarts.
+        differs: Called with the task and the difference if a replayed episode did not request all that the log has.
+        black_box: Plays with an agent that is a program or a service, in place of the built-in agent.
         make_greedy: Makes the player of an episode that takes the most likely tokens.
-        greedy_member: The member of each group that is played so; None: none is.
-        vocabulary: How many token ids the model knows.
+        greedy_member: The member of each group that is played so; None for no member.
+        vocabulary: Number of token ids that the model knows.
     """
 
     pool: EnvironmentPool
@@ -146,7 +146,7 @@ class EpisodePlayer:
     async def _go_on(
         self, session: EnvSession, tape: EpisodeTape, task: Task, member: int, attempt: int
     ) -> Trajectory:
-        """Play from where the log ends, or from the beginning where the environment cannot be brought there."""
+        """Play from the end of the log, or from the beginning if the environment cannot be brought there."""
         logged = LoggedSession(session, tape)
         try:
             trajectory = await self._agent(logged, task, member, attempt)
@@ -184,15 +184,15 @@ async def play_coroutine(
     *,
     vocabulary: int = MOST_IDS,
 ) -> Trajectory:
-    """Let a coroutine of the user's play an episode, and check its record.
+    """Let a user's coroutine play an episode, and check its record.
 
-    A problem that its session was answered with, an answer that cannot be read, and a prompt without room for a reply
-    are outcomes like any other where it leaves them to its caller.
+    A problem response of its session, an unreadable answer, and a prompt without room for a reply are ordinary outcomes
+    if the coroutine lets these errors propagate.
 
     Raises:
-        PluginError: If it raises, or returns what is no record that fits together.
+        PluginError: If it raises, or returns a record that is not consistent.
         ProblemError: If the server refuses what the run asks for.
-        InvalidNumberError: If a number of the record is none that can be computed with, or an id is not of the model's.
+        InvalidNumberError: If a number of the record is not finite, or an id is not in the model's vocabulary.
     """
     with agent.running():
         playing = agent.function(session, task, member, actor, max_turns, attempt)

@@ -1,4 +1,4 @@
-"""An inference client whose replies are in the rollout log, and come from it where it has them."""
+"""An inference client that records its replies in the rollout log, and replays those that the log has."""
 
 from rollgym.trainer.inference.base import GenerationRequest, GenerationResult, InferenceClient
 from rollgym.trainer.inference.forwarding import ForwardingClient
@@ -6,10 +6,10 @@ from rollgym.trainer.rollout.recall import Recall
 
 
 class LoggedClient(ForwardingClient):
-    """An inference client whose replies are in the log before anybody acts on them, and come from it where it has them.
+    """An inference client that logs each reply before it returns it, and replays those that the log has.
 
     Args:
-        client: What answers.
+        client: The client that samples new replies.
         recall: The run's episodes.
     """
 

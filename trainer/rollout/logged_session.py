@@ -15,11 +15,11 @@ from rollgym.trainer.rollout.recall import RESET, STEP, EpisodeTape
 
 
 class EpisodeLostError(Exception):
-    """The environment of an episode cannot be brought to where the log ends."""
+    """The environment of an episode cannot be brought to the end of the log."""
 
 
 class LoggedSession:
-    """A session whose answers are in the log before anybody acts on them, and come from it as far as it goes.
+    """A session that logs each answer before it returns it, and replays the answers that the log has.
 
     Args:
         session: The session behind it.
@@ -29,7 +29,7 @@ class LoggedSession:
         episode: Index of the episode in the session that the log has, or in the one behind it.
         step_index: Steps taken in the episode, from the log and since.
         seed: Seed of the episode.
-        lost: Why the episode cannot be gone on with, if so.
+        lost: The error that made the episode impossible to resume; None if there was none.
     """
 
     def __init__(self, session: EnvSession, tape: EpisodeTape) -> None:
@@ -41,32 +41,32 @@ class LoggedSession:
 
     @property
     def session_id(self) -> str:
-        """See `Session`."""
+        """The server's id of the session; see `Session`."""
         return self._session.session_id
 
     @property
     def env(self) -> EnvInfo:
-        """See `Session`."""
+        """The server's description of the environment; see `Session`."""
         return self._session.env
 
     @property
     def env_id(self) -> str:
-        """See `Session`."""
+        """The environment's id; see `Session`."""
         return self._session.env_id
 
     @property
     def kwargs(self) -> Mapping[str, Any]:
-        """See `Session`."""
+        """The environment's arguments; see `Session`."""
         return self._session.kwargs
 
     @property
     def action_space(self) -> Space[Any]:
-        """See `Session`."""
+        """The environment's action space; see `Session`."""
         return self._session.action_space
 
     @property
     def observation_space(self) -> Space[Any]:
-        """See `Session`."""
+        """The environment's observation space; see `Session`."""
         return self._session.observation_space
 
     async def render(self, mode: str | None = None) -> Any:
@@ -112,7 +112,7 @@ class LoggedSession:
         """Take one action; see `EnvSession.step`.
 
         Raises:
-            EpisodeLostError: If the session cannot be brought to where the log ends.
+            EpisodeLostError: If the session cannot be brought to the end of the log.
         """
         given = {"autoreset": autoreset, "timeout_s": timeout_s}
         options = {name: value for name, value in given.items() if value}  # as earlier releases wrote it
@@ -146,12 +146,12 @@ class LoggedSession:
         self.episode, self.step_index, self.seed = session.episode, session.step_index, session.seed
 
     async def _catch_up_at_the_end(self) -> None:
-        """Bring the session to where the log ends before anything is sampled that would be in vain without it."""
+        """Bring the session to the end of the log before sampling, which would be in vain if that failed."""
         if not self._tape.goes_on:
             await self._catch_up()
 
     async def _catch_up(self) -> None:
-        """Bring the session to where the episode is, if its answers came from the log.
+        """Bring the session to the episode's present state, if its answers came from the log.
 
         Raises:
             EpisodeLostError: If that cannot be done.

@@ -19,15 +19,15 @@ from rollgym.trainer.tasks.task import RewardMixture, RewardPart, Task
 async def mix_reward(pool: EnvironmentPool, trajectory: Trajectory) -> None:
     """Give the last turn of an episode the weighted sum of all scores, with each part by its name.
 
-    A verifier that cannot tell, such as a judge that is gone, makes the episode a failure that is played again, never
-    a score of 0. A response that does not pass a gate earns nothing, and nobody else is asked.
+    If a verifier cannot decide, such as a judge that is down, the episode fails and is played again; its score is never
+    0. A response that does not pass a gate earns nothing, and the verifiers behind the gate are not called.
 
     Args:
-        pool: Where the verifiers are.
-        trajectory: The episode; nothing where its task has no mixture, or it is no result.
+        pool: The environments, which include the verifiers.
+        trajectory: The episode; unchanged if its task has no mixture, or its outcome is not a result.
 
     Raises:
-        ProblemError: If a server refuses what is asked for (no such verifier, fields that it does not understand).
+        ProblemError: If a server refuses the request (unknown verifier, fields that it does not understand).
     """
     mixture = trajectory.task.mixture
     if mixture is None or not trajectory.outcome.is_result or not trajectory.turns:
@@ -43,7 +43,7 @@ async def mix_reward(pool: EnvironmentPool, trajectory: Trajectory) -> None:
 async def _verdicts(
     pool: EnvironmentPool, mixture: RewardMixture, trajectory: Trajectory
 ) -> dict[str, Verdict]:
-    """Ask the gates one after the other, and then all others at once; nobody behind a gate that is shut."""
+    """Call the gates in sequence, then all other verifiers concurrently; stop at the first gate that fails."""
     found: dict[str, Verdict] = {}
     for part in mixture.parts:
         if part.gate is None:

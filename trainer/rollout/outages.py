@@ -1,4 +1,4 @@
-"""What a person is told of an environment server that is gone: that it is, how long for, and who waits."""
+"""Outage notices for people: which environment server is unreachable, for how long, and who waits."""
 
 import asyncio
 from collections.abc import Callable
@@ -11,7 +11,7 @@ _FIRST_REMINDER_S = 15.0
 
 
 class OutageConsole(Protocol):
-    """Where it is said."""
+    """Where outage notices are printed."""
 
     @property
     def live(self) -> bool:
@@ -19,11 +19,11 @@ class OutageConsole(Protocol):
         ...
 
     def say(self, text: str) -> None:
-        """Print a line."""
+        """Print `text` as one line."""
         ...
 
     def explain(self, text: str) -> None:
-        """Print a sentence, broken between words where it is wider than the terminal."""
+        """Print a sentence, broken between words if it is wider than the terminal."""
         ...
 
     def status(self, text: str | None) -> None:
@@ -32,11 +32,11 @@ class OutageConsole(Protocol):
 
 
 class OutageReport:
-    """Tells of servers that cannot be reached: a line that counts in a terminal, elsewhere ever rarer lines.
+    """Reports servers that cannot be reached: a live counter in a terminal, elsewhere ever rarer lines.
 
     Args:
-        console: Where it is said.
-        patience_s: How long a server is waited for.
+        console: Where notices are printed.
+        patience_s: How long to wait for a server.
     """
 
     def __init__(self, console: OutageConsole, patience_s: float) -> None:
@@ -46,7 +46,7 @@ class OutageReport:
 
     @property
     def any(self) -> bool:
-        """Whether a server is gone now."""
+        """Whether any server is unreachable now."""
         return bool(self._counting)
 
     def listener(self, address: str, waiting: Callable[[], int]) -> Callable[[Exception | None], None]:
@@ -54,12 +54,12 @@ class OutageReport:
 
         Args:
             address: The server.
-            waiting: How many episodes wait for it.
+            waiting: Number of episodes that wait for it.
         """
         return partial(self._heard, address, waiting)
 
     def close(self) -> None:
-        """Stop counting."""
+        """Stop the live counter and its task."""
         for counting in self._counting.values():
             counting.cancel()
         self._counting.clear()

@@ -1,4 +1,4 @@
-"""Builds each turn's prompt: the stored ids plus a tail, or a conversation rendered anew."""
+"""Builds each turn's prompt: the stored ids plus a tail, or a conversation rendered from scratch."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,13 +27,13 @@ class PromptBuilder:
 
     Args:
         renderer: The policy's chat template, and what reads pictures.
-        context: What of the episode a prompt shows.
-        settings: Where the environment's instruction and its tools go, and whether the policy sums up its history.
+        context: Selects the parts of the episode that a prompt shows.
+        settings: Places of the environment's instruction and tools, and whether the policy summarises its history.
         examples: Worked turns that every prompt shows before the episode.
 
     Attributes:
         renderer: The policy's chat template, and what reads pictures.
-        compaction: When and how the policy is asked for a summary; None where it never is.
+        compaction: When and how the policy is asked for a summary; None if it never is.
     """
 
     def __init__(
@@ -61,10 +61,10 @@ class PromptBuilder:
         """Start a new episode.
 
         Args:
-            info: What the reset told, with the `instruction` and the `tools`, if there are any.
+            info: The `info` of the reset, with the `instruction` and the `tools`, if any.
 
         Raises:
-            DecodeError: If they are no text and no list of declarations.
+            DecodeError: If they are not a text and a list of declarations.
         """
         self._instruction = info.get("instruction")
         if not isinstance(self._instruction, str | None):
@@ -83,7 +83,7 @@ class PromptBuilder:
     def prompt(self, trajectory: Trajectory, observation: Sequence[Message]) -> Prompt:
         """Return all ids that the policy reads at this turn, and the pictures among them.
 
-        They are the ids of a segment and a tail where the new messages continue those that the segment stands for, and
+        They are the ids of a segment and a tail if the new messages continue those that the segment stands for, and
         the template only appends; else the whole conversation is rendered.
         """
         shown = [*self._opening, *self._context(self._history, observation)]
@@ -114,7 +114,7 @@ class PromptBuilder:
         return self.prompt(trajectory, [{"role": "user", "content": request}])
 
     def summarised(self, compaction: Compaction, summary: str) -> None:
-        """Put a summary in the place of the history; the next prompt begins anew."""
+        """Replace the history by a summary; the next prompt is rendered from scratch."""
         self._opening = compaction.opening(self._first, summary)
         self._history = []
         self._threads = {}

@@ -1,10 +1,10 @@
-"""Takes episodes up again where an earlier process left them, from the rollout log.
+"""Resumes episodes of earlier processes from the rollout log.
 
-What an episode asks is answered from the log for as long as it asks what it asked before: replies by their very
-prompts, the environment's answers by the very actions. So an episode is played again by the code that played it, ours
-or an agent's that is started anew, and no token is sampled, no step is taken twice. Where the log ends, the
-environment's session is brought to that point, and the episode goes on. What is asked anew is on disk before it is
-answered. An agent that asks otherwise than before is sampled for; what the log had for it is counted.
+A replayed episode is answered from the log for as long as its requests equal those that were logged: replies are
+found by the exact prompt, the environment's answers by the exact action. So the code that played the episode plays it
+again, ours or a restarted agent's, and no token is sampled twice and no step is taken twice. Where the log ends, the
+environment's session is brought to that point, and the episode continues. A new answer is on disk before it is
+returned. If an agent's requests differ from the log, its replies are sampled; unused log entries are counted.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ TRAINING = "train"
 """Purpose of the episodes that are logged."""
 
 RESET, STEP = "reset", "step"
-"""What an environment was asked."""
+"""Kinds of requests to an environment."""
 _REPLY, _CUT, _END = "reply", "cut", "end"
 _FIELDS = {RESET: 4, STEP: 6}
 """Fields of an environment's answers, without the index that they have among the episode's."""
@@ -42,7 +42,7 @@ _Drawn = tuple[int | None, GenerationResult]
 
 @dataclass(slots=True)
 class _Past:
-    """What an earlier process left of one attempt at an episode.
+    """An earlier process's log of one attempt at an episode.
 
     Attributes:
         replies: By prompt, in order, each with the seed that it was drawn with.
@@ -58,14 +58,14 @@ class _Past:
 
 
 class Recall:
-    """All that was left of episodes by earlier processes, and where those of this one are written.
+    """The logged episodes of earlier processes, and the log for those of this one.
 
     Args:
         log: The run's log.
 
     Attributes:
         log: The run's log.
-        counters: What was taken up again: `replies`, `tokens`, `episodes` begun again; and of episodes that asked
+        counters: What was replayed: `replies`, `tokens`, restarted `episodes`; and of episodes that asked
             otherwise than before, `unasked_replies` and `unasked_tokens` that the log had for them in vain.
     """
 
@@ -80,13 +80,13 @@ class Recall:
 
     @property
     def found(self) -> tuple[int, int, int]:
-        """How many episodes, replies and tokens wait to be taken up again."""
+        """Return how many episodes, replies and tokens wait to be replayed."""
         drawn = [each for past in self._past.values() for each in past.replies.values()]
         replies = [reply for each in drawn for _, reply in each]
         return len(self._past), len(replies), sum(len(reply.token_ids) for reply in replies)
 
     def rounds(self, max_attempts: int) -> dict[int, int]:
-        """Return how often tasks were put aside by earlier processes, for those that were taken up anew after it.
+        """Return how often tasks were put aside by earlier processes, for those that were resumed after it.
 
         Args:
             max_attempts: Attempts at an episode in one round.
@@ -133,12 +133,12 @@ class Recall:
 
 
 class EpisodeTape:
-    """One attempt at an episode: what is left of it in the log, and what it adds.
+    """One attempt at an episode: the part of the log that is not replayed yet, and what the attempt adds.
 
     Args:
-        recall: Where it is written.
+        recall: The run's rollout log.
         key: The episode.
-        past: What is left of it.
+        past: What the log has of the episode.
     """
 
     def __init__(self, recall: Recall, key: EpisodeKey, past: _Past) -> None:
@@ -165,13 +165,13 @@ class EpisodeTape:
         return self._past.answers[: self._answered]
 
     def reply(self, request: GenerationRequest) -> GenerationResult | None:
-        """Take the reply to a request, if the log has one."""
+        """Return the logged reply to a request and use it up; None without one."""
         if not self._past.replies:
-            return None  # as nearly always, and a long prompt is dear to name
+            return None  # the usual case, and hashing a long prompt is costly
         waiting = self._past.replies.get(_digest(request))
         if not waiting:
             return None
-        # Of several replies to one prompt each goes where it went before.
+        # Several replies to one prompt are returned in the order in which they were logged.
         seeds = [seed for seed, _ in waiting]
         _, result = waiting.pop(seeds.index(request.seed) if request.seed in seeds else 0)
         self._recall.counters.update(replies=1, tokens=len(result.token_ids))
@@ -202,7 +202,7 @@ class EpisodeTape:
         return {"unasked_replies": len(left), "unasked_tokens": sum(len(each.token_ids) for each in left)}
 
     def answer(self, kind: str, asked: object) -> Entry | None:
-        """Take the environment's next answer, if the log has it and the question is the same."""
+        """Return the environment's next logged answer and use it up; None if missing or for another question."""
         if not self.goes_on:
             return None
         entry = self._past.answers[self._answered]
@@ -215,7 +215,7 @@ class EpisodeTape:
         """Write an answer of the environment down; what the log had in its place is void."""
         if self.goes_on:
             self.cut(self._answered)
-        # Its index among the episode's answers: one that was lost is missed by whoever reads those behind it.
+        # Its index among the episode's answers: the reader of later answers notices if one was lost.
         self._append(kind, *fields, self._answered + self._added)
         self._added += 1
 
@@ -230,7 +230,7 @@ class EpisodeTape:
         self._append(_CUT, index)
 
     def end(self, trajectory: Trajectory) -> None:
-        """Write down that the attempt failed, so that nobody goes on with it."""
+        """Write down that the attempt failed, so that it is not resumed."""
         self._append(_END, trajectory.outcome.value, trajectory.detail)
 
     def _append(self, kind: str, *fields: Any) -> None:

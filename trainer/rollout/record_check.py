@@ -15,16 +15,16 @@ _OWN_IDS = ": record the ids that the policy's own tokenizer or `actor.act` gave
 
 
 def check_record(trajectory: Trajectory, agent: Plugin, vocabulary: int) -> None:
-    """Look at a record that an agent of the user's has made, and bring its numbers to the types that they have.
+    """Check a record that a user's agent made, and convert its numbers to their declared types.
 
     Args:
         trajectory: The record.
-        agent: What has made it.
-        vocabulary: How many token ids the model knows.
+        agent: The agent that made it, for messages.
+        vocabulary: Number of token ids that the model knows.
 
     Raises:
-        PluginError: If it does not fit together.
-        InvalidNumberError: If a number of it is none that can be computed with, or an id is not of the model's.
+        PluginError: If it is inconsistent.
+        InvalidNumberError: If a number of it is not finite, or an id is not in the model's vocabulary.
     """
     with agent.running():  # its lists may hold anything
         if fault := _fault(trajectory):
@@ -33,11 +33,11 @@ def check_record(trajectory: Trajectory, agent: Plugin, vocabulary: int) -> None
 
 
 class ShownRecords:
-    """Episodes that a function of the user's is shown: it may write remarks into them, and must leave what was played.
+    """Episodes for a user's function: it may write remarks into them, and must not change what was played.
 
     Args:
         trajectories: The episodes.
-        function: What is shown them.
+        function: The function that receives them.
     """
 
     def __init__(self, trajectories: Sequence[Trajectory], function: Plugin) -> None:
@@ -46,10 +46,10 @@ class ShownRecords:
         self._played = [_played(trajectory) for trajectory in trajectories]
 
     def check(self) -> None:
-        """Look at them again.
+        """Check that only remarks have changed.
 
         Raises:
-            PluginError: If what was played is not what it was, or what was written beside it is none.
+            PluginError: If what was played has changed, or a remark is invalid.
         """
         with self._function.running():
             for trajectory, played in zip(self._trajectories, self._played, strict=True):

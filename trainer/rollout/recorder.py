@@ -1,8 +1,9 @@
-"""Writes sampled replies into the record of an episode: whoever asked for them, in the order in which they came.
+"""Writes sampled replies into the record of an episode, in order of arrival, whichever client requested them.
 
-A prompt that continues the stored ids of a segment extends it, whichever segment that is; any other opens a segment of
-its own, with a link to where it left its nearest relative. Sub-agents, retries, edited histories and parallel calls
-thus cost segments, and never a token that is made again from text (best-effort interleaving, prime-rl #1674).
+A prompt that continues the stored ids of a segment extends it, whichever segment that is; any other prompt opens a
+segment of its own, with a link to the point of departure from its nearest relative. Sub-agents, retries, edited
+histories and parallel calls thus cost segments, but no sampled token is ever made again from text (best-effort
+interleaving, prime-rl #1674).
 """
 
 from collections.abc import Sequence
@@ -21,13 +22,13 @@ _ROUNDING = 1e-3
 
 
 class RecordError(RunError, ValueError):
-    """What an inference engine answered cannot be recorded: it broke its contract."""
+    """An inference engine's answer cannot be recorded: it broke its contract."""
 
 
 class Recorder:
     """The one writer of an episode's tokens.
 
-    A call is placed before it is sent, and recorded or withdrawn when it is over. Any number may be under way at one
+    A call is placed before it is sent, and recorded or withdrawn when it is over. Any number may be in flight at one
     time; a segment that one of them extends is not extended by another.
 
     Args:
@@ -50,14 +51,14 @@ class Recorder:
     ) -> int:
         """Return the segment that a reply to `prompt_ids` belongs to.
 
-        That is the longest segment whose ids the prompt begins with, the newest where several are equal, or else a
-        new one, also where the ids are those of a segment and the pictures behind them are not. Its record does not
+        That is the longest segment whose ids the prompt begins with, the newest if several are equal, or else a
+        new one, also if the ids equal a segment's but the pictures behind them do not. Its record does not
         change before `record`.
 
         Args:
             prompt_ids: All that the policy reads.
             images: Pictures among it.
-            prefix_break: Why it opens a segment, where the caller knows; else it is found out.
+            prefix_break: Why it opens a segment, if the caller knows; else it is determined.
         """
         prompt, shown = list(prompt_ids), list(images)
         found = self._tree.find(prompt, shown)
@@ -78,7 +79,7 @@ class Recorder:
         """Write a placed prompt and the reply to it into its segment.
 
         Args:
-            index: What `place` returned.
+            index: The value that `place` returned.
             result: The reply.
             turn: Turn of the episode that it belongs to.
 
@@ -115,7 +116,7 @@ class Recorder:
             del segments[index]  # one before others keeps its place, empty, since they are known by theirs
 
     def _link(self, index: int, placed: "_Placed") -> None:
-        """Say of a new segment which other one it left, and where."""
+        """Record which segment a new one branched from, and at which position."""
         segments = self.trajectory.segments
         if not any(segment.ids for segment in segments):
             return
@@ -126,7 +127,7 @@ class Recorder:
         if placed.prefix_break is not None:
             segment.prefix_break = placed.prefix_break
         elif found.shared > placed.shared:
-            # Its relative was recorded while this one was under way.
+            # Its relative was recorded while this call was in flight.
             segment.prefix_break = PrefixBreak.PARALLEL
         else:
             segment.prefix_break = _kind(segments[found.nearest], shared, len(placed.ids))
@@ -134,13 +135,13 @@ class Recorder:
 
 @dataclass(frozen=True, slots=True)
 class _Placed:
-    """A call under way.
+    """A call in flight.
 
     Attributes:
         ids: The prompt's ids behind those of its segment.
         images: Pictures among them.
         shared: Ids that it had in common with its nearest relative when it was placed.
-        prefix_break: Why it opens a segment, where the caller knows.
+        prefix_break: Why it opens a segment, if the caller knows.
     """
 
     ids: list[int]
@@ -150,7 +151,7 @@ class _Placed:
 
 
 def _kind(parent: Segment, shared: int, prompt: int) -> PrefixBreak:
-    """Say in what way a prompt of `prompt` ids differs from a segment behind the first `shared` ids."""
+    """Return how a prompt of `prompt` ids differs from a segment after the first `shared` ids."""
     if shared < len(parent.ids) and parent.action_mask[shared]:
         at_start = shared == 0 or parent.turn_index[shared] != parent.turn_index[shared - 1]
         return PrefixBreak.RETRY if at_start and shared == prompt else PrefixBreak.REWRITE
@@ -182,11 +183,11 @@ def _check(result: GenerationResult) -> None:
 
 @dataclass(slots=True)
 class _Node:
-    """A point where segments part, or where some end.
+    """A point at which segments branch or end.
 
     Attributes:
-        edges: What goes on from here, by its first id.
-        ends: Segments that end here and may be continued, the newest last.
+        edges: Continuations from this point, by their first id.
+        ends: Segments that end here and can be extended, the newest last.
     """
 
     edges: dict[int, "_Edge"] = field(default_factory=dict)
@@ -210,7 +211,7 @@ class _Found:
     Attributes:
         continued: The segment that the prompt continues, if there is one.
         nearest: A segment that begins with as many of the prompt's ids as any does.
-        shared: How many those are.
+        shared: Number of the prompt's first ids that `nearest` begins with.
     """
 
     continued: int | None
@@ -241,20 +242,20 @@ class _PrefixTree:
             if common < edge.end - edge.start:
                 break
             node = edge.node
-            # One that somebody else wrote on is not where it was.
+            # Another request may have extended the segment since: it then ends elsewhere.
             continued = next(
                 (end for end in reversed(node.ends) if self._goes_on(end, depth, images)), continued
             )
         return _Found(continued, nearest, depth)
 
     def _goes_on(self, index: int, depth: int, images: list[PlacedImage]) -> bool:
-        """Whether a segment ends where it was noted, and shows a prompt's first pictures."""
+        """Whether a segment still ends at the noted position, and shows a prompt's first pictures."""
         segment = self._segments[index]
         shown = segment.images
         return len(segment.ids) == depth and (not shown or shown == images[: len(shown)])
 
     def add(self, index: int) -> None:
-        """Take in what a segment has grown by, and let it be continued."""
+        """Insert a segment's new ids into the tree, so that prompts can continue it."""
         ids = self._segments[index].ids
         node, depth = self._ends.get(index, (self._root, 0))
         while depth < len(ids):

@@ -26,11 +26,11 @@ _SYSTEM: tuple[Message, ...] = ({"role": "system", "content": "Play."},)
 _QUESTION: tuple[Message, ...] = ({"role": "user", "content": "x"},)
 _CACHE_SIZE = 8192
 _LONG_PIECE = 512
-"""Characters beyond which a piece of an agent's conversation is kept by whoever knows how long it is needed."""
+"""Pieces of an agent's conversation longer than this, in characters, are cached by the caller, per episode."""
 
 
 class Prompt(NamedTuple):
-    """What the policy reads.
+    """A prompt of the policy.
 
     Attributes:
         ids: Token ids.
@@ -49,13 +49,13 @@ class ChatRenderer:
         options: Further variables of the template, such as `enable_thinking`.
         stop_ids: Ids that end a reply beside the closing of a turn and the tokenizer's end of text: those of the
             model's generation_config.
-        pictures: What reads pictures for the model; or why it sees none.
-        vocabulary: How many token ids the model knows.
+        pictures: The model's image processor, or the reason why it has none.
+        vocabulary: Number of token ids that the model knows.
 
     Attributes:
         end_of_turn_id: The first id behind a reply, as the template closes it.
         stop_token_ids: All ids that end a reply.
-        special_ids: Ids that are no part of a text.
+        special_ids: Ids that are not part of a text.
         append_only: Whether a longer conversation always begins with the rendering of a shorter one.
 
     Raises:
@@ -97,7 +97,7 @@ class ChatRenderer:
 
         Args:
             messages: The conversation.
-            tools: Declarations that the template writes into it where it likes.
+            tools: Tool declarations, which the template places.
         """
         return self.read(messages, tools).ids
 
@@ -106,7 +106,7 @@ class ChatRenderer:
 
         Args:
             messages: The conversation.
-            tools: Declarations that the template writes into it where it likes.
+            tools: Tool declarations, which the template places.
 
         Raises:
             ConfigError: If it holds pictures, and the model sees none.
@@ -137,7 +137,7 @@ class ChatRenderer:
         """Return the ids that follow a reply: the closing of the policy's turn, new messages, the next opening.
 
         Args:
-            messages: What came after the reply.
+            messages: The messages after the reply.
             last_id: Last id of the reply. If the policy closed its turn itself, the closing id is not repeated.
         """
         return self.read_tail(messages, last_id).ids
@@ -154,13 +154,13 @@ class ChatRenderer:
 
     @property
     def end_of_text_id(self) -> int:
-        """The id behind a text that is no chat: the tokenizer's end of text, or else what closes a turn."""
+        """The id that ends a text without a chat template: the tokenizer's end of text, or else what closes a turn."""
         end = self._tokenizer.eos_token_id
         return self.end_of_turn_id if end is None else int(end)
 
     @property
     def opening_ids(self) -> list[int]:
-        """The ids that the tokenizer puts before a text that is no chat; most put none there."""
+        """The ids that the tokenizer puts before a text without a chat template; most tokenizers put none."""
         begin = self._tokenizer.bos_token_id
         return [begin] if begin is not None and list(self._tokenizer("x")["input_ids"])[:1] == [begin] else []
 

@@ -19,12 +19,12 @@ from rollgym.trainer.rollout.slots import EpisodeSlots, Slot
 from rollgym.trainer.tasks.task import Task, TaskSource
 
 _LONGEST_DETAIL = 300
-"""Characters of a failure's reason that are kept: it may hold whatever an environment wrote."""
+"""Characters of a failure's reason that are kept: it may hold any text of an environment."""
 
 _PATIENCE_WITH_CANCELLED_S = 10.0
 
 PlayAttempt = Callable[[Task, int, int], Awaitable[Trajectory]]
-"""Plays (task, member, attempt). Outcomes that are no result are replaced by the scheduler."""
+"""Plays (task, member, attempt). If the outcome is not a result, the scheduler plays a replacement."""
 
 
 LeaveOut = Callable[[Group], str | None]
@@ -48,16 +48,16 @@ class RolloutScheduler:
 
     Args:
         source: The task stream.
-        window: Which groups may run and which finished one comes next.
+        window: Decides which groups may run, and which finished one comes next.
         play: Plays one episode.
-        plan: How a group is played.
-        ledger: Told of every task that is issued or dropped.
-        slots: Told of every episode's start and end.
-        report: Told, for people, why groups were dropped.
-        disconnected: Whether a server is gone now that episodes wait for. That time is not theirs.
+        plan: Numbers of episodes and limits of a group.
+        ledger: Records every task that is issued or dropped.
+        slots: Notified of every episode's start and end.
+        report: Receives messages for people on why groups were dropped.
+        disconnected: Whether episodes now wait for a server that is down. That time does not count towards their limit.
         leave_out: The filter; None keeps every group.
-        times_aside: How often tasks were put aside before a restart.
-        judge: Gives whole groups their rewards; None where episodes have theirs.
+        times_aside: Number of times that tasks were put aside before a restart.
+        judge: Gives whole groups their rewards; None if episodes are rewarded one by one.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class RolloutScheduler:
     async def next_groups(self, version: int) -> StepGroups:
         """Return the groups of the next training step, chosen oldest finished first.
 
-        They are fewer than `groups_per_step` only where a filter has left out more than `GroupPlan.max_left_out`.
+        They are fewer than `groups_per_step` only if a filter has left out more than `GroupPlan.max_left_out`.
 
         Raises:
             Exception: Whatever a playing group raised that playing again cannot mend.
@@ -160,7 +160,7 @@ class RolloutScheduler:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _something_happens(self) -> None:
-        """Wait until a group has ended; one may have failed while nobody waited."""
+        """Wait until a group has ended; one may have failed while no caller waited."""
         if self._failure is None:
             await self._progress.wait()
             self._progress.clear()
@@ -169,11 +169,11 @@ class RolloutScheduler:
 
     @property
     def _gave_up(self) -> bool:
-        """Whether a filter has left out so much that no more is played for this step."""
+        """Whether a filter has left out so many groups that the step plays no further ones."""
         return self._plan.max_left_out is not None and len(self._left_out) >= self._plan.max_left_out
 
     def _say_short(self, kept: Sequence[Group]) -> None:
-        """Tell of a step that trains on fewer groups than it should.
+        """Report a step that trains on fewer groups than it should.
 
         Raises:
             NothingToLearnError: There is none at all.
@@ -192,7 +192,7 @@ class RolloutScheduler:
         self._report(f"a step trains on {len(kept)} of {self.window.groups_per_step} groups: {why}")
 
     def _put_aside(self, version: int) -> None:
-        """Stop the groups that were not ready in time; they begin anew in a later round."""
+        """Stop the groups that were not ready in time; they restart in a later round."""
         late = set(self.window.put_aside(version))
         for index in late:
             self._ledger.put_aside(index, version)
@@ -207,14 +207,14 @@ class RolloutScheduler:
 
     def _group_ended(self, slots: Sequence[Slot], task: asyncio.Task[None]) -> None:
         for slot in slots:
-            slot.leave()  # nobody else does where the group was cancelled before its first turn
+            slot.leave()  # a group that is cancelled before its first turn runs none of its own code
         if task in self._stopping:
             self._stopping.discard(task)
             if task.cancelled() or task.exception() is None:
                 return
         self._tasks.pop(task, None)
         if task.cancelled():
-            # Nobody waits any more after `close`. Anybody else who cancels a group takes its result away.
+            # After `close` no caller waits. Any other cancellation of a group loses its result.
             self._failure = self._failure or RunError("a group of episodes was cancelled while it played")
         elif task.exception() is not None:
             self._failure = self._failure or task.exception()
@@ -257,7 +257,7 @@ class RolloutScheduler:
             self._drop(group)
 
     async def _judged(self, group: Group) -> bool:
-        """Give a whole group its rewards, where that is wanted; whether they can be computed with."""
+        """Give a whole group its rewards, if the run has a judge; return whether they are finite."""
         if self._judge is None:
             return True
         limit = asyncio.timeout(self._plan.episode_timeout_s)
@@ -315,7 +315,7 @@ class RolloutScheduler:
         failed = False
         try:
             await slot.start(group.task, member)
-            # What was put aside is played anew with numbers of its own: nothing drawn or recorded is taken for it.
+            # A group that was put aside restarts with new attempt numbers: nothing drawn or recorded before is reused.
             first = self._times_aside[group.index] * self._plan.max_attempts
             for attempt in range(first, first + self._plan.max_attempts):
                 trajectory = await self._attempt(group.task, member, attempt)
@@ -366,11 +366,11 @@ class RolloutScheduler:
     def _stopped(self, playing: asyncio.Future[Trajectory]) -> None:
         self._left_behind.discard(playing)
         if not playing.cancelled():
-            playing.exception()  # whatever it is, it is known or nobody waits for it any more
+            playing.exception()  # the failure is known already, or no caller waits for it
 
 
 def _brief(detail: str) -> str:
-    """Return a reason in one line, without its middle where it is long: a program's last words say why it ended."""
+    """Return a reason in one line, without its middle if it is long: a program's last words say why it ended."""
     line = " ".join(detail.split())
     end = _LONGEST_DETAIL * 2 // 3
     if len(line) <= _LONGEST_DETAIL:

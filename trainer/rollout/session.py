@@ -1,4 +1,4 @@
-"""What plays an episode may ask of its session."""
+"""The interface of a session for players of episodes."""
 
 from collections.abc import Mapping
 from typing import Any, Protocol
@@ -15,37 +15,37 @@ class Session(Protocol):
     """One environment on a server, as players, agents and coroutines of users see it.
 
     An `EnvSession`, or one whose answers are in the rollout log (`LoggedSession`). Its attributes and methods are those
-    of `EnvSession`; making, closing and rebuilding are left to whoever lends it.
+    of `EnvSession`; its lender creates, closes and rebuilds it.
     """
 
     @property
     def session_id(self) -> str:
-        """The server's id."""
+        """The id that the server gave the session."""
         ...
 
     @property
     def env(self) -> EnvInfo:
-        """What the server says of the environment."""
+        """The server's description of the environment."""
         ...
 
     @property
     def env_id(self) -> str:
-        """What it is a session of."""
+        """The id of the session's environment."""
         ...
 
     @property
     def kwargs(self) -> Mapping[str, Any]:
-        """What it was made with."""
+        """The arguments that the environment was made with."""
         ...
 
     @property
     def action_space(self) -> Space[Any]:
-        """The environment's."""
+        """The action space of the environment."""
         ...
 
     @property
     def observation_space(self) -> Space[Any]:
-        """The environment's."""
+        """The observation space of the environment."""
         ...
 
     @property

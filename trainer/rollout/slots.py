@@ -1,4 +1,4 @@
-"""Which episodes may run at one time: where sessions are dear, so many at once, the oldest group first."""
+"""Which episodes may run at one time: if sessions are costly, a limited number, the oldest group first."""
 
 import asyncio
 import heapq
@@ -10,25 +10,25 @@ from rollgym.trainer.tasks.task import Task
 
 
 class EpisodeSlots:
-    """Told when episodes start and end. As it stands every episode may start at once."""
+    """Notified when episodes start and end. This base class lets every episode start at once."""
 
     def enter(self) -> None:
-        """An episode will run."""
+        """Note that an episode will run."""
 
     async def start(self, task: Task, member: int) -> None:
-        """Wait until it may. What it needs, such as a session, is taken up afterwards only."""
+        """Wait until the episode may start; it acquires resources, such as a session, only afterwards."""
 
     def leave(self, task: Task | None) -> None:
-        """It ended, having started with `task`; None where it was given up before it started."""
+        """Note that it ended. `task` is what it started with; None if it was cancelled before it started."""
 
 
 class Slot:
-    """One episode's place: known of from the beginning, left once, whatever becomes of it.
+    """One episode's slot: entered at creation, left exactly once, however the episode ends.
 
-    A task that is cancelled before its first turn runs none of its own code; who holds the slot leaves it then.
+    A task that is cancelled before its first turn runs none of its own code; the holder of the slot then leaves it.
 
     Args:
-        slots: Where it counts.
+        slots: The slots that it counts in.
     """
 
     def __init__(self, slots: EpisodeSlots) -> None:
@@ -43,7 +43,7 @@ class Slot:
         self._task = task
 
     def leave(self) -> None:
-        """Say that it ended; only the first time counts."""
+        """Note that it ended; only the first call counts."""
         if not self._left:
             self._left = True
             self._slots.leave(self._task)
@@ -51,7 +51,7 @@ class Slot:
 
 @dataclass(order=True, slots=True)
 class _Waiting:
-    """One that waits; earlier groups first, then whoever came first."""
+    """One that waits; earlier groups first, then in order of arrival."""
 
     place: tuple[int, int]
     number: int
@@ -59,13 +59,13 @@ class _Waiting:
 
 
 class BoundedSlots(EpisodeSlots):
-    """Slots for so many episodes, in all and of each environment.
+    """A limited number of slots for episodes, in total and for each environment.
 
     An episode that waits for a slot of its environment takes none of those that others could use.
 
     Args:
-        total: Episodes that may run at one time; None is no limit.
-        of_environment: The same by environment id, for those that are dearer than others.
+        total: Episodes that may run at one time; None for no limit.
+        of_environment: The same by environment id, for those that are costlier than others.
     """
 
     def __init__(self, total: int | None, of_environment: Mapping[str, int] | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Levels that somebody made, to be drawn by seed as generated ones are."""
+"""Handmade levels, drawn by seed like generated ones."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -34,7 +34,7 @@ class LevelBank:
 
     Args:
         files: Levels by the name of their file.
-        source: Where they are from, for messages.
+        source: Their origin, for messages.
     """
 
     def __init__(self, files: dict[str, list[FileLevel]], source: str) -> None:
@@ -82,7 +82,7 @@ def load_bank(path: str) -> LevelBank:
         path: The file or directory.
 
     Raises:
-        LevelFileError: If there is no such thing, no level in it, or one that is none.
+        LevelFileError: If the path does not exist, has no level, or a level is malformed.
     """
     place = Path(path)
     if not place.exists():

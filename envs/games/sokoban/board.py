@@ -38,7 +38,7 @@ class Room:
 
     @cached_property
     def floor(self) -> tuple[int, ...]:
-        """Cells that are no wall."""
+        """Return all cells that are not walls."""
         return tuple(cell for cell in range(self.height * self.width) if cell not in self.walls)
 
 
@@ -60,7 +60,7 @@ class Level:
         return len(self.boxes & self.room.targets)
 
     def moved(self, action: int) -> "Level":
-        """Return the level after an action: a push where a box can move, a walk where free, else no change."""
+        """Return the level after an action: a push if the box can move, a step if the cell is free, else no change."""
         ahead = self.player + self.room.steps[action]
         if ahead in self.room.walls:
             return self
@@ -96,7 +96,7 @@ def parse_level(text: str) -> Level:
     gets a wall around it.
 
     Raises:
-        ValueError: If the text is no level: a wrong symbol, not one player, not as many boxes as targets, or it is
+        ValueError: If the text is not a level: a wrong symbol, not one player, not as many boxes as targets, or it is
             larger than `MAX_SIDE`.
     """
     rows = [row for row in text.strip("\n").splitlines() if row.strip()]

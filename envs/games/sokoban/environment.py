@@ -44,7 +44,7 @@ _COLOURS = {
     " ": (235, 235, 225),
 }
 _PLAYER = (60, 120, 200)
-# About thirty milliseconds. A level may come from a client, and whoever shares the process waits meanwhile.
+# About thirty milliseconds. A level may come from a client, and other sessions in the process wait meanwhile.
 _MAX_STATES = 8_000
 
 

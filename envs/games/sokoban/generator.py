@@ -16,8 +16,8 @@ from rollgym.envs.games.sokoban.board import Level, Room
 from rollgym.envs.games.sokoban.solver import push_distances
 
 _MAX_STATES = 40_000
-# All rooms together, a room counting for some states by itself: about thirty milliseconds, since whoever shares the
-# process waits.
+# All rooms together, a room counting for some states by itself: about thirty milliseconds, since other sessions in
+# the process wait.
 _ALL_STATES, _STATES_OF_A_ROOM = 20_000, 30
 _DRAWS, _LAST_DRAWS = 8, 64
 EXAMPLES = 32
@@ -60,8 +60,8 @@ class GeneratedLevel:
 
     Attributes:
         level: The level.
-        optimal_moves: Moves of its shortest solution; None where nobody knows.
-        solution: Actions that solve it; empty where only their number is known.
+        optimal_moves: Moves of its shortest solution; None if unknown.
+        solution: Actions that solve it; empty if only their number is known.
     """
 
     level: Level
@@ -74,7 +74,7 @@ def generate(
 ) -> GeneratedLevel | None:
     """Draw a level of the wanted difficulty and split; None if none turned up soon.
 
-    Of many boxes a search backwards does not get far. Where it finds nothing, boxes are pulled from their targets at
+    Of many boxes a search backwards does not get far. If it finds nothing, boxes are pulled from their targets at
     random; then a solution is known, and bounds of the fewest moves, but not their number.
     """
     states = 0
@@ -102,12 +102,12 @@ def generate(
 
 @lru_cache(maxsize=1024)
 def example_level(difficulty: Difficulty, split: Split | None, number: int = 0) -> GeneratedLevel | None:
-    """Return a level that fits, always the same one of a number; None where wishes contradict each other, or nearly do.
+    """Return a fitting level, always the same one of a number; None if the options contradict each other, or nearly do.
 
     Args:
         difficulty: What is wanted.
         split: Likewise.
-        number: Which of `EXAMPLES`; several may be alike where few are found.
+        number: Which of `EXAMPLES`; several may be equal if few are found.
     """
     if number == 0:
         return generate(np.random.default_rng(0), difficulty, split)
@@ -181,7 +181,7 @@ class _PullLayers:
         self._cells = room.floor
         index_of = {cell: number for number, cell in enumerate(self._cells)}
         self._targets = sum(1 << index_of[cell] for cell in room.targets)
-        # From each cell: where one can step back to, and the cell on the other side, whose box would come along.
+        # From each cell: the cells to step back to, and the cell on the other side, whose box would come along.
         ways = [
             [
                 (
@@ -291,7 +291,7 @@ def _ways_from(room: Room, boxes: set[int], player: int) -> dict[int, int]:
 
 
 def _way_to(ways: dict[int, int], cell: int) -> list[int]:
-    """Return the cells that lead to one, without the one where the player stands."""
+    """Return the cells that lead to one, without the player's own."""
     way = []
     while ways[cell] != cell:
         way.append(cell)

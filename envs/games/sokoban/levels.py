@@ -148,7 +148,7 @@ def _is_board(line: str, *, within: bool) -> bool:
     if symbols <= _PLAIN or _RUNS.fullmatch(line.strip(" ")):
         return True
     bare = line.strip()
-    # A row with a slip in it is no heading; the level says then what is wrong.
+    # A row with a typing error is not a heading; reading it as a level then reports the error.
     return within and len(bare) > 1 and bare[0] == bare[-1] == "#"
 
 

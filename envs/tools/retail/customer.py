@@ -1,4 +1,4 @@
-"""The customer: a script that hears words, answers what it is asked, and ends the conversation."""
+"""The customer: a script that matches words, answers questions, and ends the conversation."""
 
 import re
 from collections.abc import Sequence
@@ -69,7 +69,7 @@ class Customer:
         return self._requests[self.position] if self.position < len(self._requests) else None
 
     def opening(self) -> str:
-        """Return its first message."""
+        """Return the customer's first message."""
         return f"Hello. {self._requests[0].opening}"
 
     def answer(self, message: str) -> str:
@@ -83,7 +83,7 @@ class Customer:
         if _CONFIRMATION.search(message) and not _ANYTHING_ELSE.search(message):
             self.agreed = True
             return "Yes, please go ahead."
-        # A question that is no offer of more help is no report.
+        # A question other than an offer of more help is not a report.
         asks = "?" in message
         if _ANYTHING_ELSE.search(message) or (not asks and _REPORT.search(message)):
             return self._next()

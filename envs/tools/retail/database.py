@@ -1,4 +1,4 @@
-"""The shop's data: products with variants, customers, orders. Drawn anew for every episode, plain JSON throughout."""
+"""The shop's data: products with variants, customers, orders. Generated for every episode, plain JSON throughout."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -88,7 +88,7 @@ def draw_database(generator: np.random.Generator) -> Database:
 
 
 def draw_address(generator: np.random.Generator) -> dict[str, str]:
-    """Draw an address."""
+    """Draw a random postal address."""
     return {
         "street": f"{_between(generator, 1, 200)} {_one(generator, _STREETS)}",
         "city": _one(generator, _CITIES),

@@ -29,15 +29,15 @@ _MOST_NUMBERS = 100
 
 
 class RetailEnv(ToolEnv):
-    """A customer of an online shop wants something, and the shop has rules.
+    """Serve a customer of an online shop, who has requests, under the shop's rules.
 
     A reply calls tools, or is said to the customer. The episode ends when the customer does, or with a transfer to a
-    human: reward 1 where the database holds exactly what it would hold had everything been done as it should, where
-    the customer was told what it asked for, and where the orders in question were looked at; else 0. It is 0, too,
-    where the customer has gone because nobody attended to it.
+    human: reward 1 if the database equals the state after the correct actions, if the customer received the information
+    that it asked for, and if the orders in question were looked up; else 0. The reward is 0, too, if the customer has
+    left because its request was not attended to.
 
     Raises:
-        ValueError: If an argument makes no sense.
+        ValueError: If an argument is invalid.
     """
 
     metadata: dict[str, Any] = ToolEnv.metadata | {
@@ -156,7 +156,7 @@ class RetailEnv(ToolEnv):
         return self._customer.opening()
 
     def _draw_requests(self, database: Database, user_id: str) -> tuple[Request, ...]:
-        """Draw requests about different orders of a customer; none where the orders are not enough."""
+        """Draw requests about different orders of a customer; empty if there are too few orders."""
         orders = list(database["users"][user_id]["orders"])
         found: list[Request] = []
         for index in self.np_random.permutation(len(orders)):
@@ -207,11 +207,11 @@ class RetailEnv(ToolEnv):
         if self._shop.digest != self._goal or (self._strict and self._violations):
             return False
         if not self._transferred and self._customer.request is not None:
-            # It gave up: nobody has told it that something was done, or cannot be done.
+            # The customer gave up: no reply reported that the request was done, or cannot be done.
             return False
         said = set(re.findall(r"\d+", self._said.replace(",", "")))
         if len(said) > _MOST_NUMBERS:
-            # Whoever says every number has told none.
+            # An agent that lists every number has not answered.
             said = set()
         looked_at = {call.arguments["order_id"].strip() for call in self._made if call.name == "get_order"}
         wanted = {request.reads[0].arguments["order_id"] for request in self._requests}
@@ -232,7 +232,7 @@ class RetailEnv(ToolEnv):
             "state": {
                 "database": self._shop.digest,
                 "requests_left": len(self._requests) - customer.position,
-                # What a policy has to find out is told to those only who may ask for experts.
+                # Only sessions that may ask for experts see what a policy has to find out.
                 **(self._account() if self.shows_expert else {}),
             },
             "anchor": state_digest([self._shop.digest, talk, sorted(self._made_names)]),

@@ -22,9 +22,9 @@ class Request:
         details: What the customer answers, by what is asked: `order`, `reason`, `item`, `variant`, `address` and
             `payment`.
         reads: Calls that an agent needs to know what to do.
-        write: The call that does it; None where nothing is to be changed.
+        write: The call that does it; None if nothing is to be changed.
         plan: What an agent says it is going to do.
-        told: Texts that the customer must be told.
+        told: Texts that a reply to the customer must contain.
         asks: Details that an agent has to ask for.
     """
 
@@ -41,7 +41,7 @@ class Request:
 def draw_request(
     generator: np.random.Generator, database: Database, order_id: str, kind: str
 ) -> Request | None:
-    """Draw a request about an order; None where the order is of no use for one of that kind.
+    """Draw a request about an order; None if the order does not suit a request of that kind.
 
     Args:
         generator: Draws.

@@ -290,7 +290,7 @@ class Shop:
         return method
 
     def _pay(self, order: Mapping[str, Any], payment_method_id: str, amount: int) -> None:
-        """Take an amount, or give it back where it is negative; what a card pays is booked elsewhere."""
+        """Take an amount, or refund it if it is negative; what a card pays is booked elsewhere."""
         method = self._payment_method(order, payment_method_id)
         if method["kind"] == "gift card":
             if method["balance"] < amount:

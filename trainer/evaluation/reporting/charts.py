@@ -21,12 +21,12 @@ Point = tuple[float, float]
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One curve.
+    """One curve of a chart.
 
     Attributes:
         label: Its name.
         points: (step, value), in order of steps.
-        band: (low, high) at each point, where it has an interval.
+        band: (low, high) at each point, if the curve has an interval.
         style: "line", "dots" (with a mark at every point), "dashed", or "level" (one value, all the way).
         colour: Number of its colour in the style sheet.
     """
@@ -40,7 +40,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Where numbers stand on a picture: steps from left to right, values from bottom to top."""
+    """Maps numbers to a picture: steps from left to right, values from bottom to top."""
 
     first: float
     last: float
@@ -50,18 +50,18 @@ class Scale:
     height: int = HEIGHT
 
     def x(self, step: float) -> float:
-        """Place of a step."""
+        """Return the x coordinate of a step, in pixels."""
         span = self.last - self.first or 1.0
         return _LEFT + (self.width - _LEFT - _RIGHT) * (step - self.first) / span
 
     def y(self, value: float) -> float:
-        """Place of a value."""
+        """Return the y coordinate of a value, in pixels."""
         span = self.high - self.low or 1.0
         return self.height - _BOTTOM - (self.height - _TOP - _BOTTOM) * (value - self.low) / span
 
 
 def thinned(points: Sequence[Point], most: int = _MOST_POINTS) -> list[Point]:
-    """Return at most so many points: means of neighbours, so that a long run stays legible and small."""
+    """Return at most `most` points: means of neighbours, so that a long run stays legible and small."""
     if len(points) <= most:
         return list(points)
     size = math.ceil(len(points) / most)

@@ -1,4 +1,4 @@
-"""Episodes as the page shows them: turns, and every token with what is known of it. Bounded, whatever they hold."""
+"""Episodes as the page shows them: turns, and every token with its numbers. The size is bounded for any episode."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -26,14 +26,14 @@ _LONGEST_ALL = 500_000
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A token that the policy sampled.
+    """A token that the policy sampled, with its numbers.
 
     Attributes:
-        text: What it says.
+        text: The token's text.
         about: All that is known of it, for people.
-        probability: How likely it was, from 0 to 1.
-        advantage: Its advantage as a part of the sample's largest one, from -1 to 1; None where it was not trained on.
-        age: How old its policy version is, from 0 (the sample's newest) to 1.
+        probability: Its probability, from 0 to 1.
+        advantage: Its advantage as a part of the sample's largest one, from -1 to 1; None if it was not trained on.
+        age: Age of its policy version, from 0 (the sample's newest) to 1.
     """
 
     text: str
@@ -77,16 +77,16 @@ class EpisodeView:
     """An episode as the page shows it.
 
     Attributes:
-        name: Its place in the page, which stays the same while a run goes on.
-        title: What was played.
+        name: Its place in the page, which stays the same during a run.
+        title: The environment and task.
         step: The training step that it was played for, counted from 1.
         reward: Its total reward; what is shown is `short(reward)`.
-        turn_count: How many steps it took in the environment.
-        outcome: How it ended.
+        turn_count: Number of its steps in the environment.
+        outcome: Its outcome, as text.
         facts: Names and values, for people.
-        phases: Where its time went: (phase, seconds, share of the whole).
+        phases: Its time by phase: (phase, seconds, share of the whole).
         turns: Its turns.
-        turns_left_out: How many more there were.
+        turns_left_out: Number of turns that are not shown.
         segments: Its tokens.
     """
 
@@ -105,7 +105,7 @@ class EpisodeView:
 
 @dataclass(slots=True)
 class _Budget:
-    """What the page still has room for."""
+    """The remaining size budget of the page."""
 
     tokens: int = _MOST_IN_ALL
     characters: int = _LONGEST_ALL
@@ -114,7 +114,7 @@ class _Budget:
     text: TokenText | None = field(default=None)
 
     def cut(self, text: str, longest: int = _LONGEST_TEXT) -> str:
-        """Return a text without its middle where it is too long."""
+        """Return a text without its middle if it is too long."""
         room = max(0, min(longest, self.characters))
         if len(text) > room:
             half = room // 2
@@ -281,7 +281,7 @@ def _token(at: int, segment: Segment, advantages: dict[int, float], budget: _Bud
 
 
 def token_text(directory: Path) -> TokenText | None:
-    """Return what gives the text of a token id in a run; None where the run left no tokenizer that can be read."""
+    """Return a function from a run's token ids to text; None if the run left no readable tokenizer."""
     for path in (directory / _TOKENIZER_FILE, directory / "model" / _TOKENIZER_FILE):
         if path.is_file():
             return _reader(path)

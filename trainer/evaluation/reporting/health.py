@@ -1,4 +1,4 @@
-"""What the page says of whether a run learns: what never happens in most runs, counted."""
+"""The page's section on a run's health: counts of events that never happen in most runs."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""The page of a run over HTTP on loopback, which follows the run: made anew whenever its files have grown."""
+"""The page of a run over HTTP on loopback, which follows the run: rebuilt whenever its files have grown."""
 
 import asyncio
 import time
@@ -30,7 +30,7 @@ class LivePage:
 
     Args:
         directory: The run's directory.
-        look_s: How often its files are looked at. Another process writes them, and nothing else tells of it.
+        look_s: Interval of the checks for new data in its files, which another process writes.
     """
 
     def __init__(self, directory: Path, look_s: float = 1.0) -> None:
@@ -41,7 +41,7 @@ class LivePage:
         self._making = asyncio.Lock()
 
     def application(self) -> Starlette:
-        """Return the ASGI application."""
+        """Return the ASGI application that serves the page."""
         return Starlette(routes=[Route("/", self.page), Route("/events", self.events)])
 
     async def page(self, request: Request) -> Response:

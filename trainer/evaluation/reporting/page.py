@@ -29,7 +29,7 @@ _RECENT = 10
 _LONGEST_SETTINGS = 60_000
 
 _PARTS = tuple(metric for metric in RUN_METRICS if metric.is_part)
-"""What the time of a step is divided into."""
+"""The parts of a step's time."""
 
 _OUTSIDE = "time/outside_s"
 _PLACED = frozenset(metric.name for metric in RUN_METRICS if metric.curve is not None)
@@ -57,7 +57,7 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationSetRow:
-    """What an evaluation set came to in one mode of play."""
+    """The results of an evaluation set in one mode of play."""
 
     evaluation_set: str
     mode: str
@@ -71,7 +71,7 @@ def render_page(run: RunFolder, *, live: bool = False, now: float | None = None)
     """Return the page.
 
     Args:
-        run: What was read of the run.
+        run: The data of the run.
         live: Whether the page asks the server that it came from for what is new.
         now: The time in seconds since 1970; the machine's if None.
     """
@@ -282,7 +282,7 @@ def _time_figure(rows: Sequence[Row]) -> Markup:
 
 
 def _time_rows(run: RunFolder) -> list[tuple[str, str, float]]:
-    """Where the time of the whole run went: (part, seconds, share)."""
+    """Return the parts of the whole run's time: (part, seconds, share)."""
     names = (*(part.name for part in _PARTS), _OUTSIDE)
     spent = {span_of(name): run.sums.get(name, 0.0) for name in names}
     whole = sum(spent.values())

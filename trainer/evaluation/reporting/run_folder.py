@@ -1,4 +1,4 @@
-"""What a run's directory says, read while the run may still write to it: what cannot be read is told, never fatal."""
+"""Reads a run's directory, while the run may still write to it: unreadable parts are noted, never fatal."""
 
 import json
 import math
@@ -21,7 +21,7 @@ from rollgym.trainer.records.ledger import LEDGER_FILE, Fate
 from rollgym.trainer.records.trajectory import Trajectory
 
 LONGEST_LINE = 8 * 2**20
-"""Bytes of a line that is still read: an episode of more is passed over."""
+"""Longest line that is read, in bytes: a larger episode is skipped."""
 _MOST_ROWS = 4_000
 _PLACES = 24
 _NEIGHBOURS = 4
@@ -39,7 +39,7 @@ class PlayedEpisode:
 
     Attributes:
         step: The step that it was trained in, or dropped.
-        decision: What the filter made of its group: "kept", or why it was dropped.
+        decision: The filter's decision on its group: "kept", or why it was dropped.
         trajectory: The episode.
     """
 
@@ -50,20 +50,20 @@ class PlayedEpisode:
 
 @dataclass(slots=True)
 class RunFolder:
-    """What was found.
+    """The data of a run's directory.
 
     Attributes:
         directory: The run's directory.
-        settings: Its settings without secrets, as nested data; empty where they cannot be read.
+        settings: Its settings without secrets, as nested data; empty if they cannot be read.
         training: Lines of metrics that training steps wrote; of a very long run every second, fourth, ... and the last.
-        steps: How many there were.
-        sums: What they sum to: the seconds of every part of a step, and "tokens" sampled.
+        steps: Number of all training steps.
+        sums: Sums over all steps: the seconds of every part of a step, and "tokens" sampled.
         evaluations: Lines of metrics that evaluations wrote.
         episodes: A sample over the whole run, a few neighbours at each place, in order.
-        tasks: How many tasks have each fate, and why tasks were dropped.
-        changed: When the run wrote last, in seconds since 1970; None where it never did.
+        tasks: Number of tasks by fate, and the reasons for drops.
+        changed: When the run wrote last, in seconds since 1970; None if it never did.
         state: "finished", "running" (or killed: then it does not change any more), or "stopped".
-        notes: What could not be read, for people.
+        notes: Messages on unreadable parts, for people.
     """
 
     directory: Path
@@ -110,7 +110,7 @@ def number(row: Row, name: str) -> float | None:
 
 
 def _read_metrics(path: Path, found: RunFolder) -> None:
-    """Take in the metrics; how much is kept does not grow with the run."""
+    """Read the metrics; the memory does not grow with the run."""
     every, last = 1, None
     for row in _rows(path, found.notes):
         if any(name.startswith("evaluate/") for name in row):

@@ -15,10 +15,10 @@ class Distillation:
 
     Args:
         student: The policy, whose head computes the teachers beside it.
-        rows: What is learnt from.
-        held_out: What is measured only.
-        max_skipped_steps: Steps in a row that may be left out because loss or gradient is not finite.
-        say: Told, for people, of those that are.
+        rows: The training rows.
+        held_out: Rows for evaluation only.
+        max_skipped_steps: Steps in a row that may be skipped because loss or gradient is not finite.
+        say: Receives messages for people about skipped steps.
     """
 
     def __init__(
@@ -48,5 +48,5 @@ class Distillation:
         return step_metrics(taken) | {"distill/tokens": float(counts.tokens)}
 
     def measure(self) -> dict[str, float]:
-        """Return the loss of the held-out rows; nothing where there are none."""
+        """Return the loss of the held-out rows; empty if there are none."""
         return {"loss": mean_output(self._student, self._held_out)} if self._held_out else {}

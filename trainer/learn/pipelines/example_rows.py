@@ -34,9 +34,9 @@ class ExampleRows:
 
     Args:
         renderer: The policy's.
-        settings: What becomes of examples that are too long.
+        settings: How to treat examples that are too long.
         longest: Tokens of the longest row.
-        say: Told of how many are left out.
+        say: Called with how many are left out.
     """
 
     def __init__(
@@ -56,9 +56,9 @@ class ExampleRows:
         """Return the rows of conversations.
 
         Args:
-            data: Where they are read.
+            data: The data set.
             roles: Whose messages are learnt.
-            teacher_of: Gives the number of a domain's teacher; None where there are no teachers.
+            teacher_of: Gives the number of a domain's teacher; None without teachers.
 
         Raises:
             ConfigError: If a row of the data cannot be learnt from; the message has its place.
@@ -82,11 +82,11 @@ class ExampleRows:
         """Return the rows of pairs.
 
         Args:
-            data: Where they are read.
+            data: The data set.
             rewarded: Whether a text's reward is read at its end, and not its tokens' log-probabilities.
 
         Raises:
-            ConfigError: If a row of the data is no pair, or no two replies of a pair differ.
+            ConfigError: If a row of the data is not a pair, or no two replies of a pair differ.
         """
         empty, same, unlike = _Oddity(_EMPTY), _Oddity(_SAME), _Oddity(_UNLIKE)
 
@@ -120,7 +120,7 @@ class ExampleRows:
         """Return the rows of judged replies, each with its prompt before the next other example's reply.
 
         Raises:
-            ConfigError: If a row of the data is no judged reply, or there is only one.
+            ConfigError: If a row of the data is not a judged reply, or there is only one.
         """
         empty = _Oddity(_EMPTY)
         found = list(read_judged(data))
@@ -149,7 +149,7 @@ class ExampleRows:
     def tell_overlap(
         self, learnt: Sequence[TrainRow] | PreferenceRows, held_out: Sequence[TrainRow] | PreferenceRows
     ) -> None:
-        """Say how many of the held-out examples are learnt from, too: their loss shows nothing of others."""
+        """Report how many held-out examples are trained on, too: their loss does not measure generalisation."""
         held = [rows_digest(each) for each in examples_of(held_out)]
         known = {rows_digest(each) for each in examples_of(learnt)} if held else set()
         count = sum(digest in known for digest in held)
@@ -160,7 +160,7 @@ class ExampleRows:
             )
 
     def _tell(self, *oddities: "_Oddity") -> None:
-        """Say how many examples are odd, and which is the first."""
+        """Report how many examples are odd, and which is the first."""
         for odd in oddities:
             if odd.count:
                 self._say(f"{odd.count} of {odd.looked_at} examples {odd.what}; the first: {odd.first}")
@@ -198,13 +198,13 @@ class ExampleRows:
 
 @dataclass(slots=True)
 class _Oddity:
-    """Examples that can be used, though hardly anybody means them: counted, so that they are not learnt in silence.
+    """Counts examples that are usable but probably a mistake, so that the run reports them.
 
     Attributes:
-        what: What is odd about them.
+        what: Description of the oddity.
         looked_at: Examples that were looked at.
-        count: How many of them are odd.
-        first: Where the first one stands.
+        count: Number of odd examples.
+        first: Place of the first odd example.
     """
 
     what: str
@@ -213,7 +213,7 @@ class _Oddity:
     first: str = ""
 
     def note(self, place: str, *, found: bool) -> None:
-        """Count an example."""
+        """Count an example, and remember the first that was `found` odd."""
         self.looked_at += 1
         if found:
             self.first = self.first or place

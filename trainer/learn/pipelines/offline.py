@@ -23,7 +23,7 @@ HELD_OUT = f"{EVALUATION_PREFIX}held_out/"
 
 
 class Objective(Protocol):
-    """What examples are learnt for."""
+    """The objective of training on examples."""
 
     def update(self, indices: Sequence[int]) -> dict[str, float]:
         """Take an optimizer step on the examples at some indices, and return its metrics.
@@ -34,16 +34,16 @@ class Objective(Protocol):
         ...
 
     def measure(self) -> dict[str, float]:
-        """Return metrics of the held-out examples; none where there are none."""
+        """Return metrics of the held-out examples; empty if there are none."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Offline:
-    """What the loop drives.
+    """The parts of the training loop.
 
     Attributes:
-        objective: What is learnt.
+        objective: The objective that is trained.
         batches: From what, step by step.
         resident: Entered for as long as models are used, which may be elsewhere meanwhile.
     """
@@ -65,15 +65,15 @@ async def train_on_examples(
     measure_every: int,
     ending: Ending,
 ) -> RunState:
-    """Train until `steps` and return where the run stands; whatever ends it before, the last whole step is saved.
+    """Train until `steps` and return the run's state; if it ends before, the last complete step is saved.
 
     Args:
-        parts: What is driven.
-        state: Where the run stands.
+        parts: The parts of the loop.
+        state: The run's progress.
         steps: Steps in all.
         checkpoint_every: Steps between checkpoints; 0 keeps only the last.
         measure_every: Steps between measurements on held-out examples; 0 measures at the ends only.
-        ending: Ends the run before its time, in order.
+        ending: Requests an early, orderly end.
 
     Raises:
         RunError: If every optimizer step of the run was left out.

@@ -22,12 +22,12 @@ from rollgym.trainer.learn.pipelines.offline import in_parts
 from rollgym.trainer.learn.pipelines.sft import step_metrics
 
 _AT_ONCE = 256
-"""Rows whose outputs are held at one time where nothing is trained."""
+"""Rows whose outputs are held at one time if nothing is trained."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sums:
-    """What a loss reads of a batch, `[rows]` each.
+    """The inputs of a loss for a batch, `[rows]` each.
 
     Attributes:
         outputs: Sum of the outputs of each row, float64, with gradient.
@@ -49,8 +49,8 @@ class PreferenceRows:
     Attributes:
         rows: Rows of each example. Of pairs: the chosen reply, the rejected one. Of judged replies: the reply, and its
             prompt with another example's reply, which measures the distance to the reference.
-        good: Of judged replies, whether each is good.
-        margins: Of pairs, by how much they differ; read by reward models.
+        good: Whether each judged reply is good.
+        margins: By how much the replies of each pair differ; read by reward models.
     """
 
     rows: Sequence[tuple[TrainRow, TrainRow]]
@@ -59,7 +59,7 @@ class PreferenceRows:
 
     @property
     def lengths(self) -> list[int]:
-        """Tokens of each example."""
+        """Number of tokens of each example."""
         return [len(first.ids) + len(second.ids) for first, second in self.rows]
 
     def flat(self, indices: Sequence[int]) -> list[TrainRow]:
@@ -75,7 +75,7 @@ def reference_sums(
     Args:
         scorer: The reference.
         examples: The rows.
-        done: Told how many examples are computed.
+        done: Called with the number of examples computed so far.
     """
     parts = []
     for part in in_parts(range(len(examples.rows)), _AT_ONCE // 2):
@@ -89,13 +89,13 @@ class Preference:
 
     Args:
         backend: The policy.
-        loss: Which loss.
-        examples: What is learnt from.
+        loss: The kind of loss.
+        examples: The training examples.
         reference: The log-probabilities of their rows under the reference, `[examples, 2]`; zeros without one.
-        held_out: What is measured only.
+        held_out: Examples for evaluation only.
         held_out_reference: Their log-probabilities.
-        max_skipped_steps: Steps in a row that may be left out because loss or gradient is not finite.
-        say: Told, for people, of those that are.
+        max_skipped_steps: Steps in a row that may be skipped because loss or gradient is not finite.
+        say: Receives messages for people about skipped steps.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class Preference:
         return step_metrics(taken) | {f"preference/{name}": value for name, value in metrics.items()}
 
     def measure(self) -> dict[str, float]:
-        """Return loss and accuracy of the held-out examples; nothing where there are none."""
+        """Return loss and accuracy of the held-out examples; empty if there are none."""
         if not self._held_out.rows:
             return {}
         indices = range(len(self._held_out.rows))
@@ -151,8 +151,8 @@ class Ranking:
         centre: Weight of the pull of rewards towards zero.
         examples: Pairs.
         held_out: Pairs that are measured only.
-        max_skipped_steps: Steps in a row that may be left out because loss or gradient is not finite.
-        say: Told, for people, of those that are.
+        max_skipped_steps: Steps in a row that may be skipped because loss or gradient is not finite.
+        say: Receives messages for people about skipped steps.
     """
 
     def __init__(
@@ -182,7 +182,7 @@ class Ranking:
         return step_metrics(taken) | {f"reward/{name}": value for name, value in metrics.items()}
 
     def measure(self) -> dict[str, float]:
-        """Return loss and accuracy of the held-out pairs; nothing where there are none."""
+        """Return loss and accuracy of the held-out pairs; empty if there are none."""
         if not self._held_out.rows:
             return {}
         rewards = reference_sums(self._backend, self._held_out)
@@ -248,12 +248,12 @@ def coupled_step(
     whatever the cut.
 
     Args:
-        backend: What is trained.
+        backend: The model that is trained.
         rows: The batch.
         loss: The loss of the whole batch.
 
     Returns:
-        What became of the step, and the loss's metrics from before it.
+        The step's report, and the loss's metrics from before it.
     """
     sums = row_sums(backend, rows).requires_grad_()
     value, metrics = loss(Sums(sums, token_counts(rows)))

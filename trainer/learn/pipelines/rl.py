@@ -42,29 +42,29 @@ from rollgym.trainer.rollout.scheduler import LeaveOut, RolloutScheduler
 from rollgym.trainer.tasks.curriculum import CurriculumTaskSource
 
 Evaluate = Callable[[int], Awaitable[None]]
-"""Measures the policy after so many steps, if it is time to."""
+"""Evaluates the policy after a step, if an evaluation is due."""
 
 
 class Updater(Protocol):
     """Learns from batches of episodes: by reward, or from a teacher."""
 
     async def update(self, batch: EpisodeBatch, step: int, version: int | None = None) -> dict[str, float]:
-        """Take the optimizer steps of one batch and return their metrics, while the event loop goes on."""
+        """Take the optimizer steps of one batch and return their metrics, without blocking the event loop."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What the loop drives.
+    """The parts of the training loop.
 
     Attributes:
-        updating: Entered for as long as weights change: who samples with these very weights stands still.
-        health: Looks at each step, and ends a run that learns nothing.
+        updating: Held while weights change: pauses sampling in this process, which uses the same weights.
+        health: Checks each step, and ends a run that learns nothing.
         recall: The rollout log, whose counters are metrics.
-        resident: Entered for as long as models are used, which may be elsewhere meanwhile.
-        curriculum: Told of each step's successes, where the shares of domains follow them.
-        work: What an update computes, for the numbers of a step; None where that is not known.
-        backpressure: What was waited for servers of environments that were overloaded, as metrics.
+        resident: Held while models are used: keeps them on the accelerator, from which they may be offloaded otherwise.
+        curriculum: Receives each step's successes, if the shares of domains depend on them.
+        work: The operations of an update, for a step's metrics; None if unknown.
+        backpressure: Metrics of the time spent waiting for overloaded environment servers.
     """
 
     algorithm: AlgorithmSettings
@@ -90,7 +90,7 @@ class Parts:
 async def train(
     parts: Parts, state: RunState, steps: int, checkpoint_every: int, evaluate: Evaluate, ending: Ending
 ) -> RunState:
-    """Train until `steps` and return where the run stands.
+    """Train until `steps` and return the run's state.
 
     Each step: take finished groups, choose among them, update, publish the weights, let new groups start. Whatever
     ends the loop before its time, the last whole step is saved.
@@ -135,11 +135,11 @@ async def train(
 
 
 class _StepClock:
-    """Reads the clock where one part of a step ends and the next begins.
+    """Reads the clock at the boundaries between the parts of a step.
 
     Args:
         last_ended: When the step before ended.
-        tokens_before: Tokens that were ever sampled when this one began.
+        tokens_before: Tokens sampled in the whole run before this step began.
     """
 
     def __init__(self, last_ended: float | None, tokens_before: int) -> None:
@@ -162,7 +162,7 @@ async def _update(
     kept = await choose_groups(parts, groups.kept)
     batch = episode_batch(kept, parts.build_rows)
 
-    # Episodes of later steps, if any are allowed, go on meanwhile.
+    # Episodes of later steps, if any are allowed, run meanwhile.
     async with parts.updating(), parts.resident():
         updated = await parts.learner.update(batch, step, version)
         clock.trained = time.monotonic()
@@ -231,7 +231,7 @@ async def choose_groups(parts: Parts, groups: Sequence[Group]) -> list[Group]:
     """
     dropped: Mapping[int, str] = {}
     if not refills(parts.algorithm.filter):
-        # One of the user's may take its time, and episodes of later steps go on.
+        # A filter of the user's may be slow; in a thread, it does not block episodes of later steps.
         dropped = (await asyncio.to_thread(select_groups, parts.algorithm, turns_of(groups))).dropped
     for group in groups:
         reason = dropped.get(group.index)
@@ -242,9 +242,9 @@ async def choose_groups(parts: Parts, groups: Sequence[Group]) -> list[Group]:
 
 
 def account_for(ledger: Ledger, groups: Sequence[Group], batch: EpisodeBatch, step: int) -> None:
-    """Say of each group of a batch that was updated on that it was trained, or why nothing of it was.
+    """Note for each group of an updated batch that it was trained, or why it was not.
 
-    Nothing is where none of its episodes was chosen, or where all optimizer steps that they were in were left out.
+    A group was not trained if none of its episodes was chosen, or if all optimizer steps with them were skipped.
     """
     for group in groups:
         if group.index in batch.trained:

@@ -1,4 +1,4 @@
-"""Saves a run's checkpoints while it goes on: what is trained is copied, and written when training has gone on."""
+"""Saves a run's checkpoints while it trains: copies the weights, and writes the copy in the background."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -23,13 +23,13 @@ class Saver:
     """Writes checkpoints, one at a time, and everything that belongs to the steps before them.
 
     Args:
-        models: What is saved.
-        checkpoints: Where.
-        tracker: Written out first.
-        ledger: Likewise; None where no tasks are played.
-        recall: Told what is saved, so that the rollout log can let it go.
-        asynchronous: Whether training goes on while a checkpoint is written, from a copy in the host's memory.
-        resident: Entered for as long as models are read, which may be elsewhere meanwhile.
+        models: The models to save.
+        checkpoints: The store of checkpoints.
+        tracker: Flushed before the checkpoint is written.
+        ledger: Flushed likewise; None if the run plays no tasks.
+        recall: Notified of what is saved, so that the rollout log can drop it.
+        asynchronous: Whether training continues while a checkpoint is written, from a copy in the host's memory.
+        resident: Held while models are read: keeps them on the accelerator, from which they may be offloaded otherwise.
     """
 
     def __init__(
@@ -53,13 +53,13 @@ class Saver:
         self._writing: asyncio.Task[None] | None = None
 
     async def save(self, state: RunState) -> None:
-        """Save a step; returns when it is written, or as soon as training may go on where that is asynchronous.
+        """Save a step; return when it is written or, if asynchronous, as soon as training may continue.
 
-        The one before is written to its end first. Whatever is cancelled meanwhile, nothing is left half done.
+        The previous checkpoint is completed first. A cancellation meanwhile leaves nothing half done.
 
         Raises:
             RunError: If a weight, or a number of an optimizer, is not finite: then nothing is written.
-            WriteError: If the disk does not take it, or did not take the one before.
+            WriteError: If writing this checkpoint or the previous one failed.
         """
         await to_its_end(self._save(state))
 
@@ -68,7 +68,7 @@ class Saver:
 
         Raises:
             RunError: As `save` does.
-            WriteError: Likewise.
+            WriteError: If the checkpoint could not be written.
         """
         if (writing := self._writing) is not None:
             try:
@@ -77,11 +77,11 @@ class Saver:
                 self._writing = None
 
     def raise_if_failed(self) -> None:
-        """Tell of a checkpoint that could not be written, if there was one.
+        """Raise if a checkpoint could not be written.
 
         Raises:
             RunError: As `save` does.
-            WriteError: Likewise.
+            WriteError: If the checkpoint could not be written.
         """
         if self._writing is not None and self._writing.done():
             writing, self._writing = self._writing, None
@@ -100,7 +100,7 @@ class Saver:
             await self.settled()
 
     def _begin(self, state: RunState) -> tuple[Path, dict[str, Any]]:
-        """Take what belongs to this very step: parts that write themselves do so before training goes on."""
+        """Capture the state of this very step: parts that write themselves do so before training continues."""
         saved = self._models.state_dicts()
         if self._asynchronous:
             saved = copy_to_host(saved)
@@ -126,7 +126,7 @@ class Saver:
 
 
 async def _result_of(task: asyncio.Task[None]) -> None:
-    """Wait for a task without ending it where the waiting is cancelled."""
+    """Wait for a task without cancelling it if the wait is cancelled."""
     await asyncio.wait({task})
     task.result()
 

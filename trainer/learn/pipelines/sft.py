@@ -28,10 +28,10 @@ def supervised_rows(
     Args:
         trajectories: The episodes.
         longest: `model.max_length`, in tokens; longer rows are left out.
-        say: Is told how many those are.
+        say: Called with the number of rows left out.
 
     Raises:
-        ConfigError: If all of them are.
+        ConfigError: If all rows are left out.
     """
     rows = [
         row for index, trajectory in enumerate(trajectories) for row in trajectory_rows(index, trajectory)
@@ -55,11 +55,11 @@ class Imitation:
 
     Args:
         backend: The policy.
-        rows: What is imitated.
-        held_out: What is measured only.
-        max_skipped_steps: Steps in a row that may be left out because loss or gradient is not finite.
-        what: What is trained, for messages.
-        say: Told, for people, of steps that are left out.
+        rows: The training rows.
+        held_out: Rows for evaluation only.
+        max_skipped_steps: Steps in a row that may be skipped because loss or gradient is not finite.
+        what: Name of the trained model, for messages.
+        say: Receives messages for people about skipped steps.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Imitation:
         return metrics if loss is None else metrics | {"supervised/loss": loss[0]}
 
     def measure(self) -> dict[str, float]:
-        """Return the loss of the held-out rows; nothing where there are none."""
+        """Return the loss of the held-out rows; empty if there are none."""
         return {"loss": -mean_output(self._backend, self._held_out)} if self._held_out else {}
 
 
@@ -108,7 +108,7 @@ def mean_output(scorer: Scorer, rows: Sequence[TrainRow]) -> float:
 
 
 def step_metrics(taken: StepReport, name: str = "policy") -> dict[str, float]:
-    """Describe an optimizer step."""
+    """Return the metrics of an optimizer step, under the model's `name`."""
     numbers = {
         f"{name}/optimizer_steps": float(taken.applied),
         f"{name}/skipped_steps": float(not taken.applied),
@@ -151,18 +151,18 @@ def train_supervised(
 
     Args:
         backend: The policy.
-        rows: What to imitate.
+        rows: The training rows.
         epochs: Passes over all rows.
         batch_rows: Rows of one optimizer step.
         seed: The run's seed; the order of rows is drawn from a stream below it.
-        max_skipped_steps: Steps in a row that may be left out because loss or gradient is not finite.
-        say: Told, for people, of those that are.
+        max_skipped_steps: Steps in a row that may be skipped because loss or gradient is not finite.
+        say: Receives messages for people about skipped steps.
 
     Yields:
-        Where it stands, after every batch.
+        The progress, after every batch.
 
     Raises:
-        RunError: If more steps than that are left out.
+        RunError: If more steps than that are skipped.
     """
     imitation = Imitation(backend, rows, max_skipped_steps=max_skipped_steps, what="warm start", say=say)
     batches = ExampleBatches([len(row.ids) for row in rows], seed, batch_rows)

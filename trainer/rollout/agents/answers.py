@@ -1,4 +1,4 @@
-"""What a request is answered with, whole or as it comes."""
+"""Answers to agents' requests, complete or streamed."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,8 +15,8 @@ class Choice:
     """One reply to a request.
 
     Attributes:
-        sampled: What was sampled, and what of it the agent is given.
-        logprobs: Of each token.
+        sampled: The sampled tokens, and the part that the agent receives.
+        logprobs: Log-probability of each token.
         finish_reason: As the engine says it: "stop" or "length".
         stop: The text that ended it, of those that the agent had named; None for none.
     """
@@ -29,17 +29,17 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a request was answered with.
+    """The answer to a request.
 
     Attributes:
-        number: Which request of its session it was.
+        number: Number of the request in its session.
         identifier: Unique in the session, and equal between equal runs.
         created: Unix time in seconds.
-        prompt_ids: What the policy read; the first of several prompts.
+        prompt_ids: The policy's prompt; the first of several prompts.
         choices: The replies, those to one prompt after the other.
-        ignored: Wishes that were passed over.
+        ignored: Sampling parameters that were ignored.
         thinks: Whether the prompt ends with the opening of thinking.
-        prompts: The prompts, where they are texts without a chat template.
+        prompts: The prompts, if they are texts without a chat template.
     """
 
     number: int
@@ -53,17 +53,17 @@ class Answer:
 
     @property
     def prompt_tokens(self) -> int:
-        """Tokens that were read."""
+        """Number of tokens in the prompts."""
         return sum(len(prompt.ids) for prompt in self.prompts) if self.prompts else len(self.prompt_ids)
 
     @property
     def completion_tokens(self) -> int:
-        """Tokens that were sampled."""
+        """Number of tokens sampled over all choices."""
         return sum(len(choice.sampled.token_ids) for choice in self.choices)
 
 
 class AnswerListener(Protocol):
-    """Told of an answer while it is sampled."""
+    """Receives an answer while it is sampled."""
 
     def begins(self, answer: Answer) -> None:
         """Its prompt is there, and none of its choices."""
@@ -76,12 +76,12 @@ class AnswerListener(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ChoiceStream:
-    """Hands one choice to a listener.
+    """Streams one choice of an answer to a listener.
 
     Attributes:
         choice: Its number.
         stream: Takes it apart.
-        listener: Who is told.
+        listener: Receives the parts.
         told: Ids that were handed over, or are waiting for those behind them.
     """
 
@@ -91,7 +91,7 @@ class ChoiceStream:
     told: list[int] = field(default_factory=list)
 
     def add(self, ids: Sequence[int]) -> None:
-        """Take tokens that were sampled."""
+        """Receive newly sampled tokens."""
         self.told.extend(ids)
         if deltas := self.stream.add(ids):
             self.listener.says(self.choice, deltas)

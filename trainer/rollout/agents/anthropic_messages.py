@@ -251,8 +251,8 @@ def message_body(call: AgentCall, answer: Answer, model: str) -> dict[str, Any]:
     """Return the answer.
 
     Args:
-        call: What was asked for.
-        answer: What was sampled.
+        call: The agent's request.
+        answer: The sampled answer.
         model: The policy's name.
     """
     choice = answer.choices[0]
@@ -264,7 +264,7 @@ class MessageEvents:
     """An answer as the events of a stream: a message, its blocks one after the other, its end.
 
     Args:
-        call: What was asked for.
+        call: The agent's request.
         answer: The answer, as far as it is known when it begins.
         model: The policy's name.
     """
@@ -303,7 +303,7 @@ class MessageEvents:
         yield {"type": "message_stop"}
 
     def fails(self, error: ApiError) -> Iterator[dict[str, Any]]:
-        """Yield what ends a stream that cannot go on."""
+        """Yield the events that end a stream that failed."""
         yield error_body(error)
 
     def _begins(self) -> Iterator[dict[str, Any]]:

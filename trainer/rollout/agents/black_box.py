@@ -1,4 +1,4 @@
-"""An episode that an agent of somebody else's plays: it gets an address, and whatever it does has an outcome."""
+"""An episode that an external agent plays: it gets an address, and anything that it does has an outcome."""
 
 import math
 import secrets
@@ -26,7 +26,7 @@ from rollgym.trainer.rollout.session import Session
 from rollgym.trainer.tasks.task import Task
 
 _REMEMBERED = 4096
-"""Keys of ended sessions that are told from unknown ones."""
+"""How many keys of ended sessions are remembered, to distinguish them from unknown ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class SessionTable:
         return key
 
     def remove(self, key: str) -> None:
-        """End a session: its requests are given up, and it is told from one that never was."""
+        """End a session: cancel its requests, and remember its key, to distinguish it from an unknown one."""
         found = self._open.pop(key, None)
         if found is not None:
             found.session.end()
@@ -74,7 +74,7 @@ class SessionTable:
         return self._found(key).session
 
     def environment(self, key: str) -> EpisodeEnvironment | None:
-        """Return the environment of a session; None where it has none."""
+        """Return the environment of a session; None if it has none."""
         return self._found(key).environment
 
     def posted(self, key: str) -> None:
@@ -96,7 +96,7 @@ class BlackBoxPlayer:
     Attributes:
         table: The endpoint's sessions.
         url: The endpoint's address, as the agent reaches it.
-        service: What answers the agent.
+        service: Answers the agent's requests.
         runner: Sets the agent to work.
         clock: Unix time.
     """
@@ -114,7 +114,7 @@ class BlackBoxPlayer:
 
         Raises:
             ProblemError: If the server refuses what the run asks for.
-            EpisodeLostError: If the environment cannot be brought to where the rollout log ends.
+            EpisodeLostError: If the environment cannot be brought to the end of the rollout log.
         """
         trajectory = Trajectory(task, member, attempt)
         agent = AgentSession(self.service, trajectory, max_turns, self.clock)
@@ -130,7 +130,7 @@ class BlackBoxPlayer:
             end = await self.runner.run(told, agent)
         finally:
             self.table.remove(key)
-        # The session goes on to another episode, and no step of this one may be under way in it.
+        # The session moves on to another episode, and no step of this one may still be in flight in it.
         await environment.close()
         conclude(trajectory, agent, environment, end, max_turns)
         return trajectory
@@ -158,7 +158,7 @@ async def open_black_box(
 
 
 def _told(environment: EpisodeEnvironment, trajectory: Trajectory) -> dict[str, Any]:
-    """What an agent is told of its task. What the task is made of may hold its answer, and stays here."""
+    """What an agent receives of its task. The task's own fields may hold the answer, and stay here."""
     seen = environment.seen
     return {
         "env_id": environment.env_id,
@@ -181,12 +181,12 @@ def conclude(
 ) -> None:
     """Give an episode its rewards and its outcome, once the agent is done.
 
-    What the environment has decided stands, whatever the agent did afterwards; then what the agent has posted; and only
+    The environment's decision stands, regardless of the agent's later actions; then what the agent has posted; and only
     then how the agent ended.
 
     Raises:
-        EpisodeLostError: If the environment cannot be brought to where the rollout log ends.
-        Exception: What the inference client raised, or a step that found no server: no episode could be played.
+        EpisodeLostError: If the environment cannot be brought to the end of the rollout log.
+        Exception: An error of the inference client, or of a step without a server: the episode could not be played.
     """
     counts = agent.counts
     trajectory.metrics = trajectory.metrics | {

@@ -1,4 +1,4 @@
-"""What an agent asks for, whichever API it speaks: a conversation, tools, and wishes for the sampling."""
+"""Agents' requests, independent of the API: a conversation, tools, and sampling parameters."""
 
 import math
 from collections.abc import Collection, Mapping, Sequence
@@ -36,18 +36,18 @@ _KNOWN_ROLES = ("system", "user", "assistant", "tool")
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
-    """How an agent would like its reply to be sampled; None where it does not say.
+    """The sampling parameters that an agent asks for; None for each that it does not set.
 
     Attributes:
         max_tokens: Longest reply.
-        stop: Texts that end a reply and are no part of it.
-        choices: How many replies are wanted.
+        stop: Texts that end a reply and are not part of it.
+        choices: Number of replies to sample.
         temperature: Divides the logits.
         top_p: Smallest set of most likely tokens with this mass.
         top_k: Number of most likely tokens; 0 or less is off.
         seed: Seed of its random stream.
-        structured: What the reply shall look like.
-        others: Names of further wishes that change the distribution.
+        structured: The required form of the reply.
+        others: Names of further parameters that change the distribution.
     """
 
     max_tokens: int | None = None
@@ -66,20 +66,20 @@ class AgentCall:
     """One request of an agent.
 
     Attributes:
-        messages: The whole conversation; none where prompts are texts of their own.
-        prompts: Texts or token ids that the policy goes on with, without a chat template; each has all choices.
-        echo: Whether they stand before the replies.
+        messages: The whole conversation; empty if the prompts are plain texts.
+        prompts: Texts or token ids that the policy continues, without a chat template; each gets all choices.
+        echo: Whether each reply repeats its prompt.
         tools: Declarations that the chat template writes into the prompt.
-        must_call: Tools of which one at least must be called; none where none has to be.
-        wishes: How the reply should be sampled.
+        must_call: Tools of which one at least must be called; empty if a call is not required.
+        wishes: The agent's sampling parameters.
         reads_tools: Whether calls of tools are looked for in the reply.
         parallel_tools: Whether there may be more than one; otherwise only the first is handed over.
         stream: Whether the answer is a stream of events.
         usage_in_stream: Whether its last chunk tells the usage.
         logprobs: Whether log-probabilities are handed over.
         token_ids: Whether ids are handed over (as vLLM has it: `return_token_ids`).
-        not_enforced: Fields that are passed over, because nothing here can force a policy to heed them.
-        echoed: What the answer repeats of the request.
+        not_enforced: Fields that are ignored, because the trainer cannot force a policy to heed them.
+        echoed: Fields of the request that the answer repeats.
     """
 
     messages: list[Message]
@@ -186,7 +186,7 @@ def other_logprobs(body: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def passed_over(body: Mapping[str, Any], known: Collection[str]) -> tuple[str, ...]:
-    """Name the fields of a request that ask for something which nobody here reads.
+    """Name the fields of a request that ask for something unsupported.
 
     Args:
         body: The request.
@@ -262,7 +262,7 @@ def _call(value: object, param: str) -> dict[str, Any]:
 
 
 def made_call(call_id: str, name: str, arguments: object) -> dict[str, Any]:
-    """Return a call of a tool as chat templates take it: its arguments are an object where they can be."""
+    """Return a call of a tool as chat templates take it: its arguments are an object if they can be read as one."""
     return {
         "id": call_id,
         "type": "function",
@@ -286,7 +286,7 @@ def text_of(content: object, param: str) -> str:
     """Return a message's content as one text.
 
     Raises:
-        ApiError: It has parts that are no text, such as images.
+        ApiError: It has parts that are not text, such as images.
     """
     if content is None:
         return ""
@@ -339,7 +339,7 @@ def _tool(value: object, param: str) -> Mapping[str, Any]:
 
 
 def finite(value: object) -> float | None:
-    """Return a number of JSON, or None where it is none that can be computed with."""
+    """Return a JSON value as a number; None if it is not a finite number."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:

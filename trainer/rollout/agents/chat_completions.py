@@ -70,10 +70,10 @@ def chat_body(call: AgentCall, answer: Answer, model: str, token_text: Mapping[i
     """Return the answer.
 
     Args:
-        call: What was asked for.
-        answer: What was sampled.
+        call: The agent's request.
+        answer: The sampled answer.
         model: The policy's name.
-        token_text: Tokens as text, where log-probabilities are handed over.
+        token_text: Tokens as text, if log-probabilities are returned.
     """
     choices = []
     for index, choice in enumerate(answer.choices):
@@ -87,7 +87,7 @@ class ChatChunks:
     """An answer as the chunks of a stream: of each choice its role, what comes of it, its calls of tools, its end.
 
     Args:
-        call: What was asked for.
+        call: The agent's request.
         answer: The answer, as far as it is known when it begins.
         model: The policy's name.
     """
@@ -126,7 +126,7 @@ class ChatChunks:
             yield last | {"prompt_token_ids": list(answer.prompt_ids)} if self._call.token_ids else last
 
     def fails(self, error: ApiError) -> Iterator[dict[str, Any]]:
-        """Yield what ends a stream that cannot go on."""
+        """Yield the events that end a stream that failed."""
         yield error.as_body()
 
     def _chunk(self, choice: int, delta: dict[str, Any]) -> dict[str, Any]:

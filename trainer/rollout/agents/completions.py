@@ -1,4 +1,4 @@
-"""`/v1/completions`: texts that the policy goes on with, without a chat template. Nothing here does I/O."""
+"""`/v1/completions`: texts that the policy continues, without a chat template. Nothing here does I/O."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
@@ -31,7 +31,7 @@ _KNOWN = frozenset(
 )
 _MOST_PROMPTS = 64
 _USUAL_LENGTH = 16
-"""Longest reply where a request names none, as this API has it."""
+"""Longest reply if a request names none, as this API specifies."""
 
 
 def parse_completions(body: object) -> AgentCall:
@@ -114,7 +114,7 @@ class CompletionChunks:
     """An answer as the chunks of a stream: of each choice what comes of it, then its end.
 
     Args:
-        call: What was asked for.
+        call: The agent's request.
         answer: The answer, as far as it is known when it begins.
         model: The policy's name.
     """
@@ -146,7 +146,7 @@ class CompletionChunks:
             yield self._head | {"choices": [], "usage": usage(answer)}
 
     def fails(self, error: ApiError) -> Iterator[dict[str, Any]]:
-        """Yield what ends a stream that cannot go on."""
+        """Yield the events that end a stream that failed."""
         yield error.as_body()
 
 
@@ -165,7 +165,7 @@ def _choice(index: int, text: str, reason: str | None) -> dict[str, Any]:
 
 
 def _echoed(call: AgentCall, answer: Answer, index: int) -> str:
-    """Return the prompt of a choice where it is to stand before the reply."""
+    """Return the prompt of a choice if the reply is to repeat it."""
     return answer.prompts[index // call.wishes.choices].text if call.echo else ""
 
 

@@ -1,8 +1,8 @@
-"""Answers that may be lost on their way: a client that asks again is given the same answer, and nothing is drawn anew.
+"""Answers that may be lost in transit: a client that retries receives the same answer, and nothing is resampled.
 
-A reply is in the record when it was sampled, whether or not it arrived. Clients of OpenAI's ask again by themselves
-where a connection breaks, a server in between says 429 or 5xx, or they have waited too long; they say so in a header.
-Without this the record would hold a reply that the agent never saw beside the one that it went on with.
+A reply enters the record when it is sampled, whether or not it arrives. OpenAI's clients retry by themselves if a
+connection breaks, if a server in between answers 429 or 5xx, or if they have waited too long; a header marks the retry.
+Without this module the record would hold a reply that the agent never saw beside the one that it continued with.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from starlette.requests import Request
 from rollgym.trainer.rollout.agents.answers import Answer
 
 _RETRY_HEADER = "x-stainless-retry-count"
-"""What OpenAI's libraries count their attempts in; the first is 0."""
+"""Header in which OpenAI's libraries count their retries; the first attempt is 0."""
 _KEY_HEADER = "idempotency-key"
 _REMEMBERED = 64
 """Answers of a session that may be asked for again: clients do it within seconds."""
@@ -44,7 +44,7 @@ class Delivery:
         return not self.working.cancelled() and self.working.exception() is None
 
     async def answer(self) -> Answer:
-        """Wait for the answer; when nobody waits any more it is given up."""
+        """Wait for the answer; cancel it once its last waiter is gone."""
         self._waiting += 1
         try:
             return await asyncio.shield(self.working)
@@ -71,10 +71,10 @@ class Deliveries:
         return delivery
 
     def again(self, request: Request, asked: bytes) -> Delivery | None:
-        """Return the answer that a request asks for once more.
+        """Return the answer that a retried request asks for.
 
-        None where it asks for the first time, where the attempt before it came to nothing, and where equal requests
-        were under way at one time, so that nobody can tell whose answer was lost.
+        None if the request is a first attempt, if the attempt before it failed, or if equal requests were in flight at
+        the same time, so that the lost answer cannot be identified.
         """
         if not _is_retry(request):
             return None
@@ -93,6 +93,6 @@ def name_of(request: Request, body: bytes) -> bytes:
 
 def _is_retry(request: Request) -> bool:
     if _KEY_HEADER in request.headers:
-        return True  # whoever names its requests gives none of the names twice
+        return True  # a client that names its requests uses each name once
     count = request.headers.get(_RETRY_HEADER, "")
     return count.isascii() and count.isdigit() and int(count[:9]) > 0

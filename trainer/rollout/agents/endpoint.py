@@ -64,7 +64,7 @@ class Sessions(Protocol):
         ...
 
     def environment(self, key: str) -> EpisodeEnvironment | None:
-        """Return the environment of a session; None where it has none."""
+        """Return the environment of a session; None if it has none."""
         ...
 
     def posted(self, key: str) -> None:
@@ -76,8 +76,8 @@ def agents_app(sessions: Sessions, max_body_bytes: int, further: Iterable[Route]
     """Return the endpoint as an application.
 
     Args:
-        sessions: Whom requests belong to.
-        max_body_bytes: The largest body that is read; no more than twice as much is taken from who sends on.
+        sessions: The sessions that requests belong to.
+        max_body_bytes: The largest body that is read; a client that keeps sending is cut off at twice as much.
         further: Routes beside those of every endpoint.
     """
     endpoint = _Endpoint(sessions, max_body_bytes)
@@ -127,7 +127,7 @@ async def _not_allowed(request: Request, error: Exception) -> Response:
 
 
 class _Endpoint:
-    """Answers requests; see `agents_app`."""
+    """Handles the HTTP requests of agents; see `agents_app`."""
 
     def __init__(self, sessions: Sessions, max_body_bytes: int) -> None:
         self._sessions = sessions
@@ -151,7 +151,7 @@ class _Endpoint:
                 return refused(error)
             except ClientDisconnect:
                 return Response(status_code=499)
-            except Exception as error:  # noqa: BLE001 - the end of a request: every failure is told
+            except Exception as error:  # noqa: BLE001 - the end of a request: every failure is reported
                 return refused(as_api_error(error))
 
         return handle
@@ -159,7 +159,7 @@ class _Endpoint:
     # -- the policy
 
     async def chat(self, request: Request) -> Response:
-        """`POST /v1/chat/completions`."""
+        """`POST /v1/chat/completions`: answer a conversation of chat messages."""
         session = self._session(request)
         call = parse_chat(await self._json(request))
         if call.stream:
@@ -169,7 +169,7 @@ class _Endpoint:
         return json_answer(body, _headers(answer))
 
     async def completions(self, request: Request) -> Response:
-        """`POST /v1/completions`: texts to go on with."""
+        """`POST /v1/completions`: continue plain texts."""
         session = self._session(request)
         call = parse_completions(await self._json(request))
         if call.stream:
@@ -179,7 +179,7 @@ class _Endpoint:
         return json_answer(body, _headers(answer))
 
     async def responses(self, request: Request) -> Response:
-        """`POST /v1/responses`."""
+        """`POST /v1/responses`: answer a request of OpenAI's Responses API."""
         session = self._session(request)
         call = parse_responses(await self._json(request), session.conversations.get)
         if call.stream:
@@ -205,7 +205,7 @@ class _Endpoint:
         return JSONResponse({"input_tokens": await session.count(call)})
 
     async def _answered(self, request: Request, session: AgentSession, call: AgentCall) -> Answer:
-        """Return the answer to a request: the one that is there, or under way, where it is asked for again."""
+        """Return the answer to a request; a retry gets the answer that is ready or in flight."""
         asked = name_of(request, await read_body(request, self._max_body_bytes))
         delivery = session.deliveries.again(request, asked)
         if delivery is None:
@@ -219,7 +219,7 @@ class _Endpoint:
         asked = name_of(request, await read_body(request, self._max_body_bytes))
         delivery = session.deliveries.again(request, asked)
         if delivery is not None and not delivery.working.done():
-            # Whoever reads its stream has left and asks again: it cannot be read from its beginning.
+            # The stream's reader has disconnected and retries: the stream cannot be read again from its start.
             delivery.working.cancel()
             await asyncio.wait({delivery.working})
             delivery = session.deliveries.again(request, asked)
@@ -264,12 +264,12 @@ class _Endpoint:
         )
 
     async def models(self, request: Request) -> Response:
-        """`GET /v1/models`."""
+        """`GET /v1/models`: list the one model that the endpoint serves."""
         self._session(request)
         return JSONResponse({"object": "list", "data": [self._model()]})
 
     async def model(self, request: Request) -> Response:
-        """`GET /v1/models/NAME`: whatever it is called, it is the policy."""
+        """`GET /v1/models/NAME`: any name is the policy's."""
         self._session(request)
         return JSONResponse(self._model())
 
@@ -340,7 +340,7 @@ class _Endpoint:
         return json_answer(seen.as_body())
 
     async def mcp(self, request: Request) -> Response:
-        """`POST /s/KEY/mcp`."""
+        """`POST /s/KEY/mcp`: offer the environment's tools over the Model Context Protocol."""
         environment = self._environment(request)
         if request.method == "DELETE":
             return Response(status_code=204)
@@ -409,7 +409,7 @@ def _keep_conversation(session: AgentSession, call: AgentCall, answer: Answer) -
 
 
 def _keep_nothing(session: AgentSession, call: AgentCall, answer: Answer) -> None:
-    """Who speaks this API sends its whole conversation."""
+    """Clients of this API send the whole conversation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -419,7 +419,7 @@ class _StreamApi:
     Attributes:
         events: Makes the events of an answer.
         write: Writes one.
-        last: What is written behind them all.
+        last: Written after all events.
         keep: Keeps what a later request may name.
     """
 

@@ -18,17 +18,17 @@ from rollgym.trainer.rollout.logged_session import EpisodeLostError
 from rollgym.trainer.rollout.session import Session
 
 FAILURES = (ProblemError, DecodeError, InvalidNumberError)
-"""What a step raises that ends its episode alone."""
+"""Errors of a step that end its episode alone."""
 
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """What an agent sees of its environment.
+    """The agent's view of its environment.
 
     Attributes:
         text: The observation as text.
         messages: The observation as messages.
-        reward: Of the step; 0.0 after the reset.
+        reward: Reward of the step; 0.0 after the reset.
         terminated: Whether the episode has come to its end.
         truncated: Whether it was ended from outside.
         valid: Whether the environment could read the action.
@@ -43,7 +43,7 @@ class Observed:
 
     @property
     def over(self) -> bool:
-        """Whether no more steps are taken."""
+        """Whether the episode is over: no further steps are taken."""
         return self.terminated or self.truncated
 
     def as_body(self) -> dict[str, Any]:
@@ -62,15 +62,15 @@ class EpisodeEnvironment:
     """One episode of an environment that an agent acts in, beside its calls of the policy.
 
     Args:
-        session: The environment's session, which nobody else uses meanwhile.
-        trajectory: Where rewards and the end are noted.
-        failed: Told when the episode can have no result any more.
+        session: The environment's session, used by this episode alone.
+        trajectory: Records the rewards and the end.
+        failed: Called once the episode can no longer have a result.
 
     Attributes:
-        info: What the environment said last.
-        seen: What it showed last.
+        info: The environment's latest `info`.
+        seen: The agent's latest view.
         steps: Steps that were taken.
-        failure: What ended the episode without a result, or ends the run, if something did.
+        failure: The error that ended the episode without a result, or that ends the run; None without one.
     """
 
     def __init__(
@@ -111,18 +111,18 @@ class EpisodeEnvironment:
 
     @property
     def env_id(self) -> str:
-        """What it is called."""
+        """Return the id of the environment."""
         return self._trajectory.task.env_id
 
     @property
     def instruction(self) -> str:
-        """What the environment tells players; of one with tools, the part that is not about writing calls."""
+        """Return the environment's instruction; with tools, without the part about writing calls."""
         told = self.begun.get("rules", self.begun.get("instruction"))
         return told if isinstance(told, str) else ""
 
     @property
     def tools(self) -> list[Mapping[str, Any]]:
-        """What the environment declares as tools."""
+        """Return the tools that the environment declares."""
         declared = self.begun.get("tools")
         return (
             [each for each in declared if isinstance(each, Mapping)]
@@ -131,7 +131,7 @@ class EpisodeEnvironment:
         )
 
     async def step(self, action: str) -> Observed:
-        """Take an action. Its reward goes to the last turn of the policy before it.
+        """Send an action to the environment. Its reward goes to the last turn of the policy before it.
 
         Raises:
             ApiError: The episode is over, or failed.
@@ -155,7 +155,7 @@ class EpisodeEnvironment:
             return self.seen
 
     async def close(self) -> None:
-        """Take no more steps. One that is under way has its answer first, also where nobody waits for it any more."""
+        """Refuse further steps. A step in flight is answered first, even if its caller has gone."""
         self._closed = True
         async with self._stepping:
             pass

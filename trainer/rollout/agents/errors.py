@@ -8,8 +8,8 @@ class ApiError(Exception):
 
     Args:
         status: HTTP status. Clients try 408, 409, 429 and 5xx again by themselves, and nothing else.
-        message: What is wrong, and what to do; for people.
-        code: What is wrong, for programs.
+        message: The error and its remedy, for people.
+        code: The error's code, for programs.
         param: The field that is meant.
     """
 

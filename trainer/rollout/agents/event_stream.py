@@ -23,12 +23,12 @@ class Events(Protocol):
         ...
 
     def fails(self, error: ApiError) -> Iterator[Event]:
-        """Yield those that end a stream that cannot go on."""
+        """Yield the events that end a stream that failed."""
         ...
 
 
 class LiveAnswer:
-    """What comes of an answer, for whoever writes it out; see `AnswerListener`.
+    """Queues the parts of an answer for the task that writes them to the client; see `AnswerListener`.
 
     Attributes:
         answer: The answer as it begins; None before.
@@ -41,7 +41,7 @@ class LiveAnswer:
         self._closed = False
 
     def begins(self, answer: Answer) -> None:
-        """Its prompt is there."""
+        """Note that the prompt is ready and sampling begins."""
         self.answer = answer
 
     def says(self, choice: int, deltas: Sequence[Delta]) -> None:
@@ -50,9 +50,9 @@ class LiveAnswer:
         self._news.set()
 
     def close(self, working: "asyncio.Task[Answer]") -> None:
-        """Nothing more comes."""
+        """Close the queue once `working` has ended."""
         if not working.cancelled():
-            working.exception()  # whoever writes it out tells it, unless nobody does any more
+            working.exception()  # the writer reports the failure, unless it has gone
         self._closed = True
         self._news.set()
 
@@ -76,13 +76,13 @@ class EventStream(StreamingResponse):
 
     Args:
         working: Samples the answer.
-        live: What comes of it.
+        live: Queue of the answer's parts.
         events: Makes events of that.
         ended: Makes the last events of the whole answer.
-        failed: Says of a failure what the agent is told.
+        failed: Turns a failure into the error that the agent receives.
         write: Writes an event.
-        last: What is written behind them all.
-        headers: Of the response.
+        last: Written after all events.
+        headers: Headers of the response.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What a reply is held to where an agent wants calls of tools, or offers tools beside a form for answers.
+"""The constraint on a reply if an agent wants calls of tools, or offers tools beside a form for answers.
 
 As vLLM and SGLang have it: a call that must be made looks as the family writes it, with arguments by the tool's schema;
 beside a form the reply is either calls or an answer. Nothing here does I/O.
@@ -21,11 +21,11 @@ _Format = Mapping[str, Any]
 
 
 def held_reply(call: AgentCall, tool_format: ToolFormat) -> tuple[Wanted | None, tuple[str, ...]]:
-    """Return what the reply to a request is held to, and the fields that are passed over where nothing can hold it.
+    """Return the constraint on a request's reply, and the fields that are ignored if no engine can enforce it.
 
     Args:
         call: The request.
-        tool_format: How the policy's family writes calls.
+        tool_format: The policy family's format of tool calls.
     """
     wanted = call.wishes.structured
     asked = () if wanted is None else (wanted.param,)
@@ -49,7 +49,7 @@ def _held_to_calls(call: AgentCall, tool_format: ToolFormat, spare: tuple[str, .
 
 
 def _held_to_either(call: AgentCall, tool_format: ToolFormat, wanted: Wanted) -> Wanted | None:
-    """Hold a reply to calls of tools or to an answer; None where one cannot be told from the other at its beginning."""
+    """Hold a reply to calls of tools or to an answer; None if the two cannot be distinguished by how they begin."""
     grammar = FAMILIES[tool_format].grammar
     if grammar is None or not grammar.marked or wanted.output.kind != "json":
         return None

@@ -1,4 +1,4 @@
-"""What all routes for agents have in common: bodies to read, one who asks and may leave, answers, and refusals."""
+"""Common parts of all routes for agents: reading bodies, clients that disconnect, answers, and refusals."""
 
 import asyncio
 import json
@@ -20,7 +20,7 @@ _T = TypeVar("_T")
 
 
 async def read_body(request: Request, largest: int) -> bytes:
-    """Read a body, and no more of it than is allowed; a second reader gets it again.
+    """Read a body up to its size limit, and keep it for a second reader.
 
     Raises:
         ApiError: If it is larger.
@@ -62,16 +62,16 @@ async def read_json(request: Request, largest: int, *, numbers_of_python: bool =
 
 
 def refuse_web_pages(request: Request) -> None:
-    """Refuse what a page in somebody's browser sends to loopback: agents have no origin."""
+    """Refuse what a web page in a browser sends to loopback: agents send no Origin header."""
     if "origin" in request.headers:
         raise ApiError(403, "requests of web pages are refused", "origin_refused")
 
 
 async def while_connected(request: Request, work: Awaitable[_T]) -> _T:
-    """Wait for work, and give it up once the one who asked for it has gone.
+    """Wait for work, and cancel it if its client disconnects.
 
     Raises:
-        ClientDisconnect: Nobody waits for the answer any more.
+        ClientDisconnect: The client has disconnected.
     """
     task = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(_disconnected(request))
@@ -98,7 +98,7 @@ def json_answer(body: Mapping[str, Any], headers: Mapping[str, str] | None = Non
 
 
 def packed(body: Mapping[str, Any]) -> bytes:
-    """Return an object as JSON, whatever an agent or a model has put into it."""
+    """Return an object as JSON, for any content that an agent or a model put into it."""
     try:
         return orjson.dumps(body)
     except orjson.JSONEncodeError:  # half a pair of surrogates, or a number beyond 64 bits
@@ -106,14 +106,14 @@ def packed(body: Mapping[str, Any]) -> bytes:
 
 
 def as_api_error(error: BaseException) -> ApiError:
-    """Return what an agent is told of a failure; the run hears of it through the session."""
+    """Return the error that an agent receives for a failure; the run learns of it through the session."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, ConfigError):
         # What is asked for cannot be had of this server, and is not tried again.
         return ApiError(400, str(error), "unsupported_value")
     if isinstance(error, TrainerError):
-        # Our own errors say what is wrong, such as an inference server that is gone.
+        # Our own errors say what is wrong, such as an inference server that does not answer.
         return ApiError(502, str(error), "inference_failed")
     _log.error("an agent's request failed", exc_info=error)
     return ApiError(500, "the request failed; the run has the reason", "internal_error")

@@ -2,7 +2,7 @@
 
     python inside.py ORDER
 
-ORDER is a file of JSON: `socket` (the endpoint's, shown in the sandbox), `port` (where it is offered on 127.0.0.1),
+ORDER is a file of JSON: `socket` (the endpoint's, shown in the sandbox), `port` (offered on 127.0.0.1 in the sandbox),
 `words` (the command line) and `environment`. Nothing but the standard library: it runs on the sandbox's own Python.
 """
 
@@ -16,7 +16,7 @@ _CHUNK = 1 << 16
 
 
 async def main(order: "dict[str, Any]") -> int:
-    """Offer the endpoint, run the program, and return its exit code; 128 and the signal's number where one ended it."""
+    """Offer the endpoint, run the program, and return its exit code; 128 + N if signal N ended it."""
 
     async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -41,7 +41,7 @@ async def main(order: "dict[str, Any]") -> int:
 
 
 async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Move bytes until there are no more; a connection that breaks on one side is closed on the other."""
+    """Copy bytes until end of file; if one side of the connection breaks, close the other."""
     try:
         while data := await reader.read(_CHUNK):
             writer.write(data)

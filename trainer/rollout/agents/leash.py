@@ -1,10 +1,10 @@
-"""Runs a program, and ends it with everything that it has started: when it exits, or when who asked for it is gone.
+"""Runs a program, and kills it with all its descendants: when it exits, or when the process that asked for it is gone.
 
     python -IS trainer/rollout/agents/leash.py FD PROGRAM [ARGUMENT ...]
 
-FD is the reading end of a pipe; whoever holds the writing end lives as long as the program is wanted. A killed trainer
-closes it without a word, and so leaves no agent behind. Linux only where descendants that have left their parents are
-to be found, too; elsewhere the program's process group is ended.
+FD is the reading end of a pipe; the process that holds the writing end lives as long as the program is wanted. If the
+trainer is killed, the kernel closes its end, so no agent is left behind. On Linux, descendants that have left their
+parents are found, too; elsewhere only the program's process group is killed.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ _SET_CHILD_SUBREAPER = 36
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the program and return its exit code, 128 and the signal's number where one ended it."""
+    """Run the program and return its exit code; 128 + N if signal N ended it."""
     wanted, command = int(arguments[0]), list(arguments[1:])
     _prctl(_SET_CHILD_SUBREAPER, 1)
     # Woken by the pipe's end, and by the program's.

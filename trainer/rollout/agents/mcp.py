@@ -35,7 +35,7 @@ class McpError(Exception):
 
 
 async def mcp_answer(environment: EpisodeEnvironment, message: object) -> dict[str, Any] | None:
-    """Answer one message; None where no answer is expected."""
+    """Answer one message; None if no answer is expected."""
     if not isinstance(message, Mapping) or message.get("jsonrpc") != "2.0":
         return _error(None, _INVALID_REQUEST, "a message is a JSON-RPC 2.0 object")
     identifier = message.get("id")
@@ -86,7 +86,7 @@ def _initialized(environment: EpisodeEnvironment, params: Mapping[str, Any]) -> 
 
 
 def listed_tools(environment: EpisodeEnvironment) -> list[dict[str, Any]]:
-    """Return `step`, and the environment's own tools where calls of them can be written as it reads them."""
+    """Return `step`, and the environment's own tools if calls of them can be written in its format."""
     own = [tool for name, tool in _own_tools(environment).items() if name != STEP]
     meaning = "Say something to the environment that is no call of a tool." if own else "Take an action."
     return [{"name": STEP, "description": meaning, "inputSchema": _ACTION}, *own]

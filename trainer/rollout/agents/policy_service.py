@@ -1,4 +1,4 @@
-"""What answers agents: the policy, and what becomes of an agent's own wishes for the sampling."""
+"""The service that answers agents: the policy, and the treatment of an agent's own sampling parameters."""
 
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -13,29 +13,29 @@ from rollgym.trainer.rollout.agents.splicing import SplicingRenderer
 from rollgym.trainer.rollout.agents.structured import Wanted
 
 SamplingPolicy = Literal["run", "refuse", "agent"]
-"""What becomes of an agent's own wishes for the sampling: passed over, refused, or heeded.
+"""The treatment of an agent's own sampling parameters: ignored, refused, or heeded.
 
-A run trains the distribution that it samples from, which is one for all replies; only where nothing is trained may an
+A run trains the distribution that it samples from, which is one for all replies; only if nothing is trained may an
 agent choose.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyService:
-    """What answers, and how: the same for all sessions.
+    """The policy and its settings, shared by all sessions.
 
     Attributes:
-        client: Where replies are sampled.
+        client: The inference client.
         renderer: Makes prompts of conversations.
-        sampling: How replies are drawn.
+        sampling: Sampling parameters of replies.
         max_length: Longest row in tokens.
         model: The name that the policy has in the API.
-        tool_format: How the policy's family writes calls of tools.
-        wishes: What becomes of an agent's own wishes for the sampling.
+        tool_format: The policy family's format of tool calls.
+        wishes: How the agent's own sampling parameters are handled.
         seed: The run's seed.
         purpose: Name of the family of random streams, such as "train".
-        reads_seeds: Whether equal seeds draw equal replies at whoever samples.
-        unstructured: Why an agent cannot say what its replies must look like; empty where it can.
+        reads_seeds: Whether the inference engine draws equal replies for equal seeds.
+        unstructured: Why an agent cannot say what its replies must look like; empty if it can.
     """
 
     client: InferenceClient
@@ -56,7 +56,7 @@ class PolicyService:
             self.renderer.renderer.template.write_tools()
 
     def settled(self, call: AgentCall) -> tuple[AgentCall, tuple[str, ...]]:
-        """Return a request with what its reply is held to, and the wishes of it that are passed over.
+        """Return a request with the constraint on its reply, and those of its fields that are ignored.
 
         Raises:
             ApiError: If they must not be.
@@ -87,11 +87,11 @@ class PolicyService:
             raise _is_the_runs(wanted.param)
 
     def seed_for(self, wishes: Wishes, choice: int, *names: str | int) -> int:
-        """Return the seed of a reply's random stream: the agent's own, where its wishes are heeded and it has one.
+        """Return the seed of a reply's random stream: the agent's own, if its parameters are heeded and include one.
 
         Args:
-            wishes: What the agent would like.
-            choice: Which of the replies to one request it is.
+            wishes: The agent's sampling parameters.
+            choice: Index of the reply among those to one request.
             names: Place of the reply among those of the run.
         """
         if self.wishes == "agent" and wishes.seed is not None:
@@ -102,7 +102,7 @@ class PolicyService:
         """Return how a reply is drawn, with the length that it may have.
 
         Args:
-            wishes: What the agent would like.
+            wishes: The agent's sampling parameters.
             prompt: Tokens of the prompt.
 
         Raises:

@@ -42,10 +42,10 @@ class ProxySessions:
     """The sessions of a proxy.
 
     Args:
-        service: What answers.
+        service: The policy service.
         write: Writes the record of an episode.
-        token: Who opens sessions must know it; None lets everybody open one by naming it.
-        idle_s: Sessions that nobody uses for so long end by themselves.
+        token: Required to open a session; with None, any client opens one by naming it.
+        idle_s: Sessions that are idle for this long end by themselves.
         clock: Unix time.
 
     Attributes:
@@ -80,7 +80,7 @@ class ProxySessions:
     # -- what the endpoint asks
 
     def session(self, key: str) -> AgentSession:
-        """Return a session; one that was never heard of opens, where no token is asked for.
+        """Return a session; an unknown one is opened if no token is required.
 
         Raises:
             ApiError: There is none of that key, or it has ended.
@@ -135,7 +135,7 @@ class ProxySessions:
             )
 
     def open(self, key: str, task: Mapping[str, Any]) -> _Open:
-        """Open a session."""
+        """Open the session `key`, whose episode plays `task`."""
         options = {"session": key if self._token is None else "", **task}
         # The number tells its random streams apart.
         trajectory = Trajectory(Task(self._numbers, _ENV_ID, seed=0, options=options), 0)

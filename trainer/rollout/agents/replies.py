@@ -1,7 +1,7 @@
 """A reply of the policy as agents are given it: thinking, content, and calls of tools.
 
-It is read by the readers that environments have (`rollgym.clients.replies`), and what inference servers let pass is let
-pass here. What is no proper call of a tool stays content, so that the agent can say to the policy what was wrong.
+The readers that environments use (`rollgym.clients.replies`) parse it, and it is as lenient as inference servers are.
+What is not a proper tool call stays content, so that the agent can tell the policy what was wrong.
 """
 
 import json
@@ -38,9 +38,9 @@ class Reply:
     """A reply, taken apart.
 
     Attributes:
-        content: What it says.
-        reasoning: What it thinks; None where it does not.
-        calls: Which tools it calls.
+        content: The visible text.
+        reasoning: The thinking; None if it does not think.
+        calls: The tool calls.
     """
 
     content: str
@@ -56,14 +56,14 @@ def read_reply(
     schemas: Schemas | None = None,
     begins: tuple[str, ...] = (),
 ) -> Reply:
-    """Take a reply apart.
+    """Parse a reply.
 
     Args:
         text: All of it, with the marks of its family and without the closing of the turn.
-        tool_format: How calls are written; None where none are looked for.
+        tool_format: The format of tool calls; None if calls are not parsed.
         begun: Whether the prompt has opened the thinking already.
-        schemas: Of the tools that were offered, for formats that have no types of their own.
-        begins: How a reply begins that has calls, where it may have none else.
+        schemas: Schemas of the offered tools, for formats that have no types of their own.
+        begins: How a reply with calls begins, if a reply that begins otherwise has none.
     """
     reasoning, said = split_thinking(text, begun=begun)
     if tool_format is None or (begins and not said.startswith(begins)):
@@ -77,12 +77,12 @@ def read_reply(
 
 
 def has_mark(text: str) -> bool:
-    """Whether a text has what stands before a call, of whatever family."""
+    """Whether a text contains the opening of a call, of any family."""
     return any(form.mark in text for form in FAMILIES.values())
 
 
 def format_of_template(template: str) -> ToolFormat:
-    """Return how the family of a chat template writes calls; Hermes where nothing tells."""
+    """Return how the family of a chat template writes calls; Hermes if it shows none."""
     if "[TOOL_CALLS]" in template:
         return "mistral"
     if "<function=" in template:

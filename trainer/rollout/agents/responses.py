@@ -145,7 +145,7 @@ class _ItemReader:
         self._said = False
 
     def read(self, item: object, param: str) -> None:
-        """Take the next item."""
+        """Add the next item of the request's `input` to the conversation."""
         if not isinstance(item, Mapping):
             raise invalid(f"{param} must be an object", param)
         kind = item.get("type", "message")
@@ -234,7 +234,7 @@ class ResponseEvents:
     """An answer as the numbered events of a stream, in the order that the API has them.
 
     Args:
-        call: What was asked for.
+        call: The agent's request.
         answer: The answer, as far as it is known when it begins.
         model: The policy's name.
     """
@@ -265,7 +265,7 @@ class ResponseEvents:
         yield from self._numbered([{"type": f"response.{whole_answer['status']}", "response": whole_answer}])
 
     def fails(self, error: ApiError) -> Iterator[dict[str, Any]]:
-        """Yield what ends a stream that cannot go on."""
+        """Yield the events that end a stream that failed."""
         yield from self._begins()
         failure = {"code": "server_error", "message": error.message}
         body = _head(self._call, self._answer, self._model, "failed") | {"error": failure}
@@ -351,7 +351,7 @@ def _of_part(
 
 
 def _head(call: AgentCall, answer: Answer, model: str, status: str) -> dict[str, Any]:
-    """What all states of an answer have in common."""
+    """Return the fields that all states of an answer have."""
     nothing = dict.fromkeys(("error", "incomplete_details", "instructions", "previous_response_id", "usage"))
     head: dict[str, Any] = {
         "id": f"{_PREFIX}{answer.identifier}",

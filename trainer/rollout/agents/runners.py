@@ -15,7 +15,7 @@ from rollgym.trainer.rollout.agents.http import packed
 from rollgym.trainer.rollout.agents.session import AgentSession
 
 _LARGEST_VARIABLE = 100_000
-"""Bytes of an environment variable; the kernel takes no more than 128 KiB."""
+"""Bytes of an environment variable; the kernel accepts at most 128 KiB."""
 _KEPT_OUTPUT = 2000
 _CHUNK = 1 << 16
 _JSON = {"content-type": "application/json"}
@@ -26,7 +26,7 @@ _MOST_OUTPUT = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class AgentTask:
-    """What an agent is given for one episode.
+    """The task of one episode, as an agent receives it.
 
     Attributes:
         url: Address of its session at the endpoint.
@@ -58,7 +58,7 @@ class AgentTask:
         return variables | ({"ROLLGYM_TASK": text} if len(text) <= _LARGEST_VARIABLE else {})
 
     def as_text(self) -> str:
-        """Return what the episode is about as JSON, whatever its environment has put into messages and tools."""
+        """Return the episode's task as JSON, for any content of its environment's messages and tools."""
         return json.dumps(self.task, default=str)
 
     def as_body(self) -> dict[str, Any]:
@@ -80,8 +80,8 @@ class AgentEnd:
     """How an agent's work ended.
 
     Attributes:
-        failure: What went wrong with it; empty where nothing did.
-        posted: What it answered, where it is a service: a reward, and whether it solved the task.
+        failure: The failure, for people; empty without one.
+        posted: What the agent answered, if it is a service: a reward, and whether it solved the task.
     """
 
     failure: str = ""
@@ -101,13 +101,13 @@ class AgentRunner(Protocol):
 
 
 class ProgramRunner:
-    """Runs a program for each episode. It ends with the episode, and with this process, whatever it has started.
+    """Runs a program for each episode. It and all its descendants end with the episode, and with this process.
 
     Args:
         words: The command line.
         concurrency: Programs at one time.
         variables: Further environment variables.
-        grace_s: How long it may go on once it has said that it is done.
+        grace_s: How long it may keep running after it has reported its result.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class ProgramRunner:
     async def _start(self, task: AgentTask, held: int) -> asyncio.subprocess.Process:
         return await asyncio.create_subprocess_exec(
             sys.executable,
-            # Nothing but the standard library, whatever lies in the current directory or the environment.
+            # Nothing but the standard library, regardless of the current directory and the environment.
             "-IS",
             leash.__file__,
             str(held),
@@ -144,7 +144,7 @@ class ProgramRunner:
             stderr=asyncio.subprocess.STDOUT,
             env=os.environ | self._variables | task.variables(),
             pass_fds=(held,),
-            # A Ctrl-C goes to all processes of the terminal's group; episodes under way may still end in order.
+            # A Ctrl-C goes to all processes of the terminal's group; running episodes may still end in order.
             start_new_session=True,
         )
 
@@ -214,7 +214,7 @@ def last_words(output: bytes) -> str:
 
 
 async def _content(response: httpx.Response) -> bytes | None:
-    """Read the body of an answer; None if it is more than anybody needs to say."""
+    """Read the body of an answer; None if it exceeds the size limit."""
     content = b""
     async for chunk in response.aiter_bytes():
         content += chunk
@@ -230,7 +230,7 @@ class ServiceRunner:
     when it posts to `end_url`.
 
     Args:
-        url: Where a task is posted to.
+        url: The URL to which tasks are posted.
         concurrency: Episodes at one time.
     """
 
@@ -264,7 +264,7 @@ class ServiceRunner:
                 await asyncio.gather(asking, ended, return_exceptions=True)
 
     async def _asked(self, task: AgentTask) -> AgentEnd | None:
-        """Return how it ended, or None where the service will say so."""
+        """Return how it ended, or None if the service will report it."""
         body = packed(task.as_body())
         try:
             async with self._http.stream("POST", self._url, content=body, headers=_JSON) as response:
@@ -289,5 +289,5 @@ class ServiceRunner:
         return AgentEnd(posted=posted if isinstance(posted, dict) else {})
 
     async def close(self) -> None:
-        """Close the connections."""
+        """Close the connections to the agent's service."""
         await self._http.aclose()

@@ -22,7 +22,7 @@ from rollgym.trainer.rollout.agents.runners import AgentEnd, AgentTask, ended_or
 from rollgym.trainer.rollout.agents.session import AgentSession
 
 PORT = 8040
-"""Where programs find the endpoint on 127.0.0.1. Each sandbox has a network of its own, in which nothing else is."""
+"""Port of the endpoint on 127.0.0.1 in a sandbox, whose own network has nothing else."""
 
 _ORDER = "agent.json"
 _LOOKING = """
@@ -39,10 +39,10 @@ class SandboxPlan:
 
     Attributes:
         kind: The back-end, or `docker:IMAGE`.
-        read_only: What they see besides the system's files.
+        read_only: Read-only paths besides the system's files.
         memory_mb: MiB of memory.
         disk_mb: MiB of files.
-        wall_seconds: How long one may run, should nobody end it before.
+        wall_seconds: Wall-clock limit of one program, if it is not ended before.
     """
 
     kind: str
@@ -53,7 +53,7 @@ class SandboxPlan:
 
     @property
     def limits(self) -> Limits:
-        """What one program may use."""
+        """Return the limits of one program."""
         return Limits(
             wall_seconds=self.wall_seconds,
             memory_mb=self.memory_mb,
@@ -69,13 +69,13 @@ class SandboxedRunner:
     """Runs a program for each episode in a sandbox; see `AgentRunner`.
 
     Args:
-        sandbox: What confines it.
+        sandbox: The sandbox that confines it.
         words: The command line.
         socket: The endpoint's, as the sandbox shows it.
         concurrency: Programs at one time.
         variables: Further environment variables.
-        grace_s: How long it may go on once it has said that it is done.
-        limits: What one of them may use.
+        grace_s: How long it may keep running after it has reported its result.
+        limits: Limits of each program.
     """
 
     def __init__(
@@ -184,7 +184,7 @@ def shown_paths(paths: Iterable[str], words: Sequence[str]) -> list[str]:
     """Return what a sandbox must show beside the system's files, none of it within another.
 
     Args:
-        paths: What was named.
+        paths: The paths in the settings.
         words: The command line: its program with the interpreter around it, and the files among its arguments.
     """
     wanted = {Path(path) for path in paths}

@@ -23,7 +23,7 @@ async def serve_app(app: Starlette, host: str, port: int, unix: Path | None = No
     """Serve while the context is open, and give the address.
 
     Args:
-        app: What answers.
+        app: The application that answers.
         host: The address to listen at.
         port: The port; 0 takes a free one.
         unix: A socket in the file system, to listen at in place of an address; every user may connect to it.
@@ -57,7 +57,7 @@ class _QuietServer(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Capture none."""
+        """Install no signal handlers: the trainer handles its signals itself."""
         yield
 
 
@@ -91,19 +91,19 @@ def _bound_in_files(path: Path) -> socket.socket:
 
 
 _PATIENCE_S = 1.0
-"""Who sends is on this machine or near, and a body that is on its way is here at once."""
+"""The client is on this machine or near, so a body in transit arrives at once."""
 
 
 class UnreadBodies:
-    """Ends the connection with an answer that leaves much of its request's body unread, whatever has answered.
+    """Closes the connection after an answer that leaves much of its request's body unread, from any handler.
 
     To reach the next request of a connection, a server reads what is left of this one, however much that is: one that
-    is refused unread could keep the trainer busy for as long as somebody sends. Hanging up at once would be no better,
+    is refused unread could keep the trainer busy for as long as its client sends. Closing at once would be no better,
     for a client that is still sending may then never see why. So the rest is read if it is short.
 
     Args:
-        app: What answers.
-        largest: Bytes that are read and dropped, so that the connection goes on.
+        app: The application that answers.
+        largest: Bytes that are read and dropped, so that the connection can be reused.
     """
 
     def __init__(self, app: ASGIApp, largest: int) -> None:
@@ -111,7 +111,7 @@ class UnreadBodies:
         self._largest = largest
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
+        """Handle one request, and mark the connection for closing if much of the body stays unread."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -139,7 +139,7 @@ class _Body:
         return message
 
     async def dropped(self, largest: int) -> bool:
-        """Read the rest; return whether that was all of it, within so many bytes and a short time."""
+        """Read the rest; return whether the body ended within `largest` bytes and a short time."""
         left = largest
         try:
             async with asyncio.timeout(_PATIENCE_S):

@@ -34,14 +34,14 @@ _Told = Callable[[Sequence[int]], None]
 
 @dataclass(slots=True)
 class SessionCounts:
-    """What happened in a session, for the metrics.
+    """Counters of a session, for the metrics.
 
     Attributes:
         calls: Requests that were answered.
         refused: Requests that were refused.
-        abandoned: Replies that nobody waited for in the end.
+        abandoned: Replies whose client disconnected before it received them.
         overflows: Requests whose prompt left no room for a reply.
-        rewritten: Requests that went on with a conversation whose earlier turns the chat template wrote otherwise.
+        rewritten: Requests that continued a conversation whose earlier turns the chat template rendered differently.
     """
 
     calls: int = 0
@@ -53,13 +53,13 @@ class SessionCounts:
 
 @dataclass(slots=True)
 class Posted:
-    """What an agent said of its episode.
+    """The results that an agent posted for its episode.
 
     Attributes:
-        reward: Of the whole episode, beside what its environment gave.
+        reward: Reward of the whole episode, in addition to the environment's.
         turns: Rewards of single requests, by their numbers.
-        success: Whether the task was solved; None where it did not say.
-        faults: Requests whose reward, as posted last, is no number to compute with; None stands for the episode.
+        success: Whether the task was solved; None if it did not say.
+        faults: Requests whose reward, as posted last, is not a finite number; None stands for the episode.
     """
 
     reward: float | None = None
@@ -69,21 +69,21 @@ class Posted:
 
 
 class AgentSession:
-    """One episode of one agent. Any number of its requests may be under way at one time.
+    """One episode of one agent. Any number of its requests may be in flight at once.
 
     Args:
-        service: What answers.
-        trajectory: Where everything is recorded.
-        max_calls: Requests that are answered at most; None is no limit.
+        service: The policy service.
+        trajectory: The record of the episode.
+        max_calls: Requests that are answered at most; None for no limit.
         clock: Unix time.
 
     Attributes:
         conversations: Conversations up to and with a reply, by its identifier, for those who name the last one only.
-        counts: What happened.
-        deliveries: Its latest answers, for clients that ask again because one was lost on its way.
-        posted: What the agent said of its episode.
+        counts: Counts of requests, for the metrics.
+        deliveries: Its latest answers, for clients that retry because an answer was lost in transit.
+        posted: The results that the agent posted.
         ended: Set once no more requests are answered.
-        model_failure: What the inference client raised, if it did: the run has to hear of it.
+        model_failure: The inference client's error, if there was one: the run has to raise it.
     """
 
     def __init__(
@@ -113,11 +113,11 @@ class AgentSession:
 
     @property
     def busy(self) -> bool:
-        """Whether requests are under way."""
+        """Whether requests are in flight."""
         return bool(self._under_way)
 
     def end(self) -> None:
-        """Answer no more requests, and give up those that are under way."""
+        """Refuse further requests, and cancel those in flight."""
         self.ended.set()
         for task in self._under_way:
             task.cancel()
@@ -126,8 +126,8 @@ class AgentSession:
         """Sample what an agent asks for, and record it.
 
         Args:
-            call: What is asked for.
-            listener: Told of the answer as it comes; what it was told adds up to the answer.
+            call: The agent's request.
+            listener: Receives the answer while it is sampled; the parts that it received add up to the answer.
 
         Raises:
             ApiError: If it is refused; nothing is sampled then.
@@ -200,7 +200,7 @@ class AgentSession:
         return len(prompt.ids)
 
     async def tell_again(self, call: AgentCall, answer: Answer, listener: AnswerListener) -> Answer:
-        """Tell a listener of an answer that is there already."""
+        """Send a listener an answer that is complete already."""
         call, _ = self.service.settled(call)
         for stream, choice in zip(self._streams(call, listener, answer), answer.choices, strict=True):
             stream.add(choice.sampled.token_ids)
@@ -224,7 +224,7 @@ class AgentSession:
         return list(map(self._texts.prompt, call.prompts))
 
     async def _prompt(self, conversation: Conversation) -> Prompt:
-        """Return what the policy reads; where the template writes what it read before otherwise, that is counted."""
+        """Return what the policy reads; count a template that renders the earlier prompt differently."""
         prompt, stored = await self._rendered(conversation)
         if prompt.ids[: len(stored)] != stored:
             self.counts.rewritten += 1
@@ -245,14 +245,14 @@ class AgentSession:
         return prompt, stored
 
     def _stored(self, found: Found) -> list[int]:
-        """Return the ids of a conversation up to and with the latest reply that stands in it where it was given."""
+        """Return the ids of a conversation up to and with the latest reply that it repeats at its original place."""
         if found.latest is None or (place := found.replies[found.latest].place) is None:
             return []
         segment, end = place
         return self.trajectory.segments[segment].ids[:end]
 
     def require_open(self) -> None:
-        """Make sure that the episode goes on.
+        """Check that the episode has not ended.
 
         Raises:
             ApiError: If it has ended.
@@ -270,7 +270,7 @@ class AgentSession:
             return await task
         except asyncio.CancelledError:
             task.cancel()
-            # The agent's episode is over, and the one who asked is told so; else it is the asker who left.
+            # If the episode has ended, the client is answered so; else the client has disconnected.
             if self.ended.is_set() and not _is_cancelled():
                 raise ApiError(410, "the episode of this session has ended", "session_ended") from None
             raise
@@ -280,7 +280,7 @@ class AgentSession:
     def _streams(
         self, call: AgentCall, listener: AnswerListener | None, answer: Answer
     ) -> list[ChoiceStream]:
-        """Return what hands the choices to a listener; nothing where nobody listens."""
+        """Return what hands the choices to a listener; empty without a listener."""
         if listener is None:
             return []
         listener.begins(answer)
@@ -361,7 +361,7 @@ class AgentSession:
             return  # it is drawn again
         if isinstance(error, asyncio.CancelledError | ApiError):
             self.counts.abandoned += 1
-            self._left += 1  # what the agent did not get is no turn of the episode
+            self._left += 1  # a reply that the agent did not receive is not a turn of the episode
         else:
             self.model_failure = error
 
@@ -399,7 +399,7 @@ class AgentSession:
         return Choice(sampled, result.logprobs, result.finish_reason, stop)
 
     def _name(self, number: int, what: str, length: int) -> str:
-        """A name that nobody else has, and that is the same in an equal run: templates may write it into prompts."""
+        """A unique name that is reproducible across equal runs: templates may write it into prompts."""
         episode = self.trajectory
         place = (episode.task.index, episode.member, episode.attempt, number)
         path = "/".join([self.service.purpose, *map(str, place), what])
@@ -410,14 +410,14 @@ class AgentSession:
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """What one reply is an answer to.
+    """The request behind one reply.
 
     Attributes:
         call: The request.
-        conversation: What it sent; None where that was a text.
-        prompt: What the policy read.
-        number: Which request of the session it was.
-        index: Which of its replies this is.
+        conversation: The conversation that it sent; None if that was a text.
+        prompt: The policy's prompt.
+        number: Number of the request in the session.
+        index: Index of this reply among the request's.
     """
 
     call: AgentCall
@@ -428,25 +428,25 @@ class _Asked:
 
     @property
     def observation(self) -> str:
-        """What the policy was shown last, for people."""
+        """Return the last messages of the prompt, for people."""
         return self.prompt.text if isinstance(self.prompt, TextPrompt) else last_text(self.call.messages)
 
     def reply(self, text: str, tool_format: ToolFormat | None) -> Reply:
-        """Take a reply apart."""
+        """Parse a reply into thinking, content and tool calls."""
         if isinstance(self.prompt, TextPrompt):
             return Reply(text)
         begun, wanted = self.prompt.thinks, self.call.wishes.structured
         if wanted is not None and not has_thought(text):
-            begun = False  # it was held from its first token on, where the prompt wants thinking
+            begun = False  # if the prompt wants thinking, the reply was constrained from its first token on
         begins = () if wanted is None else wanted.begins
         return read_reply(text, tool_format, begun=begun, schemas=schemas_of(self.call.tools), begins=begins)
 
 
 class _UnheldError(Exception):
-    """Whoever draws replies cannot hold one to what it was to look like, and it may be drawn without.
+    """The engine cannot constrain a reply to the requested form, and the request allows an unconstrained one.
 
     Args:
-        spare: Fields that are passed over then.
+        spare: Fields that are ignored in that case.
     """
 
     def __init__(self, spare: tuple[str, ...]) -> None:
@@ -455,7 +455,7 @@ class _UnheldError(Exception):
 
 
 def _not_had(error: StructuredOutputError, wanted: Wanted | None, *, begun: bool) -> Exception:
-    """Return what a request is told whose structured output cannot be had; `begun` if it has some of a reply."""
+    """Return the error for a request whose structured output is impossible; `begun` if part of the reply was sent."""
     if wanted is not None and wanted.spare and not begun:
         return _UnheldError(wanted.spare)
     return ApiError(400, str(error), "structured_output_refused", None if wanted is None else wanted.param)

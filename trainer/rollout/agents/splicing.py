@@ -2,11 +2,11 @@
 
 An agent sends its whole conversation with every request, as text. Each assistant's message that equals one that was
 handed out before stands for ids that are known, so it is rendered as a mark, and the ids are put in the mark's place;
-all other text is tokenised piece by piece. Nothing that was sampled is ever tokenised again. So a conversation that
-goes on renders to the stored ids and a tail, and one that was edited to other ids, from the edited place on.
+all other text is tokenised piece by piece. Nothing that was sampled is ever tokenised again. So a continued
+conversation renders to the stored ids and a tail, and an edited one renders to other ids from the edit on.
 
-A template may rewrite the past: most that know thinking drop that of earlier turns. Marks show that, too: where the
-thinking's mark is gone, what is left of the reply stands as text, as the template wants it.
+A template may rewrite the past: most that know thinking drop that of earlier turns. Marks show that, too: if the
+mark of the thinking is gone, what is left of the reply stands as text, as the template wants it.
 """
 
 import hashlib
@@ -45,11 +45,11 @@ class SampledReply:
     """A reply that was handed to the agent.
 
     Attributes:
-        token_ids: What was sampled.
+        token_ids: The sampled ids.
         text: The same as text, with the marks of its family and without the closing of the turn.
-        reply: What the agent was given.
+        reply: The reply as the agent received it.
         call_ids: Ids of its calls of tools.
-        place: Segment of the record in which it stands, and where it ends there.
+        place: Segment of the record that holds it, and the position at which it ends there.
     """
 
     token_ids: tuple[int, ...]
@@ -60,7 +60,7 @@ class SampledReply:
 
     @property
     def spoken(self) -> str:
-        """What it says behind its thinking, calls of tools included."""
+        """Return the text after the thinking, including tool calls."""
         return split_thinking(self.text, begun=self.reply.reasoning is not None)[1]
 
 
@@ -82,7 +82,7 @@ NOTHING = Found({})
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """What an agent sends, with what it is known by.
+    """An agent's conversation, with the digests that identify it.
 
     Attributes:
         messages: The messages.
@@ -100,7 +100,7 @@ class Conversation:
 
     @classmethod
     def of(cls, messages: Sequence[Message], tools: Sequence[Tool]) -> "Conversation":
-        """Take its digests.
+        """Compute its digests.
 
         Raises:
             ApiError: If it is nested too deep to be written as JSON.
@@ -180,7 +180,7 @@ def message_of(sampled: SampledReply) -> Message:
 
 
 def _meant(message: Message, candidates: Sequence[SampledReply]) -> SampledReply | None:
-    """Choose among replies that say the same: by the ids of their calls, and the last one where nothing tells."""
+    """Choose among replies that say the same: by the ids of their calls, and the last one if they do not decide."""
     thought = message.get("reasoning_content")
     fitting = [each for each in candidates if thought is None or thought == each.reply.reasoning]
     ids = tuple(str(call["id"]) for call in message.get("tool_calls", ()))
@@ -190,7 +190,7 @@ def _meant(message: Message, candidates: Sequence[SampledReply]) -> SampledReply
 
 
 def _plain(message: Message) -> Any:
-    """What two messages must have in common to be one: thinking may be left out, and ids may be given anew."""
+    """Return the key by which two messages are the same: thinking may be left out, and ids may differ."""
     calls = [
         (call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls", ())
     ]
@@ -216,7 +216,7 @@ def _digest(message: Message) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What the policy reads.
+    """The policy's prompt.
 
     Attributes:
         ids: As ids.
@@ -228,7 +228,7 @@ class Prompt:
 
 
 class _Pieces:
-    """Ids of long pieces of conversations that go on, those that were not used for longest forgotten first.
+    """Caches the ids of long pieces of ongoing conversations; evicts the least recently used first.
 
     Args:
         tokenize: Makes the ids of a text.
@@ -268,7 +268,7 @@ class SplicingRenderer:
     def __init__(self, renderer: ChatRenderer) -> None:
         self.renderer = renderer
         self._pieces_of = _Pieces(renderer.ids_of)
-        # No conversation holds it by chance, and nobody learns it.
+        # No conversation contains it by chance, and it is never disclosed.
         self._mark = f"x{secrets.token_hex(12)}"
 
     def prompt(
@@ -278,7 +278,7 @@ class SplicingRenderer:
 
         Args:
             conversation: The conversation.
-            found: Which messages are replies that were sampled.
+            found: The messages that are sampled replies.
             stored: Ids of the conversation up to and with the latest of those.
 
         Raises:

@@ -1,4 +1,4 @@
-"""Texts that end a reply and are no part of it (`stop`): in a whole reply, and in one that is still being sampled."""
+"""Texts that end a reply and are not part of it (`stop`): in a whole reply, and in one that is still being sampled."""
 
 from collections.abc import Callable, Sequence
 
@@ -11,13 +11,13 @@ def stopped(
     plain_text: Callable[[Sequence[int]], str],
     marked_text: Callable[[Sequence[int]], str],
 ) -> tuple[GenerationResult, str, str]:
-    """End a reply where the first of the texts that end one is complete; return it as text, without and with marks.
+    """Cut a reply at its first complete stop text; return it as text, without and with marks.
 
     Whether a text is complete depends on the tokens up to it alone, so what was sampled until then has the
-    distribution of a reply that was stopped there; what was sampled behind it is no part of the reply.
+    distribution of a reply that was stopped there; what was sampled after it is not part of the reply.
 
     Args:
-        result: What was sampled.
+        result: The sampled reply.
         stops: Texts that end a reply.
         plain_text: Makes text of ids, without special tokens.
         marked_text: Makes text of ids, with the marks of the model's family.
@@ -38,7 +38,7 @@ def stopped(
 
 
 def first_stop(text: str, stops: Sequence[str]) -> str | None:
-    """Return the text that ends a reply first; None where none of them is in it."""
+    """Return the text that ends a reply first; None if the reply contains none of them."""
     found = [(index, stop) for stop in stops if (index := text.find(stop)) >= 0]
     return min(found)[1] if found else None
 
@@ -62,7 +62,7 @@ class PassingStops:
         self._ended = False
 
     def passed(self, text: str) -> str:
-        """Take further text, and return what is certainly part of the reply."""
+        """Add text, and return what is certainly part of the reply."""
         if not self._longest or self._ended:
             return "" if self._ended else text
         self._waiting += text

@@ -1,8 +1,8 @@
 """Replies as they come: what of a reply that is still being sampled can be handed over already.
 
-Nothing is handed over that could turn out otherwise: bytes that are no whole character yet, what may be the beginning
-of a text that ends the reply or of a call of a tool, blanks that a call would swallow. All of it comes with the reply's
-end, so that what was handed over adds up to the reply as `read_reply` takes it apart.
+Nothing is handed over that could still change: bytes of an incomplete character, a possible beginning of a stop text
+or of a tool call, blanks that a call would swallow. They follow at the end of the reply, so that the parts add up to
+the reply as `read_reply` parses it.
 """
 
 from collections.abc import Callable, Container, Sequence
@@ -26,7 +26,7 @@ _PATIENCE = 8
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What is handed over next.
+    """The next part of the stream.
 
     Attributes:
         kind: Whether it is thought or said.
@@ -52,7 +52,7 @@ class TextStream:
         self._next_attempt = 0
 
     def add(self, ids: Sequence[int]) -> str:
-        """Take further tokens, and return the text that is certain now."""
+        """Add tokens, and return the text that is certain now."""
         self._ids += ids
         if len(self._ids) < self._next_attempt:
             return ""
@@ -72,10 +72,10 @@ class ReplyStream:
     Args:
         decode: Makes text of ids, without special tokens.
         special: Ids whose text may or may not be part of the reply; nothing behind one is handed over before the end.
-        stops: Texts that end the reply, and are no part of it.
-        tool_format: How calls of tools are written; None where none are looked for.
+        stops: Texts that end the reply, and are not part of it.
+        tool_format: The format of tool calls; None if calls are not parsed.
         begun: Whether the prompt has opened the thinking already.
-        plain: Whether no thinking is looked for.
+        plain: Whether thinking is not parsed.
         held: Whether nothing is handed over before the end.
     """
 
@@ -100,7 +100,7 @@ class ReplyStream:
         self._given: dict[str, list[str]] = {"reasoning": [], "content": []}
 
     def add(self, ids: Sequence[int]) -> list[Delta]:
-        """Take further tokens, and return what can be handed over now."""
+        """Add tokens, and return what can be handed over now."""
         if self._held:
             return []
         plain = next((index for index, each in enumerate(ids) if each in self._special), len(ids))
@@ -200,7 +200,7 @@ class _Thinking:
             self._state = "said"
 
     def _opened(self) -> bool:
-        """Pass the opening over; False while it may still go on."""
+        """Skip the opening; False while it may still continue."""
         begin = self._waiting.text.lstrip()
         opened = opens_with_thinking(begin)
         if opened is None and _may_become(begin, OPENINGS):
@@ -220,7 +220,7 @@ class _Waiting:
         self._blanks: list[str] = []
 
     def add(self, text: str) -> bool:
-        """Append; False where nothing new can be said of it."""
+        """Append; False if that makes no new text available."""
         if not text or text.isspace():
             self._blanks.append(text)
             return False
@@ -229,12 +229,12 @@ class _Waiting:
         return True
 
     def take(self, end: int) -> str:
-        """Remove the beginning."""
+        """Remove and return the text before `end`."""
         taken, self.text = self.text[:end], self.text[end:]
         return taken
 
     def take_all(self) -> str:
-        """Remove all of it."""
+        """Remove and return all remaining text."""
         return self.take(len(self.text))
 
 
@@ -261,7 +261,7 @@ class _Said:
         return self._waiting.take(len(certain.rstrip()))
 
     def _begins(self) -> bool:
-        """Find out whether the reply is nothing but a call; False where it may be, or is."""
+        """Find out whether the reply is nothing but a call; False if it may be, or is."""
         bare = _begins_with(self._waiting.text, self._bare) if self._bare else False
         self._held, self._begun = bare is True, bare is False
         return self._begun

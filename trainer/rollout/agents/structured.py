@@ -1,4 +1,4 @@
-"""What an agent wants its reply to look like, as OpenAI, Anthropic, vLLM and SGLang say it. Nothing here does I/O."""
+"""Structured output, as requested by the APIs of OpenAI, Anthropic, vLLM and SGLang. Nothing here does I/O."""
 
 import re
 from collections.abc import Mapping
@@ -37,14 +37,13 @@ STRUCTURED_FIELDS = frozenset((*_FIELDS, *_NOT_HERE, "structured_outputs"))
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a reply shall look like.
+    """The form that a reply must have.
 
     Attributes:
-        output: As those who draw it are told.
+        output: The constraint, as the inference engine receives it.
         param: The field that asks for it.
-        spare: Fields that are passed over where whoever draws the reply cannot hold it to this; where there are none,
-            the request is refused.
-        begins: How a reply begins that is calls of tools, where it may be those or an answer. Of an answer nothing is
+        spare: Fields that are ignored if the engine cannot constrain the reply; if empty, the request is refused.
+        begins: How a reply of tool calls begins, if the reply may be either calls or an answer. No part of an answer is
             taken for a call.
     """
 
@@ -55,15 +54,15 @@ class Wanted:
 
 
 def wanted_output(body: Mapping[str, Any], form: object, param: str) -> Wanted | None:
-    """Return what a request wants its reply to look like; None where it does not care.
+    """Return what a request wants its reply to look like; None if it sets no form.
 
     Args:
         body: The request.
-        form: What the API itself has for it, such as the value of `response_format`.
-        param: What that is called.
+        form: The API's own form, such as the value of `response_format`.
+        param: Name of that field.
 
     Raises:
-        ApiError: If it is malformed or too large, names a kind that is not known here, or asks in two ways.
+        ApiError: If it is malformed or too large, names an unknown kind, or sets two forms.
     """
     found = [_of_format(form, param), _of_structured_outputs(body.get("structured_outputs"))]
     found += [_of_field(body, name) for name in (*_FIELDS, *_NOT_HERE)]

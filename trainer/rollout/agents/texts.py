@@ -1,6 +1,6 @@
 """Prompts of plain text: what the policy said stands in them as the ids that it sampled.
 
-Who uses completions sends a text that goes on where an earlier prompt and its reply ended. The longest such beginning
+A client of completions sends a text that continues an earlier prompt and its reply. The longest such beginning
 stands for ids that are known, and the rest alone is tokenised.
 """
 
@@ -61,7 +61,7 @@ class TextBook:
         return TextPrompt(ids, asked)
 
     def note(self, prompt: TextPrompt, reply: Sequence[int]) -> None:
-        """Remember a reply behind its prompt; one that ended by itself is gone on with by nobody."""
+        """Remember a reply and its prompt, unless the reply ended by itself: clients do not continue such a reply."""
         if not reply or reply[-1] in self._renderer.special_ids or reply[-1] in self._renderer.stop_token_ids:
             return
         text = prompt.text + self._renderer.text(reply)

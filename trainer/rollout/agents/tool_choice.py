@@ -12,13 +12,13 @@ _SHOWN = 12
 
 @dataclass(frozen=True, slots=True)
 class ToolChoice:
-    """Which of the tools that a request offers it wants called.
+    """Which of its tools a request wants the policy to call.
 
     Attributes:
         reads: Whether tools are offered, and calls of them looked for.
         must_call: Tools of which one at least must be called.
-        one: Whether one call is wanted and no more.
-        unread: The field, where it asks for something that is not done.
+        one: Whether exactly one call is wanted.
+        unread: The field, if it asks for something unsupported.
     """
 
     reads: bool = True
@@ -32,7 +32,7 @@ def read_tool_choice(value: object, tools: Sequence[Mapping[str, Any]]) -> ToolC
 
     Args:
         value: The field.
-        tools: What the request offers.
+        tools: The tools that the request offers.
 
     Raises:
         ApiError: If it is malformed, or names a tool that is not offered.
@@ -44,7 +44,7 @@ def read_tool_choice(value: object, tools: Sequence[Mapping[str, Any]]) -> ToolC
     if kind == "none":
         return ToolChoice(reads=False)
     if kind in ("required", "any"):
-        # Nothing can be called where nothing is offered.
+        # Without offered tools, no call is possible.
         return ToolChoice(must_call=names, unread=() if names else (_FIELD,))
     if isinstance(value, Mapping):
         return _of_object(kind, value, names)
