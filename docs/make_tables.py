@@ -12,6 +12,8 @@ from pathlib import Path
 
 from rollgym.clients.protocol.problems import PROBLEMS, Fault, ProblemKind
 from rollgym.env_server.operations.server_metrics import SERVER_METRICS
+from rollgym.trainer.algorithms.advantage_settings import ADVANTAGES
+from rollgym.trainer.core.kinds import kind_of
 from rollgym.trainer.core.run_metric import RunMetric
 from rollgym.trainer.records.run_metrics import RUN_METRICS
 
@@ -124,6 +126,12 @@ def episode_times() -> str:
     return run_metrics(each for each in RUN_METRICS if each.name.startswith("episode/"))
 
 
+def advantages() -> str:
+    """The kinds of advantages."""
+    rows = ((f"`{kind_of(each)}`", each.unit_of_credit, each.formula) for each in ADVANTAGES)
+    return table(("kind", "one per", "formula"), rows)
+
+
 TABLES: Mapping[str, Callable[[], str]] = {
     "problems": lambda: problems(of_gateways=False),
     "problems_of_gateways": lambda: problems(of_gateways=True),
@@ -131,6 +139,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "run_metrics": numbers_of_a_step,
     "step_times": step_times,
     "episode_times": episode_times,
+    "advantages": advantages,
 }
 """What makes each table, by the name that a page has for it."""
 

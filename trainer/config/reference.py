@@ -18,7 +18,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from rollgym.trainer.config.run import RunSettings
-from rollgym.trainer.core.strict import models_in
+from rollgym.trainer.core.strict import models_of
 
 INDEX = "configuration.md"
 FOLDER = "configuration"
@@ -94,7 +94,7 @@ def _section(key: str, models: tuple[type[BaseModel], ...], seen: dict[type[Base
     for model in models:
         for name, field in model.model_fields.items():
             inner = f"{key}.{name}" if key else name
-            found = models_in(field.annotation)
+            found = models_of(field)
             if new := tuple(each for each in found if each not in seen):
                 parts.append(_section(inner, new, seen))
             elif found and seen[found[0]] != inner:

@@ -6,7 +6,6 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from rollgym.trainer.algorithms.advantage_settings import compares_members
 from rollgym.trainer.algorithms.filter_settings import RankedFilter
 from rollgym.trainer.algorithms.presets import lay_over_preset, resolve_preset
 from rollgym.trainer.algorithms.settings import AlgorithmSettings
@@ -281,7 +280,7 @@ class RunSettings(Settings):
         if self.rollout.group_size > 1 or self.section is not None:
             return self
         advantage, chosen = self.algorithm.advantage, self.algorithm.filter.kind
-        if compares_members(advantage):
+        if advantage.compares_members:
             raise ValueError(
                 f"rollout.group_size 1 leaves algorithm.advantage '{advantage.kind}' nothing to compare, so "
                 "that nothing would be learnt: set group_size to 2 or more, algorithm.advantage.singleton to 'raw', or "
