@@ -13,6 +13,8 @@ from pathlib import Path
 from rollgym.clients.protocol.problems import PROBLEMS, Fault, ProblemKind
 from rollgym.env_server.operations.server_metrics import SERVER_METRICS
 from rollgym.trainer.algorithms.advantage_settings import ADVANTAGES
+from rollgym.trainer.algorithms.group_filters import FILTERS
+from rollgym.trainer.algorithms.surrogates import SURROGATES
 from rollgym.trainer.core.kinds import kind_of
 from rollgym.trainer.core.run_metric import RunMetric
 from rollgym.trainer.records.run_metrics import RUN_METRICS
@@ -132,6 +134,18 @@ def advantages() -> str:
     return table(("kind", "one per", "formula"), rows)
 
 
+def surrogates() -> str:
+    """The kinds of surrogates."""
+    return table(
+        ("`surrogate.kind`", "formula"), ((f"`{kind_of(each)}`", each.formula) for each in SURROGATES)
+    )
+
+
+def filters() -> str:
+    """The kinds of filters of groups."""
+    return table(("kind", "keeps"), ((f"`{kind_of(each)}`", each.keeps) for each in FILTERS))
+
+
 TABLES: Mapping[str, Callable[[], str]] = {
     "problems": lambda: problems(of_gateways=False),
     "problems_of_gateways": lambda: problems(of_gateways=True),
@@ -140,6 +154,8 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "step_times": step_times,
     "episode_times": episode_times,
     "advantages": advantages,
+    "surrogates": surrogates,
+    "filters": filters,
 }
 """What makes each table, by the name that a page has for it."""
 

@@ -110,6 +110,8 @@ class Advantage(Settings):
     """Whether it reads rewards by name, and not their sum."""
     reads_squared_probabilities: ClassVar[bool] = False
     """Whether it reads the sum of squared probabilities at each token."""
+    follows_rewards: ClassVar[bool] = True
+    """Whether episodes of equal rewards in a group are credited alike."""
     reads_moves: ClassVar[bool] = False
     """Whether it reads how far updates have moved the policy."""
 

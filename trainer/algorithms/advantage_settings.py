@@ -476,6 +476,7 @@ class CustomAdvantage(Advantage):
     formula: ClassVar[str] = (
         "`function: module:attr`, a function `TrajectoryBatch -> list of turn advantages per trajectory`"
     )
+    follows_rewards: ClassVar[bool] = False
 
     function: str = Field(
         description="module:attr of a function TrajectoryBatch -> a list of turn advantages per trajectory. The "

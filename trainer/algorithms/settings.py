@@ -10,22 +10,16 @@ from pydantic import Field, field_validator, model_validator
 
 from rollgym.trainer.algorithms.advantage_settings import AdvantageSettings, GroupAdvantage
 from rollgym.trainer.algorithms.correction_presets import correction_named
-from rollgym.trainer.algorithms.filter_settings import (
-    AllEpisodes,
-    EpisodeSettings,
-    FilterSettings,
-    NoFilter,
-    RewardSettings,
-)
+from rollgym.trainer.algorithms.filter_settings import AllEpisodes, EpisodeSettings, RewardSettings
+from rollgym.trainer.algorithms.group_filters import FilterSettings, NoFilter
 from rollgym.trainer.algorithms.loss_settings import (
     AggregationSettings,
     CriticSettings,
     KLSettings,
     PositiveNllSettings,
-    PpoSurrogate,
     RatioSettings,
-    SurrogateSettings,
 )
+from rollgym.trainer.algorithms.surrogates import PpoSurrogate, SurrogateSettings
 from rollgym.trainer.algorithms.token_settings import (
     BandCorrection,
     CorrectionSettings,
@@ -36,8 +30,6 @@ from rollgym.trainer.algorithms.token_settings import (
     TruncateCorrection,
 )
 from rollgym.trainer.core.strict import Amount, Settings
-
-_RATIO_OF = {"gmpo": "sequence", "vespo": "sequence_sum"}
 
 
 class AlgorithmSettings(Settings):
@@ -84,20 +76,17 @@ class AlgorithmSettings(Settings):
 
     @model_validator(mode="after")
     def _parts_agree(self) -> Self:
-        kind = self.surrogate.kind
-        if kind == "reinforce":
+        kind, level = self.surrogate.kind, self.surrogate.ratio_level
+        if not self.surrogate.has_ratio:
             if self.ratio.level != "token":
-                raise ValueError("surrogate 'reinforce' has no ratio: ratio.level does nothing")
+                raise ValueError(f"surrogate '{kind}' has no ratio: ratio.level does nothing")
             if self.epochs * self.minibatches > 1:
                 raise ValueError(
-                    "surrogate 'reinforce' has no ratio: only its first step on a batch is on-policy"
+                    f"surrogate '{kind}' has no ratio: only its first step on a batch is on-policy"
                 )
-        if kind in _RATIO_OF and self.ratio.level != _RATIO_OF[kind]:
-            raise ValueError(
-                f"surrogate '{kind}' is made of the ratios of whole episodes: set ratio.level to '{_RATIO_OF[kind]}'"
-            )
-        if kind in ("quadratic", "cpgd", "dppo") and self.ratio.level != "token":
-            raise ValueError(f"surrogate '{kind}' is about single tokens: set ratio.level to 'token'")
+        if level is not None and self.ratio.level != level:
+            what = "about single tokens" if level == "token" else "made of the ratios of whole episodes"
+            raise ValueError(f"surrogate '{kind}' is {what}: set ratio.level to '{level}'")
         if self.kl.coefficient and self.kl.placement == "return" and self.advantage.per_token:
             raise ValueError(
                 f"advantage '{self.advantage.kind}' credits each token with what follows: set kl.placement to 'reward'"

@@ -6,7 +6,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from rollgym.trainer.algorithms.filter_settings import RankedFilter
+from rollgym.trainer.algorithms.group_filters import RankedFilter
 from rollgym.trainer.algorithms.presets import lay_over_preset, resolve_preset
 from rollgym.trainer.algorithms.settings import AlgorithmSettings
 from rollgym.trainer.algorithms.state import LARGEST_CHANGE

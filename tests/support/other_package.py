@@ -1,0 +1,25 @@
+"""A package of somebody else's, as `pip install --target` leaves it: a module, and its entry points."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+
+def install(site: Path, name: str, code: str, entries: Mapping[str, Mapping[str, str]]) -> None:
+    """Write a module and what says that it is installed.
+
+    Args:
+        site: A folder that is on the path of modules.
+        name: Of the package, and of its one module.
+        code: The module.
+        entries: What it adds: `module:attribute` by the name in a group of entry points.
+    """
+    (site / f"{name}.py").write_text(code)
+    information = site / f"{name}-1.0.dist-info"
+    information.mkdir()
+    (information / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    lines = [
+        line
+        for group, added in entries.items()
+        for line in (f"[{group}]", *(f"{key} = {path}" for key, path in added.items()))
+    ]
+    (information / "entry_points.txt").write_text("\n".join([*lines, ""]))
