@@ -15,6 +15,7 @@ from rollgym.env_server.operations.server_metrics import SERVER_METRICS
 from rollgym.trainer.algorithms.advantage_settings import ADVANTAGES
 from rollgym.trainer.algorithms.group_filters import FILTERS
 from rollgym.trainer.algorithms.surrogates import SURROGATES
+from rollgym.trainer.config.backend_kinds import BACKENDS, BackendKind
 from rollgym.trainer.core.kinds import kind_of
 from rollgym.trainer.core.run_metric import RunMetric
 from rollgym.trainer.records.run_metrics import RUN_METRICS
@@ -146,6 +147,17 @@ def filters() -> str:
     return table(("kind", "keeps"), ((f"`{kind_of(each)}`", each.keeps) for each in FILTERS))
 
 
+def backends() -> str:
+    """The kinds of training back-ends."""
+    return table(("kind", "what it is", "settings"), (_backend(each) for each in BACKENDS))
+
+
+def _backend(kind: BackendKind) -> list[str]:
+    mesh = ("mesh",) if len(kind.dimensions) > 1 else ()
+    read = ("ranks", *mesh, *kind.reads, "sharded_checkpoints") if kind.dimensions else ()
+    return [f"`{kind.name}`", kind.described, ", ".join(f"`{name}`" for name in read)]
+
+
 TABLES: Mapping[str, Callable[[], str]] = {
     "problems": lambda: problems(of_gateways=False),
     "problems_of_gateways": lambda: problems(of_gateways=True),
@@ -156,6 +168,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "advantages": advantages,
     "surrogates": surrogates,
     "filters": filters,
+    "backends": backends,
 }
 """What makes each table, by the name that a page has for it."""
 

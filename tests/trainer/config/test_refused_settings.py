@@ -66,7 +66,7 @@ def leaves(
 
 def kind_of(model: type[BaseModel]) -> str | None:
     field = model.model_fields.get("kind")
-    return None if field is None else typing.get_args(field.annotation)[0]
+    return None if field is None else next(iter(typing.get_args(field.annotation)), None)
 
 
 def types_in(annotation: Any) -> set[type]:
