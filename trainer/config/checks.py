@@ -121,11 +121,12 @@ def check_broadcast(settings: RunSettings) -> None:
         ConfigError: If it is not installed.
     """
     weights = settings.weights
-    meets_vllm = settings.inference.kind == "vllm" and weights.chosen(settings.inference) == "broadcast"
-    if meets_vllm and weights.collective == "nccl" and find_spec("vllm") is None:
+    kind = settings.inference.what
+    needs = kind.group_package if weights.chosen(settings.inference) == "broadcast" else ""
+    if needs and weights.collective == "nccl" and find_spec(needs) is None:
         raise ConfigError(
-            "weights.transport broadcast meets vLLM's workers in vLLM's own group, and vllm is not installed beside "
-            f"the trainer: {install_line('vllm')}, or set weights.transport to disk"
+            f"weights.transport broadcast meets {kind.title}'s workers in {kind.title}'s own group, and {needs} is not "
+            f"installed beside the trainer: {install_line(kind.name)}, or set weights.transport to disk"
         )
 
 

@@ -16,7 +16,7 @@ from rollgym.trainer.config.cluster import ClusterSettings
 from rollgym.trainer.config.data import DatasetSettings
 from rollgym.trainer.config.distillation import DistillSettings
 from rollgym.trainer.config.evaluation import EvaluationSettings
-from rollgym.trainer.config.inference import InferenceSettings, WeightSettings, disagreement, vllm_lora_rank
+from rollgym.trainer.config.inference import InferenceSettings, WeightSettings, disagreement
 from rollgym.trainer.config.model import ModelSettings
 from rollgym.trainer.config.optimizer import OptimizerSettings
 from rollgym.trainer.config.output import CheckpointSettings, TrackingSettings
@@ -246,12 +246,8 @@ class RunSettings(Settings):
                 "weights.transport 'adapter' sends LoRA adapters alone, and none are trained: set model.lora={}, or "
                 "the transport to disk"
             )
-        if (
-            self.weights.transport == "adapter"
-            and self.inference.kind == "vllm"
-            and self.model.lora is not None
-        ):
-            vllm_lora_rank(self.model.lora.rank)
+        for reason in self.inference.what.refusals(self):
+            raise ValueError(reason)
         if self.deterministic and not self.inference.embedded:
             raise ValueError(
                 f"deterministic: true needs inference.kind embedded: what '{self.inference.kind}' computes depends on "

@@ -93,13 +93,17 @@ class Named(Generic[T]):
             return ours
         added = extensions(self.group)
         if name not in added:
-            names = [*self.known, *added]
+            names = self.names()
             hint = did_you_mean(name, names, 3) or f"there are {', '.join(names)}"
             raise ValueError(f"there is no kind {name[:_LONGEST_SHOWN]!r}; {hint}")
         found = _imported(name, added[name])
         if not isinstance(found, self.base):
             raise ValueError(f"{_broken(name, added[name])}: {added[name].path} is no {self.base.__name__}")
         return found
+
+    def names(self) -> list[str]:
+        """Return all names, ours first."""
+        return [*self.known, *(name for name in extensions(self.group) if name not in self.known)]
 
     def _checked(self, name: str) -> str:
         _ = self[name]
