@@ -96,7 +96,7 @@ class Named(Generic[T]):
             names = self.names()
             hint = did_you_mean(name, names, 3) or f"there are {', '.join(names)}"
             raise ValueError(f"there is no kind {name[:_LONGEST_SHOWN]!r}; {hint}")
-        found = _imported(name, added[name])
+        found = imported(name, added[name])
         if not isinstance(found, self.base):
             raise ValueError(f"{_broken(name, added[name])}: {added[name].path} is no {self.base.__name__}")
         return found
@@ -116,7 +116,7 @@ def loaded(base: type[BaseModel], kind: str, added: Extension) -> type[BaseModel
     Raises:
         ValueError: If it cannot be imported, is none of the base, or of another kind than its entry point says.
     """
-    found = _imported(kind, added)
+    found = imported(kind, added)
     if not (isinstance(found, type) and issubclass(found, base)):
         wanted = f"{base.__module__}.{base.__name__}"
         raise ValueError(f"{_broken(kind, added)}: {added.path} is no subclass of {wanted}")
@@ -128,7 +128,12 @@ def loaded(base: type[BaseModel], kind: str, added: Extension) -> type[BaseModel
     return found
 
 
-def _imported(kind: str, added: Extension) -> Any:
+def imported(kind: str, added: Extension) -> Any:
+    """Return what a package adds under a name.
+
+    Raises:
+        ValueError: If several do, or it cannot be imported.
+    """
     if added.ambiguous:
         raise ValueError(f"kind '{kind}' is in several packages, {added.owner}: uninstall all but one")
     try:
