@@ -1,8 +1,10 @@
 """A package of somebody else's adds one of each kind, and it works as ours do: in settings, commands and runs."""
 
+import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,9 +13,14 @@ import yaml
 from rollgym.trainer.algorithms.advantage_settings import ADVANTAGES
 from rollgym.trainer.algorithms.group_filters import FILTERS
 from rollgym.trainer.algorithms.surrogates import SURROGATES
+from rollgym.trainer.assembly.layout import check_combinations
+from rollgym.trainer.commands.agent_proxy import main as agent_proxy
 from rollgym.trainer.config.load import load_settings
 from rollgym.trainer.core.errors import ConfigError
 from rollgym.trainer.core.kinds import kind_of
+from rollgym.trainer.inference.base import GenerationRequest, SamplingParams
+from rollgym.trainer.inference.server_client import ServerClient
+from tests.support.inference_server.running import InferenceServer
 from tests.support.other_package import install
 
 ALGORITHMS = '''
@@ -60,6 +67,64 @@ class First(Filter):
     def kept(self, groups):
         return set([*groups.sizes][: self.count])
 '''
+RUNS = '''
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import ClassVar
+
+from rollgym.trainer.assembly.rank_makers import Fsdp2Maker
+from rollgym.trainer.config.backend_kinds import BACKENDS
+from rollgym.trainer.config.server_kinds import INFERENCE_SERVERS
+from rollgym.trainer.config.trackers import TrackerSettings
+
+
+class MirrorMaker(Fsdp2Maker):
+    """Torch's own sharding, and a word about it."""
+
+    def trained(self, settings, head, group, schedule):
+        Path(settings.output_dir, "mirrored").touch()
+        return super().trained(settings, head, group, schedule)
+
+
+MAKER = MirrorMaker()
+
+
+def refusals(settings):
+    if settings.model.lora is not None:
+        yield "model.lora: backend.kind mirror trains no adapters: leave it out"
+
+
+MIRROR = replace(BACKENDS[1], name="mirror", maker="others_of_runs:MAKER", refusals=refusals)
+SAMPLER = replace(INFERENCE_SERVERS[0], name="sampler", title="Sampler", group="", inexact="it rounds")
+
+
+class Notes(TrackerSettings):
+    """A file of notes."""
+
+    name: ClassVar[str] = "notes"
+    board: ClassVar[str] = "others_of_runs:NotesBoard"
+    file: str = "notes.jsonl"
+
+
+class NotesBoard:
+    """The file."""
+
+    def __init__(self, settings, run):
+        self._path = run.directory / settings.file
+
+    def log(self, step, values):
+        with self._path.open("a") as file:
+            file.write(json.dumps({"step": step, **values}) + "\\n")
+
+    def close(self):
+        pass
+'''
+OF_RUNS = {
+    "rollgym.backends": {"mirror": "others_of_runs:MIRROR"},
+    "rollgym.inference": {"sampler": "others_of_runs:SAMPLER"},
+    "rollgym.trackers": {"notes": "others_of_runs:Notes"},
+}
 ENTRIES = {
     "rollgym.advantages": {"signs": "others:Signs"},
     "rollgym.surrogates": {"plain": "others:Plain"},
@@ -69,6 +134,8 @@ CHOSEN = (
     "algorithm.advantage={kind: signs, height: 2}",
     "algorithm.surrogate={kind: plain, scale: 0.5}",
     "algorithm.filter={kind: first}",
+    "backend.kind=mirror",
+    "tracking.others.notes={file: told.jsonl}",
 )
 RUN = (
     "tasks=[{env_id: FrozenLake-v0, kwargs: {size: 4, split: train, max_episode_steps: 4}}]",
@@ -82,12 +149,15 @@ RUN = (
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Path:
+def site(tmp_path: Path) -> Iterator[Path]:
     """A folder that the commands below find modules and packages in."""
     site = tmp_path / "site"
     site.mkdir()
     install(site, "others", ALGORITHMS, ENTRIES)
-    return site
+    install(site, "others_of_runs", RUNS, OF_RUNS)
+    yield site
+    for name in ("others", "others_of_runs", "more", "broken"):
+        sys.modules.pop(name, None)
 
 
 def roll_train(site: Path, *words: str) -> subprocess.CompletedProcess[str]:
@@ -112,6 +182,9 @@ def test_a_run_is_made_of_parts_of_another_package(site: Path) -> None:
     numbers = (site.parent / "run" / "metrics.jsonl").read_text()
     assert '"batch/advantage_max": 2.0' in numbers
     assert '"rollout/groups_kept": 1' in numbers
+    assert (site.parent / "run" / "mirrored").exists(), "a rank found the package, too"
+    told = json.loads((site.parent / "run" / "told.jsonl").read_text().splitlines()[0])
+    assert (told["step"], told["batch/advantage_max"]) == (1, 2.0)
     # The settings that it wrote are understood again.
     again = roll_train(site, "--config", "run/config.yaml", "--dry-run")
     assert again.returncode == 0, again.stderr
@@ -129,6 +202,13 @@ def test_a_run_is_made_of_parts_of_another_package(site: Path) -> None:
         ("algorithm.advantage={kind: signs, height: no}", "algorithm.advantage.height"),
         ("algorithm={advantage: {kind: signs}, critic: {}}", "advantage 'signs' never reads a critic"),
         ("algorithm={surrogate: {kind: plain}, epochs: 2}", "surrogate 'plain' has no ratio"),
+        ("backend.kind=miror", "backend.kind: there is no kind 'miror'; did you mean mirror?"),
+        ("backend={kind: mirror, zero_stage: 2}", "not by 'mirror': leave it out"),
+        ("inference.kind=samplr", "inference.kind: there is no kind 'samplr'; did you mean sampler?"),
+        ("inference.kind=sampler", "kind 'sampler' needs either urls of servers that run, or launch"),
+        ("tracking.others={note: {}}", "there is no tracker 'note' of another package; did you mean notes?"),
+        ("tracking.others={wandb: {}}", "it is tracking.wandb"),
+        ("tracking.others={notes: {fil: a}}", "unknown key 'fil'; did you mean 'file'?"),
     ],
 )
 def test_settings_of_its_kinds_are_checked_as_ours_are(
@@ -163,7 +243,28 @@ def test_a_broken_package_is_named_where_it_is_asked_for_and_nowhere_else(
         load_settings(None, [*RUN, "algorithm.advantage={kind: torn}"])
     assert "kind 'torn' of the package broken is broken" in str(refused.value)
     assert said in str(refused.value)
-    sys.modules.pop("broken", None)
+
+
+def test_what_its_back_end_refuses_is_said_before_anything_is_begun(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(site))
+    settings = load_settings(None, [*RUN, "backend.kind=mirror", "model.lora={}"])
+    with pytest.raises(ConfigError, match=r"model\.lora: backend\.kind mirror trains no adapters"):
+        check_combinations(settings)
+
+
+async def test_its_inference_servers_are_asked_and_chosen_by_name(
+    site: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(site))
+    with InferenceServer("vllm") as server:
+        async with ServerClient(server.url, "sampler") as client:
+            result = await client.generate(GenerationRequest("r", [72, 101], SamplingParams(3), 1))
+    assert len(result.token_ids) == 3
+    with pytest.raises(SystemExit):
+        agent_proxy(["--help"])
+    assert "{vllm,sglang,sampler}" in capsys.readouterr().out
 
 
 def test_two_packages_of_one_name_are_told_apart(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
