@@ -16,13 +16,17 @@ from rollgym.trainer.algorithms.surrogates import SURROGATES
 from rollgym.trainer.assembly.layout import check_combinations
 from rollgym.trainer.commands.agent_proxy import main as agent_proxy
 from rollgym.trainer.config.load import load_settings
+from rollgym.trainer.config.output import TrackingSettings
+from rollgym.trainer.config.trackers import TRACKERS
 from rollgym.trainer.core.errors import ConfigError
 from rollgym.trainer.core.kinds import kind_of
 from rollgym.trainer.inference.base import GenerationRequest, SamplingParams
 from rollgym.trainer.inference.server_client import ServerClient
+from rollgym.trainer.learn.boards import RunIdentity, open_boards
 from tests.support.inference_server.running import InferenceServer
-from tests.support.other_package import install
+from tests.support.other_package import GROUPS_OF_RUNS, install
 
+ROOT = Path(__file__).parents[1]
 ALGORITHMS = '''
 from typing import ClassVar, Literal
 
@@ -272,6 +276,22 @@ def test_two_packages_of_one_name_are_told_apart(site: Path, monkeypatch: pytest
     monkeypatch.syspath_prepend(str(site))
     with pytest.raises(ConfigError, match="kind 'signs' is in several packages, more and others: uninstall"):
         load_settings(None, [*RUN, "algorithm.advantage={kind: signs}"])
+
+
+def test_a_package_adds_one_of_each_kind_here_and_a_page_says_how() -> None:
+    assert {*ENTRIES, *OF_RUNS} == GROUPS_OF_RUNS
+    page = (ROOT / "docs" / "packages.md").read_text()
+    assert [group for group in GROUPS_OF_RUNS if f"| `{group}` |" not in page] == []
+
+
+@pytest.mark.parametrize("name", [each.name for each in TRACKERS])
+def test_a_tracker_of_ours_is_opened_by_its_name(name: str, tmp_path: Path) -> None:
+    settings = TrackingSettings.model_validate({name: {}})
+    assert [each.name for each in settings.chosen] == [name]
+    boards = open_boards(settings, RunIdentity(tmp_path, "run", {}, 0), lambda _: None)
+    assert [each.name for each in boards] == [name]
+    for each in boards:
+        each.close(30.0)
 
 
 @pytest.mark.parametrize("kinds", [ADVANTAGES, SURROGATES, FILTERS], ids=["advantage", "surrogate", "filter"])

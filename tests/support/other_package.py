@@ -2,6 +2,20 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import get_args
+
+from rollgym.trainer.algorithms.advantage_settings import AdvantageSettings
+from rollgym.trainer.algorithms.group_filters import FilterSettings
+from rollgym.trainer.algorithms.surrogates import SurrogateSettings
+from rollgym.trainer.config.backend_kinds import KINDS
+from rollgym.trainer.config.server_kinds import SERVERS
+from rollgym.trainer.config.trackers import GROUP
+
+GROUPS_OF_RUNS = frozenset(
+    {get_args(part)[1].group for part in (AdvantageSettings, SurrogateSettings, FilterSettings)}
+    | {KINDS.group, SERVERS.group, GROUP}
+)
+"""Entry points by which packages add kinds to a run."""
 
 
 def install(site: Path, name: str, code: str, entries: Mapping[str, Mapping[str, str]]) -> None:
