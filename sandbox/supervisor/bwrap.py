@@ -54,11 +54,12 @@ def memory_file(content: bytes) -> int:
     return descriptor
 
 
-def command_line(order: Order, data: Mapping[str, int], channel: int) -> list[str]:
+def command_line(order: Order, shown: Mapping[str, str], data: Mapping[str, int], channel: int) -> list[str]:
     """Return bubblewrap's arguments.
 
     Args:
         order: The run.
+        shown: Where each path lies that is shown besides the system's programs.
         data: Descriptors of the contents of files, by their paths inside.
         channel: The descriptor of the channel to the monitor.
     """
@@ -77,9 +78,9 @@ def command_line(order: Order, data: Mapping[str, int], channel: int) -> list[st
     arguments += ["--size", str(_SHARED_MEMORY_MB * _MIB), "--tmpfs", "/dev/shm", "--remount-ro", "/dev"]
     arguments += ["--size", str(order.limits.disk_mb * _MIB), "--tmpfs", order.directory]
     arguments += ["--dir", f"{order.directory}/.tmp", "--symlink", f"{order.directory}/.tmp", "/tmp"]
-    for source in order.read_only:  # which may lie below the working directory's name
+    for wanted, source in shown.items():  # which may lie below the working directory's name
         inside = (
-            f"{order.directory}/.tmp{source.removeprefix('/tmp')}" if source.startswith("/tmp/") else source
+            f"{order.directory}/.tmp{wanted.removeprefix('/tmp')}" if wanted.startswith("/tmp/") else wanted
         )
         arguments += ["--ro-bind-try", source, inside]
     for name, descriptor in data.items():

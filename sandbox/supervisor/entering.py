@@ -133,7 +133,8 @@ def _exec_bubblewrap(order: Order, code: bytes, user: int | None) -> None:
     memory = [bwrap.memory_file(content) for content in contents.values()]
     lifted = [fcntl.fcntl(one, fcntl.F_DUPFD_CLOEXEC, _OUT_OF_THE_WAY) for one in memory]
     given = [os.dup2(one, _CHANNEL + 1 + index) for index, one in enumerate(lifted)]
-    arguments = bwrap.command_line(order, dict(zip(contents, given, strict=True)), _CHANNEL)
+    shown = _shown_to(user, list(order.read_only))
+    arguments = bwrap.command_line(order, shown, dict(zip(contents, given, strict=True)), _CHANNEL)
     os.closerange(given[-1] + 1, 1 << 16)
     if user is not None:
         os.setgroups([])
@@ -141,6 +142,15 @@ def _exec_bubblewrap(order: Order, code: bytes, user: int | None) -> None:
         os.setresuid(user, user, user)
         calls.die_with_parent(signal.SIGKILL)
     os.execve(arguments[0], arguments, {"PATH": "/usr/bin:/bin"})
+
+
+def _shown_to(user: int | None, paths: list[str]) -> dict[str, str]:
+    """Return where bubblewrap finds what it shows: as another user it may not get through the folders above."""
+    if user is not None and paths:
+        # Root of a container may have no right to mount: then what the user cannot reach is missing inside.
+        with contextlib.suppress(OSError):
+            return rootfs.stage(paths)
+    return {path: path for path in paths}
 
 
 def _user_of_a_run() -> int:

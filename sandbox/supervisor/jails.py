@@ -56,6 +56,7 @@ class NamespaceJail:
 
     def enter(self) -> None:
         """Take the user, and build the root file system."""
+        shown = rootfs.open_shown(self._read_only)
         if self._take_user:
             os.setgroups([])
         os.setresgid(0, 0, 0)
@@ -67,7 +68,7 @@ class NamespaceJail:
         calls.set_host_name("sandbox")
         with contextlib.suppress(OSError):  # Where it is refused, programs do not reach each other either.
             calls.bring_up_loopback()
-        rootfs.build_root(self._disk_mb, self._inodes, self._read_only)
+        rootfs.build_root(self._disk_mb, self._inodes, shown)
 
     def confine(self) -> None:
         """Enter a second user namespace, in which there is nothing to have: neither mounts nor a further one."""

@@ -2,9 +2,10 @@
 
 import contextlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from rollgym.sandbox.kernel.calls import (
+    CLONE_NEWNS,
     MS_BIND,
     MS_NODEV,
     MS_NOEXEC,
@@ -18,6 +19,7 @@ from rollgym.sandbox.kernel.calls import (
     make_read_only,
     mount,
     pivot_root,
+    unshare,
 )
 
 WRITABLE = ("work", "tmp", "dev/shm")
@@ -46,8 +48,44 @@ _STAGINGS = ("/tmp", "/mnt", "/media", "/srv", "/opt", "/var/tmp", "/run", "/boo
 _OLD_ROOT = "old"
 
 
-def build_root(disk_mb: int, inodes: int, read_only: Iterable[str]) -> None:
+def open_shown(paths: Iterable[str]) -> dict[str, int]:
+    """Return descriptors of what is to be shown, by path; what is missing or closed to this process is left out.
+
+    A first process opens them while it is still the user that shows them: a folder above, such as a home, may be closed
+    to the user that it becomes.
+    """
+    opened = {}
+    for path in paths:
+        with contextlib.suppress(OSError):
+            opened[path] = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    return opened
+
+
+def stage(paths: list[str]) -> dict[str, str]:
+    """Show paths again where every user finds them, to the calling process alone; return these places by path.
+
+    Raises:
+        OSError: If the kernel refuses.
+    """
+    unshare(CLONE_NEWNS)
+    mount("", "/", "", MS_REC | MS_PRIVATE)
+    opened = open_shown(paths)
+    staging = _staging(paths)
+    size = f"nr_inodes={len(opened) + _SPARE_INODES},mode=755"
+    mount("tmpfs", staging, "tmpfs", MS_NOSUID | MS_NODEV, size)
+    places = {path: f"{staging}/{index}" for index, path in enumerate(opened)}
+    for path, place in places.items():
+        _show_opened(opened[path], place)
+    return places
+
+
+def build_root(disk_mb: int, inodes: int, read_only: Mapping[str, int]) -> None:
     """Put the new root in place of the old one, in the current mount namespace.
+
+    Args:
+        disk_mb: MiB of all writable places.
+        inodes: Files in them.
+        read_only: What is shown besides the system's programs, as `open_shown` opened it; closed here.
 
     Raises:
         KernelError: If a mount is refused.
@@ -55,8 +93,7 @@ def build_root(disk_mb: int, inodes: int, read_only: Iterable[str]) -> None:
     """
     mount("", "/", "", MS_REC | MS_PRIVATE)
     size = f"size={(disk_mb << 10) + _SPARE_KIB}k,nr_inodes={inodes + _SPARE_INODES},mode=755"
-    shown = list(read_only)
-    staging = _staging(shown)
+    staging = _staging(read_only)
     mount("tmpfs", staging, "tmpfs", MS_NOSUID | MS_NODEV, size)
     os.chdir(staging)
     for name in ("etc", "proc", "dev", _OLD_ROOT, *WRITABLE):
@@ -65,9 +102,9 @@ def build_root(disk_mb: int, inodes: int, read_only: Iterable[str]) -> None:
         _show(f"/{name}", name)
     for name in SYSTEM_FILES:
         _show(f"/{name}", name)
-    for path in shown:
+    for path, descriptor in read_only.items():
         os.makedirs(os.path.dirname(path.lstrip("/")) or ".", exist_ok=True)
-        _show(path, path.lstrip("/"))
+        _show_opened(descriptor, path.lstrip("/"))
     for name in DEVICES:
         _touch(f"dev/{name}")
         mount(f"/dev/{name}", f"dev/{name}", "", MS_BIND)
@@ -99,6 +136,13 @@ def _staging(shown: Iterable[str]) -> str:
     raise OSError(f"each of {', '.join(_STAGINGS)} is missing or holds what is shown read-only: show less")
 
 
+def _show_opened(descriptor: int, target: str) -> None:
+    try:
+        _show(f"/proc/self/fd/{descriptor}", target)
+    finally:
+        os.close(descriptor)
+
+
 def _show(source: str, target: str) -> None:
     """Show a directory or a file of the host read-only; a link is made again, and what is missing is left out."""
     if os.path.islink(source) and os.path.dirname(source) == "/":
@@ -109,7 +153,7 @@ def _show(source: str, target: str) -> None:
         make_read_only(target)
     elif os.path.exists(source):
         _touch(target)
-        mount(os.path.realpath(source), target, "", MS_BIND)
+        mount(source, target, "", MS_BIND)
         make_read_only(target)
 
 

@@ -48,8 +48,10 @@ async def patient_agent(
     """Play as the trainer does, and look at the state before every other turn."""
     trajectory = Trajectory(task, member, attempt)
     observation, info = await session.reset(seed=task.seed)
+    assert (session.env_id, session.seed, session.episode >= 0) == (task.env_id, task.seed, True)
     actor.begin(info)
     for number in range(max_turns):
+        assert session.step_index == number, "also where steps come from the log"
         if number % 2:
             assert await session.render() is not None
         turn = await actor.act(

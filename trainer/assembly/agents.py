@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from rollgym.clients.client.session import EnvSession
 from rollgym.trainer.assembly.players import Players, model_actor, sampling_params
 from rollgym.trainer.assembly.policy import Policy
 from rollgym.trainer.config.agents import agent_kind, command_line
@@ -31,6 +30,7 @@ from rollgym.trainer.rollout.agents.sandboxed import (
 )
 from rollgym.trainer.rollout.agents.splicing import SplicingRenderer
 from rollgym.trainer.rollout.episodes import PlayEpisode, play_coroutine
+from rollgym.trainer.rollout.session import Session
 from rollgym.trainer.tasks.task import Task
 
 _SHOWN_FOLDER = "/var/tmp"
@@ -66,7 +66,7 @@ class PolicyPlayer:
         if self.black_box is not None:
             return _with_black_box(self.black_box, self._sampling(greedy), purpose, max_turns, greedy=greedy)
 
-        async def play(session: EnvSession, task: Task) -> Trajectory:
+        async def play(session: Session, task: Task) -> Trajectory:
             actor = model_actor(self.settings, self.policy, self.players, purpose, greedy=greedy)
             if self.coroutine is None:
                 return await play_episode(session, task, 0, actor, max_turns)
@@ -99,7 +99,7 @@ def _with_black_box(
         service = replace(service, wishes="run")
     player = replace(black_box, service=service)
 
-    async def play(session: EnvSession, task: Task) -> Trajectory:
+    async def play(session: Session, task: Task) -> Trajectory:
         return await player.play(session, task, 0, 0, max_turns)
 
     return play

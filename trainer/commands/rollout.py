@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rollgym.clients.client.session import EnvSession
 from rollgym.clients.measuring.statistics import mean_interval, success_rate
 from rollgym.env_server.process.embedding import ConfigurationError, serve_here
 from rollgym.trainer.assembly.data_check import check_streams
@@ -27,6 +26,7 @@ from rollgym.trainer.rollout.actors import Actor, HumanActor, RandomActor, Scrip
 from rollgym.trainer.rollout.agent import play_episode
 from rollgym.trainer.rollout.environments import OPERATION_TIMEOUT_S, EnvironmentPool
 from rollgym.trainer.rollout.episodes import play_in_session
+from rollgym.trainer.rollout.session import Session
 from rollgym.trainer.rollout.slots import EpisodeSlots, Slot
 from rollgym.trainer.tasks.dataset import row_streams
 from rollgym.trainer.tasks.task import Task
@@ -150,7 +150,7 @@ class _Cast:
 
         turns = self.settings.rollout.max_turns
 
-        async def in_session(session: EnvSession) -> Trajectory:
+        async def in_session(session: Session) -> Trajectory:
             if self.model is not None:
                 return await self.model.playing("rollout", turns)(session, task)
             return await play_episode(session, task, 0, self._actor(number, session), turns)
@@ -163,7 +163,7 @@ class _Cast:
         finally:
             slot.leave()
 
-    def _actor(self, number: int, session: EnvSession) -> Actor:
+    def _actor(self, number: int, session: Session) -> Actor:
         if self.player == "random":
             stream = generator(self.settings.seed, "rollout", number)
             return RandomActor(stream, session.action_space.sample)

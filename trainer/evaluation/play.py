@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from rollgym.clients.client.session import EnvSession
 from rollgym.clients.measuring.statistics import Interval, mean_interval, success_rate
 from rollgym.clients.protocol.errors import ProblemError
 from rollgym.clients.protocol.spaces import parse_space
@@ -20,6 +19,7 @@ from rollgym.trainer.rollout.actors import Actor, ExpertActor, RandomActor, Scri
 from rollgym.trainer.rollout.agent import play_episode
 from rollgym.trainer.rollout.environments import EnvironmentPool
 from rollgym.trainer.rollout.episodes import PlayEpisode, play_in_session
+from rollgym.trainer.rollout.session import Session
 from rollgym.trainer.rollout.slots import EpisodeSlots, Slot
 from rollgym.trainer.tasks.task import Task
 
@@ -77,7 +77,7 @@ async def play_tasks(
 ) -> list[Trajectory]:
     """Play every task once with a player that decides turn by turn; see `play_each`."""
 
-    async def play(session: EnvSession, task: Task) -> Trajectory:
+    async def play(session: Session, task: Task) -> Trajectory:
         return await play_episode(session, task, 0, make_actor(task), max_turns)
 
     return await play_each(tasks, play, pool, concurrency=concurrency)

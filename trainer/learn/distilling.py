@@ -15,6 +15,7 @@ from rollgym.trainer.backends.distillation_head import TEACHER_FIELD
 from rollgym.trainer.backends.skipping import SkippedSteps
 from rollgym.trainer.learn.batches import EpisodeBatch
 from rollgym.trainer.learn.hindsight import Hindsight, scores_in_place
+from rollgym.trainer.learn.token_fields import TaughtFields
 
 
 class Teacher(Protocol):
@@ -65,7 +66,7 @@ class ScoredRows:
 
     async def rows(self, batch: EpisodeBatch) -> list[TrainRow]:
         """Return the rows with their teachers' log-probabilities."""
-        rows = [row.tensors(behaviour=True) for row in batch.rows]
+        rows = [row.tensors() for row in batch.rows]
         which = [self._teacher_of(domain) for domain in batch.domains]
         taught: list[Tensor] = [torch.empty(0)] * len(rows)
         for number, teacher in enumerate(self._teachers):
@@ -75,7 +76,12 @@ class ScoredRows:
                     indices, await teacher.logprobs([rows[index] for index in indices]), strict=True
                 ):
                     taught[index] = scores
-        return [row.with_fields({"taught": scores.float()}) for row, scores in zip(rows, taught, strict=True)]
+        return [
+            tensors.with_fields(
+                TaughtFields(behaviour_logprobs=row.behaviour(), taught_logprobs=scores.float()).named()
+            )
+            for row, tensors, scores in zip(batch.rows, rows, taught, strict=True)
+        ]
 
 
 class HindsightRows:
@@ -168,7 +174,8 @@ def mean_loss(micro: MicroBatch, counts: Denominators) -> tuple[Tensor, Metrics]
 
 
 def _sampled_loss(micro: MicroBatch, counts: Denominators, largest_ratio: float) -> tuple[Tensor, Metrics]:
-    taught, behaviour = micro.fields["taught"], micro.fields["behaviour"]
+    fields = TaughtFields.of(micro.fields)
+    taught, behaviour = fields.taught_logprobs, fields.behaviour_logprobs
     losses = sampled_reverse_kl(micro.outputs, behaviour, taught, micro.mask, largest_ratio)
     difference = (micro.outputs - taught)[micro.mask]
     metrics = {"distill/reverse_kl": (difference.sum(), micro.mask.sum())}

@@ -10,6 +10,7 @@ from rollgym.trainer.config.distillation import FeedbackSettings
 from rollgym.trainer.core.errors import ConfigError
 from rollgym.trainer.learn.batches import EpisodeBatch
 from rollgym.trainer.learn.rows import Row
+from rollgym.trainer.learn.token_fields import TaughtFields
 from rollgym.trainer.records.trajectory import Trajectory, Turn
 from rollgym.trainer.rollout.rendering import ChatRenderer
 
@@ -128,6 +129,8 @@ def scores_in_place(
         masks[told.source][span] = True
         taught[told.source][span] = values
     return [
-        replace(row.tensors(behaviour=True), mask=mask).with_fields({"taught": values})
+        replace(row.tensors(), mask=mask).with_fields(
+            TaughtFields(behaviour_logprobs=row.behaviour(), taught_logprobs=values).named()
+        )
         for row, mask, values in zip(whole, masks, taught, strict=True)
     ]

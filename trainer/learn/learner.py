@@ -32,6 +32,7 @@ from rollgym.trainer.learn.prepared import (
     unpadded,
 )
 from rollgym.trainer.learn.shares import critic_share, policy_share
+from rollgym.trainer.learn.token_fields import PolicyFields
 from rollgym.trainer.learn.update_metrics import mismatch, step_metrics
 
 _MEMORY = "algorithm"
@@ -160,7 +161,7 @@ class Learner:
         settings = self._effective()
         memory = self._models.memory
         memory.state = with_returns(settings, memory.state, batch.episodes)
-        rows = [row.tensors(behaviour=True, experts=True) for row in batch.rows]
+        rows = [row.tensors(experts=True) for row in batch.rows]
         old = None
         if settings.needs_old_logprobs:
             old, rows = self._old_logprobs(rows)
@@ -185,17 +186,22 @@ class Learner:
             return self._left_out(str(error))
         if wrong := list(not_finite({"old log-probabilities": old, "advantages": result.advantages})):
             return self._left_out(f"{wrong[0]} are not finite")
-        extra: dict[str, Sequence[Tensor] | None] = {
-            "advantages": unpadded(result.advantages, rows),
-            "turn": turns,
-            "old": old,
-            "reference": reference,
-            "values": values,
-            "returns": None if result.returns is None else unpadded(result.returns, rows),
-            "share": self._shares(batch, version),
-        }
+        advantages = unpadded(result.advantages, rows)
+        returns = None if result.returns is None else unpadded(result.returns, rows)
+        shares = self._shares(batch, version)
         complete = [
-            row.with_fields({name: part[index] for name, part in extra.items() if part is not None})
+            row.with_fields(
+                PolicyFields(
+                    behaviour_logprobs=batch.rows[index].behaviour(),
+                    advantages=advantages[index],
+                    turn_index=turns[index],
+                    old_logprobs=None if old is None else old[index],
+                    reference_logprobs=None if reference is None else reference[index],
+                    values=None if values is None else values[index],
+                    returns=None if returns is None else returns[index],
+                    shares=None if shares is None else shares[index],
+                ).named()
+            )
             for index, row in enumerate(rows)
         ]
         trained = batch.rows_at(indices)
@@ -267,7 +273,10 @@ class Learner:
         """Return by how much log-probabilities of the step's tokens have changed in it, in the mean."""
         after = self._models.policy.forward(rows)
         changes = torch.cat(
-            [(line - row.fields["old"])[row.mask] for line, row in zip(after, rows, strict=True)]
+            [
+                (line - PolicyFields.of(row.fields).old)[row.mask]
+                for line, row in zip(after, rows, strict=True)
+            ]
         )
         return float(changes.double().abs().mean())
 

@@ -16,6 +16,7 @@ from rollgym.trainer.algorithms.settings import AlgorithmSettings
 from rollgym.trainer.backends.base import TrainBackend, TrainRow
 from rollgym.trainer.backends.batching import pad_rows
 from rollgym.trainer.learn.batches import EpisodeBatch
+from rollgym.trainer.learn.token_fields import PolicyFields
 
 
 def prepared_rows(
@@ -36,8 +37,8 @@ def prepared_rows(
         updates: Optimizer steps of the batch before this one.
         seed: What tokens are drawn with.
     """
-    fields = {name: pad_rows([row.fields[name] for row in rows]) for name in rows[0].fields}
-    current = fields["old"]
+    fields = PolicyFields.padded(rows)
+    current = fields.old
     if updates and settings.prepares_from_current:
         current = pad_rows(policy.forward(rows))
     entropy = None
@@ -48,19 +49,19 @@ def prepared_rows(
         StepTokens(
             trajectory=torch.tensor(episodes),
             mask=pad_rows([row.mask for row in rows]),
-            turn_index=fields["turn"],
-            advantages=fields["advantages"],
-            behaviour_logprobs=fields["behaviour"],
-            old_logprobs=fields["old"],
+            turn_index=fields.turn_index,
+            advantages=fields.advantages,
+            behaviour_logprobs=fields.behaviour_logprobs,
+            old_logprobs=fields.old,
             current_logprobs=current,
             entropy=entropy,
         ),
         seed,
     )
-    own = {"weight": made.weights}
+    own = {"weights": made.weights}
     # At first the policy is where charges start from: what rounding puts between two passes is nobody's move.
     if made.charges is not None and (updates or settings.proximal != "recomputed"):
-        own["charge"] = made.charges
+        own["charges"] = made.charges
     lines = {name: unpadded(table, rows) for name, table in own.items()}
     complete = [
         row.with_fields({name: line[index] for name, line in lines.items()}) for index, row in enumerate(rows)
@@ -98,22 +99,22 @@ def elsewhere_of(
         outputs = policy.forward([rows[index] for index in cut])
         for index, logprobs in zip(cut, outputs, strict=True):
             row = rows[index]
-            start = _start(settings, row, logprobs)
-            moved = bounded_difference(settings, logprobs, start, row.fields["advantages"])
+            fields = PolicyFields.of(row.fields)
+            start = _start(settings, fields, logprobs)
+            moved = bounded_difference(settings, logprobs, start, fields.advantages)
             difference[index] = moved[row.mask].double().sum()
     tokens = torch.tensor([float(row.mask.sum()) for row in rows], dtype=torch.float64)
     episode = torch.tensor(episodes)
     return torch.stack([elsewhere(difference, episode), elsewhere(tokens, episode)]).float()
 
 
-def _start(settings: AlgorithmSettings, row: TrainRow, logprobs: Tensor) -> Tensor:
+def _start(settings: AlgorithmSettings, fields: PolicyFields, logprobs: Tensor) -> Tensor:
     """Return the log-probabilities that ratios start from."""
     if settings.proximal == "recomputed":
-        return row.fields["old"]
-    behaviour = row.fields["behaviour"]
-    if settings.proximal == "behaviour":
-        return behaviour
-    return interpolated_logprobs(logprobs, behaviour, row.fields["share"])
+        return fields.old
+    behaviour = fields.behaviour_logprobs
+    # Only ratios that start between two policies have shares.
+    return behaviour if fields.shares is None else interpolated_logprobs(logprobs, behaviour, fields.shares)
 
 
 def unpadded(table: Tensor, rows: Sequence[TrainRow]) -> list[Tensor]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from rollgym.trainer.backends.base import TrainRow
 from rollgym.trainer.records.images import PlacedImage, images_until
@@ -48,23 +49,22 @@ class Row:
         """Whether the row trains on the reply whose first token is at `start`."""
         return start < len(self.mask) and self.mask[start]
 
-    def tensors(self, *, behaviour: bool = False, experts: bool = False) -> TrainRow:
+    def behaviour(self) -> Tensor:
+        """Return the log-probabilities as the tokens were sampled, float32 `[tokens]`."""
+        return torch.tensor(self.behaviour_logprobs, dtype=torch.float32)
+
+    def tensors(self, *, experts: bool = False) -> TrainRow:
         """Return what a backend computes on.
 
         Args:
-            behaviour: Whether with the behaviour log-probabilities, as a field.
             experts: Whether tokens are to take the experts that they took when they were drawn, where a server told.
         """
-        fields = (
-            {"behaviour": torch.tensor(self.behaviour_logprobs, dtype=torch.float32)} if behaviour else {}
-        )
         taken = self.experts if experts else None
         return TrainRow(
             torch.tensor(self.ids),
             torch.tensor(self.mask),
-            fields,
-            None if taken is None else torch.from_numpy(taken[: len(self.ids)].copy()),
-            tuple(self.images),
+            experts=None if taken is None else torch.from_numpy(taken[: len(self.ids)].copy()),
+            images=tuple(self.images),
         )
 
 

@@ -7,6 +7,7 @@ from rollgym.trainer.algorithms.batch import LossInputs
 from rollgym.trainer.algorithms.objective import critic_loss, policy_loss
 from rollgym.trainer.algorithms.settings import AlgorithmSettings
 from rollgym.trainer.backends.base import MicroBatch
+from rollgym.trainer.learn.token_fields import PolicyFields
 
 
 def policy_share(
@@ -30,22 +31,23 @@ def policy_share(
     elsewhere_difference, elsewhere_tokens = (
         (None, None) if rest is None else rest.to(micro.rows.device)[:, micro.rows]
     )
+    fields = PolicyFields.of(micro.fields)
     inputs = LossInputs(
         logprobs=micro.outputs,
-        behaviour_logprobs=micro.fields["behaviour"],
-        advantages=micro.fields["advantages"],
+        behaviour_logprobs=fields.behaviour_logprobs,
+        advantages=fields.advantages,
         mask=micro.mask,
-        turn_index=micro.fields["turn"],
-        old_logprobs=micro.fields.get("old"),
-        reference_logprobs=micro.fields.get("reference"),
+        turn_index=fields.turn_index,
+        old_logprobs=fields.old_logprobs,
+        reference_logprobs=fields.reference_logprobs,
         entropy=micro.entropy,
         scores=scores.to(micro.rows.device)[micro.rows],
         lengths=lengths.to(micro.rows.device)[micro.rows],
         elsewhere_difference=elsewhere_difference,
         elsewhere_tokens=elsewhere_tokens,
-        weights=micro.fields.get("weight"),
-        charges=micro.fields.get("charge"),
-        shares=micro.fields.get("share"),
+        weights=fields.weights,
+        charges=fields.charges,
+        shares=fields.shares,
     )
     return policy_loss(settings, inputs, counts)
 
@@ -54,8 +56,8 @@ def critic_share(
     micro: MicroBatch, settings: AlgorithmSettings, lengths: Tensor, counts: Denominators
 ) -> tuple[Tensor, Metrics]:
     """Return a micro-batch's share of the critic's loss; see `policy_share`."""
-    fields = micro.fields
+    fields = PolicyFields.of(micro.fields)
+    if fields.values is None or fields.returns is None:
+        raise ValueError("the critic's loss reads values and returns, which these rows lack")
     totals = lengths.to(micro.rows.device)[micro.rows]
-    return critic_loss(
-        settings, micro.outputs, fields["values"], fields["returns"], micro.mask, counts, totals
-    )
+    return critic_loss(settings, micro.outputs, fields.values, fields.returns, micro.mask, counts, totals)

@@ -8,6 +8,7 @@ from torch import Tensor
 from rollgym.trainer.algorithms.corrections import mismatch_metrics
 from rollgym.trainer.backends.base import StepReport, TrainRow
 from rollgym.trainer.learn.batches import EpisodeBatch
+from rollgym.trainer.learn.token_fields import PolicyFields
 
 _LAGS = ("lag_0", "lag_1", "lag_2_up")
 """Names of parts of the mismatch: tokens of the version that is trained, of the one before it, and of all others."""
@@ -49,7 +50,7 @@ def mismatch(
         version: The policy version that is trained.
     """
     old = torch.cat([line[row.mask] for row, line in zip(rows, outputs, strict=True)])
-    behaviour = torch.cat([row.fields["behaviour"][row.mask] for row in rows])
+    behaviour = torch.cat([PolicyFields.of(row.fields).behaviour_logprobs[row.mask] for row in rows])
     if not bool((old - behaviour).isfinite().all()):
         return {}
     free = torch.cat([_free(row, batch, index) for row, index in zip(rows, indices, strict=True)])

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any, Literal
 
-from rollgym.clients.client.session import EnvSession
 from rollgym.clients.protocol.arrays import DecodeError
 from rollgym.clients.protocol.errors import ProblemError
 from rollgym.trainer.core.errors import InvalidNumberError, UnplayableTaskError
@@ -15,6 +14,7 @@ from rollgym.trainer.records.trajectory import Outcome, Trajectory, Turn
 from rollgym.trainer.rollout.actors import Actor, ContextOverflowError, View
 from rollgym.trainer.rollout.context import observation_messages, pictures_of
 from rollgym.trainer.rollout.episode_metrics import EpisodeMetrics
+from rollgym.trainer.rollout.session import Session
 from rollgym.trainer.tasks.task import Task
 
 _LONGEST_ANCHOR = 8192
@@ -27,7 +27,7 @@ EpisodeStage = Literal["make", "reset", "play"]
 
 
 async def play_episode(
-    session: EnvSession, task: Task, member: int, actor: Actor, max_turns: int, attempt: int = 0
+    session: Session, task: Task, member: int, actor: Actor, max_turns: int, attempt: int = 0
 ) -> Trajectory:
     """Play `task` in `session` and return the record.
 
@@ -77,7 +77,7 @@ async def play_episode(
 
 
 def outcome_of_end(
-    trajectory: Trajectory, session: EnvSession, info: Mapping[str, Any], *, terminated: bool
+    trajectory: Trajectory, session: Session, info: Mapping[str, Any], *, terminated: bool
 ) -> None:
     """Give an episode the outcome that its environment's last step has."""
     solved = _flag(info, "success", default=False)
@@ -89,7 +89,7 @@ def outcome_of_end(
         trajectory.detail = f"the verifier could not tell: {info.get('detail')}"
 
 
-def step_phase(session: EnvSession) -> Phase:
+def step_phase(session: Session) -> Phase:
     """What an episode waits for while its session takes a step: a step of a verifier is its verdict."""
     return Phase.VERIFY if session.env.kind == "stateless" else Phase.ENVIRONMENT
 

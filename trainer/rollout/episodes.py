@@ -4,7 +4,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import isawaitable
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 from rollgym.clients.client.session import EnvSession
 from rollgym.clients.protocol.arrays import DecodeError
@@ -23,6 +23,7 @@ from rollgym.trainer.rollout.logged_session import EpisodeLostError, LoggedSessi
 from rollgym.trainer.rollout.mixtures import mix_reward
 from rollgym.trainer.rollout.recall import EpisodeTape, Recall
 from rollgym.trainer.rollout.record_check import ShownRecords, check_record
+from rollgym.trainer.rollout.session import Session
 from rollgym.trainer.tasks.task import Task
 
 
@@ -30,14 +31,14 @@ class BlackBox(Protocol):
     """Plays an episode with an agent that is not ours, and whose calls of the policy are recorded."""
 
     async def play(
-        self, session: EnvSession, task: Task, member: int, attempt: int, max_turns: int
+        self, session: Session, task: Task, member: int, attempt: int, max_turns: int
     ) -> Trajectory:
         """Play one episode; whatever the agent does has an outcome."""
         ...
 
 
 PlayInSession = Callable[[EnvSession], Awaitable[Trajectory]]
-PlayEpisode = Callable[[EnvSession, Task], Awaitable[Trajectory]]
+PlayEpisode = Callable[[Session, Task], Awaitable[Trajectory]]
 """Plays a task in a session, once."""
 
 
@@ -148,7 +149,7 @@ class EpisodePlayer:
         """Play from where the log ends, or from the beginning where the environment cannot be brought there."""
         logged = LoggedSession(session, tape)
         try:
-            trajectory = await self._agent(cast(EnvSession, logged), task, member, attempt)
+            trajectory = await self._agent(logged, task, member, attempt)
         except (EpisodeLostError, PluginError):
             if logged.lost is None:
                 raise
@@ -158,9 +159,9 @@ class EpisodePlayer:
         self.lost(task.index, f"member {member}: {logged.lost}")
         tape.cut(0)
         logged = LoggedSession(session, tape)
-        return await self._agent(cast(EnvSession, logged), task, member, attempt)
+        return await self._agent(logged, task, member, attempt)
 
-    async def _agent(self, session: EnvSession, task: Task, member: int, attempt: int) -> Trajectory:
+    async def _agent(self, session: Session, task: Task, member: int, attempt: int) -> Trajectory:
         if self.black_box is not None:
             return await self.black_box.play(session, task, member, attempt, self.max_turns)
         greedy = self.make_greedy if member == self.greedy_member else None
@@ -174,7 +175,7 @@ class EpisodePlayer:
 
 async def play_coroutine(
     agent: Plugin,
-    session: EnvSession,
+    session: Session,
     task: Task,
     member: int,
     actor: Actor,

@@ -3,10 +3,13 @@
 from collections.abc import Mapping
 from typing import Any
 
+from gymnasium import Space
+
 from rollgym.clients.client.operation import ResetResult, StepResult
 from rollgym.clients.client.session import EnvSession
 from rollgym.clients.protocol.episode import PortableEpisode, step_digest
 from rollgym.clients.protocol.errors import ProblemError
+from rollgym.clients.protocol.messages import EnvInfo
 from rollgym.clients.protocol.values import decode_value, encode_value
 from rollgym.trainer.rollout.recall import RESET, STEP, EpisodeTape
 
@@ -19,10 +22,13 @@ class LoggedSession:
     """A session whose answers are in the log before anybody acts on them, and come from it as far as it goes.
 
     Args:
-        session: The session; what is not asked for here is its own.
+        session: The session behind it.
         tape: The episode.
 
     Attributes:
+        episode: Index of the episode in the session that the log has, or in the one behind it.
+        step_index: Steps taken in the episode, from the log and since.
+        seed: Seed of the episode.
         lost: Why the episode cannot be gone on with, if so.
     """
 
@@ -30,10 +36,38 @@ class LoggedSession:
         self._session = session
         self._tape = tape
         self._is_there = True
+        self._note_place()
         self.lost: EpisodeLostError | None = None
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._session, name)
+    @property
+    def session_id(self) -> str:
+        """See `Session`."""
+        return self._session.session_id
+
+    @property
+    def env(self) -> EnvInfo:
+        """See `Session`."""
+        return self._session.env
+
+    @property
+    def env_id(self) -> str:
+        """See `Session`."""
+        return self._session.env_id
+
+    @property
+    def kwargs(self) -> Mapping[str, Any]:
+        """See `Session`."""
+        return self._session.kwargs
+
+    @property
+    def action_space(self) -> Space[Any]:
+        """See `Session`."""
+        return self._session.action_space
+
+    @property
+    def observation_space(self) -> Space[Any]:
+        """See `Session`."""
+        return self._session.observation_space
 
     async def render(self, mode: str | None = None) -> Any:
         """Draw the state; see `EnvSession.render`."""
@@ -60,34 +94,42 @@ class LoggedSession:
         recalled = self._tape.answer(RESET, asked)
         if recalled is not None:
             self._is_there = False
-            _, _, observation, info = recalled.fields
+            _, (_, _, self.episode, self.seed, _), observation, info = recalled.fields
+            self.step_index = 0
             await self._catch_up_at_the_end()
             return ResetResult(self._observation(observation), decode_value(None, info))
         result = await self._session.reset(seed, options)
         self._is_there = True
         session = self._session
+        self._note_place()
         place = [session.session_id, session.process, session.episode, session.seed, session.env.version]
         self._tape.answered(RESET, asked, place, self._neutral(result.observation), _packed(result.info))
         return result
 
-    async def step(self, action: Any, **options: Any) -> StepResult:
+    async def step(
+        self, action: Any, *, autoreset: bool = False, timeout_s: float | None = None
+    ) -> StepResult:
         """Take one action; see `EnvSession.step`.
 
         Raises:
             EpisodeLostError: If the session cannot be brought to where the log ends.
         """
+        given = {"autoreset": autoreset, "timeout_s": timeout_s}
+        options = {name: value for name, value in given.items() if value}  # as earlier releases wrote it
         asked = [encode_value(self._session.action_space, action, binary=False), options]
         recalled = self._tape.answer(STEP, asked)
         if recalled is not None:
             self._is_there = False
             _, observation, reward, terminated, truncated, info = recalled.fields
+            self.step_index += 1
             if not (terminated or truncated):
                 await self._catch_up_at_the_end()
             return StepResult(
                 self._observation(observation), reward, terminated, truncated, decode_value(None, info)
             )
         await self._catch_up()
-        result = await self._session.step(action, **options)
+        result = await self._session.step(action, autoreset=autoreset, timeout_s=timeout_s)
+        self._note_place()
         self._tape.answered(
             STEP,
             asked,
@@ -98,6 +140,10 @@ class LoggedSession:
             _packed(result.info),
         )
         return result
+
+    def _note_place(self) -> None:
+        session = self._session
+        self.episode, self.step_index, self.seed = session.episode, session.step_index, session.seed
 
     async def _catch_up_at_the_end(self) -> None:
         """Bring the session to where the log ends before anything is sampled that would be in vain without it."""

@@ -169,7 +169,7 @@ async def test_turns_are_whole_numbers_as_far_as_the_loss(preset, monkeypatch):
     )
     assert models.policy.types
     for types in models.policy.types:
-        assert types.pop("turn") == torch.int64
+        assert types.pop("turn_index") == torch.int64
         assert set(types.values()) == {torch.float32}
 
 

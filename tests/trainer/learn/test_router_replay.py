@@ -96,7 +96,11 @@ async def test_every_step_takes_what_the_old_policys_forward_took():
         for row in given:
             assert row.experts.shape == (len(row.ids), 4)
             assert row.experts.min() >= 0
-            name = tuple(row.ids.tolist()), tuple(row.mask.tolist()), tuple(row.fields["old"].tolist())
+            name = (
+                tuple(row.ids.tolist()),
+                tuple(row.mask.tolist()),
+                tuple(row.fields["old_logprobs"].tolist()),
+            )
             taken.setdefault(name, []).append(row.experts)
     assert {len(each) for each in taken.values()} == {2}, "once in each epoch"
     assert all(torch.equal(first, second) for first, second in taken.values())

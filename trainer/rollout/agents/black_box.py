@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rollgym.clients.client.session import EnvSession
 from rollgym.clients.protocol.arrays import DecodeError
 from rollgym.clients.protocol.errors import ProblemError
 from rollgym.trainer.core.errors import InvalidNumberError
@@ -23,6 +22,7 @@ from rollgym.trainer.rollout.agents.policy_service import PolicyService
 from rollgym.trainer.rollout.agents.runners import AgentEnd, AgentRunner, AgentTask
 from rollgym.trainer.rollout.agents.serving import serve_app
 from rollgym.trainer.rollout.agents.session import AgentSession
+from rollgym.trainer.rollout.session import Session
 from rollgym.trainer.tasks.task import Task
 
 _REMEMBERED = 4096
@@ -108,7 +108,7 @@ class BlackBoxPlayer:
     clock: Callable[[], float]
 
     async def play(
-        self, session: EnvSession, task: Task, member: int, attempt: int, max_turns: int
+        self, session: Session, task: Task, member: int, attempt: int, max_turns: int
     ) -> Trajectory:
         """Play one episode.
 

@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rollgym.clients.client.session import EnvSession
 from rollgym.clients.protocol.arrays import DecodeError, EncodeError
 from rollgym.clients.protocol.errors import ProblemError
 from rollgym.trainer.core.errors import ConfigError, InvalidNumberError, TrainerError
@@ -16,6 +15,7 @@ from rollgym.trainer.rollout.agents.errors import ApiError
 from rollgym.trainer.rollout.context import pictures_of
 from rollgym.trainer.rollout.episode_metrics import EpisodeMetrics
 from rollgym.trainer.rollout.logged_session import EpisodeLostError
+from rollgym.trainer.rollout.session import Session
 
 FAILURES = (ProblemError, DecodeError, InvalidNumberError)
 """What a step raises that ends its episode alone."""
@@ -74,7 +74,7 @@ class EpisodeEnvironment:
     """
 
     def __init__(
-        self, session: EnvSession, trajectory: Trajectory, failed: Callable[[], None] = lambda: None
+        self, session: Session, trajectory: Trajectory, failed: Callable[[], None] = lambda: None
     ) -> None:
         self._session = session
         self._trajectory = trajectory

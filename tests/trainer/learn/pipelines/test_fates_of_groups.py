@@ -13,6 +13,7 @@ from rollgym.trainer.learn.distilling import DistillationLearner
 from rollgym.trainer.learn.learner import Learner, Models
 from rollgym.trainer.learn.pipelines.rl import account_for
 from rollgym.trainer.learn.rows import row_builder
+from rollgym.trainer.learn.token_fields import TaughtFields
 from rollgym.trainer.records.group import Group
 from rollgym.trainer.records.ledger import Ledger
 from rollgym.trainer.records.trajectory import Outcome
@@ -97,10 +98,16 @@ class TaughtInPart:
     async def rows(self, batch):
         made = []
         for row in batch.rows:
-            told = row.tensors(behaviour=True)
+            told = row.tensors()
             if batch.episodes.groups[row.trajectory] == 1:
                 told.mask[:] = False
-            made.append(told.with_fields({"taught": torch.zeros(len(row.ids))}))
+            made.append(
+                told.with_fields(
+                    TaughtFields(
+                        behaviour_logprobs=row.behaviour(), taught_logprobs=torch.zeros(len(row.ids))
+                    ).named()
+                )
+            )
         return made
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import shlex
 import sys
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from rollgym.trainer.core.errors import ConfigError
 from rollgym.trainer.rollout.agent import play_episode
 
 AGENT = Path(__file__).parents[3] / "support" / "black_box_agents.py"
+JUST_PLAY = shlex.join([sys.executable, str(AGENT), "just-play"])
 MAP = "{map: [SF, FG], max_episode_steps: 3}"
 
 
@@ -68,7 +70,7 @@ async def test_a_program_that_asks_the_same_trains_and_measures_the_same(tmp_pat
     built_in = await _trained(tmp_path / "built_in", PROMPTS, *together)
     # Its own temperature is passed over, in greedy evaluation sets, too.
     variables = f"agents.environment={{PLAYED: {tmp_path / 'played'}, ASK_MORE: '{{\"temperature\": 0.3}}'}}"
-    program = f"rollout.agent={sys.executable} {AGENT} just-play"
+    program = f"rollout.agent={json.dumps(JUST_PLAY, ensure_ascii=False)}"
     agents = await _trained(tmp_path / "agents", program, "agents.concurrency=2", variables, *together)
     assert [each["segments"] for each in agents] == [each["segments"] for each in built_in]
     assert [each["reward"] for each in agents] == [each["reward"] for each in built_in]
@@ -84,7 +86,7 @@ async def test_a_program_that_asks_the_same_trains_and_measures_the_same(tmp_pat
 
 
 async def test_agents_that_wait_for_a_place_keep_no_batch_waiting(tmp_path):
-    program = f"rollout.agent={sys.executable} {AGENT} just-play"
+    program = f"rollout.agent={json.dumps(JUST_PLAY, ensure_ascii=False)}"
     played = await _trained(tmp_path, program, "agents.concurrency=1")
     assert len(played) == 2
 

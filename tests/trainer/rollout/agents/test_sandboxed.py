@@ -266,6 +266,16 @@ async def test_a_sandbox_that_does_not_work_is_refused_before_the_run(tmp_path, 
         open_agent_sandbox(plan, ["x"], tmp_path / "endpoint", 1)
 
 
+@pytest.mark.parametrize("kind", ["namespaces", "bubblewrap"])
+async def test_what_lies_below_a_folder_that_is_closed_to_others_is_shown(pool, kind, tmp_path):
+    closed = tmp_path / "a home"
+    closed.mkdir(mode=0o700)
+    agent = closed / "agent.py"
+    agent.write_text("import os; os.stat('nothing')")
+    trajectory = await played(pool, kind, [PYTHON, str(agent)], [])
+    assert "No such file or directory: 'nothing'" in trajectory.detail
+
+
 async def test_what_programs_could_not_read_is_named_before_the_run(pool, tmp_path):
     hidden = tmp_path / "hidden"
     hidden.mkdir()
