@@ -12,6 +12,11 @@ from pathlib import Path
 
 from rollgym.clients.protocol.problems import PROBLEMS, Fault, ProblemKind
 from rollgym.env_server.operations.server_metrics import SERVER_METRICS
+from rollgym.trainer.algorithms.advantage_settings import ADVANTAGES
+from rollgym.trainer.algorithms.group_filters import FILTERS
+from rollgym.trainer.algorithms.surrogates import SURROGATES
+from rollgym.trainer.config.backend_kinds import BACKENDS, BackendKind
+from rollgym.trainer.core.kinds import kind_of
 from rollgym.trainer.core.run_metric import RunMetric
 from rollgym.trainer.records.run_metrics import RUN_METRICS
 
@@ -124,6 +129,35 @@ def episode_times() -> str:
     return run_metrics(each for each in RUN_METRICS if each.name.startswith("episode/"))
 
 
+def advantages() -> str:
+    """The kinds of advantages."""
+    rows = ((f"`{kind_of(each)}`", each.unit_of_credit, each.formula) for each in ADVANTAGES)
+    return table(("kind", "one per", "formula"), rows)
+
+
+def surrogates() -> str:
+    """The kinds of surrogates."""
+    return table(
+        ("`surrogate.kind`", "formula"), ((f"`{kind_of(each)}`", each.formula) for each in SURROGATES)
+    )
+
+
+def filters() -> str:
+    """The kinds of filters of groups."""
+    return table(("kind", "keeps"), ((f"`{kind_of(each)}`", each.keeps) for each in FILTERS))
+
+
+def backends() -> str:
+    """The kinds of training back-ends."""
+    return table(("kind", "what it is", "settings"), (_backend(each) for each in BACKENDS))
+
+
+def _backend(kind: BackendKind) -> list[str]:
+    mesh = ("mesh",) if len(kind.dimensions) > 1 else ()
+    read = ("ranks", *mesh, *kind.reads, "sharded_checkpoints") if kind.dimensions else ()
+    return [f"`{kind.name}`", kind.described, ", ".join(f"`{name}`" for name in read)]
+
+
 TABLES: Mapping[str, Callable[[], str]] = {
     "problems": lambda: problems(of_gateways=False),
     "problems_of_gateways": lambda: problems(of_gateways=True),
@@ -131,6 +165,10 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "run_metrics": numbers_of_a_step,
     "step_times": step_times,
     "episode_times": episode_times,
+    "advantages": advantages,
+    "surrogates": surrogates,
+    "filters": filters,
+    "backends": backends,
 }
 """What makes each table, by the name that a page has for it."""
 

@@ -44,10 +44,14 @@ if TYPE_CHECKING:
     from rollgym.sandbox.remote.remote import RemoteSandbox
     from rollgym.sandbox.selection import open_sandbox
     from rollgym.sandbox.warm.pool import WarmPool
+    from rollgym.trainer.algorithms.advantage import Advantage, TurnCredit
     from rollgym.trainer.algorithms.batch import StepTokens, SurrogateInputs, TrajectoryBatch
+    from rollgym.trainer.algorithms.group_filters import Filter
+    from rollgym.trainer.algorithms.surrogates import Surrogate
     from rollgym.trainer.commands.learning import train, train_async
     from rollgym.trainer.config.load import load_settings
     from rollgym.trainer.config.run import RunSettings
+    from rollgym.trainer.config.trackers import TrackerSettings
     from rollgym.trainer.core.errors import ConfigError, RunError, TrainerError
     from rollgym.trainer.core.seeding import derive_seed
     from rollgym.trainer.models.load import model_folder
@@ -108,17 +112,24 @@ else:
         "rollgym.sandbox.remote.remote": ("RemoteSandbox",),
         "rollgym.sandbox.selection": ("open_sandbox",),
         "rollgym.sandbox.warm.pool": ("WarmPool",),
+        "rollgym.trainer.algorithms.advantage": (
+            "Advantage",
+            "TurnCredit",
+        ),
         "rollgym.trainer.algorithms.batch": (
             "StepTokens",
             "SurrogateInputs",
             "TrajectoryBatch",
         ),
+        "rollgym.trainer.algorithms.group_filters": ("Filter",),
+        "rollgym.trainer.algorithms.surrogates": ("Surrogate",),
         "rollgym.trainer.commands.learning": (
             "train",
             "train_async",
         ),
         "rollgym.trainer.config.load": ("load_settings",),
         "rollgym.trainer.config.run": ("RunSettings",),
+        "rollgym.trainer.config.trackers": ("TrackerSettings",),
         "rollgym.trainer.core.errors": (
             "ConfigError",
             "RunError",
@@ -159,6 +170,7 @@ else:
 __all__ = [
     "OPERATOR",
     "Actor",
+    "Advantage",
     "Cancellation",
     "ConfigError",
     "ConfigurationError",
@@ -166,6 +178,7 @@ __all__ = [
     "EnvClient",
     "EnvSession",
     "Exchange",
+    "Filter",
     "GridGame",
     "Guarantees",
     "Limits",
@@ -191,6 +204,7 @@ __all__ = [
     "SandboxSession",
     "SandboxUnavailableError",
     "StepTokens",
+    "Surrogate",
     "SurrogateInputs",
     "Task",
     "TaskSource",
@@ -203,10 +217,12 @@ __all__ = [
     "ToolError",
     "ToolResult",
     "Toolbox",
+    "TrackerSettings",
     "TrainerError",
     "Trajectory",
     "TrajectoryBatch",
     "Turn",
+    "TurnCredit",
     "TurnResult",
     "UnicodeText",
     "Verdict",

@@ -3,16 +3,14 @@
 import importlib
 import inspect
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Literal, cast, get_args
+from typing import Any, Literal, cast, get_args
 
+from rollgym.extensions import extensions
 from rollgym.extras import missing_extra
 from rollgym.sandbox.core.base import Sandbox, SandboxUnavailableError
 from rollgym.sandbox.core.cancelling import CancellableSandbox
 from rollgym.sandbox.core.naming import parse_name
 from rollgym.sandbox.core.result import Guarantees
-
-if TYPE_CHECKING:
-    from importlib.metadata import EntryPoint
 
 Level = Literal["container", "namespaces", "landlock", "none"]
 LEVELS: tuple[Level, ...] = get_args(Level)
@@ -108,17 +106,7 @@ def make_sandbox(name: str, **options: Any) -> Sandbox:
 
 def known_backends() -> tuple[str, ...]:
     """Return the names of ours, and of those that other packages bring."""
-    return (*BACKENDS, *sorted(_entry_points().keys() - set(BACKENDS)))
-
-
-def _entry_points() -> "dict[str, list[EntryPoint]]":
-    # As heavy as all else of a run from the command line, and nearly always for nothing.
-    from importlib.metadata import entry_points
-
-    found: dict[str, list[EntryPoint]] = {}
-    for entry in entry_points(group=GROUP):
-        found.setdefault(entry.name, []).append(entry)
-    return found
+    return (*BACKENDS, *(name for name in extensions(GROUP) if name not in BACKENDS))
 
 
 def _installed(name: str, options: Mapping[str, Any]) -> Sandbox:
@@ -128,19 +116,17 @@ def _installed(name: str, options: Mapping[str, Any]) -> Sandbox:
         SandboxUnavailableError: If the package cannot make it.
         ValueError: If no package has it, or several have.
     """
-    entries = _entry_points().get(name, [])
-    if not entries:
+    if (found := extensions(GROUP).get(name)) is None:
         raise ValueError(f"there is no sandbox {name!r}: auto, {', '.join(known_backends())}")
-    packages = " and ".join(sorted({"?" if each.dist is None else each.dist.name for each in entries}))
-    if len({each.value for each in entries}) > 1:
-        raise ValueError(f"the sandbox {name!r} is in several packages, {packages}: uninstall all but one")
+    if found.ambiguous:
+        raise ValueError(f"the sandbox {name!r} is in several packages, {found.owner}: uninstall all but one")
     try:
-        return cast(Sandbox, entries[0].load()(**options))
+        return cast(Sandbox, found.load()(**options))
     except SandboxUnavailableError:
         raise
     except Exception as error:  # the boundary to the code of another package
         raise SandboxUnavailableError(
-            f"{name} of the package {packages} cannot be made: {type(error).__name__}: {error}"
+            f"{name} of the package {found.owner} cannot be made: {type(error).__name__}: {error}"
         ) from error
 
 

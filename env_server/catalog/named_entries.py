@@ -10,7 +10,6 @@ from typing import Any
 import gymnasium
 from gymnasium.envs.registration import EnvSpec
 
-from rollgym.clients.process.installed import InstalledEnvironment
 from rollgym.clients.process.module_paths import current_path
 from rollgym.env_server.catalog.entry import CatalogEntry
 from rollgym.env_server.catalog.kwargs_rules import NO_KWARGS, KwargsRules
@@ -18,6 +17,7 @@ from rollgym.env_server.common.setting_sections import Isolation
 from rollgym.env_server.common.settings import ConfigurationError, Settings
 from rollgym.env_server.workers.base import EnvSource
 from rollgym.envs.adapters.text import TextAdapter, step_limit, text_metadata
+from rollgym.extensions import Extension
 from rollgym.user_code import misnamed, missing_attribute, missing_module
 
 ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
@@ -85,23 +85,22 @@ def class_entry(
     )
 
 
-def installed_entry(
-    env_id: str, installed: InstalledEnvironment, settings: Settings, *, taken: bool
-) -> CatalogEntry:
+def installed_entry(env_id: str, installed: Extension, settings: Settings, *, taken: bool) -> CatalogEntry:
     """The entry of a class that an installed package brings.
 
     Raises:
         ConfigurationError: It cannot be served under that id, or not be imported.
     """
-    packages = " and ".join(installed.packages)
     remedy = "uninstall it, or serve what you name and nothing else: --no-builtin"
     if taken or installed.ambiguous or ID.fullmatch(env_id) is None:
         reason = "is taken" if taken else "means two classes" if installed.ambiguous else "is no id"
-        raise ConfigurationError(f"the environment {env_id!r} of the package {packages} {reason}: {remedy}")
+        raise ConfigurationError(
+            f"the environment {env_id!r} of the package {installed.owner} {reason}: {remedy}"
+        )
     try:
         return class_entry(env_id, installed.path, settings, None, ours=False)
     except ConfigurationError as error:
-        raise ConfigurationError(f"the package {packages} is broken: {error}; {remedy}") from error
+        raise ConfigurationError(f"the package {installed.owner} is broken: {error}; {remedy}") from error
 
 
 def _declared_kwargs(

@@ -30,6 +30,7 @@ from rollgym.trainer.config.run import RunSettings
 from rollgym.trainer.core.errors import ConfigError
 from tests.support.client_server import ServerProcess
 from tests.support.judge_double import JudgeDouble
+from tests.support.other_package import GROUPS_OF_RUNS
 from tests.support.processes import ROOT
 from tests.support.readers_folder import make_readers_folder
 from tests.support.sandboxes import working_sandbox
@@ -219,7 +220,7 @@ def test_messages_are_the_protocols(fence: Fence) -> None:
 @pytest.mark.parametrize("fence", of("toml"))
 def test_entry_points_are_in_groups_that_are_read(fence: Fence) -> None:
     groups = tomllib.loads(fence.text)["project"]["entry-points"]
-    assert set(groups) <= {ENVIRONMENTS, SANDBOXES}, fence.place
+    assert set(groups) <= {ENVIRONMENTS, SANDBOXES, *GROUPS_OF_RUNS}, fence.place
 
 
 # -- Python ------------------------------------------------------------------------------------------------------------

@@ -1,14 +1,19 @@
-"""How advantages are computed: one settings class per kind. The code is in `credit.py` and the modules it names."""
+"""The kinds of advantages, one class each, and the tuple that lists them."""
 
-from collections.abc import Mapping
-from types import MappingProxyType
-from typing import Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
-from rollgym.trainer.algorithms.modes import Baseline, GaeMask, Scale, Singleton, WhitenForm
-from rollgym.trainer.core.former_names import with_current_keys
-from rollgym.trainer.core.strict import Count, Fraction, Settings
+from rollgym.trainer.algorithms.advantage import Advantage, TokenCredit, TurnCredit, Update, Whitened
+from rollgym.trainer.algorithms.modes import Baseline, GaeMask, Scale, Singleton
+from rollgym.trainer.core.kinds import Kinds
+from rollgym.trainer.core.strict import Count, Fraction
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from rollgym.trainer.algorithms.rewards import TurnValues
+    from rollgym.trainer.algorithms.state import AlgorithmState
 
 Unit = Literal["trajectory", "step"]
 
@@ -20,71 +25,20 @@ _SINGLETON = (
 )
 _EPSILON = "Added to the standard deviation (verl, ROLL: 1e-6)."
 _GAMMA = "Discount per sampled token."
-
-FORMER_KEYS: Mapping[str, str] = MappingProxyType(
-    {"token_discount": "gamma", "trace": "gae_lambda", "critic_trace": "critic_gae_lambda"}
-)
-"""Names that settings of advantages had before; they are still understood in this release."""
+_SOLITARY = ("none", "greedy", "batch_mean")
+"""Baselines that need no other member of the group."""
 
 
-def by_current_keys(advantage: Any) -> Any:
-    """Return settings of an advantage by the names that they have now, and warn of those that had another.
-
-    Raises:
-        ValueError: If one is given by both.
-    """
-    return with_current_keys(advantage, FORMER_KEYS, "advantage")
-
-
-class Finished(Settings):
-    """What is made of advantages of any kind at the end."""
-
-    whiten: bool = Field(
-        False,
-        description="Shift and scale the advantages to mean 0 and standard deviation 1 over the batch's sampled "
-        "tokens. Of 'group' with scale 'none': REINFORCE++-baseline.",
-    )
-    whiten_unbiased: bool = Field(
-        True, description="Divide squares by n - 1 (verl), or by n (OpenRLHF, AReaL)."
-    )
-    whiten_epsilon: PositiveFloat = Field(1e-8, description="Keeps that division finite (AReaL: 1e-5).")
-    whiten_form: WhitenForm = Field(
-        "variance",
-        description="Where it is: added to the variance (verl), to the deviation (AReaL), or the variance's floor "
-        "(OpenRLHF); mean: take the mean off alone (OpenRLHF's no_std_norm).",
-    )
-    clip: PositiveFloat | None = Field(
-        None,
-        description="Bound the magnitude of every advantage, at the very end; absent: no bound (ROLL: 0.2 for GiGPO).",
-    )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _by_current_keys(cls, values: Any) -> Any:
-        return by_current_keys(values)
-
-    @model_validator(mode="after")
-    def _whitening_is_read(self) -> Self:
-        own = ("whiten_unbiased", "whiten_epsilon", "whiten_form")
-        set_here = [name for name in own if getattr(self, name) != type(self).model_fields[name].default]
-        if set_here and not self.whiten:
-            raise ValueError(f"{', '.join(set_here)}: read with whiten: true only")
-        unread = [name for name in set_here if name != "whiten_form"]
-        if unread and self.whiten_form == "mean":
-            raise ValueError(f"{', '.join(unread)}: whiten_form 'mean' divides by nothing: leave it out")
-        return self
-
-
-class Whitened(Finished):
-    """The same, whitened unless it is turned off."""
-
-    whiten: bool = Field(True, description=str(Finished.model_fields["whiten"].description))
-
-
-class GroupAdvantage(Finished):
+class GroupAdvantage(Advantage):
     """One advantage per trajectory, relative to its group (GRPO, arXiv:2402.03300, and its relatives)."""
 
     kind: Literal["group"] = "group"
+    unit_of_credit: ClassVar[str] = "trajectory"
+    formula: ClassVar[str] = (
+        "`factor * (R - baseline) / scale`; baselines below; scale: `group_std`, `batch_std`, `none`"
+    )
+    takes_charges: ClassVar[bool] = True
+
     baseline: Baseline = Field(
         "mean",
         description="Group mean (GRPO), mean of the other members (RLOO), mean by length (OPO, arXiv:2505.23585), "
@@ -123,11 +77,33 @@ class GroupAdvantage(Finished):
             )
         return self
 
+    @property
+    def compares_members(self) -> bool:
+        """Whether it is 0 in a group of one."""
+        return _compares(self.singleton, self.baseline, self.scale)
 
-class TurnAdvantage(Finished):
+    @property
+    def reads_greedy(self) -> bool:
+        """Whether its baseline is the return of a greedy episode."""
+        return self.baseline == "greedy"
+
+    def of_turns(self, credit: TurnCredit) -> "TurnValues":
+        """Return the advantage of every turn."""
+        from rollgym.trainer.algorithms.turn_credit import group_credit
+
+        return group_credit(self, credit)
+
+
+class TurnAdvantage(Advantage):
     """One advantage per turn: its discounted return, relative to all turns of the group (ROLL's agentic form)."""
 
     kind: Literal["turn"]
+    unit_of_credit: ClassVar[str] = "turn"
+    formula: ClassVar[str] = (
+        "`R_t = r_t + turn_discount * R_{t+1}`, then as `group` over all turns of the group, or of the batch"
+    )
+    takes_charges: ClassVar[bool] = True
+
     baseline: Literal["mean", "batch_mean", "none"] = Field(
         "mean", description="Mean over the group's or the batch's turn returns, or nothing."
     )
@@ -136,11 +112,29 @@ class TurnAdvantage(Finished):
     singleton: Singleton = Field("zero", description=_SINGLETON)
     epsilon: PositiveFloat = Field(1e-6, description=_EPSILON)
 
+    @property
+    def compares_members(self) -> bool:
+        """Whether it is 0 in a group of one."""
+        return _compares(self.singleton, self.baseline, self.scale)
 
-class GigpoAdvantage(Finished):
+    def of_turns(self, credit: TurnCredit) -> "TurnValues":
+        """Return the advantage of every turn."""
+        from rollgym.trainer.algorithms.turn_credit import return_credit
+
+        return return_credit(self, credit)
+
+
+class GigpoAdvantage(Advantage):
     """Episode advantage plus step advantage among steps that began in the same state (GiGPO, arXiv:2505.10978)."""
 
     kind: Literal["gigpo"]
+    unit_of_credit: ClassVar[str] = "turn"
+    formula: ClassVar[str] = (
+        "`A_E + step_weight * A_S`: episode return in its group; `R_t` among steps of the group with the "
+        "same anchor"
+    )
+    takes_charges: ClassVar[bool] = True
+
     normalisation: Literal["mean_norm", "mean_std_norm"] = Field(
         "mean_norm",
         description="Subtract the mean; or divide by the deviation too (ALFWorld and search scripts).",
@@ -156,11 +150,29 @@ class GigpoAdvantage(Finished):
     singleton: Singleton = Field("zero", description=_SINGLETON + " Anchor groups of one always give 0.")
     epsilon: PositiveFloat = Field(1e-6, description=_EPSILON)
 
+    @property
+    def compares_members(self) -> bool:
+        """Whether it is 0 in a group of one."""
+        return self.singleton == "zero"
 
-class HgpoAdvantage(Finished):
+    def of_turns(self, credit: TurnCredit) -> "TurnValues":
+        """Return the advantage of every turn."""
+        from rollgym.trainer.algorithms.turn_credit import gigpo_credit
+
+        return gigpo_credit(self, credit)
+
+
+class HgpoAdvantage(Advantage):
     """Step advantages among steps of equal state and ever longer equal history (HGPO, arXiv:2602.22817)."""
 
     kind: Literal["hgpo"]
+    unit_of_credit: ClassVar[str] = "turn"
+    formula: ClassVar[str] = (
+        "`R_t` among steps of equal state and equal k states before it, k = 0 .. `history`; weighted by `(k "
+        "+ 1)^length_weight`"
+    )
+    takes_charges: ClassVar[bool] = True
+
     normalisation: Literal["mean_norm", "mean_std_norm"] = Field(
         "mean_std_norm", description="As in 'gigpo'; deviations are biased, as in the authors' code."
     )
@@ -176,11 +188,26 @@ class HgpoAdvantage(Finished):
     turn_discount: Fraction = Field(0.95, description="Discount of step returns.")
     epsilon: PositiveFloat = Field(1e-6, description=_EPSILON)
 
+    @property
+    def compares_members(self) -> bool:
+        """Always, whatever its settings."""
+        return True
+
+    def of_turns(self, credit: TurnCredit) -> "TurnValues":
+        """Return the advantage of every turn."""
+        from rollgym.trainer.algorithms.turn_credit import hgpo_credit
+
+        return hgpo_credit(self, credit)
+
 
 class GdpoAdvantage(Whitened):
     """Several rewards, each relative to its group, then added and whitened (GDPO, arXiv:2601.05242)."""
 
     kind: Literal["gdpo"]
+    unit_of_credit: ClassVar[str] = "trajectory"
+    formula: ClassVar[str] = "each named reward as `group`, their weighted sum, whitened"
+    reads_named_rewards: ClassVar[bool] = True
+
     weights: dict[str, float] = Field(
         {},
         description="Weight of each reward that the environment names in info['reward_parts'], or a reward function "
@@ -190,11 +217,30 @@ class GdpoAdvantage(Whitened):
     singleton: Singleton = Field("zero", description=_SINGLETON)
     epsilon: PositiveFloat = Field(1e-6, description=_EPSILON)
 
+    @property
+    def compares_members(self) -> bool:
+        """Whether it is 0 in a group of one."""
+        return self.singleton != "raw"
 
-class SpoAdvantage(Finished):
+    def of_turns(self, credit: TurnCredit) -> "TurnValues":
+        """Return the advantage of every turn."""
+        from rollgym.trainer.algorithms.turn_credit import gdpo_credit
+
+        return gdpo_credit(self, credit)
+
+
+class SpoAdvantage(Advantage):
     """Return less what the task was worth so far, over the batch's deviation; no groups (SPO, arXiv:2509.13232)."""
 
     kind: Literal["spo"]
+    unit_of_credit: ClassVar[str] = "trajectory"
+    formula: ClassVar[str] = (
+        "`R - v(task)`, over the batch's deviation; v follows outcomes, forgetting by how far the policy "
+        "moved"
+    )
+    takes_charges: ClassVar[bool] = True
+    reads_moves: ClassVar[bool] = True
+
     tracks: Literal["task", "domain"] = Field(
         "task",
         description="What has a value of its own: a task, which must come again, as rows of data sets do; or a domain.",
@@ -218,11 +264,29 @@ class SpoAdvantage(Finished):
             raise ValueError("rho_low must be below 1, and at most rho_high")
         return self
 
+    def of_turns(self, credit: TurnCredit) -> "TurnValues":
+        """Return the advantage of every turn."""
+        from rollgym.trainer.algorithms.turn_credit import spo_credit
 
-class MovingBaselineAdvantage(Finished):
+        return spo_credit(self, credit)
+
+    def remembered(self, state: "AlgorithmState", update: Update) -> "AlgorithmState":
+        """Return the state with these episodes taken in."""
+        from rollgym.trainer.algorithms.turn_credit import spo_remembered
+
+        return spo_remembered(self, state, update)
+
+
+class MovingBaselineAdvantage(Advantage):
     """Return less a moving average of the returns so far; no groups (SPIRAL's RAE, arXiv:2506.24119)."""
 
     kind: Literal["moving_baseline"]
+    unit_of_credit: ClassVar[str] = "trajectory"
+    formula: ClassVar[str] = (
+        "`R - b(domain)`, b the moving average of the returns so far, which then takes R in (RAE)"
+    )
+    takes_charges: ClassVar[bool] = True
+
     tracks: Literal["task", "domain"] = Field(
         "domain", description="What has an average of its own: a domain, such as a game or a role, or a task."
     )
@@ -231,18 +295,49 @@ class MovingBaselineAdvantage(Finished):
         100_000, description="Averages that are kept at most; those that were not asked for longest go."
     )
 
+    def of_turns(self, credit: TurnCredit) -> "TurnValues":
+        """Return the advantage of every turn."""
+        from rollgym.trainer.algorithms.turn_credit import moving_baseline_credit
 
-class OptimalTokenAdvantage(Finished):
+        return moving_baseline_credit(self, credit)
+
+    def remembered(self, state: "AlgorithmState", update: Update) -> "AlgorithmState":
+        """Return the state with these episodes taken in."""
+        from rollgym.trainer.algorithms.turn_credit import moving_baseline_remembered
+
+        return moving_baseline_remembered(self, state, update)
+
+
+class OptimalTokenAdvantage(Advantage):
     """One advantage per token: the return from it on, less the baseline of smallest variance there (verl's OTB).
 
     Members of a group are compared at their sampled tokens of equal number, each by how much gradient lies before.
     """
 
     kind: Literal["optimal_token"]
+    unit_of_credit: ClassVar[str] = "token"
+    formula: ClassVar[str] = (
+        "return from it on, less `sum(G W) / sum(W)` over the group at the t-th sampled token, W the sum of "
+        "`1 - 2 p + sum of p^2` up to it (OTB)"
+    )
+    per_token: ClassVar[bool] = True
+    reads_squared_probabilities: ClassVar[bool] = True
+
     zero_tail: bool = Field(
         True, description="No baseline where only the longest episode of a group still goes on."
     )
     epsilon: PositiveFloat = Field(1e-8, description="Added to the sum of weights (verl: 1e-8).")
+
+    @property
+    def compares_members(self) -> bool:
+        """Always, whatever its settings."""
+        return True
+
+    def of_tokens(self, credit: TokenCredit) -> "tuple[Tensor, Tensor | None]":
+        """Return the advantage of every token."""
+        from rollgym.trainer.algorithms.token_credit import optimal_token_credit
+
+        return optimal_token_credit(self, credit)
 
 
 class TokenReturnAdvantage(Whitened):
@@ -252,6 +347,14 @@ class TokenReturnAdvantage(Whitened):
     """
 
     kind: Literal["token_return"]
+    unit_of_credit: ClassVar[str] = "token"
+    formula: ClassVar[str] = (
+        "`R_t = r_t + gamma * R_t'`, with the next *sampled* token; a KL penalty in the reward is charged at "
+        "its token; `baseline`: less the group's mean return, or that of a greedy episode; `return_mask: "
+        "none` discounts by observation tokens, too"
+    )
+    per_token: ClassVar[bool] = True
+
     gamma: Fraction = Field(1.0, description=_GAMMA)
     baseline: Literal["none", "group_mean", "greedy"] = Field(
         "none",
@@ -263,11 +366,34 @@ class TokenReturnAdvantage(Whitened):
         description="Observation tokens: skipped, or discounted by as any other, row by row (OpenRLHF, ROLL, slime).",
     )
 
+    @property
+    def compares_members(self) -> bool:
+        """Whether its baseline is the group's."""
+        return self.baseline == "group_mean"
+
+    @property
+    def reads_greedy(self) -> bool:
+        """Whether its baseline is the return of a greedy episode."""
+        return self.baseline == "greedy"
+
+    def of_tokens(self, credit: TokenCredit) -> "tuple[Tensor, Tensor | None]":
+        """Return the advantage of every token."""
+        from rollgym.trainer.algorithms.token_credit import return_credit
+
+        return return_credit(self, credit)
+
 
 class GaeAdvantage(Whitened):
     """One advantage per token from a critic; observation tokens are skipped, not discounted (PPO, verl's form)."""
 
     kind: Literal["gae"]
+    unit_of_credit: ClassVar[str] = "token"
+    formula: ClassVar[str] = (
+        "`d = r + gamma * V' - V`, `A = d + gamma * gae_lambda * A'`; primes: next *sampled* token"
+    )
+    per_token: ClassVar[bool] = True
+    reads_critic: ClassVar[bool] = True
+
     gamma: Fraction = Field(1.0, description=_GAMMA)
     gae_lambda: Fraction = Field(1.0, description="Decay of the error trace per sampled token.")
     length_adaptive: PositiveFloat | None = Field(
@@ -308,58 +434,82 @@ class GaeAdvantage(Whitened):
             raise ValueError("length_adaptive takes the place of gae_lambda: leave gae_lambda out")
         return self
 
+    @property
+    def bootstraps(self) -> bool:
+        """Whether episodes that were cut off are worth what the critic says of their last observation."""
+        return self.bootstrap_truncated
+
+    def of_tokens(self, credit: TokenCredit) -> "tuple[Tensor, Tensor | None]":
+        """Return the advantage of every token, and what the critic should say."""
+        from rollgym.trainer.algorithms.token_credit import gae_credit
+
+        return gae_credit(self, credit)
+
 
 class BiLevelGaeAdvantage(Whitened):
     """GAE over turns, then over the tokens of each turn (RAGEN and VAGEN), with turn ends given, never guessed."""
 
     kind: Literal["bi_level_gae"]
+    unit_of_credit: ClassVar[str] = "token"
+    formula: ClassVar[str] = (
+        "GAE over the last tokens of turns gives turn returns; then GAE inside each turn towards its return"
+    )
+    per_token: ClassVar[bool] = True
+    reads_critic: ClassVar[bool] = True
+
     turn_discount: Fraction = Field(0.95, description="Discount from one turn to the next.")
     gamma: Fraction = Field(1.0, description="Discount per sampled token of a turn.")
     gae_lambda: Fraction = Field(1.0, description="Decay of the error trace, on both levels.")
 
+    def of_tokens(self, credit: TokenCredit) -> "tuple[Tensor, Tensor | None]":
+        """Return the advantage of every token, and what the critic should say."""
+        from rollgym.trainer.algorithms.token_credit import bi_level_credit
 
-class CustomAdvantage(Finished):
+        return bi_level_credit(self, credit)
+
+
+class CustomAdvantage(Advantage):
     """One advantage per turn from a function of the user's."""
 
     kind: Literal["custom"]
+    unit_of_credit: ClassVar[str] = "turn"
+    formula: ClassVar[str] = (
+        "`function: module:attr`, a function `TrajectoryBatch -> list of turn advantages per trajectory`"
+    )
+    follows_rewards: ClassVar[bool] = False
+
     function: str = Field(
         description="module:attr of a function TrajectoryBatch -> a list of turn advantages per trajectory. The "
         "batch's rewards are those that every advantage reads: penalties, bounds, scale and KL applied."
     )
 
+    def of_turns(self, credit: TurnCredit) -> "TurnValues":
+        """Return the advantage of every turn."""
+        from rollgym.trainer.algorithms.turn_credit import custom_credit
 
-AdvantageSettings = Annotated[
-    GroupAdvantage
-    | TurnAdvantage
-    | GigpoAdvantage
-    | HgpoAdvantage
-    | GdpoAdvantage
-    | SpoAdvantage
-    | MovingBaselineAdvantage
-    | OptimalTokenAdvantage
-    | TokenReturnAdvantage
-    | GaeAdvantage
-    | BiLevelGaeAdvantage
-    | CustomAdvantage,
-    Field(discriminator="kind"),
-]
-
-_SOLITARY = ("none", "greedy", "batch_mean")
-"""Baselines that need no other member of the group."""
+        return custom_credit(self, credit)
 
 
-def compares_members(advantage: AdvantageSettings) -> bool:
-    """Whether an advantage is 0 in a group of one, because there is nobody to compare it with."""
-    match advantage:
-        case GroupAdvantage() | TurnAdvantage() | GdpoAdvantage() if advantage.singleton == "raw":
-            return False
-        case GigpoAdvantage():
-            return advantage.singleton == "zero"
-        case GroupAdvantage() | TurnAdvantage():
-            return advantage.baseline not in _SOLITARY or advantage.scale == "group_std"
-        case TokenReturnAdvantage():
-            return advantage.baseline == "group_mean"
-        case HgpoAdvantage() | GdpoAdvantage() | OptimalTokenAdvantage():
-            return True
-        case _:
-            return False
+def _compares(singleton: Singleton, baseline: Baseline, scale: Scale) -> bool:
+    if singleton == "raw":
+        return False
+    return baseline not in _SOLITARY or scale == "group_std"
+
+
+ADVANTAGES = (
+    GroupAdvantage,
+    TurnAdvantage,
+    GigpoAdvantage,
+    HgpoAdvantage,
+    GdpoAdvantage,
+    SpoAdvantage,
+    MovingBaselineAdvantage,
+    OptimalTokenAdvantage,
+    TokenReturnAdvantage,
+    GaeAdvantage,
+    BiLevelGaeAdvantage,
+    CustomAdvantage,
+)
+"""Ours, in the order of the documentation."""
+
+AdvantageSettings = Annotated[Advantage, Kinds("rollgym.advantages", Advantage, ADVANTAGES)]

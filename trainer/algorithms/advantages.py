@@ -6,9 +6,7 @@ import torch
 from torch import Tensor
 
 from rollgym.trainer.algorithms.modes import Baseline, GaeMask, Scale, WhitenForm
-
-# A deviation up to this is rounding noise of equal scores.
-NO_DEVIATION = 1e-6
+from rollgym.trainer.core.numbers import NO_DEVIATION
 
 
 class GroupStatistics(NamedTuple):

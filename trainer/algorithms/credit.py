@@ -6,20 +6,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from rollgym.trainer.algorithms.advantage_settings import (
-    GaeAdvantage,
-    MovingBaselineAdvantage,
-    OptimalTokenAdvantage,
-    SpoAdvantage,
-    TokenReturnAdvantage,
-)
-from rollgym.trainer.algorithms.advantages import (
-    bi_level_advantages,
-    generalized_advantages,
-    group_statistics,
-    length_adaptive_lambda,
-    whitened,
-)
+from rollgym.trainer.algorithms.advantage import TokenCredit, TurnCredit, Update
+from rollgym.trainer.algorithms.advantages import group_statistics, whitened
 from rollgym.trainer.algorithms.batch import RowBatch, TrajectoryBatch, required
 from rollgym.trainer.algorithms.episodes import EpisodeChoice, choose_episodes
 from rollgym.trainer.algorithms.filters import FilterResult, filter_groups
@@ -33,16 +21,9 @@ from rollgym.trainer.algorithms.rewards import (
     turn_rewards,
 )
 from rollgym.trainer.algorithms.settings import AlgorithmSettings
-from rollgym.trainer.algorithms.state import AlgorithmState, with_averages, with_outcomes
+from rollgym.trainer.algorithms.state import AlgorithmState
 from rollgym.trainer.algorithms.stream import TokenStream
-from rollgym.trainer.algorithms.token_baseline import optimal_token_baseline_advantages
-from rollgym.trainer.algorithms.turn_credit import (
-    greedy_scores,
-    returns_of,
-    total_scores,
-    tracked_keys,
-    turn_advantages,
-)
+from rollgym.trainer.algorithms.turn_credit import returns_of, total_scores
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,13 +46,13 @@ class AdvantageResult:
 def select_groups(settings: AlgorithmSettings, batch: TrajectoryBatch) -> FilterResult:
     """Choose the groups that are trained on, before advantages are computed."""
     lengths = [sum(tokens) for tokens in batch.tokens]
-    returns = returns_of(settings, batch)
+    returns = returns_of(settings.reward, batch)
     return filter_groups(settings.filter, batch.groups, returns, batch.solved, lengths, batch)
 
 
 def select_episodes(settings: AlgorithmSettings, batch: TrajectoryBatch) -> EpisodeChoice:
     """Choose the episodes of these groups that are trained on."""
-    return choose_episodes(settings.episodes, batch, returns_of(settings, batch))
+    return choose_episodes(settings.episodes, batch, returns_of(settings.reward, batch))
 
 
 def compute_advantages(
@@ -100,17 +81,16 @@ def compute_advantages(
     _check_turns(stream, rewards)
     penalty = _reward_kl(settings, rows)
     returns = None
-    if settings.estimates_values or isinstance(
-        settings.advantage, TokenReturnAdvantage | OptimalTokenAdvantage
-    ):
+    if settings.advantage.per_token:
         placed = placed_rewards(rewards, stream, rows.mask)
         if penalty is not None:
             placed = placed - penalty
-        advantages, returns = _token_advantages(settings, batch, stream, rows, placed)
+        credit = TokenCredit(batch, rows, stream, placed, settings.reward)
+        advantages, returns = settings.advantage.of_tokens(credit)
     else:
         if penalty is not None:
             rewards = _penalised(rewards, stream, penalty)
-        turns = turn_advantages(settings, batch, rewards, charges, state)
+        turns = settings.advantage.of_turns(TurnCredit(batch, rewards, charges, state, settings.reward))
         advantages = _spread(turns, stream, rows.mask)
     if settings.kl.coefficient and settings.kl.placement == "return":
         advantages = advantages - _penalty_to_come(settings, stream, rows)
@@ -141,7 +121,7 @@ def with_returns(
     """Return the state with the returns of these episodes taken in, where anything reads their moments."""
     if settings.reward.normalise != "running":
         return state
-    return replace(state, returns=state.returns.taking(returns_of(settings, batch)))
+    return replace(state, returns=state.returns.taking(returns_of(settings.reward, batch)))
 
 
 def after_update(
@@ -155,117 +135,7 @@ def after_update(
         batch: The episodes.
         moved: How far the update has moved the policy, in nats per token.
     """
-    advantage = settings.advantage
-    if isinstance(advantage, MovingBaselineAdvantage):
-        returns = total_scores(
-            normalised_rewards(settings.reward, turn_rewards(settings.reward, batch), state.returns),
-            turn_charges(settings.reward, batch),
-        )
-        return with_averages(advantage, state, tracked_keys(advantage, batch), returns)
-    if not isinstance(advantage, SpoAdvantage):
-        return state
-    state = replace(state, moved=state.moved + moved)
-    keys = tracked_keys(advantage, batch)
-    return with_outcomes(advantage, state, keys, returns_of(settings, batch))
-
-
-def _token_advantages(
-    settings: AlgorithmSettings,
-    batch: TrajectoryBatch,
-    stream: TokenStream,
-    rows: RowBatch,
-    rewards: Tensor,
-) -> tuple[Tensor, Tensor | None]:
-    """Return an advantage for each token, and what a critic should say, where there is one."""
-    sampled = stream.flags(torch.ones_like(stream.turn_end))
-    advantage = settings.advantage
-    match advantage.kind:
-        case "token_return":
-            dense = stream.gather(rewards)
-            if advantage.return_mask == "none":
-                advantages = token_returns(rewards, rows.mask, discount=advantage.gamma, return_mask="none")
-            else:
-                advantages = stream.scatter(
-                    token_returns(dense, sampled, discount=advantage.gamma), rows.mask
-                )
-            if advantage.baseline != "none":
-                worth = _baseline(settings, advantage, batch, dense)[rows.trajectory]
-                advantages = torch.where(rows.mask, advantages - worth[:, None], 0.0)
-            return advantages, None
-        case "optimal_token":
-            advantages, _ = optimal_token_baseline_advantages(
-                stream.gather(rewards),
-                sampled,
-                torch.tensor(batch.groups, dtype=torch.int64),
-                stream.gather(required(rows.old_logprobs, "old_logprobs")),
-                stream.gather(required(rows.squared_probabilities, "squared_probabilities")),
-                zero_tail=advantage.zero_tail,
-                epsilon=advantage.epsilon,
-            )
-            return stream.scatter(advantages, rows.mask), None
-        case "gae" if advantage.gae_mask == "none":
-            values = torch.where(rows.mask, required(rows.values, "values").double(), 0.0)
-            return _generalized(advantage, rewards, values, rows.mask)
-        case "gae":
-            values = stream.gather(required(rows.values, "values"))
-            last = required(rows.last_values, "last_values") if advantage.bootstrap_truncated else None
-            advantages, returns = _generalized(advantage, stream.gather(rewards), values, sampled, last)
-        case "bi_level_gae":
-            advantages, returns = bi_level_advantages(
-                stream.gather(rewards),
-                stream.gather(required(rows.values, "values")),
-                sampled,
-                stream.flags(stream.turn_end),
-                turn_discount=advantage.turn_discount,
-                gamma=advantage.gamma,
-                gae_lambda=advantage.gae_lambda,
-            )
-        case _:
-            raise ValueError(f"advantage '{advantage.kind}' reads no critic")
-    return stream.scatter(advantages, rows.mask), stream.scatter(returns, rows.mask)
-
-
-def _baseline(
-    settings: AlgorithmSettings, advantage: TokenReturnAdvantage, batch: TrajectoryBatch, rewards: Tensor
-) -> Tensor:
-    """Return what is taken off the returns of each trajectory's tokens, `[trajectories]`."""
-    if advantage.baseline == "greedy":
-        return greedy_scores(settings, batch).to(rewards.device)
-    groups = torch.tensor(batch.groups, dtype=torch.int64, device=rewards.device)
-    return group_statistics(rewards.sum(dim=1), groups).mean
-
-
-def _generalized(
-    advantage: GaeAdvantage, rewards: Tensor, values: Tensor, mask: Tensor, last_values: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """Return GAE, and what the critic should say: by a lambda of its own, where it has one.
-
-    With `gae_mask: none` it decays over observation tokens, row by row (OpenRLHF); padding behind a row costs nothing.
-    """
-    gae_lambda: float | Tensor = advantage.gae_lambda
-    if advantage.length_adaptive is not None:
-        gae_lambda = length_adaptive_lambda(mask, advantage.length_adaptive)
-    found = generalized_advantages(
-        rewards,
-        values,
-        mask,
-        gamma=advantage.gamma,
-        gae_lambda=gae_lambda,
-        gae_mask=advantage.gae_mask,
-        last_values=last_values,
-    )
-    if advantage.critic_gae_lambda is None:
-        return found
-    apart = generalized_advantages(
-        rewards,
-        values,
-        mask,
-        gamma=advantage.gamma,
-        gae_lambda=advantage.critic_gae_lambda,
-        gae_mask=advantage.gae_mask,
-        last_values=last_values,
-    )
-    return found[0], apart[1]
+    return settings.advantage.remembered(state, Update(batch, moved, settings.reward))
 
 
 def _check_turns(stream: TokenStream, rewards: TurnValues) -> None:
@@ -295,8 +165,8 @@ def _reward_kl(settings: AlgorithmSettings, rows: RowBatch) -> Tensor | None:
 
 def _penalty_to_come(settings: AlgorithmSettings, stream: TokenStream, rows: RowBatch) -> Tensor:
     """Return the penalty of each token and of those sampled after it in its episode, zero outside the mask."""
-    sampled = stream.flags(torch.ones_like(stream.turn_end))
-    return stream.scatter(token_returns(stream.gather(_token_penalty(settings, rows)), sampled), rows.mask)
+    penalty = stream.gather(_token_penalty(settings, rows))
+    return stream.scatter(token_returns(penalty, stream.sampled()), rows.mask)
 
 
 def _token_penalty(settings: AlgorithmSettings, rows: RowBatch) -> Tensor:

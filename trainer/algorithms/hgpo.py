@@ -4,8 +4,9 @@ from collections.abc import Sequence
 
 import torch
 
-from rollgym.trainer.algorithms.advantages import NO_DEVIATION, group_advantages
+from rollgym.trainer.algorithms.advantages import group_advantages
 from rollgym.trainer.algorithms.rewards import TurnValues, charged_turn_returns
+from rollgym.trainer.core.numbers import NO_DEVIATION
 
 _Step = tuple[int, int]
 _SAME = 1e-9

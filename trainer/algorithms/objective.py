@@ -1,7 +1,5 @@
 """The composition: the losses of a micro-batch, as the settings name their parts."""
 
-from typing import assert_never
-
 import torch
 from torch import Tensor
 
@@ -14,24 +12,9 @@ from rollgym.trainer.algorithms.corrections import (
     truncated,
 )
 from rollgym.trainer.algorithms.kl import kl_estimate
-from rollgym.trainer.algorithms.losses import (
-    SurrogateLoss,
-    cpgd_surrogate,
-    dppo_surrogate,
-    geometric_surrogate,
-    positive_nll,
-    ppo_surrogate,
-    quadratic_surrogate,
-    reinforce_surrogate,
-    sapo_surrogate,
-    value_surrogate,
-    vespo_surrogate,
-    weighted_surrogate,
-)
-from rollgym.trainer.algorithms.ratio import Clip, clipped_difference, log_ratio
+from rollgym.trainer.algorithms.losses import positive_nll, value_surrogate
+from rollgym.trainer.algorithms.ratio import clipped_difference, log_ratio
 from rollgym.trainer.algorithms.settings import AlgorithmSettings
-from rollgym.trainer.algorithms.user_functions import left_alone
-from rollgym.trainer.core.plugins import load_plugin
 
 
 def policy_loss(
@@ -58,9 +41,20 @@ def policy_loss(
         clamp=settings.ratio.clamp,
         elsewhere_difference=inputs.elsewhere_difference,
         elsewhere_tokens=inputs.elsewhere_tokens,
-        clip=ratio_clip(settings, advantages),
+        clip=settings.surrogate.ratio_clip(advantages),
     )
-    surrogate = _surrogate(settings, inputs, logprobs, ratio, old, advantages)
+    surrogate = settings.surrogate.loss(
+        SurrogateInputs(
+            logprobs=logprobs,
+            log_ratio=ratio,
+            old_logprobs=old,
+            behaviour_logprobs=behaviour,
+            advantages=advantages,
+            mask=mask,
+            turn_index=inputs.turn_index,
+            scores=inputs.scores,
+        )
+    )
     token_loss = surrogate.loss
     if inputs.charges is not None:
         token_loss = token_loss + torch.where(mask, inputs.charges, 0.0) * (logprobs - old).abs()
@@ -159,12 +153,6 @@ def critic_loss(
     return loss, collect(parts)
 
 
-def ratio_clip(settings: AlgorithmSettings, advantages: Tensor) -> Clip | None:
-    """Return the bounds of each token's log ratio that are there before a mean is taken, if there are any."""
-    surrogate = settings.surrogate
-    return Clip(advantages, surrogate.clip_low, surrogate.clip_high) if surrogate.kind == "gmpo" else None
-
-
 def bounded_difference(
     settings: AlgorithmSettings, logprobs: Tensor, start: Tensor, advantages: Tensor
 ) -> Tensor:
@@ -176,7 +164,7 @@ def bounded_difference(
         start: Those that ratios start from.
         advantages: Their advantages.
     """
-    clip = ratio_clip(settings, advantages)
+    clip = settings.surrogate.ratio_clip(advantages)
     return logprobs - start if clip is None else clipped_difference(logprobs - start, clip)
 
 
@@ -189,114 +177,6 @@ def _proximal(settings: AlgorithmSettings, inputs: LossInputs, logprobs: Tensor,
     if inputs.old_logprobs is None and settings.updates == 1:
         return logprobs.detach()
     return torch.where(inputs.mask, required(inputs.old_logprobs, "old_logprobs"), 0.0).detach()
-
-
-def _surrogate(
-    settings: AlgorithmSettings,
-    inputs: LossInputs,
-    logprobs: Tensor,
-    ratio: Tensor,
-    old: Tensor,
-    advantages: Tensor,
-) -> SurrogateLoss:
-    surrogate = settings.surrogate
-    match surrogate.kind:
-        case "ppo":
-            return ppo_surrogate(
-                ratio,
-                advantages,
-                clip_low=surrogate.clip_low,
-                clip_high=surrogate.clip_high,
-                dual_clip=surrogate.dual_clip,
-            )
-        case "reinforce":
-            return reinforce_surrogate(logprobs, advantages)
-        case "weighted":
-            applies = None
-            if surrogate.applies_to == "negative_scores":
-                scores = required(inputs.scores, "scores")
-                applies = (scores <= surrogate.score_threshold)[:, None]
-            return weighted_surrogate(
-                logprobs,
-                ratio,
-                advantages,
-                weight_low=surrogate.weight_low,
-                weight_high=surrogate.weight_high,
-                applies=applies,
-                outside=surrogate.outside,
-            )
-        case "sapo":
-            return sapo_surrogate(
-                ratio,
-                advantages,
-                tau_positive=surrogate.tau_positive,
-                tau_negative=surrogate.tau_negative,
-            )
-        case "quadratic":
-            return quadratic_surrogate(logprobs, old, advantages, coefficient=surrogate.coefficient)
-        case "cpgd":
-            return cpgd_surrogate(
-                logprobs, old, advantages, clip_low=surrogate.clip_low, clip_high=surrogate.clip_high
-            )
-        case "dppo":
-            return dppo_surrogate(
-                logprobs,
-                old,
-                advantages,
-                divergence=surrogate.divergence,
-                low=surrogate.low,
-                high=surrogate.high,
-                cap=surrogate.cap,
-                penalty=surrogate.penalty,
-                two_sided=surrogate.two_sided,
-            )
-        case "gmpo":
-            return geometric_surrogate(ratio, advantages)
-        case "vespo":
-            return vespo_surrogate(
-                logprobs,
-                ratio,
-                advantages,
-                k_positive=surrogate.k_positive,
-                rate_positive=surrogate.rate_positive,
-                k_negative=surrogate.k_negative,
-                rate_negative=surrogate.rate_negative,
-            )
-        case "custom":
-            return _custom_surrogate(
-                surrogate.function,
-                SurrogateInputs(
-                    logprobs=logprobs,
-                    log_ratio=ratio,
-                    old_logprobs=old,
-                    behaviour_logprobs=torch.where(inputs.mask, inputs.behaviour_logprobs, 0.0),
-                    advantages=advantages,
-                    mask=inputs.mask,
-                    turn_index=inputs.turn_index,
-                    scores=inputs.scores,
-                ),
-            )
-        case _:
-            assert_never(surrogate)
-
-
-def _custom_surrogate(path: str, inputs: SurrogateInputs) -> SurrogateLoss:
-    """Return what a loss of the user's makes of a micro-batch.
-
-    Raises:
-        PluginError: If it raises, or does not return a loss for each token.
-    """
-    plugin = load_plugin(path, "algorithm.surrogate.function")
-    with left_alone(plugin, inputs):
-        loss = plugin(inputs)
-    if not isinstance(loss, Tensor) or loss.shape != inputs.mask.shape or not loss.is_floating_point():
-        raise plugin.broken("must return a tensor with the loss of each token, [rows, tokens]")
-    if inputs.logprobs.requires_grad and not loss.requires_grad:
-        raise plugin.broken(
-            "must return a loss with a gradient: compute it from logprobs or log_ratio, outside of torch.no_grad and "
-            "without detach"
-        )
-    return SurrogateLoss(loss, torch.zeros_like(inputs.mask))
 
 
 def _ratio_of_tokens(settings: AlgorithmSettings, ratio: Tensor, logprobs: Tensor, old: Tensor) -> Tensor:

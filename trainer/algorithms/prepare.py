@@ -18,10 +18,10 @@ from rollgym.trainer.algorithms.corrections import (
     rejection_mask,
     truncated,
 )
-from rollgym.trainer.algorithms.loss_settings import PpoSurrogate
 from rollgym.trainer.algorithms.losses import ppo_surrogate
 from rollgym.trainer.algorithms.settings import AlgorithmSettings
 from rollgym.trainer.algorithms.stream import TokenStream
+from rollgym.trainer.algorithms.surrogates import PpoSurrogate
 from rollgym.trainer.algorithms.token_settings import ClipCovSelection, CustomSelection, Rejection
 from rollgym.trainer.algorithms.user_functions import left_alone
 from rollgym.trainer.core.errors import InvalidNumberError

@@ -5,7 +5,7 @@ from types import MappingProxyType
 from typing import Any
 
 from rollgym.suggestions import near_names
-from rollgym.trainer.algorithms.advantage_settings import by_current_keys
+from rollgym.trainer.algorithms.advantage import by_current_keys
 from rollgym.trainer.algorithms.papers import groups, surrogates, turns
 from rollgym.trainer.algorithms.papers.paper import Paper
 from rollgym.trainer.algorithms.settings import AlgorithmSettings

@@ -8,31 +8,18 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from rollgym.trainer.algorithms.advantage_settings import (
-    AdvantageSettings,
-    GaeAdvantage,
-    GroupAdvantage,
-    OptimalTokenAdvantage,
-    SpoAdvantage,
-    TokenReturnAdvantage,
-)
+from rollgym.trainer.algorithms.advantage_settings import AdvantageSettings, GroupAdvantage
 from rollgym.trainer.algorithms.correction_presets import correction_named
-from rollgym.trainer.algorithms.filter_settings import (
-    AllEpisodes,
-    EpisodeSettings,
-    FilterSettings,
-    NoFilter,
-    RewardSettings,
-)
+from rollgym.trainer.algorithms.filter_settings import AllEpisodes, EpisodeSettings, RewardSettings
+from rollgym.trainer.algorithms.group_filters import FilterSettings, NoFilter
 from rollgym.trainer.algorithms.loss_settings import (
     AggregationSettings,
     CriticSettings,
     KLSettings,
     PositiveNllSettings,
-    PpoSurrogate,
     RatioSettings,
-    SurrogateSettings,
 )
+from rollgym.trainer.algorithms.surrogates import PpoSurrogate, SurrogateSettings
 from rollgym.trainer.algorithms.token_settings import (
     BandCorrection,
     CorrectionSettings,
@@ -43,10 +30,6 @@ from rollgym.trainer.algorithms.token_settings import (
     TruncateCorrection,
 )
 from rollgym.trainer.core.strict import Amount, Settings
-
-_OWN_RETURNS = ("group", "turn", "gigpo", "hgpo", "spo", "moving_baseline")
-_PER_TOKEN = ("gae", "bi_level_gae", "token_return", "optimal_token")
-_RATIO_OF = {"gmpo": "sequence", "vespo": "sequence_sum"}
 
 
 class AlgorithmSettings(Settings):
@@ -93,25 +76,22 @@ class AlgorithmSettings(Settings):
 
     @model_validator(mode="after")
     def _parts_agree(self) -> Self:
-        kind = self.surrogate.kind
-        if kind == "reinforce":
+        kind, level = self.surrogate.kind, self.surrogate.ratio_level
+        if not self.surrogate.has_ratio:
             if self.ratio.level != "token":
-                raise ValueError("surrogate 'reinforce' has no ratio: ratio.level does nothing")
+                raise ValueError(f"surrogate '{kind}' has no ratio: ratio.level does nothing")
             if self.epochs * self.minibatches > 1:
                 raise ValueError(
-                    "surrogate 'reinforce' has no ratio: only its first step on a batch is on-policy"
+                    f"surrogate '{kind}' has no ratio: only its first step on a batch is on-policy"
                 )
-        if kind in _RATIO_OF and self.ratio.level != _RATIO_OF[kind]:
-            raise ValueError(
-                f"surrogate '{kind}' is made of the ratios of whole episodes: set ratio.level to '{_RATIO_OF[kind]}'"
-            )
-        if kind in ("quadratic", "cpgd", "dppo") and self.ratio.level != "token":
-            raise ValueError(f"surrogate '{kind}' is about single tokens: set ratio.level to 'token'")
-        if self.kl.coefficient and self.kl.placement == "return" and self.advantage.kind in _PER_TOKEN:
+        if level is not None and self.ratio.level != level:
+            what = "about single tokens" if level == "token" else "made of the ratios of whole episodes"
+            raise ValueError(f"surrogate '{kind}' is {what}: set ratio.level to '{level}'")
+        if self.kl.coefficient and self.kl.placement == "return" and self.advantage.per_token:
             raise ValueError(
                 f"advantage '{self.advantage.kind}' credits each token with what follows: set kl.placement to 'reward'"
             )
-        if self.reward.penalty_in == "return" and self.advantage.kind not in _OWN_RETURNS:
+        if self.reward.penalty_in == "return" and not self.advantage.takes_charges:
             raise ValueError(
                 f"reward.penalty_in 'return' has no meaning for advantage '{self.advantage.kind}', which makes its own "
                 "returns: use 'reward'"
@@ -125,19 +105,19 @@ class AlgorithmSettings(Settings):
                 "reward.normalise divides the rewards of the group, and not those of the greedy episode that baseline "
                 "'greedy' compares them with: leave one of the two out"
             )
-        if self.advantage.kind != "gdpo":
+        if not self.advantage.reads_named_rewards:
             return self
         if self.kl.coefficient and self.kl.placement == "reward":
             raise ValueError(
-                "advantage 'gdpo' compares rewards that are named one by one, and a KL penalty is none of them: set "
-                "kl.placement to 'return', 'advantage' or 'loss'"
+                f"advantage '{self.advantage.kind}' compares rewards that are named one by one, and a KL penalty is "
+                "none of them: set kl.placement to 'return', 'advantage' or 'loss'"
             )
         fields = type(self.reward).model_fields
         unread = [name for name in fields if getattr(self.reward, name) != fields[name].default]
         if unread:
             raise ValueError(
-                f"reward.{unread[0]} changes the sum of rewards, and advantage 'gdpo' compares those named one "
-                "by one: leave it out and say it with algorithm.advantage.weights instead"
+                f"reward.{unread[0]} changes the sum of rewards, and advantage '{self.advantage.kind}' compares those "
+                "named one by one: leave it out and say it with algorithm.advantage.weights instead"
             )
         return self
 
@@ -164,25 +144,17 @@ class AlgorithmSettings(Settings):
     @property
     def estimates_values(self) -> bool:
         """Whether the advantage reads a critic's values."""
-        return self.advantage.kind in ("gae", "bi_level_gae")
+        return self.advantage.reads_critic
 
     @property
     def bootstraps(self) -> bool:
         """Whether the critic is asked for the value of the observation at which an episode was cut off."""
-        return isinstance(self.advantage, GaeAdvantage) and self.advantage.bootstrap_truncated
+        return self.advantage.bootstraps
 
     @property
     def needs_greedy(self) -> bool:
         """Whether a greedy episode is played beside each group, whose return is the baseline."""
-        return (
-            isinstance(self.advantage, GroupAdvantage | TokenReturnAdvantage)
-            and self.advantage.baseline == "greedy"
-        )
-
-    @property
-    def reward_parts(self) -> frozenset[str]:
-        """Names of the rewards that are read apart."""
-        return frozenset(self.advantage.weights) if self.advantage.kind == "gdpo" else frozenset()
+        return self.advantage.reads_greedy
 
     @property
     def updates(self) -> int:
@@ -254,9 +226,9 @@ class AlgorithmSettings(Settings):
     @property
     def needs_squared_probabilities(self) -> bool:
         """Whether the sum of squared probabilities at each token is read."""
-        return isinstance(self.advantage, OptimalTokenAdvantage)
+        return self.advantage.reads_squared_probabilities
 
     @property
     def tracks_values(self) -> bool:
         """Whether what tasks were worth so far is remembered between steps."""
-        return isinstance(self.advantage, SpoAdvantage)
+        return self.advantage.reads_moves

@@ -6,10 +6,12 @@ States are values: functions return new ones, and a checkpoint keeps them as pla
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
-from rollgym.trainer.algorithms.advantage_settings import MovingBaselineAdvantage, SpoAdvantage
 from rollgym.trainer.algorithms.loss_settings import KLSettings
+
+if TYPE_CHECKING:
+    from rollgym.trainer.algorithms.advantage_settings import MovingBaselineAdvantage, SpoAdvantage
 
 LARGEST_CHANGE = 0.2
 """By which part of itself an adaptive coefficient moves at most, once `horizon` episodes are played."""
@@ -143,7 +145,7 @@ def adapted_coefficient(coefficient: float, measured: float, episodes: int, sett
     return coefficient * max(1 + error * episodes / settings.horizon, 0.0)
 
 
-def worth_of(settings: SpoAdvantage, state: AlgorithmState, key: str) -> Worth:
+def worth_of(settings: "SpoAdvantage", state: AlgorithmState, key: str) -> Worth:
     """Return what a task or domain is known to be worth: the prior, if it was never played."""
     if (known := state.worths.get(key)) is not None:
         return known
@@ -151,14 +153,14 @@ def worth_of(settings: SpoAdvantage, state: AlgorithmState, key: str) -> Worth:
     return Worth(weight * settings.prior, weight * (1 - settings.prior), state.moved)
 
 
-def kept_share(settings: SpoAdvantage, distance: float) -> float:
+def kept_share(settings: "SpoAdvantage", distance: float) -> float:
     """Return what is kept of a tracker when the policy has moved so far since: `2^(-D / D_half)`, within bounds."""
     share: float = 2.0 ** (-distance / settings.half_kl)
     return min(max(share, settings.rho_low), settings.rho_high)
 
 
 def with_averages(
-    settings: MovingBaselineAdvantage, state: AlgorithmState, keys: Sequence[str], returns: Sequence[float]
+    settings: "MovingBaselineAdvantage", state: AlgorithmState, keys: Sequence[str], returns: Sequence[float]
 ) -> AlgorithmState:
     """Return the state with the returns of these episodes taken into their moving averages."""
     _, baselines = moving_baseline_advantages(returns, keys, state.baselines, settings.decay)
@@ -168,7 +170,7 @@ def with_averages(
 
 
 def with_outcomes(
-    settings: SpoAdvantage, state: AlgorithmState, keys: Sequence[str], returns: Sequence[float]
+    settings: "SpoAdvantage", state: AlgorithmState, keys: Sequence[str], returns: Sequence[float]
 ) -> AlgorithmState:
     """Return the state after these episodes (SPO, arXiv:2509.13232, section 3.1).
 

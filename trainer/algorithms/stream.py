@@ -83,3 +83,7 @@ class TokenStream:
         dense = torch.zeros(self.shape, dtype=torch.bool, device=values.device)
         dense[self.trajectory, self.position] = values
         return dense
+
+    def sampled(self) -> Tensor:
+        """Return which of `[trajectories, longest]` are tokens, and not what is behind the last one."""
+        return self.flags(torch.ones_like(self.turn_end))

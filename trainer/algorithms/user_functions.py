@@ -5,9 +5,12 @@ from contextlib import contextmanager
 from dataclasses import fields
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from rollgym.trainer.core.plugins import Plugin
+from rollgym.trainer.algorithms.batch import SurrogateInputs
+from rollgym.trainer.algorithms.losses import SurrogateLoss
+from rollgym.trainer.core.plugins import Plugin, load_plugin
 
 
 @contextmanager
@@ -32,3 +35,22 @@ def left_alone(plugin: Plugin, shown: Any) -> Iterator[None]:
         raise plugin.broken(
             f"has changed {', '.join(changed)} in place, which others read: work on a copy ({changed[0]}.clone())"
         )
+
+
+def losses_of(path: str, inputs: SurrogateInputs) -> SurrogateLoss:
+    """Return what a loss of the user's makes of a micro-batch.
+
+    Raises:
+        PluginError: If it raises, or does not return a loss for each token.
+    """
+    plugin = load_plugin(path, "algorithm.surrogate.function")
+    with left_alone(plugin, inputs):
+        loss = plugin(inputs)
+    if not isinstance(loss, Tensor) or loss.shape != inputs.mask.shape or not loss.is_floating_point():
+        raise plugin.broken("must return a tensor with the loss of each token, [rows, tokens]")
+    if inputs.logprobs.requires_grad and not loss.requires_grad:
+        raise plugin.broken(
+            "must return a loss with a gradient: compute it from logprobs or log_ratio, outside of torch.no_grad and "
+            "without detach"
+        )
+    return SurrogateLoss(loss, torch.zeros_like(inputs.mask))

@@ -7,7 +7,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from rollgym.trainer.config.inference import DialectName
+from rollgym.trainer.config.server_kinds import ServerName
 from rollgym.trainer.inference.base import InferenceClient
 from rollgym.trainer.inference.errors import WrongKeyError
 from rollgym.trainer.inference.server_client import ServerClient
@@ -33,7 +33,7 @@ async def open_engine(
 
 
 @asynccontextmanager
-async def open_server(url: str, dialect: DialectName, key_variable: str) -> AsyncIterator[ServerClient]:
+async def open_server(url: str, dialect: ServerName, key_variable: str) -> AsyncIterator[ServerClient]:
     """Sample from a server, whose weights stay as they are, while the context is open.
 
     Args:

@@ -40,14 +40,9 @@ from rollgym.trainer.inference.pool import ServerPool
 from rollgym.trainer.inference.roster import FileRoster
 from rollgym.trainer.inference.served_model import check_same_model, config_in
 from rollgym.trainer.inference.server_client import ServerClient
-from rollgym.trainer.inference.server_programs import (
-    ServedModel,
-    choose_ports,
-    require_program,
-    server_processes,
-)
+from rollgym.trainer.inference.server_program import ServedModel, server_program
+from rollgym.trainer.inference.server_programs import choose_ports, require_program, server_processes
 from rollgym.trainer.inference.server_updates import TensorCarrier
-from rollgym.trainer.inference.sglang_probe import TOKENS_KEPT_FREE
 from rollgym.trainer.inference.starts import Starts
 from rollgym.trainer.inference.torch_engine import TorchEngine
 from rollgym.trainer.learn.weights.broadcast import TensorBroadcast
@@ -149,7 +144,7 @@ class RunServerClient(ServerClient):
             yield
         except WrongKeyError as error:
             named = f"set the environment variable {self._inference.api_key_variable}"
-            if self._inference.kind == "sglang":
+            if self._inference.what.admin_key:
                 named += f", and {self._inference.admin_key_variable} where its admin routes have their own"
             raise WrongKeyError(f"{error}; {named}") from error
 
@@ -157,13 +152,8 @@ class RunServerClient(ServerClient):
         if longest is not None and longest < self._longest:
             raise ConfigError(
                 f"{self.url} takes rows of up to {longest} tokens, and model.max_length is {self._longest}: lower it, "
-                f"or start the server with {self._switch()} or more"
+                f"or start the server with {server_program(self._inference.kind).row_switch(self._longest)} or more"
             )
-
-    def _switch(self) -> str:
-        if self._inference.kind == "sglang":
-            return f"--context-length {self._longest + TOKENS_KEPT_FREE}"
-        return f"--max-model-len {self._longest}"
 
 
 def _config_of(source: str | None) -> Mapping[str, Any]:
@@ -315,7 +305,7 @@ def _check(
     longest = settings.model.max_length
     whole = inference.quantization is None and settings.weights.transport != "adapter"
     checksums = None
-    if settings.weights.checksums and whole and inference.kind == "sglang":
+    if settings.weights.checksums and whole and inference.what.tells_checksums:
         checksums = ChecksumCheck(_NUMBERS.get(dtype, model.dtype), layout.arrange)
     return WeightCheck(
         probe_prompts(prompt, vocabulary, longest, tolerance),

@@ -113,13 +113,13 @@ def sharding(settings: RunSettings, devices: Sequence[int] = ()) -> Sharding:
     backend = settings.backend
     own = len(devices) // backend.mesh.model_ranks
     return Sharding(
-        backend.kind,
+        backend.what.memory,
         data=own or backend.mesh.data or backend.data,  # what is not said follows from the ranks
         tensor=backend.mesh.tensor,
         pipeline=backend.mesh.pipeline,
         context=backend.mesh.context,
         expert=backend.mesh.expert,
-        zero_stage=backend.zero_stage if backend.kind == "deepspeed" else 0,
+        zero_stage=backend.zero_stage if "zero_stage" in backend.what.reads else 0,
         sequence_parallel=backend.sequence_parallel,
         offload=backend.cpu_offload,
     )
@@ -357,7 +357,7 @@ def _changes(settings: RunSettings) -> Iterator[tuple[str, Change]]:
     if settings.model.dtype == "fp32":
         yield "model.dtype=bf16", _with("model", dtype="bf16")
     kind = settings.backend.kind
-    if kind in ("fsdp2", "deepspeed") and not settings.backend.cpu_offload:
+    if "cpu_offload" in settings.backend.what.reads and not settings.backend.cpu_offload:
         yield "backend.cpu_offload=true", _with("backend", cpu_offload=True)
     if settings.model.lora is None and kind != "megatron":
         yield "model.lora={}", _with("model", lora=LoraSettings())

@@ -36,9 +36,6 @@ from rollgym.trainer.models.division import check_layout
 
 _START = "start"
 
-_PACKAGES: dict[str, str] = {"deepspeed": "deepspeed", "megatron": "megatron"}
-"""Extra packages of each kind of backend, beside torch."""
-
 _PLACED_AS: dict[Role, str] = {
     "policy": ACTOR_TRAIN,
     "warm_start": ACTOR_TRAIN,
@@ -278,16 +275,17 @@ def check_backend(settings: RunSettings) -> None:
     Raises:
         ConfigError: If there is such a setting; the message says what to take in its place.
     """
-    kind = settings.backend.kind
-    if kind in _PACKAGES and find_spec(_PACKAGES[kind]) is None:
+    kind = settings.backend.what
+    if kind.package and find_spec(kind.package) is None:
         raise ConfigError(
-            f"backend.kind {kind} needs the package {_PACKAGES[kind]}, which is not installed: {install_line(kind)}"
+            f"backend.kind {kind.name} needs the package {kind.package}, which is not installed: "
+            f"{install_line(kind.name)}"
         )
     check_combinations(settings)
-    if kind != "megatron":
+    if not kind.on_gpus_only:
         return
     if settings.cluster.kind == "local" and torch_device(settings.model.device).type == "cpu":
         raise ConfigError(
-            "backend.kind megatron computes on CUDA devices only, and there is none here, or model.device is cpu: "
+            f"backend.kind {kind.name} computes on CUDA devices only, and there is none here, or model.device is cpu: "
             "take backend.kind fsdp2, which divides layers too (backend.mesh.tensor)"
         )

@@ -9,14 +9,13 @@ from transformers import PreTrainedModel
 
 from rollgym.trainer.assembly.backends import critic_head, policy_head, run_schedule, training_head
 from rollgym.trainer.assembly.policy import build_policy
-from rollgym.trainer.backends.fsdp2 import fsdp2_backend, fsdp2_model
+from rollgym.trainer.assembly.rank_makers import maker_of
 from rollgym.trainer.backends.heads import Head
 from rollgym.trainer.backends.layers import bodies_of
 from rollgym.trainer.backends.optimizer import Schedule
 from rollgym.trainer.backends.packing import attention_of, may_pack
 from rollgym.trainer.backends.rank_group import RankGroup
 from rollgym.trainer.backends.reference import ShardedPolicyWithoutAdapters
-from rollgym.trainer.backends.zero import zero_backend
 from rollgym.trainer.config.run import RunSettings
 from rollgym.trainer.core.device import DTYPES
 from rollgym.trainer.models.load import set_attention
@@ -54,8 +53,8 @@ class RankRecipe:
         # The others get their pieces of the first rank's.
         head = self._whole(group.device) if group.rank == 0 else None
         if self.role == "reference":
-            return self._read_only(head, group)
-        return self._trained(head, group)
+            return maker_of(settings.backend).read_only(settings, head, group)
+        return maker_of(settings.backend).trained(settings, head, group, self._schedule())
 
     def _whole(self, device: torch.device) -> Head:
         settings = self.settings
@@ -73,63 +72,6 @@ class RankRecipe:
             _ = head.why_not_packed
         set_attention(bodies_of(head.model), settings.model.attention)
         return head
-
-    def _read_only(self, head: Head | None, group: RankGroup) -> Any:
-        if self.settings.backend.kind == "megatron":
-            from rollgym.trainer.backends.megatron.backend import megatron_model
-
-            return megatron_model(
-                head,
-                group,
-                dtype=DTYPES[self.settings.model.dtype],
-                tokens_per_micro_batch=self.settings.optimizer.micro_batch_tokens,
-                sequence_parallel=self.settings.backend.sequence_parallel,
-            )
-        return fsdp2_model(
-            head,
-            group,
-            dtype=DTYPES[self.settings.model.dtype],
-            tokens_per_micro_batch=self.settings.optimizer.micro_batch_tokens,
-            cpu_offload=self.settings.backend.cpu_offload,
-            shared_prefixes=self.settings.optimizer.shared_prefixes,
-            packed_rows=self.settings.optimizer.packed_rows,
-        )
-
-    def _trained(self, head: Head | None, group: RankGroup) -> Any:
-        settings = self.settings
-        if settings.backend.kind == "megatron":
-            from rollgym.trainer.backends.megatron.backend import megatron_backend
-
-            return megatron_backend(
-                head,
-                group,
-                settings.optimizer,
-                self._schedule(),
-                dtype=DTYPES[settings.model.dtype],
-                gradient_checkpointing=settings.model.gradient_checkpointing,
-                sequence_parallel=settings.backend.sequence_parallel,
-            )
-        if settings.backend.kind == "deepspeed":
-            return zero_backend(
-                head,
-                group,
-                settings.optimizer,
-                self._schedule(),
-                stage=settings.backend.zero_stage,
-                dtype=DTYPES[settings.model.dtype],
-                gradient_checkpointing=settings.model.gradient_checkpointing,
-                cpu_offload=settings.backend.cpu_offload,
-            )
-        return fsdp2_backend(
-            head,
-            group,
-            settings.optimizer,
-            self._schedule(),
-            dtype=DTYPES[settings.model.dtype],
-            gradient_checkpointing=settings.model.gradient_checkpointing,
-            compiled=settings.model.compile,
-            cpu_offload=settings.backend.cpu_offload,
-        )
 
     def _schedule(self) -> Schedule:
         if self.role == "warm_start":

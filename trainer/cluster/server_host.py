@@ -13,7 +13,8 @@ from rollgym.trainer.config.inference import InferenceSettings, LaunchSettings
 from rollgym.trainer.core.errors import ConfigError
 from rollgym.trainer.inference.keeper import GRACE_S
 from rollgym.trainer.inference.launch import ServerProcess, launched
-from rollgym.trainer.inference.server_programs import ServedModel, choose_ports, server_processes
+from rollgym.trainer.inference.server_program import ServedModel
+from rollgym.trainer.inference.server_programs import choose_ports, server_processes
 
 _PORT_PATIENCE_S = 2 * GRACE_S
 _LOOK_EVERY_S = 0.2

@@ -10,13 +10,13 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 from rollgym.clients.process.installed import add_version
 from rollgym.command_line import CommandParser
 from rollgym.extras import missing_extra
 from rollgym.trainer.commands.arguments import port
-from rollgym.trainer.config.inference import DialectName
+from rollgym.trainer.config.server_kinds import SERVERS
 from rollgym.trainer.core.errors import ConfigError, TrainerError
 from rollgym.trainer.core.run_lock import output_lock
 from rollgym.user_paths import user_path
@@ -28,12 +28,6 @@ if TYPE_CHECKING:
 _TOKEN = "ROLLGYM_PROXY_TOKEN"
 _UPSTREAM_KEY = "ROLLGYM_UPSTREAM_KEY"
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
-_INEXACT = {
-    "vllm": "the server reports log-probabilities before temperature, top_p and top_k: requests with other values than "
-    "1, 1 and 0 are refused (start vLLM with --logprobs-mode processed_logprobs)",
-    "sglang": "SGLang reports log-probabilities before top_p: requests with it and without a top_k are refused",
-}
-"""Warning for servers whose log-probabilities are not those of every sampling distribution."""
 _EPILOG = f"""
 An agent needs nothing but OPENAI_BASE_URL=http://HOST:PORT/s/NAME/v1, where
 any NAME makes a session; or OPENAI_BASE_URL=http://HOST:PORT/v1 and
@@ -83,9 +77,7 @@ def _parser() -> argparse.ArgumentParser:
     model.add_argument(
         "--upstream", metavar="URL", help="vLLM or SGLang server; without it the model is run here"
     )
-    model.add_argument(
-        "--dialect", choices=get_args(DialectName), default="vllm", help="what the server speaks"
-    )
+    model.add_argument("--dialect", choices=SERVERS.names(), default="vllm", help="what the server speaks")
     model.add_argument("--name", default="policy", help="what the policy is called in the API")
     model.add_argument("--max-length", type=_positive, help="longest row in tokens; default: the model's own")
     model.add_argument(
@@ -237,7 +229,7 @@ async def opened_policy(options: argparse.Namespace) -> AsyncIterator["PolicySer
         service = _service(options, client, tokenizer, named, longest, reads_seeds=reads_seeds)
         client.check_sampling(service.sampling)
         if options.sampling == "agent" and client.capabilities.inexact(SamplingParams(1, 0.5, 0.5)):
-            _say(_INEXACT[options.dialect])
+            _say(SERVERS[options.dialect].inexact)
         yield service
 
 

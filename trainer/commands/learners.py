@@ -74,8 +74,8 @@ def learning_of(settings: RunSettings) -> Learning:
     algorithm = settings.algorithm
     return Learning(
         rewards=settings.distill is None,
-        paid_alike=algorithm.advantage.kind != "custom",
-        advantages=algorithm.surrogate.kind != "custom" and not algorithm.positive_nll.coefficient,
+        paid_alike=algorithm.advantage.follows_rewards,
+        advantages=algorithm.surrogate.follows_advantages and not algorithm.positive_nll.coefficient,
     )
 
 

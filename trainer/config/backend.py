@@ -1,25 +1,11 @@
 """Settings of what computes the training steps: one process, or several ranks that share a model's weights."""
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from rollgym.trainer.config.backend_kinds import BACKENDS, KINDS, BackendKind
 from rollgym.trainer.core.strict import Amount, Seconds, Settings
-
-BackendKind = Literal["torch", "fsdp2", "deepspeed", "megatron"]
-
-_DIMENSIONS: dict[str, tuple[str, ...]] = {
-    "torch": (),
-    "fsdp2": ("data", "tensor"),
-    "deepspeed": ("data",),
-    "megatron": ("data", "tensor", "pipeline", "context", "expert"),
-}
-"""The dimensions that each kind of backend can shard."""
-_READ_BY: dict[str, tuple[BackendKind, ...]] = {
-    "zero_stage": ("deepspeed",),
-    "sequence_parallel": ("megatron",),
-    "cpu_offload": ("fsdp2", "deepspeed"),
-}
 
 
 class MeshSettings(Settings):
@@ -42,7 +28,7 @@ class MeshSettings(Settings):
 class BackendSettings(Settings):
     """The backend that computes the training steps of the policy and the critic."""
 
-    kind: BackendKind = Field(
+    kind: Annotated[str, KINDS] = Field(
         "torch",
         description="torch: in the run's own process. Several ranks: fsdp2 (torch's own sharding), deepspeed (ZeRO; "
         "the extra [deepspeed]), or megatron (Megatron-Core on GPUs; the extra [megatron]).",
@@ -76,6 +62,11 @@ class BackendSettings(Settings):
     )
 
     @property
+    def what(self) -> BackendKind:
+        """What is to be known of its kind."""
+        return KINDS[self.kind]
+
+    @property
     def data(self) -> int:
         """Number of ranks that share the batch (data parallel)."""
         return self.mesh.data or max(1, self.ranks // self.mesh.model_ranks)
@@ -90,10 +81,10 @@ class BackendSettings(Settings):
                 )
             return self
         sizes = {name: getattr(self.mesh, name) for name in MeshSettings.model_fields}
-        known = _DIMENSIONS[self.kind]
+        known = self.what.dimensions
         for name, size in sizes.items():
             if name not in known and size not in (None, 1):
-                others = [kind for kind in ("fsdp2", "deepspeed", "megatron") if name in _DIMENSIONS[kind]]
+                others = [each.name for each in BACKENDS if name in each.dimensions]
                 remedy = f"set kind to {others[0]}, or leave" if others else "leave"
                 raise ValueError(
                     f"mesh.{name} {size}: kind '{self.kind}' divides {' and '.join(known)} only: {remedy} "
@@ -112,8 +103,9 @@ class BackendSettings(Settings):
             raise ValueError(
                 f"mesh.expert {self.mesh.expert} does not divide the {self.data} ranks of mesh.data"
             )
-        for name, kinds in _READ_BY.items():
-            if self.kind not in kinds and self.changed(name):
+        for name in ("zero_stage", "sequence_parallel", "cpu_offload"):
+            if name not in self.what.reads and self.changed(name):
+                kinds = [each.name for each in BACKENDS if name in each.reads]
                 named = " and ".join(f"'{kind}'" for kind in kinds)
                 word = "kind" if len(kinds) == 1 else "kinds"
                 raise ValueError(f"{name} is read by {word} {named} only, not by '{self.kind}': leave it out")

@@ -16,6 +16,7 @@ from rollgym.trainer.config.model_paths import check_model_path
 from rollgym.trainer.config.output import TrackingSettings
 from rollgym.trainer.config.run import RunSettings
 from rollgym.trainer.config.servers_file import read_servers
+from rollgym.trainer.config.trackers import TRACKERS
 from rollgym.trainer.config.unread import check_unread
 from rollgym.trainer.config.worked_examples import read_examples
 from rollgym.trainer.core.errors import ConfigError
@@ -121,11 +122,12 @@ def check_broadcast(settings: RunSettings) -> None:
         ConfigError: If it is not installed.
     """
     weights = settings.weights
-    meets_vllm = settings.inference.kind == "vllm" and weights.chosen(settings.inference) == "broadcast"
-    if meets_vllm and weights.collective == "nccl" and find_spec("vllm") is None:
+    kind = settings.inference.what
+    needs = kind.group_package if weights.chosen(settings.inference) == "broadcast" else ""
+    if needs and weights.collective == "nccl" and find_spec(needs) is None:
         raise ConfigError(
-            "weights.transport broadcast meets vLLM's workers in vLLM's own group, and vllm is not installed beside "
-            f"the trainer: {install_line('vllm')}, or set weights.transport to disk"
+            f"weights.transport broadcast meets {kind.title}'s workers in {kind.title}'s own group, and {needs} is not "
+            f"installed beside the trainer: {install_line(kind.name)}, or set weights.transport to disk"
         )
 
 
@@ -250,12 +252,12 @@ def _check_trackers(tracking: TrackingSettings) -> None:
     Raises:
         ConfigError: If one is missing; the message has the command that installs it.
     """
-    wanted = {"wandb": tracking.wandb, "swanlab": tracking.swanlab, "mlflow": tracking.mlflow}
-    for name, settings in wanted.items():
-        if settings is not None and find_spec(name) is None:
-            raise ConfigError(
-                f"tracking.{name} needs the package {name}: {install_line(name)}, or leave tracking.{name} out"
-            )
+    for each in tracking.chosen:
+        if each.package and find_spec(each.package) is None:
+            ours = type(each) in TRACKERS
+            key = f"tracking.{each.name}" if ours else f"tracking.others.{each.name}"
+            line = install_line(each.name) if ours else f"pip install {each.package}"
+            raise ConfigError(f"{key} needs the package {each.package}: {line}, or leave {key} out")
 
 
 def _check_plugins(settings: RunSettings) -> None:

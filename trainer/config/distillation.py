@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, PositiveFloat, model_validator
 
 from rollgym.trainer.algorithms.modes import Divergence
-from rollgym.trainer.config.inference import DialectName
+from rollgym.trainer.config.server_kinds import ServerName
 from rollgym.trainer.config.supervised import LearningFromExamples
 from rollgym.trainer.core.strict import Amount, Count, Seconds, ServerUrl, Settings, UserPath
 
@@ -17,7 +17,7 @@ class TeacherSettings(Settings):
     url: ServerUrl | None = Field(
         None, description="In place of a path: an inference server that gives prompts' log-probabilities."
     )
-    dialect: DialectName = Field("vllm", description="What that server speaks.")
+    dialect: ServerName = Field("vllm", description="What that server speaks.")
     api_key_variable: str | None = Field(
         None, description="Environment variable with the key of that server; absent: it asks for none."
     )

@@ -7,13 +7,10 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, Field, model_validator
 
 from rollgym.clients.protocol.addresses import server_parts
-from rollgym.trainer.core.errors import ConfigError
+from rollgym.trainer.config.server_kinds import SAMPLERS, ServerKind
 from rollgym.trainer.core.strict import Amount, Count, Seconds, Settings, UserPath
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-
-DialectName = Literal["vllm", "sglang"]
-"""The API of an inference server."""
 
 Transport = Literal["in_process", "disk", "broadcast", "adapter"]
 """How weights travel."""
@@ -117,7 +114,7 @@ class LaunchSettings(Settings):
 class InferenceSettings(Settings):
     """The engine that samples from the policy: in this process, or on servers."""
 
-    kind: Literal["embedded", "vllm", "sglang"] = Field(
+    kind: Annotated[str, SAMPLERS] = Field(
         "embedded", description="The engine in this process, or the kind of the servers."
     )
     urls: list[InferenceUrl] = Field([], description="Servers that run already and hold the policy's model.")
@@ -179,6 +176,11 @@ class InferenceSettings(Settings):
         description="While the policy is trained, launched servers on its devices give back their memory: 1 keeps the "
         "weights aside, 2 drops them, 0 is off. At 1 the embedded engine gives back keys and values.",
     )
+
+    @property
+    def what(self) -> ServerKind:
+        """What is to be known of its kind."""
+        return SAMPLERS[self.kind]
 
     @property
     def embedded(self) -> bool:
@@ -318,25 +320,6 @@ class WeightSettings(Settings):
                 "separate_head is about whole weights, and transport 'adapter' sends none: leave it out"
             )
         return self
-
-
-_VLLM_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""The values that vLLM accepts for `--max-lora-rank`; it exits for any other."""
-
-
-def vllm_lora_rank(rank: int) -> int:
-    """Return the `--max-lora-rank` of a vLLM that takes adapters of a rank: the least that it allows.
-
-    Raises:
-        ConfigError: If it allows none that is large enough.
-    """
-    for allowed in _VLLM_LORA_RANKS:
-        if rank <= allowed:
-            return allowed
-    raise ConfigError(
-        f"model.lora.rank {rank} is more than vLLM takes: lower it to {_VLLM_LORA_RANKS[-1]}, or set weights.transport "
-        "to disk, which sends whole weights"
-    )
 
 
 def disagreement(inference: InferenceSettings, weights: WeightSettings) -> str | None:

@@ -1,7 +1,6 @@
 """Read a run's settings: a YAML file, then `key=value` words from the command line, or a program's mapping."""
 
 import re
-import typing
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,7 +19,8 @@ from rollgym.trainer.config.run import SECTIONS, RunSettings
 from rollgym.trainer.config.shipped import find_config, with_shipped_paths
 from rollgym.trainer.core.errors import ConfigError
 from rollgym.trainer.core.former_names import warn_of_former_name, with_current_keys
-from rollgym.trainer.core.strict import WRONG_VALUE, models_in
+from rollgym.trainer.core.kinds import kind_of
+from rollgym.trainer.core.strict import WRONG_VALUE, models_of
 
 _SECRET = frozenset({"env_token"})
 _SECRET_NAME = re.compile(r"token$|key$|secret|password|authorization", re.IGNORECASE)
@@ -252,11 +252,7 @@ def _place(location: Sequence[int | str]) -> str:
         field = model.model_fields.get(str(part)) if model is not None else None
         if field is None:
             continue
-        models = models_in(field.annotation)
-        kinds = {} if field.discriminator is None else {_kind(each): each for each in models}
+        models = models_of(field)
+        kinds = {kind_of(each): each for each in models} if len(models) > 1 else {}
         model = models[0] if len(models) == 1 else None
     return ".".join(names) or "settings"
-
-
-def _kind(model: type[BaseModel]) -> str:
-    return str(typing.get_args(model.model_fields["kind"].annotation)[0])

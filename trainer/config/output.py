@@ -1,10 +1,18 @@
 """Output of a run: reports in its own files and to third-party trackers, and checkpoints."""
 
 import warnings
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, SerializeAsAny, field_validator, model_validator
 
+from rollgym.trainer.config.trackers import (
+    TRACKERS,
+    MlflowSettings,
+    SwanlabSettings,
+    TrackerSettings,
+    WandbSettings,
+    others_of,
+)
 from rollgym.trainer.core.strict import Amount, Seconds, Settings, UserPath
 
 
@@ -14,42 +22,6 @@ def current_metric(name: str) -> str:
     return name.replace(former, "rollout/prefix_breaks", 1) if name.startswith(former) else name
 
 
-class WandbSettings(Settings):
-    """Weights & Biases (the extra `wandb`)."""
-
-    project: str = Field("rollgym", min_length=1)
-    entity: str | None = Field(None, description="Team or user; absent: the one that is logged in.")
-    group: str | None = Field(None, description="Runs of one group are shown together.")
-    tags: list[str] = Field([])
-    mode: Literal["online", "offline"] = Field(
-        "online",
-        description="'offline' needs no network: `wandb sync` sends the folder below `wandb/` later.",
-    )
-
-
-class SwanlabSettings(Settings):
-    """Tracking with SwanLab (the extra `swanlab`)."""
-
-    project: str = Field("rollgym", min_length=1)
-    workspace: str | None = Field(None, description="Absent: that of whoever is logged in.")
-    group: str | None = Field(None, description="Runs of one group are shown together.")
-    tags: list[str] = Field([])
-    mode: Literal["online", "local", "offline"] = Field(
-        "online",
-        description="'local' is for `swanlab watch` on this machine; `swanlab sync` sends what is 'offline' later.",
-    )
-
-
-class MlflowSettings(Settings):
-    """MLflow (the extra `mlflow`; `pip install mlflow-skinny` suffices if `uri` is a server)."""
-
-    experiment: str = Field("rollgym", min_length=1)
-    uri: UserPath | None = Field(
-        None,
-        description="Tracking server or folder; absent: MLFLOW_TRACKING_URI, or what MLflow does without it.",
-    )
-
-
 class TrackingSettings(Settings):
     """Trackers that a run reports to, beside metrics.jsonl. A failing tracker never ends the run."""
 
@@ -57,12 +29,26 @@ class TrackingSettings(Settings):
     wandb: WandbSettings | None = Field(None, description="Report to Weights & Biases too; {} for defaults.")
     swanlab: SwanlabSettings | None = Field(None, description="Report to SwanLab too; {} for defaults.")
     mlflow: MlflowSettings | None = Field(None, description="Report to MLflow too; {} for defaults.")
+    others: dict[str, SerializeAsAny[TrackerSettings]] = Field(
+        {}, description="Trackers that other packages add, by their names; {} for defaults of one."
+    )
     patience_s: Seconds = Field(
         30.0, description="How long trackers may take to send what is left when the run ends."
     )
     console: bool = Field(True, description="Live table in a terminal; plain lines otherwise.")
     episodes: bool = Field(True, description="Write every training episode, text and ids, to episodes.jsonl.")
     digests: bool = Field(False, description="Write a digest of ids, rewards and weights at every step.")
+
+    @field_validator("others", mode="before")
+    @classmethod
+    def _of_other_packages(cls, value: Any) -> Any:
+        return others_of(value) if isinstance(value, dict) else value
+
+    @property
+    def chosen(self) -> list[TrackerSettings]:
+        """The trackers of others that the run reports to."""
+        ours = (getattr(self, each.name) for each in TRACKERS)
+        return [each for each in (*ours, *self.others.values()) if each is not None]
 
 
 class CheckpointSettings(Settings):

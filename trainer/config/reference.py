@@ -18,7 +18,8 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from rollgym.trainer.config.run import RunSettings
-from rollgym.trainer.core.strict import models_in
+from rollgym.trainer.core.kinds import Named
+from rollgym.trainer.core.strict import models_of
 
 INDEX = "configuration.md"
 FOLDER = "configuration"
@@ -94,7 +95,7 @@ def _section(key: str, models: tuple[type[BaseModel], ...], seen: dict[type[Base
     for model in models:
         for name, field in model.model_fields.items():
             inner = f"{key}.{name}" if key else name
-            found = models_in(field.annotation)
+            found = models_of(field)
             if new := tuple(each for each in found if each not in seen):
                 parts.append(_section(inner, new, seen))
             elif found and seen[found[0]] != inner:
@@ -172,7 +173,7 @@ def _shared_item(section: Section, name: str, models: Sequence[type[BaseModel]])
     whose = (
         "" if len(models) == len(section.models) else f" · of {', '.join(f'`{kind}`' for kind in defaults)}"
     )
-    return _item(f"{section.key}.{name}", field, _type_name(field.annotation) + whose, _together(defaults))
+    return _item(f"{section.key}.{name}", field, _type_of(field) + whose, _together(defaults))
 
 
 def _keys(
@@ -185,7 +186,7 @@ def _keys(
         if name in leave_out:
             continue
         key = f"{prefix}.{name}" if prefix else name
-        what = _type_name(field.annotation)
+        what = _type_of(field)
         or_null = " or null" if type(None) in typing.get_args(field.annotation) else ""
         if part := parts.get(key):
             target = f"{folder}{part.page}" if part.has_page else f"#{_anchor(part)}"
@@ -258,6 +259,14 @@ def _default(field: FieldInfo) -> str:
     value = field.default
     written = value if isinstance(value, str) and value else json.dumps(value, default=str)
     return f"default `{written}`"
+
+
+def _type_of(field: FieldInfo) -> str:
+    """What a setting takes: the names that it chooses among, or its type."""
+    for each in field.metadata:
+        if isinstance(each, Named):
+            return ", ".join(f"`{name}`" for name in each.known)
+    return _type_name(field.annotation)
 
 
 def _type_name(annotation: Any) -> str:

@@ -6,8 +6,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from rollgym.trainer.algorithms.advantage_settings import compares_members
-from rollgym.trainer.algorithms.filter_settings import RankedFilter
+from rollgym.trainer.algorithms.group_filters import RankedFilter
 from rollgym.trainer.algorithms.presets import lay_over_preset, resolve_preset
 from rollgym.trainer.algorithms.settings import AlgorithmSettings
 from rollgym.trainer.algorithms.state import LARGEST_CHANGE
@@ -17,7 +16,7 @@ from rollgym.trainer.config.cluster import ClusterSettings
 from rollgym.trainer.config.data import DatasetSettings
 from rollgym.trainer.config.distillation import DistillSettings
 from rollgym.trainer.config.evaluation import EvaluationSettings
-from rollgym.trainer.config.inference import InferenceSettings, WeightSettings, disagreement, vllm_lora_rank
+from rollgym.trainer.config.inference import InferenceSettings, WeightSettings, disagreement
 from rollgym.trainer.config.model import ModelSettings
 from rollgym.trainer.config.optimizer import OptimizerSettings
 from rollgym.trainer.config.output import CheckpointSettings, TrackingSettings
@@ -247,12 +246,8 @@ class RunSettings(Settings):
                 "weights.transport 'adapter' sends LoRA adapters alone, and none are trained: set model.lora={}, or "
                 "the transport to disk"
             )
-        if (
-            self.weights.transport == "adapter"
-            and self.inference.kind == "vllm"
-            and self.model.lora is not None
-        ):
-            vllm_lora_rank(self.model.lora.rank)
+        for reason in self.inference.what.refusals(self):
+            raise ValueError(reason)
         if self.deterministic and not self.inference.embedded:
             raise ValueError(
                 f"deterministic: true needs inference.kind embedded: what '{self.inference.kind}' computes depends on "
@@ -281,7 +276,7 @@ class RunSettings(Settings):
         if self.rollout.group_size > 1 or self.section is not None:
             return self
         advantage, chosen = self.algorithm.advantage, self.algorithm.filter.kind
-        if compares_members(advantage):
+        if advantage.compares_members:
             raise ValueError(
                 f"rollout.group_size 1 leaves algorithm.advantage '{advantage.kind}' nothing to compare, so "
                 "that nothing would be learnt: set group_size to 2 or more, algorithm.advantage.singleton to 'raw', or "

@@ -122,8 +122,7 @@ def _of_examples(settings: RunSettings) -> Iterator[str]:
 
 def _of_trackers(settings: RunSettings) -> Iterator[str]:
     tracking = settings.tracking
-    others = (tracking.wandb, tracking.swanlab, tracking.mlflow)
-    if tracking.changed("patience_s") and all(each is None for each in others):
+    if tracking.changed("patience_s") and not tracking.chosen:
         yield (
             "tracking.patience_s is how long trackers of others may take, and there are none: set tracking.wandb, "
             "tracking.swanlab or tracking.mlflow, or leave patience_s out"

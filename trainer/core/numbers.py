@@ -20,6 +20,9 @@ MOST_IDS = 2**31
 _LONGEST_SHOWN = 4096
 """Bits of an integer that is written out in a message."""
 
+NO_DEVIATION = 1e-6
+"""A deviation up to this is rounding noise of equal scores."""
+
 
 def finite_number(value: object, name: str) -> float:
     """Return `value` as a float.

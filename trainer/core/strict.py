@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, model_validator
+from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
 from rollgym.clients.protocol.addresses import server_parts
@@ -91,7 +92,7 @@ class Settings(BaseModel):
             if key not in cls.model_fields:
                 raise ValueError(f"unknown key '{str(key)[:_LONGEST_SHOWN]}'; {_nearest_key(str(key), cls)}")
             annotation = cls.model_fields[key].annotation
-            values[key] = _off(values[key], annotation)
+            values[key] = _off(values[key], cls.model_fields[key])
             _refuse_what_only_looks_like_it(key, values[key], annotation)
         return values
 
@@ -122,20 +123,18 @@ def _paths(settings: type[BaseModel], depth: int = 3) -> Iterator[str]:
     fields = sorted(settings.model_fields.items(), key=lambda item: item[1].default is None)
     for name, field in fields:
         if typing.get_origin(field.annotation) in (list, tuple, dict):
-            continue  # Their keys follow an index or a name, which cannot be guessed.
-        for model in models_in(field.annotation):
+            continue  # Their keys have an index or a name before them, which nobody can guess.
+        for model in models_of(field):
             yield from (f"{name}.{path}" for path in _paths(model, depth - 1))
 
 
-def _off(value: Any, annotation: Any) -> Any:
-    """Return "off" if YAML read the word as a boolean: as a value, as a part's name, or as its kind."""
+def _off(value: Any, field: FieldInfo) -> Any:
+    """Return "off" where YAML took the word for a truth value: as a value, as a part's name, or as its kind."""
     kinds: list[Any] = [
-        model.model_fields["kind"].annotation
-        for model in models_in(annotation)
-        if "kind" in model.model_fields
+        model.model_fields["kind"].annotation for model in models_of(field) if "kind" in model.model_fields
     ]
     is_kind = any(_names(kind, "off") for kind in kinds)
-    if value is False and (is_kind or _names(annotation, "off")):
+    if value is False and (is_kind or _names(field.annotation, "off")):
         return "off"
     if is_kind and isinstance(value, dict) and value.get("kind") is False:
         return value | {"kind": "off"}
@@ -184,6 +183,12 @@ def _takes(annotation: Any, kind: Any) -> bool:
     if annotation is kind:
         return True
     return any(_takes(part, kind) for part in typing.get_args(annotation))
+
+
+def models_of(field: FieldInfo) -> list[type[BaseModel]]:
+    """The settings classes that may stand in a field: those of each kind of ours, or those that it names."""
+    kinds = [model for each in field.metadata for model in getattr(each, "ours", ())]
+    return kinds or models_in(field.annotation)
 
 
 def models_in(annotation: Any) -> list[type[BaseModel]]:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from typing import Self
 
-from rollgym.trainer.config.inference import DialectName
+from rollgym.trainer.config.server_kinds import ServerName
 from rollgym.trainer.core.errors import ConfigError, TrainerError
 from rollgym.trainer.inference.base import (
     FinishReason,
@@ -34,8 +34,9 @@ from rollgym.trainer.inference.dialect import (
 from rollgym.trainer.inference.errors import InferenceError, WeightsError
 from rollgym.trainer.inference.partial_reply import PartialReply
 from rollgym.trainer.inference.server_http import ServerHttp
-from rollgym.trainer.inference.server_link import ENGINE_SIGNS, FAREWELL_S, SIGNS_OF_LIFE, ServerLink
+from rollgym.trainer.inference.server_link import FAREWELL_S, ServerLink
 from rollgym.trainer.inference.server_pauses import ServerPauses
+from rollgym.trainer.inference.server_program import server_program
 from rollgym.trainer.inference.server_replies import ServerReplies
 from rollgym.trainer.inference.server_updates import TensorCarrier, WeightUpdates
 from rollgym.trainer.inference.server_weights import ServedAdapters, ServedWeights
@@ -66,7 +67,7 @@ class ServerClient:
     def __init__(
         self,
         url: str,
-        dialect: DialectName,
+        dialect: ServerName,
         *,
         way: UpdateWay | None = "disk",
         pause_mode: PauseMode = "abort",
@@ -90,8 +91,8 @@ class ServerClient:
             admin_api_key=admin_api_key,
             patience_s=patience_s,
             watch_every_s=watch_every_s,
-            sign_of_life=SIGNS_OF_LIFE[dialect],
-            engine_sign=ENGINE_SIGNS[dialect],
+            sign_of_life=server_program(dialect).sign_of_life,
+            engine_sign=server_program(dialect).engine_sign,
             stalled_after_s=stalled_after_s,
         )
         self._link = ServerLink(http, dialect, Need(way, pause_mode, vocabulary))

@@ -1,13 +1,11 @@
 """The link to one server: its address, what it can do, and the words that it understands."""
 
 import asyncio
-from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TypeVar
 
-from rollgym.trainer.config.inference import DialectName
+from rollgym.trainer.config.server_kinds import ServerName
 from rollgym.trainer.core.errors import TrainerError
-from rollgym.trainer.inference import sglang_probe, vllm_probe
 from rollgym.trainer.inference.dialect import Capabilities, Conversation, Dialect, Need, Seen
 from rollgym.trainer.inference.errors import (
     InferenceError,
@@ -16,31 +14,10 @@ from rollgym.trainer.inference.errors import (
     ServerSetupError,
 )
 from rollgym.trainer.inference.server_http import ServerHttp
+from rollgym.trainer.inference.server_program import server_program
 
 Result = TypeVar("Result")
 
-_PROBES: Mapping[DialectName, Callable[[Need], Conversation[Dialect]]] = {
-    "vllm": vllm_probe.probe,
-    "sglang": sglang_probe.probe,
-}
-_LOOKS: Mapping[DialectName, Callable[[Need], Conversation[Seen]]] = {
-    "vllm": vllm_probe.look,
-    "sglang": sglang_probe.look,
-}
-_TRIALS: Mapping[DialectName, Callable[[Need, Capabilities], Conversation[Dialect]]] = {
-    "vllm": vllm_probe.try_out,
-    "sglang": sglang_probe.try_out,
-}
-SIGNS_OF_LIFE: Mapping[DialectName, str] = {
-    "vllm": vllm_probe.SIGN_OF_LIFE,
-    "sglang": sglang_probe.SIGN_OF_LIFE,
-}
-"""What a server is asked to find whether it lives."""
-ENGINE_SIGNS: Mapping[DialectName, str] = {
-    "vllm": vllm_probe.ENGINE_SIGN,
-    "sglang": sglang_probe.ENGINE_SIGN,
-}
-"""What a server is asked to find whether its engine works."""
 FAREWELL_S = 5.0
 """How long a server is talked to when nobody waits for it."""
 
@@ -54,9 +31,9 @@ class ServerLink:
         need: What the run needs of it.
     """
 
-    def __init__(self, http: ServerHttp, kind: DialectName, need: Need) -> None:
+    def __init__(self, http: ServerHttp, kind: ServerName, need: Need) -> None:
         self.http = http
-        self.kind: DialectName = kind
+        self.program = server_program(kind)
         self.need = need
         self._dialect: Dialect | None = None
         self._left: set[asyncio.Task[None]] = set()
@@ -86,7 +63,7 @@ class ServerLink:
             ServerSetupError: If it lacks something that the run needs; the message names the switch or the release.
             ServerGoneError: If nobody answers.
         """
-        self._dialect = await self._met(_PROBES[self.kind](self.need))
+        self._dialect = await self._met(self.program.probe(self.need))
         return self.capabilities
 
     async def try_out(self) -> None:
@@ -97,7 +74,7 @@ class ServerLink:
             ServerGoneError: If nobody answers.
         """
         if not self.capabilities.tried:
-            self._dialect = await self._met(_TRIALS[self.kind](self.need, self.capabilities))
+            self._dialect = await self._met(self.program.try_out(self.need, self.capabilities))
 
     async def look(self) -> Seen:
         """Ask the server who it is, and change nothing there.
@@ -106,7 +83,7 @@ class ServerLink:
             ServerSetupError: If it is seen to lack something that the run needs.
             ServerGoneError: If nobody answers.
         """
-        return await self._met(_LOOKS[self.kind](self.need))
+        return await self._met(self.program.look(self.need))
 
     async def _met(self, conversation: Conversation[Result]) -> Result:
         """Have a first conversation with whatever answers at this address; errors say at which."""

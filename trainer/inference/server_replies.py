@@ -14,7 +14,6 @@ import orjson
 from rollgym.trainer.core.errors import ConfigError
 from rollgym.trainer.inference.base import FinishReason, InferenceCounters, SamplingParams, check_length
 from rollgym.trainer.inference.calls import HttpAnswer, streamed
-from rollgym.trainer.inference.dialect import Capabilities
 from rollgym.trainer.inference.errors import (
     FailedReplyError,
     MalformedReplyError,
@@ -27,6 +26,9 @@ from rollgym.trainer.inference.server_link import ServerLink
 from rollgym.trainer.inference.server_weights import ServedAdapters, ServedWeights
 from rollgym.trainer.inference.stretches import GenerationCall, Stretch
 from rollgym.trainer.inference.under_way import OngoingReply, UnderWay, all_set
+
+_DATA, _DONE = b"data:", b"[DONE]"
+
 
 _EMPTY_ABORTS = 8
 """Aborts without a token, one after the other, that nobody explains."""
@@ -81,9 +83,7 @@ class ServerReplies:
         capabilities = self._link.capabilities
         if not capabilities.tried or not capabilities.inexact(sampling):
             return
-        remedy = "start vLLM with --logprobs-mode processed_logprobs"
-        if self._link.kind == "sglang":
-            remedy = _of_sglang(capabilities)
+        remedy = self._link.program.exactly(capabilities)
         raise ConfigError(
             f"{self._link.url} reports log-probabilities of the {capabilities.logprobs_of}, not of the distribution "
             f"that tokens are drawn from with temperature {sampling.temperature:g}, top_p {sampling.top_p:g} and top_k "
@@ -289,19 +289,6 @@ class ServerReplies:
     def _drop_at_server(self, request_id: str) -> None:
         # The connection is closed already; SGLang looks at it from time to time only.
         self._link.leave(self._link.dialect.abort([request_id]))
-
-
-def _of_sglang(capabilities: Capabilities) -> str:
-    """Return how to have SGLang report log-probabilities of the distribution that tokens are drawn from."""
-    remedies = []
-    if capabilities.logprobs_of == "model":
-        remedies.append("start SGLang without SGLANG_RETURN_ORIGINAL_LOGPROB")
-    if capabilities.masked_top_k:
-        remedies.append(f"give top_k a value of 1 to {capabilities.masked_top_k} beside top_p")
-    return ", or ".join(remedies) or "this SGLang has none after top-p and top-k"
-
-
-_DATA, _DONE = b"data:", b"[DONE]"
 
 
 class StreamingDialect(Protocol):

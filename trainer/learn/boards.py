@@ -11,10 +11,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from rollgym.trainer.config.output import MlflowSettings, SwanlabSettings, TrackingSettings, WandbSettings
+from rollgym.trainer.config.output import TrackingSettings
+from rollgym.trainer.config.trackers import MlflowSettings, SwanlabSettings, WandbSettings
+from rollgym.trainer.core.plugins import load_attribute
 from rollgym.trainer.core.run_files import write_errors
 
 BOARDS_FILE = "boards.json"
@@ -154,16 +157,12 @@ def open_boards(
     settings: TrackingSettings, run: RunIdentity, say: Callable[[str], None]
 ) -> list[GuardedBoard]:
     """Open the trackers that the settings name."""
-    return [GuardedBoard(name, opener, say) for name, opener in _openers(settings, run)]
-
-
-def _openers(settings: TrackingSettings, run: RunIdentity) -> Iterator[tuple[str, Callable[[], Board]]]:
-    if (wandb := settings.wandb) is not None:
-        yield "wandb", lambda: WandbBoard(wandb, run)
-    if (swanlab := settings.swanlab) is not None:
-        yield "swanlab", lambda: SwanlabBoard(swanlab, run)
-    if (mlflow := settings.mlflow) is not None:
-        yield "mlflow", lambda: MlflowBoard(mlflow, run)
+    named = (settings.wandb, settings.swanlab, settings.mlflow, *settings.others.values())
+    return [
+        GuardedBoard(each.name, partial(load_attribute(each.board), each, run), say)
+        for each in named
+        if each is not None
+    ]
 
 
 class WandbBoard:

@@ -19,7 +19,7 @@ attention, which keeps no scores. `tests/trainer/models/test_memory_plan.py` che
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from rollgym.trainer.config.backend import BackendKind
+from rollgym.trainer.config.backend_kinds import MemoryLayout
 from rollgym.trainer.models.shape import ModelShape
 
 GIB = 2**30
@@ -34,7 +34,7 @@ class Sharding:
     """How a model in training lies on devices.
 
     Attributes:
-        kind: The backend.
+        kind: As which back-end of ours.
         data: Data-parallel ranks, over which what can be is cut.
         tensor: Devices that share every matrix.
         pipeline: Devices that share the layers.
@@ -45,7 +45,7 @@ class Sharding:
         offload: Whether the optimizer's state is in the host's memory, and the weights too if they are sharded.
     """
 
-    kind: BackendKind = "torch"
+    kind: MemoryLayout = "torch"
     data: int = 1
     tensor: int = 1
     pipeline: int = 1

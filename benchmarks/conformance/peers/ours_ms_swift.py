@@ -9,9 +9,9 @@ from benchmarks.conformance.peers.ours import Case, Choice, Peer, algorithm, los
 from rollgym.trainer.algorithms.advantages import group_advantages, group_statistics
 from rollgym.trainer.algorithms.aggregation import Denominators
 from rollgym.trainer.algorithms.distillation import divergence
-from rollgym.trainer.algorithms.filter_settings import ZeroVarianceFilter
 from rollgym.trainer.algorithms.filters import filter_groups
 from rollgym.trainer.algorithms.gdpo import gdpo_advantages
+from rollgym.trainer.algorithms.group_filters import ZeroVarianceFilter
 from rollgym.trainer.algorithms.kl import kl_estimate
 
 Found = Mapping[str, Any]

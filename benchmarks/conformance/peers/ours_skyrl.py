@@ -11,8 +11,8 @@ from rollgym.trainer.algorithms.advantages import generalized_advantages, whiten
 from rollgym.trainer.algorithms.aggregation import Denominators, aggregate
 from rollgym.trainer.algorithms.batch import StepTokens
 from rollgym.trainer.algorithms.credit import select_episodes
-from rollgym.trainer.algorithms.filter_settings import ZeroVarianceFilter
 from rollgym.trainer.algorithms.filters import filter_groups
+from rollgym.trainer.algorithms.group_filters import ZeroVarianceFilter
 from rollgym.trainer.algorithms.kl import kl_estimate
 from rollgym.trainer.algorithms.losses import dppo_surrogate
 from rollgym.trainer.algorithms.objective import critic_loss

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from rollgym.clients.checks.target import Target, TargetError
-from rollgym.clients.process.installed import InstalledEnvironment, installed_environments
+from rollgym.clients.process.installed import installed_environments
 from rollgym.env_server.catalog.catalog import Catalog
 from rollgym.env_server.common.settings import ConfigurationError, Settings
+from rollgym.extensions import Extension
 
 MODULE = """
 import rollgym
@@ -40,7 +41,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def test_it_is_served_beside_ours_unless_only_what_is_named_is(site: Path) -> None:
     install(site, "other", **{"Sums-v0": "other_sums:sums"})
-    assert installed_environments() == {"Sums-v0": InstalledEnvironment("other_sums:sums", ("other",), False)}
+    assert installed_environments() == {"Sums-v0": Extension("other_sums:sums", ("other",), False)}
     assert "other_sums" not in sys.modules, "what is only listed is not imported"
     entry = Catalog.load(Settings()).get("Sums-v0")
     assert entry.describe()["description"] == "Sums of another package."

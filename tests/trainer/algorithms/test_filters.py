@@ -5,8 +5,8 @@ from pydantic import TypeAdapter
 
 from rollgym.trainer.algorithms.batch import TrajectoryBatch
 from rollgym.trainer.algorithms.credit import select_groups
-from rollgym.trainer.algorithms.filter_settings import FilterSettings
 from rollgym.trainer.algorithms.filters import filter_groups, refills
+from rollgym.trainer.algorithms.group_filters import FilterSettings
 from rollgym.trainer.algorithms.presets import resolve_preset
 
 # Deviations: group 3: 0.71, group 1: 0.35, group 2: none, group 4: one member.

@@ -24,7 +24,7 @@ from rollgym.trainer.cluster.supervision import RoleRestarts
 from rollgym.trainer.config.load import load_settings
 from rollgym.trainer.core.embedded_server import embedded_server
 from rollgym.trainer.core.errors import ConfigError, RoleDiedError
-from rollgym.trainer.inference.server_programs import ServedModel
+from rollgym.trainer.inference.server_program import ServedModel
 from tests.support.processes import ROOT
 from tests.support.tiny_models import sharp_model
 

@@ -13,7 +13,7 @@ from rollgym.trainer.config.load import dump_settings, load_settings
 from rollgym.trainer.config.reference import reference
 from rollgym.trainer.config.run import RunSettings
 from rollgym.trainer.core.errors import ConfigError
-from rollgym.trainer.core.strict import models_in
+from rollgym.trainer.core.strict import models_of
 from tests.support.attribute_reads import attribute_reads
 
 ROOT = Path(__file__).parents[3]
@@ -266,12 +266,12 @@ def test_a_mistake_on_the_command_line_is_one_readable_line(capsys):
 
 
 def every_field(model: type[BaseModel] = RunSettings) -> set[str]:
-    """All settings as `module.Class.field`, of the class that declares the field."""
+    """All settings as `module.Class.field`, of the class that first declares the field, as all kinds of it are read."""
     fields = set()
     for name, field in model.model_fields.items():
-        owner = next(each for each in model.__mro__ if name in inspect.get_annotations(each))
+        owner = [each for each in model.__mro__ if name in inspect.get_annotations(each)][-1]
         fields.add(f"{owner.__module__}.{owner.__qualname__}.{name}")
-        for inner in models_in(field.annotation):
+        for inner in models_of(field):
             fields |= every_field(inner)
     return fields
 

@@ -17,7 +17,7 @@ from rollgym.trainer.config.checks import check_settings
 from rollgym.trainer.config.load import load_settings
 from rollgym.trainer.config.run import RunSettings
 from rollgym.trainer.core.errors import ConfigError
-from rollgym.trainer.core.strict import models_in
+from rollgym.trainer.core.strict import models_of
 from tests.support.inference_server.running import InferenceServer
 from tests.support.processes import env_server
 
@@ -57,7 +57,7 @@ def leaves(
 ) -> Iterator[tuple[tuple[str, ...], Any, str | None]]:
     """All settings below a class: the path, the annotation, and the kind of the part that holds it."""
     for name, field in model.model_fields.items():
-        inner = models_in(field.annotation)
+        inner = models_of(field)
         if not inner:
             yield (*prefix, name), field.annotation, kind_of(model)
         for each in inner:
@@ -66,7 +66,7 @@ def leaves(
 
 def kind_of(model: type[BaseModel]) -> str | None:
     field = model.model_fields.get("kind")
-    return None if field is None else typing.get_args(field.annotation)[0]
+    return None if field is None else next(iter(typing.get_args(field.annotation)), None)
 
 
 def types_in(annotation: Any) -> set[type]:

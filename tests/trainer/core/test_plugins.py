@@ -11,8 +11,9 @@ import torch
 
 from rollgym.trainer.algorithms.batch import TrajectoryBatch
 from rollgym.trainer.algorithms.episodes import choose_episodes
-from rollgym.trainer.algorithms.filter_settings import CustomEpisodes, CustomFilter
+from rollgym.trainer.algorithms.filter_settings import CustomEpisodes
 from rollgym.trainer.algorithms.filters import filter_groups
+from rollgym.trainer.algorithms.group_filters import CustomFilter
 from rollgym.trainer.cli import main
 from rollgym.trainer.config.rollout import PromptSettings
 from rollgym.trainer.core.errors import PluginError

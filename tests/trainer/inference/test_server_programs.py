@@ -8,12 +8,8 @@ import pytest
 from rollgym.trainer.config.inference import InferenceSettings
 from rollgym.trainer.core.errors import ConfigError
 from rollgym.trainer.inference.launch import ServerProcess
-from rollgym.trainer.inference.server_programs import (
-    ServedModel,
-    choose_ports,
-    require_program,
-    server_processes,
-)
+from rollgym.trainer.inference.server_program import ServedModel
+from rollgym.trainer.inference.server_programs import choose_ports, require_program, server_processes
 from tests.support import sglang_program, vllm_program
 
 

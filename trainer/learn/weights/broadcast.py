@@ -12,7 +12,7 @@ import asyncio
 import socket
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from typing import Any, Literal, Protocol, assert_never
+from typing import Any, Literal, Protocol
 
 import torch
 import torch.distributed as distributed
@@ -20,8 +20,9 @@ from torch import Tensor
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from rollgym.extras import install_line
-from rollgym.trainer.config.inference import DialectName
+from rollgym.trainer.config.server_kinds import SERVERS, ServerName
 from rollgym.trainer.core.errors import ConfigError
+from rollgym.trainer.core.plugins import load_attribute
 from rollgym.trainer.inference.base import WeightSource
 from rollgym.trainer.inference.dialect import Bucket, GroupAddress
 from rollgym.trainer.inference.errors import ServerGoneError
@@ -132,11 +133,33 @@ def announced(tensors: list[tuple[str, Tensor]]) -> Bucket:
     )
 
 
+def vllm_group(
+    address: GroupAddress, collective: Collective, device: torch.device, timeout_s: float
+) -> Group:
+    """Meet the ranks of a vLLM."""
+    if collective == "nccl":
+        return VllmGroup(address, device)
+    return TorchGroup(address, ["weight_transfer"], collective, timeout_s)
+
+
+def sglang_group(
+    address: GroupAddress, collective: Collective, device: torch.device, timeout_s: float
+) -> Group:
+    """Meet the ranks of an SGLang."""
+    kind = "cpu" if collective == "gloo" else device.type
+    prefixes = [address.group_name, f"{address.group_name}/", f"{kind}/"]
+    return TorchGroup(address, prefixes, collective, timeout_s)
+
+
+JoinGroup = Callable[[GroupAddress, Collective, torch.device, float], Group]
+"""Meets a server's ranks at an address, by a collective, from a device, within so many seconds."""
+
+
 class TensorBroadcast:
     """The trainer's end of one server's group.
 
     Args:
-        dialect: "vllm" or "sglang": they meet under other names.
+        dialect: The kind of the server: each meets in a group of its own.
         collective: What broadcasts; "gloo" stands for the accelerator's where there is none, in tests.
         host: This machine as the server reaches it.
         bucket_bytes: Bytes that one announcement names.
@@ -150,7 +173,7 @@ class TensorBroadcast:
 
     def __init__(
         self,
-        dialect: DialectName,
+        dialect: ServerName,
         *,
         collective: Collective,
         host: str,
@@ -168,7 +191,7 @@ class TensorBroadcast:
                 "weights.transport broadcast sends from an accelerator, and the policy is trained on the CPU: set "
                 "weights.transport to disk"
             )
-        self._dialect = dialect
+        self._join: JoinGroup = load_attribute(SERVERS[dialect].group)
         self._collective: Collective = collective
         self._host = host
         self._bucket_bytes = bucket_bytes
@@ -223,17 +246,7 @@ class TensorBroadcast:
         self._group = None
 
     def _meet(self, address: GroupAddress) -> Group:
-        match self._dialect:
-            case "vllm" if self._collective == "nccl":
-                return VllmGroup(address, self._device)
-            case "vllm":
-                prefixes = ["weight_transfer"]
-            case "sglang":
-                kind = "cpu" if self._collective == "gloo" else self._device.type
-                prefixes = [address.group_name, f"{address.group_name}/", f"{kind}/"]
-            case never:
-                assert_never(never)
-        return TorchGroup(address, prefixes, self._collective, self._timeout_s)
+        return self._join(address, self._collective, self._device, self._timeout_s)
 
     def _broadcast(self, tensors: list[tuple[str, Tensor]]) -> None:
         assert self._group is not None

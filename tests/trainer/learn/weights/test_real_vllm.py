@@ -25,7 +25,8 @@ from rollgym.trainer.inference.base import GenerationRequest, SamplingParams
 from rollgym.trainer.inference.launch import LaunchError, launched
 from rollgym.trainer.inference.pool import ServerPool
 from rollgym.trainer.inference.server_client import ServerClient
-from rollgym.trainer.inference.server_programs import SERVED_NAME, ServedModel, choose_ports, server_processes
+from rollgym.trainer.inference.server_program import SERVED_NAME, ServedModel
+from rollgym.trainer.inference.server_programs import choose_ports, server_processes
 from rollgym.trainer.learn.weights.broadcast import TensorBroadcast
 from rollgym.trainer.learn.weights.folders import ModelLayout, WeightFolders
 from rollgym.trainer.learn.weights.publisher import WeightPublisher
