@@ -1,16 +1,21 @@
 """What work within the event loop shares: answers that come later, and slices of the loop's time."""
 
 import asyncio
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeVar
 
 from rollgym.clients.protocol.errors import ProblemError
 
 Listener = Callable[[Any, Any], None]
 """Takes a tag of the listener's own and the answer, or the `ProblemError` that is the answer."""
 
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
+
 _NOT_YET = object()
+# What takes a microsecond or ten is done so often without a look at the clock.
+_MANY = 256
 SLICE_S = 0.005
 """How long the work of one client, or of one operation, may block the loop for the others."""
 
@@ -60,6 +65,18 @@ def _resolve(future: "asyncio.Future[Any]", answer: Any) -> None:
         future.set_exception(answer)
     else:
         future.set_result(answer)
+
+
+async def in_slices(work: Callable[[_Item], _Result], items: Sequence[_Item]) -> list[_Result]:
+    """Do the same with each of many, in slices of the loop's time; what it raises ends it."""
+    done: list[_Result] = []
+    end = perf_counter() + SLICE_S
+    for first in range(0, len(items), _MANY):
+        done += map(work, items[first : first + _MANY])
+        if perf_counter() >= end:
+            await asyncio.sleep(0)
+            end = perf_counter() + SLICE_S
+    return done
 
 
 class Slices:

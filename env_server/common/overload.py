@@ -15,6 +15,7 @@ from collections.abc import Callable
 from time import perf_counter
 
 from rollgym.clients.protocol.errors import ProblemError
+from rollgym.env_server.common.admissions import Admissions
 
 _BEAT_S = 0.05
 # A read of so many bytes may have left some behind.
@@ -60,6 +61,7 @@ class Overload:
 
     Args:
         limit_s: How long something may wait for the loop.
+        line: What the loop has seen, and has put off to later turns.
 
     Attributes:
         late_s: What has waited for so long is late.
@@ -68,8 +70,9 @@ class Overload:
             it takes in now, of a connection that it read all the time, came after that.
     """
 
-    def __init__(self, limit_s: float) -> None:
+    def __init__(self, limit_s: float, line: Admissions | None = None) -> None:
         self.limit_s = limit_s
+        self._line = Admissions() if line is None else line
         self.late_s = limit_s / 2
         self._delay = QueueDelay(limit_s)
         self._requests = QueueDelay(limit_s)
@@ -95,10 +98,14 @@ class Overload:
         """Whether the loop has been late for too long; the turn that it is at may have ended that."""
         return self._is_behind
 
-    def excess_s(self) -> float:
-        """How long what is taken in now may have waited, where that is too long; otherwise 0."""
+    def excess_s(self, came: float | None = None) -> float:
+        """How long what is taken in now may have waited, where that is too long; otherwise 0.
+
+        Args:
+            came: When it was read, if that was before.
+        """
         now = perf_counter()
-        waited = now - self.looked_at
+        waited = now - (self.looked_at if came is None else min(came, self.looked_at))
         is_late = self._requests.is_late(waited, now) or self._is_behind
         return waited if waited >= self.late_s and self.is_queue() and is_late else 0.0
 
@@ -109,7 +116,7 @@ class Overload:
             behind_it: How many are known to wait behind it.
         """
         self._late_now += 1
-        return max(self._late_now, self._late_before, behind_it) > _FEW
+        return max(self._late_now, self._late_before, behind_it, self._line.waiting) > _FEW
 
     def note_refusal(self, waited_s: float) -> None:
         """Write to the log that something is refused, once in a while."""
@@ -130,7 +137,8 @@ class Overload:
         self.beats += 1
         self.looked_at, self._last = self._last, perf_counter()
         self._late_before, self._late_now = self._late_now, 0
-        self._is_behind = self._delay.is_late(self._last - self.looked_at - _BEAT_S, self._last)
+        waited = max(self._last - self.looked_at - _BEAT_S, self._line.waited_s)
+        self._is_behind = self._delay.is_late(waited, self._last)
         self._arm()
 
 

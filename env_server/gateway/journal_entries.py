@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, cast
 import msgpack
 
 from rollgym.clients.protocol.errors import ProblemError
+from rollgym.env_server.common.event_loop import in_slices
 from rollgym.env_server.journal.journal import EndReason
 
 Arguments = tuple[Any, ...]
@@ -180,7 +181,8 @@ class Opened(NamedTuple):
         episode: Its episode.
         head: How that began.
         over: Whether its last step terminated, and whether it truncated it.
-        steps: Its steps.
+        actions: Those of its steps, in JSON's encoding.
+        digests: One for each.
     """
 
     session_id: str
@@ -190,7 +192,8 @@ class Opened(NamedTuple):
     episode: int
     head: Head | None
     over: tuple[bool, bool]
-    steps: Sequence[Step]
+    actions: Sequence[Any]
+    digests: Sequence[str]
 
 
 class Write(NamedTuple):
@@ -230,11 +233,25 @@ def stepped_on(generation: int, episode: int, index: int, step: Step, following:
 
 
 def whole(
-    generation: int, episode: int, head: Head, over: tuple[bool, bool], steps: Sequence[Step]
+    generation: int, episode: int, head: Head, over: tuple[bool, bool], packed: Sequence[bytes]
 ) -> Arguments:
-    """All of an episode, as its node has it."""
-    packed = [step.pack() for step in steps]
+    """All of an episode, as its node has it; its steps are packed."""
     return "episode", generation, episode, flags(over), head.pack(), len(packed), *packed
+
+
+async def packed_steps(actions: Sequence[Any], digests: Sequence[str]) -> list[bytes]:
+    """Steps as the journal has them, packed in slices of the event loop's time.
+
+    Args:
+        actions: Their actions in JSON's encoding.
+        digests: One for each.
+    """
+    return await in_slices(lambda at: Step(actions[at], digests[at]).pack(), range(len(actions)))
+
+
+async def read_steps(packed: Sequence[bytes]) -> list[Step]:
+    """Steps that were packed, read in slices of the event loop's time."""
+    return await in_slices(Step.read, packed)
 
 
 def place_after(arguments: Arguments) -> tuple[int, int]:

@@ -333,7 +333,7 @@ class Relay:
         fields = {"op": "episode", "session_id": session.upstream_id}
         try:
             reply = await caller.call(fields, session.process, caller.deadline())
-            session.take_episode(reply.payload)
+            await session.take_episode(reply.payload)
         except (ConnectionError, TimeoutError, ProblemError, *UNREADABLE):
             session.incomplete = True
 

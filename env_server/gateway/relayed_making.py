@@ -164,7 +164,9 @@ class RelayedMaking:
             try:
                 await self._placement.fork(home, session.process, fields, made)
                 episodes = await asyncio.gather(*map(self._placement.episode, made))
-                copies = [self._copy(context, session, *each) for each in zip(made, episodes, strict=True)]
+                copies = [
+                    await self._copy(context, session, *each) for each in zip(made, episodes, strict=True)
+                ]
                 await self._write_down(copies, of=session, generation=generation)
             except ProblemError as problem:
                 raise renamed(problem, session.upstream_id, session.session_id) from problem
@@ -259,9 +261,11 @@ class RelayedMaking:
                 raise unreadable("make", error) from error
         return session
 
-    def _copy(self, context: Context, session: RelayedSession, made: Made, episode: Reply) -> RelayedSession:
+    async def _copy(
+        self, context: Context, session: RelayedSession, made: Made, episode: Reply
+    ) -> RelayedSession:
         copy = self._open(context, session.entry, made, session.journal.kwargs, session.idle_timeout_s)
-        copy.take_episode(episode)
+        await copy.take_episode(episode)
         copy.terminated, copy.truncated = session.terminated, session.truncated
         return copy
 

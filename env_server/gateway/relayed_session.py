@@ -20,13 +20,15 @@ from rollgym.env_server.gateway.journal_entries import (
     Step,
     begun,
     check,
+    packed_steps,
     stepped,
     stepped_on,
     whole,
 )
 from rollgym.env_server.gateway.registry import Registration
 from rollgym.env_server.gateway.upstream.node import Node
-from rollgym.env_server.journal.journal import EndReason, Journal
+from rollgym.env_server.journal.journal import EndReason, Journal, journal_of
+from rollgym.env_server.messages.long_episode import episode_of
 from rollgym.env_server.sessions.replies import Reply
 from rollgym.env_server.sessions.session import BaseSession
 
@@ -201,10 +203,18 @@ class RelayedSession(BaseSession):
         step, episode = fields.get("step"), fields.get("episode", self.episode)
         return type(step) is int and type(episode) is int and (episode, step) > (self.episode, self.step)
 
-    def take_episode(self, reply: Reply) -> None:
-        """Learn from the node what others have done with it."""
-        episode = PortableEpisode.model_validate({**reply, "env_id": self.entry.env_id})
-        self.take_portable(episode, Journal.from_portable(episode))
+    async def take_episode(self, reply: Reply) -> None:
+        """Learn from the node what others have done with it.
+
+        A long one takes a while, in which more may go by. Then it is asked for again: what was answered is old.
+        """
+        before = self.episode, self.step
+        episode = await episode_of(reply, self.entry.env_id)
+        journal = await journal_of(episode)
+        if (self.episode, self.step) == before:
+            self.take_portable(episode, journal)
+        else:
+            self.incomplete = True
 
     def take_portable(self, episode: PortableEpisode, journal: Journal) -> None:
         """Take over an episode, and the journal that was made of it."""
@@ -224,7 +234,8 @@ class RelayedSession(BaseSession):
         return Opened(
             *(self.session_id, about, self.node.key, self.upstream_id, self.episode, _head(journal)),
             over=(self.terminated, self.truncated),
-            steps=[Step(*step) for step in zip(journal.actions, journal.digests, strict=True)],
+            actions=list(journal.actions),
+            digests=journal.digests,
         )
 
     def note(
@@ -247,15 +258,14 @@ class RelayedSession(BaseSession):
             )
         return check(generation)
 
-    def note_episode(self, generation: int, reply: Reply) -> Arguments:
+    async def note_episode(self, generation: int, reply: Reply) -> Arguments:
         """What the journal is told where it lacks steps that the node has taken."""
-        episode = PortableEpisode.model_validate({**reply, "env_id": self.entry.env_id})
-        journal = Journal.from_portable(episode)
-        head = _head(journal)
+        episode = await episode_of(reply, self.entry.env_id)
+        head = _head(await journal_of(episode))
         if head is None:
             return check(generation)
-        steps = [Step(*step) for step in zip(journal.actions, journal.digests, strict=True)]
-        return whole(generation, episode.episode, head, (False, False), steps)
+        packed = await packed_steps(episode.actions, episode.digests)
+        return whole(generation, episode.episode, head, (False, False), packed)
 
     def _note_step(
         self, generation: int, fields: Mapping[str, Any], reply: Mapping[str, Any], binary: bool

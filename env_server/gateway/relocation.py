@@ -259,7 +259,7 @@ class Relocation:
             release=self._session_release,
         )
         try:
-            session.take_episode(episode)
+            await session.take_episode(episode)
             session.terminated, session.truncated = described["terminated"], described["truncated"]
         except UNREADABLE as error:
             raise ProblemError("upstream_error", f"the session cannot be read: {error!r}") from error

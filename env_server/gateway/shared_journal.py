@@ -33,10 +33,11 @@ from rollgym.env_server.gateway.journal_entries import (
     JournalAway,
     Opened,
     SharedSession,
-    Step,
     Unreadable,
     Write,
     flags,
+    packed_steps,
+    read_steps,
 )
 from rollgym.env_server.gateway.journal_watch import JournalWatch
 from rollgym.env_server.journal.journal import END_REASONS, EndReason
@@ -232,8 +233,8 @@ class SharedJournal:
         for each in sessions:
             arguments += [each.about.pack(), _milliseconds(each.about.idle_timeout_s + _MARGIN_S)]
             arguments += [each.node, each.upstream_id, each.episode]
-            arguments += [b"" if each.head is None else each.head.pack(), flags(each.over), len(each.steps)]
-            arguments += [step.pack() for step in each.steps]
+            arguments += [b"" if each.head is None else each.head.pack(), flags(each.over), len(each.actions)]
+            arguments += await packed_steps(each.actions, each.digests)
         await self._run("open", [each.session_id for each in sessions], arguments)
 
     async def load(self, session_id: str) -> SharedSession | None:
@@ -268,7 +269,7 @@ class SharedJournal:
             return cast(str, status.decode())
         episode, head, steps = rest
         try:
-            return Claim(generation + 1, episode, Head.read(head), [Step.read(step) for step in steps])
+            return Claim(generation + 1, episode, Head.read(head), await read_steps(steps))
         except _UNREADABLE as error:
             raise Unreadable(
                 f"what the shared journal has of {session_id} cannot be read: {error!r}"

@@ -341,7 +341,8 @@ def _episode(found: SharedSession, claim: Claim) -> dict[str, Any] | None:
     head, about = claim.head, found.about
     if head is None:
         return None
-    episode = PortableEpisode(
+    # Whoever is to restore it looks at it, and there may be a great deal of it.
+    episode = PortableEpisode.model_construct(
         env_id=about.env_id,
         env_version=about.env_version,
         kwargs=about.kwargs,
@@ -353,7 +354,7 @@ def _episode(found: SharedSession, claim: Claim) -> dict[str, Any] | None:
         digests=[step.digest for step in claim.steps],
         reseeds=head.reseeds,
     )
-    return episode.model_dump(mode="json")
+    return episode.in_json()
 
 
 async def begin_anew(

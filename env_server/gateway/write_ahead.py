@@ -135,7 +135,7 @@ class WriteAhead:
         fields = {"op": "episode", "session_id": operation.fields["session_id"]}
         try:
             reply = await caller.call(fields, session.process, caller.deadline())
-            arguments = session.note_episode(generation, reply.payload)
+            arguments = await session.note_episode(generation, reply.payload)
         except (ConnectionError, TimeoutError, ProblemError, *UNREADABLE):
             return "behind"
         return await self._journal.written(session.session_id, arguments)

@@ -20,6 +20,7 @@ from rollgym.clients.protocol.messages import IDENTIFIER
 from rollgym.env_server.access.context import Context
 from rollgym.env_server.access.tokens import NOBODY, Role
 from rollgym.env_server.common.io_process import going_away
+from rollgym.env_server.http.transport.connection import CAME
 from rollgym.env_server.messages.envelope import as_problem
 from rollgym.env_server.messages.negotiation import answer, problem_answer, read_fields, wants_binary
 from rollgym.env_server.messages.validation import ENVELOPE, Validated, invalid, misfit_problem, validate
@@ -81,7 +82,11 @@ class Call(Request):
         self.fields.update(named)
         self.fields.request = request
         reply = self.services.operations.call(self.context, self.scope["route"].name, self.fields)
-        return self.answer(reply if isinstance(reply, dict) else await reply)
+        if not isinstance(reply, dict):
+            reply = await reply
+            # Many may be answered at once where another server has answered a burst.
+            await self.services.admissions.turn()
+        return self.answer(reply)
 
     def answer(self, reply: Reply | list[Any]) -> Response:
         """A response in the requested encoding; without a body if the route's status has none.
@@ -155,7 +160,7 @@ class Needs:
         """
         services, headers, route = call.services, call.scope[HEADERS], call.scope["route"]
         # Before its body is read, which is for its client to send.
-        waited_s = services.overload.excess_s()
+        waited_s = services.overload.excess_s(call.scope.get(CAME))
         caller = NOBODY if self._role is None else services.tokens.from_headers(headers)
         if caller is None:
             raise ProblemError("unauthorized", "this server needs a token")

@@ -16,7 +16,7 @@ from rollgym.clients.protocol.frames import SUBPROTOCOLS, dumps, loads
 from rollgym.clients.protocol.long_content import LONG, read_long
 from rollgym.env_server.access.context import Context
 from rollgym.env_server.access.open_sockets import ConnectionSlot
-from rollgym.env_server.common.event_loop import SLICE_S, Pending
+from rollgym.env_server.common.event_loop import Pending
 from rollgym.env_server.common.io_process import ProcessRank, going_away
 from rollgym.env_server.common.overload import Arrivals, QueueDelay
 from rollgym.env_server.http.batch import Results, Unfinished, encode_results, read_batch, run_batch
@@ -210,27 +210,24 @@ class Socket:
         """Answer frames until the socket drops. Operations that run then are finished all the same."""
         receive, send, binary, slot = self._receive, self._send, self._binary, self._slot
         arrivals, in_flight, most = self._arrivals, self._in_flight, self._max_in_flight
-        late_s, was_late = self._overload.late_s, False
+        late_s, was_late, admissions = self._overload.late_s, False, self._services.admissions
         slot.on_change = self._changed
         self._services.unanswered.attend(self._give_up)
-        worked = 0.0
         try:
             while True:
                 message = await receive()
                 if message["type"] != "websocket.receive" or slot.revoked:
                     return
                 text = message.get("text")
+                if not admissions.are_open():
+                    # Frames that are here already are received, and their answers sent, without the loop's going on.
+                    await admissions.turn()
                 taken = perf_counter()
                 waited = taken - arrivals.since
                 if waited >= late_s or was_late or len(in_flight) >= most:
                     self._look_at_delay(waited, taken)
                     was_late = waited >= late_s or bool(self._context.waited_s)
                 content = self._take(message["bytes"] if text is None else text)
-                worked += perf_counter() - taken
-                if worked > SLICE_S:
-                    # Frames that are here already are received, and their answers sent, without the loop's going on.
-                    worked = 0.0
-                    await asyncio.sleep(0)
                 while (beginning := self._beginning) is not None:
                     self._beginning = None
                     await asyncio.wait((beginning,))

@@ -1,4 +1,4 @@
-"""A request to restore an episode, validated in slices of the event loop's time where the episode is long."""
+"""Episodes that come from elsewhere, validated in slices of the event loop's time where they are long."""
 
 import asyncio
 from collections.abc import Mapping
@@ -46,6 +46,23 @@ async def restore_request(fields: Mapping[str, Any]) -> RestoreRequest:
     except ValueError as error:
         raise misfit_problem([(("episode",), f"Value error, {error}")]) from error
     return request.model_copy(update={"episode": whole})
+
+
+async def episode_of(reply: Mapping[str, Any], env_id: str) -> PortableEpisode:
+    """The portable episode that another server has answered with.
+
+    Args:
+        reply: The answer.
+        env_id: What the environment is called here.
+
+    Raises:
+        ValueError: It is none.
+    """
+    try:
+        request = await restore_request({"episode": {**reply, "env_id": env_id}})
+    except ProblemError as problem:
+        raise ValueError(f"this is no episode: {problem}") from problem
+    return request.episode
 
 
 async def long_episode_in_json(episode: PortableEpisode) -> PortableEpisode:

@@ -13,6 +13,7 @@ from rollgym.env_server.access.quotas import QuotaCounters, RateLimit
 from rollgym.env_server.access.tokens import Caller, Tokens
 from rollgym.env_server.catalog.catalog import Catalog
 from rollgym.env_server.catalog.entry import CatalogEntry
+from rollgym.env_server.common.admissions import Admissions
 from rollgym.env_server.common.io_process import Lifecycle, Phase, ProcessRank, Reason
 from rollgym.env_server.common.overload import Overload
 from rollgym.env_server.common.setting_sections import Isolation
@@ -87,7 +88,8 @@ class Services:
         self.tokens = tokens
         self.lifecycle = Lifecycle()
         self.metrics = Metrics(EnvironmentLabels(settings.max_env_labels))
-        self.overload = Overload(settings.max_queue_s)
+        self.admissions = Admissions()
+        self.overload = Overload(settings.max_queue_s, self.admissions)
         self._catalog = catalog
         roster = Roster(None if rank.directory is None else rank.directory / "registrations.json")
         catalog.absence = roster.absence

@@ -47,7 +47,7 @@ async def serve_here(environments: Sequence[str], *, allow_expert: bool = False)
     )
     services = Services(settings, ProcessRank(), Tokens.load(None), Catalog.load(settings))
     listening = bind(settings.host, settings.port)
-    server = EmbeddedServer(http_config(App(services), settings))
+    server = EmbeddedServer(http_config(App(services), settings, services.admissions))
     serving = asyncio.create_task(server.serve(sockets=[listening]))
     try:
         await services.start()

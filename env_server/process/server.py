@@ -83,7 +83,7 @@ async def _serve(
 ) -> int:
     services = Services(settings, rank, tokens, catalog)
     describe_records(services.about)
-    server = DrainingServer(http_config(App(services), settings), services.drain)
+    server = DrainingServer(http_config(App(services), settings, services.admissions), services.drain)
     serving = asyncio.create_task(server.serve(sockets=[listening]))
     try:
         if settings.token_file is not None:

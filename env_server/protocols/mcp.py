@@ -18,6 +18,7 @@ from rollgym.clients.protocol.errors import ProblemError
 from rollgym.clients.protocol.frames import dumps, loads
 from rollgym.clients.protocol.messages import IDENTIFIER
 from rollgym.env_server.access.context import Context
+from rollgym.env_server.http.transport.connection import CAME
 from rollgym.env_server.messages.envelope import as_problem
 from rollgym.env_server.messages.negotiation import answer, problem_answer, read_value
 from rollgym.env_server.messages.validation import invalid, validate
@@ -103,7 +104,7 @@ class McpAdapter:
         Raises:
             ProblemError: It is not allowed, or no message can be read from it.
         """
-        waited_s = self._services.overload.excess_s()
+        waited_s = self._services.overload.excess_s(request.scope.get(CAME))
         caller = self._services.tokens.from_headers(headers)
         if caller is None:
             raise ProblemError("unauthorized", "this server needs a token, in the Authorization header")

@@ -4,23 +4,18 @@ All of it follows from a seed but the moments at which the server answers.
 """
 
 import asyncio
-import itertools
 import json
-import math
 import random
-from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-from rollgym.clients.net.transport import WebSocket, open_socket
-from rollgym.clients.protocol.errors import CODES
-from rollgym.clients.protocol.frames import SUBPROTOCOLS, dumps, loads
 from tests.support.floods import Floods
 from tests.support.interleaved_envs import EPISODIC
+from tests.support.interleaving_answers import Answers
+from tests.support.interleaving_clients import PATIENCE_S, Frames, Http
+from tests.support.interleaving_protocols import OtherProtocols
 from tests.support.patience import Patience
 
-# Nothing that is asked for here takes longer than seconds.
-PATIENCE_S = 30.0
 IDLE_S = 3.0
 _OPS = {
     "step": 30,
@@ -55,136 +50,6 @@ _HTTP = {
 }
 
 
-class Http:
-    """HTTP with nothing between: a connection for each request that is on its way."""
-
-    def __init__(self, port: int, token: str) -> None:
-        self._port = port
-        self._token = token
-        self._free: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
-
-    async def ask(
-        self, method: str, path: str, body: Any = None, headers: str = ""
-    ) -> tuple[int, dict[str, str], bytes]:
-        """Send a request; gives the status, the headers and the body of its answer."""
-        reader, writer = await self._connection()
-        content = b"" if body is None else json.dumps(body).encode()
-        headers += f"Authorization: Bearer {self._token}\r\n"
-        head = f"{method} {path} HTTP/1.1\r\nHost: test\r\nContent-Type: application/json\r\n{headers}"
-        writer.write(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
-        status_line, *lines = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")[:-2]
-        found = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
-        answer = await reader.readexactly(int(found.get("content-length", 0)))
-        self._free.append((reader, writer))
-        return int(status_line.split()[1]), found, answer
-
-    async def _connection(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        if self._free:
-            return self._free.pop()
-        return await asyncio.open_connection("127.0.0.1", self._port)
-
-    def close(self) -> None:
-        """End the connections that are free."""
-        for _, writer in self._free:
-            writer.close()
-        self._free.clear()
-
-
-async def _open(port: int, token: str, path: str, subprotocol: str | None, pids: Sequence[int]) -> WebSocket:
-    opening = open_socket(
-        f"ws://127.0.0.1:{port}{path}",
-        headers={"Authorization": f"Bearer {token}"},
-        subprotocol=subprotocol,
-        timeout_s=math.inf,
-    )
-    try:
-        return await Patience(PATIENCE_S, pids).wait_for(opening)
-    except TimeoutError:
-        raise AssertionError(f"the handshake of {path} was not answered in {PATIENCE_S} s") from None
-
-
-class Frames:
-    """A socket of our own protocol; frames of one turn of the loop go out together."""
-
-    def __init__(self, connection: WebSocket, binary: bool, faults: list[str]) -> None:
-        self.connection = connection
-        self._binary = binary
-        self._faults = faults
-        self._numbers = itertools.count()
-        self.waiting: dict[int, tuple[asyncio.Future[Any], str]] = {}
-        connection.on_message = self._take
-
-    @classmethod
-    async def open(
-        cls, port: int, token: str, binary: bool, faults: list[str], pids: Sequence[int] = ()
-    ) -> "Frames":
-        connection = await _open(port, token, "/v1/ws", SUBPROTOCOLS[binary], pids)
-        return cls(connection, binary, faults)
-
-    def ask(self, op: str, fields: dict[str, Any]) -> "asyncio.Future[Any]":
-        """Send a frame; gives its answer, or None where the socket was dropped before."""
-        number = next(self._numbers)
-        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        frame = {"id": number, "op": op, **fields}
-        self.waiting[number] = answer, f"{op} {fields}"
-        self.connection.send(dumps(frame, binary=self._binary), binary=self._binary)
-        return answer
-
-    def drop(self) -> None:
-        """Go away without a word."""
-        self.connection.abort()
-        for answer, _ in self.waiting.values():
-            if not answer.done():
-                answer.set_result(None)
-        self.waiting.clear()
-
-    def _take(self, message: bytes) -> None:
-        frame = loads(message, binary=self._binary)
-        answer, _ = self.waiting.pop(frame["id"], (None, ""))
-        if answer is None:
-            self._faults.append(f"a frame was answered that nobody waits for: {frame}")
-        elif not answer.done():  # who asked may have given up
-            answer.set_result(frame)
-
-
-class OpenEnvFrames:
-    """A socket of OpenEnv's: answers come in the order of the messages."""
-
-    def __init__(self, connection: WebSocket, faults: list[str]) -> None:
-        self.connection = connection
-        self._faults = faults
-        self._waiting: list[asyncio.Future[Any]] = []
-        connection.on_message = self._take
-        connection.closed.add_done_callback(lambda _: self.drop())
-
-    @classmethod
-    async def open(
-        cls, port: int, token: str, env_id: str, faults: list[str], pids: Sequence[int] = ()
-    ) -> "OpenEnvFrames":
-        return cls(await _open(port, token, f"/openenv/{env_id}/ws", None, pids), faults)
-
-    def ask(self, kind: str, data: dict[str, Any]) -> "asyncio.Future[Any]":
-        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        message = {"type": kind} | ({"data": data} if kind in ("step", "reset") else {})
-        self._waiting.append(answer)
-        self.connection.send(json.dumps(message).encode(), binary=False)
-        return answer
-
-    def drop(self) -> None:
-        """Go away without a word."""
-        self.connection.abort()
-        for answer in self._waiting:
-            if not answer.done():
-                answer.set_result(None)
-        self._waiting.clear()
-
-    def _take(self, message: bytes) -> None:
-        if not self._waiting:
-            self._faults.append(f"OpenEnv's socket has said what it was not asked: {message[:200]!r}")
-        else:
-            self._waiting.pop(0).set_result(json.loads(message))
-
-
 class Round:
     """Some sessions, some sockets, and bursts of operations on them.
 
@@ -193,11 +58,19 @@ class Round:
         token: Who does it.
         seed: What is done.
         exits: Whether environments in child processes may end these.
+        is_too_much: Whether more is asked, again and again, than a server does in the time that something may wait.
         pids: The server's processes.
     """
 
     def __init__(
-        self, port: int, token: str, seed: str, *, exits: bool = True, pids: Sequence[int] = ()
+        self,
+        port: int,
+        token: str,
+        seed: str,
+        *,
+        exits: bool = True,
+        is_too_much: bool = False,
+        pids: Sequence[int] = (),
     ) -> None:
         self._port = port
         self._pids = pids
@@ -205,6 +78,7 @@ class Round:
         self._seed = seed
         self._random = random.Random(seed)
         self._exits = exits
+        self._is_too_much = is_too_much
         self._http = Http(port, token)
         self._sockets: list[Frames] = []
         self._asked: dict[asyncio.Future[Any], str] = {}
@@ -213,11 +87,12 @@ class Round:
         self._closed: set[str] = set()
         self._episodes: list[dict[str, Any]] = []
         self._focus = ""
-        self.faults: list[str] = []
-        self.answers: Counter[str] = Counter()
+        self._answers = Answers()
+        self.faults, self.answers = self._answers.faults, self._answers.codes
         self._floods = Floods(
             *(port, token, random.Random(f"floods {seed}"), self.faults, self.answers), pids
         )
+        self._others = OtherProtocols(port, token, self._http, self._random, self._answers, pids)
 
     async def play(self, bursts: int) -> None:
         """Do it all; what goes wrong is in `faults`."""
@@ -251,15 +126,17 @@ class Round:
             if chance < 0.03:
                 await self._drop_a_socket()
             elif chance < 0.06:
-                self._spawn("OpenEnv", self._openenv())
+                self._spawn("OpenEnv", self._others.openenv())
             elif chance < 0.09:
-                self._spawn("GEM", self._gem())
+                self._spawn("GEM", self._others.gem())
             elif chance < 0.12:
-                self._spawn("MCP", self._mcp())
+                self._spawn("MCP", self._others.mcp())
             elif chance < 0.15:
                 self._spawn("a flood", self._floods.one())
             elif chance < 0.16:
                 self._overload()
+            elif chance < 0.2 and self._is_too_much:
+                self._demand_too_much()
             else:
                 op = draw.choices(list(_OPS), list(_OPS.values()))[0]
                 self._shoot(op, self._fields(op))
@@ -279,6 +156,11 @@ class Round:
                 # Work that takes no time by itself, so that only the number of it counts.
                 fields["action"] = "go"
             self._shoot(op, fields)
+
+    def _demand_too_much(self) -> None:
+        """Work for much longer than something may wait: what comes later is refused, and has lost nothing by it."""
+        for _ in range(self._random.choice((300, 1000))):
+            self._shoot("step", {"session_id": self._session_id(), "action": "wait 0.005"})
 
     async def _drop_a_socket(self) -> None:
         place = self._random.randrange(len(self._sockets))
@@ -384,15 +266,9 @@ class Round:
             for result in frame["results"]:
                 self._take(result, what)
         elif "error" in frame:
-            self._take_problem(frame["error"], what)
+            self._answers.take_problem(frame["error"], what)
         else:
             self._take_reply(frame["ok"])
-
-    def _take_problem(self, problem: Any, what: str) -> None:
-        code = problem.get("code")
-        self.answers[code] += 1
-        if code not in CODES or code == "internal" or not problem.get("detail"):
-            self.faults.append(f"{what} is answered {problem}")
 
     def _take_reply(self, reply: dict[str, Any]) -> None:
         self.answers["ok"] += 1
@@ -409,90 +285,9 @@ class Round:
         found = await self._http.ask(
             method, path.format(**fields), body if method == "POST" and body else None
         )
-        reply = self._read(found, f"{op} {fields} over HTTP")
+        reply = self._answers.read(found, f"{op} {fields} over HTTP")
         if reply is not None:
             self._take_reply(reply)
-
-    def _read(self, found: tuple[int, dict[str, str], bytes], what: str) -> Any:
-        """A good answer's body; None where there is none, or it is a problem."""
-        status, headers, body = found
-        kind = headers.get("content-type", "")
-        if status == 204 and not body:
-            self.answers["ok"] += 1
-        elif kind == "application/problem+json":
-            self._take_problem(json.loads(body), what)
-        elif 200 <= status < 300 and kind == "application/json":
-            return json.loads(body)
-        else:
-            self.faults.append(f"{what} is answered {status} {kind}: {body[:300]!r}")
-        return None
-
-    # -- other protocols -----------------------------------------------------------------------------------------
-
-    async def _openenv(self) -> None:
-        draw = self._random
-        env_id = draw.choice(EPISODIC)
-        socket = await OpenEnvFrames.open(self._port, self._token, env_id, self.faults, self._pids)
-        kinds = [draw.choice(("reset", "step", "step", "state", "close")) for _ in range(draw.randint(1, 5))]
-        answers = [socket.ask(kind, {"action": "wait 0.005"} if kind == "step" else {}) for kind in kinds]
-        if draw.random() < 0.5:
-            await asyncio.sleep(draw.choice((0, 0.002, 0.01)))
-        else:
-            # A goodbye has no answer, and what comes after it has none either.
-            await asyncio.wait(answers)
-        socket.drop()
-
-    async def _gem(self) -> None:
-        def reply(found: tuple[int, dict[str, str], bytes]) -> Any:
-            return self._read(found, "GEM")
-
-        path = "/apis/v1/envs/gem"
-        made = reply(await self._http.ask("POST", f"{path}/make", {"env_id": self._random.choice(EPISODIC)}))
-        if made is not None:
-            name = {"sandbox_id": made["sandbox_id"]}
-            asked = [
-                self._http.ask("POST", f"{path}/reset", name),
-                self._http.ask("POST", f"{path}/step", name | {"action": "wait 0.01"}),
-                self._http.ask("POST", f"{path}/close", name),
-            ]
-            self._random.shuffle(asked)
-            for found in await asyncio.gather(*asked):
-                reply(found)
-            reply(await self._http.ask("POST", f"{path}/close", name))
-
-    async def _mcp(self) -> None:
-        path = f"/mcp/{self._random.choice(EPISODIC)}"
-
-        async def say(method: str, headers: str = "", **params: Any) -> tuple[int, dict[str, str], bytes]:
-            message = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
-            return await self._http.ask("POST", path, message, headers)
-
-        status, found, body = await say("initialize", protocolVersion="2025-06-18", capabilities={})
-        if status != 200:
-            self._take_message(json.loads(body))
-            return
-        headers = f"Mcp-Session-Id: {found['mcp-session-id']}\r\n"
-        asked: list[Coroutine[Any, Any, Any]] = [
-            say("tools/list", headers),
-            say("tools/call", headers, name="step", arguments={"action": "wait 0.01"}),
-            say("tools/call", headers, name="reset", arguments={}),
-            self._http.ask("DELETE", path, None, headers),
-        ]
-        self._random.shuffle(asked)
-        for _, _, answer in await asyncio.gather(*asked):
-            if answer:
-                self._take_message(json.loads(answer))
-        await self._http.ask("DELETE", path, None, headers)
-
-    def _take_message(self, message: dict[str, Any]) -> None:
-        """A message of JSON-RPC; its errors carry our problems."""
-        problem = message.get("error", {}).get("data")
-        if "result" in message:
-            self.answers["ok"] += 1
-        elif not isinstance(problem, dict):
-            self.faults.append(f"MCP answers {message}")
-        else:
-            self._take_problem(problem, "MCP")
 
     # -- what is left --------------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.support.interleaving import Http
+from tests.support.interleaving_clients import Http
 from tests.support.journals import FILE_HEAD, offsets
 
 _PAGE = 4096
@@ -96,19 +96,27 @@ class Crash:
         return damage(self._chance.choice(sorted(self._journals.glob("journal-*.bin"))), self._chance)
 
     async def _played(self) -> _Kept:
-        body = {
+        body: dict[str, object] = {
             "env_id": self._chance.choice(("Inline", "Threaded", "Child")),
             "kwargs": {"length": 1000},
             "reset": {"seed": 1},
             "idle_timeout_s": _IDLE_S,
         }
-        _, _, made = await self._http.ask("POST", "/v1/sessions", body)
-        session = _Kept(json.loads(made)["session_id"])
+        session = _Kept(json.loads(await self._asked("/v1/sessions", body))["session_id"])
         for _ in range(self._chance.randint(1, 25)):
-            status, _, answer = await self._http.ask("POST", f"{session.path}/step", {"action": "go"})
-            assert status == 200, answer
+            await self._asked(f"{session.path}/step", {"action": "go"})
             session.steps += 1
         return session
+
+    async def _asked(self, path: str, body: dict[str, object]) -> bytes:
+        """The good answer to a request, which is sent again while the server works off what came before."""
+        deadline = asyncio.get_running_loop().time() + _PATIENCE_S
+        while True:
+            status, _, answer = await self._http.ask("POST", path, body)
+            if status != 503 or asyncio.get_running_loop().time() > deadline:
+                assert status in (200, 201), answer
+                return answer
+            await asyncio.sleep(_AGAIN_S)
 
     async def _look_at(self, session: _Kept, how: str) -> None:
         status, problem, observation = await self._step(session)

@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from http import HTTPStatus
+from time import perf_counter
 from typing import Any, NamedTuple, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -18,6 +19,7 @@ from websockets.server import ServerProtocol
 
 from rollgym.clients.protocol.errors import ProblemError
 from rollgym.clients.protocol.frames import dumps
+from rollgym.env_server.common.admissions import Admissions
 from rollgym.env_server.common.setting_sections import MessageSettings
 from rollgym.env_server.http.transport.descriptors import DescriptorWatch
 from rollgym.env_server.http.transport.read_slices import SLICE_BYTES, ReadSlices
@@ -41,6 +43,9 @@ class _Refusal(NamedTuple):
         )
         return head.encode() + body
 
+
+CAME = "rollgym.came"
+"""Where a request's scope says when it was read, on the clock of `perf_counter`."""
 
 _OF_BODIES = frozenset({b"content-length", b"transfer-encoding"})
 # A name or an address, in brackets if it has colons, and a port (RFC 3986); what is before an @ would be a user.
@@ -67,12 +72,17 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     Args:
         settings: The bounds.
         descriptors: Says when hardly any are left.
+        admissions: In which turn of the loop requests are taken in.
         **uvicorn: What uvicorn gives its protocols.
     """
 
-    def __init__(self, settings: MessageSettings, descriptors: DescriptorWatch, **uvicorn: Any) -> None:
+    def __init__(
+        self, settings: MessageSettings, descriptors: DescriptorWatch, admissions: Admissions, **uvicorn: Any
+    ) -> None:
         super().__init__(**uvicorn)
         self._descriptors = descriptors
+        self._admissions = admissions
+        self._came = 0.0
         self._max_connections = settings.max_connections
         self._max_head = settings.max_header_bytes
         self._patience_s = settings.request_timeout_s
@@ -104,12 +114,14 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Take in what came: parts of requests."""
-        if len(data) <= SLICE_BYTES and (self._slices is None or not self._slices.are_left):
-            self._take_part(data)
-            return
+        if self._slices is None or not self._slices.are_left:
+            self._came = perf_counter()
+            if len(data) <= SLICE_BYTES and self._admissions.are_open():
+                self._take_part(data)
+                return
         if self._slices is None:
             self._slices = ReadSlices(
-                *(self.loop, self.transport),
+                *(self._admissions, self.transport),
                 feed=self._take_part,
                 is_over=lambda: self._is_over or self.transport.is_closing(),
                 has_to_wait=lambda: bool(self.pipeline),
@@ -138,6 +150,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._stop_waiting()
         self._is_over = True
         super().handle_websocket_upgrade()
+        # The handshake may have waited for its turn, and nothing was read meanwhile.
+        self.transport.resume_reading()
 
     def send_400_response(self, msg: str) -> None:
         """Refuse malformed requests and heads that are too large; earlier requests are answered first."""
@@ -152,6 +166,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         """Start the next request, or close, once a response is complete."""
         super().on_response_complete()
+        # What was sent with the request before it has waited for that first.
+        self._came = perf_counter()
         if self._slices is not None and not self.pipeline:
             self._slices.go_on()
         if not self._in_head and self.cycle.response_complete:
@@ -172,6 +188,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """Start the deadline of a new request."""
         super().on_message_begin()
+        cast(dict[str, Any], self.scope)[CAME] = self._came
         self._in_head = True
         if self._deadline is None:
             self._wait()
@@ -224,6 +241,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def _too_slow(self) -> None:
         self._deadline = None
+        if self._slices is not None and self._slices.are_in_line:
+            self._wait()
+            return
         cycle = self.cycle
         if cycle is not None and not cycle.response_complete and not cycle.more_body:
             # A request before this one is still being answered, and this one would have to wait anyway.
@@ -281,6 +301,6 @@ def _wrong_with_upgrade(method: bytes, url: bytes, headers: Sequence[tuple[bytes
     return None
 
 
-def http_protocol(settings: MessageSettings) -> type[asyncio.Protocol]:
+def http_protocol(settings: MessageSettings, admissions: Admissions) -> type[asyncio.Protocol]:
     """The protocol as uvicorn takes it."""
-    return cast(type[asyncio.Protocol], partial(BoundedHttpProtocol, settings, DescriptorWatch()))
+    return cast(type[asyncio.Protocol], partial(BoundedHttpProtocol, settings, DescriptorWatch(), admissions))

@@ -25,6 +25,7 @@ _READ: Mapping[type[Any], tuple[str, ...]] = MappingProxyType(
             "loop",
             "parser",
             "pipeline",
+            "scope",
             "transport",
         ),
         CoalescingProtocol: (

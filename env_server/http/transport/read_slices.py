@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import Callable
 from time import perf_counter
 
+from rollgym.env_server.common.admissions import Admissions
 from rollgym.env_server.common.event_loop import SLICE_S
 
 SLICE_BYTES = 8192
@@ -17,7 +18,7 @@ class ReadSlices:
     """The data of one connection that was received but not yet parsed.
 
     Args:
-        loop: The event loop.
+        admissions: In which turn of the loop data is taken in.
         transport: The connection; nothing more is read from it while there is data.
         feed: Parses a slice.
         is_over: Whether all further data is discarded.
@@ -27,7 +28,7 @@ class ReadSlices:
 
     def __init__(
         self,
-        loop: asyncio.AbstractEventLoop,
+        admissions: Admissions,
         transport: asyncio.Transport,
         *,
         feed: Callable[[bytes], None],
@@ -35,7 +36,7 @@ class ReadSlices:
         has_to_wait: Callable[[], bool],
         reads_on: Callable[[], bool],
     ) -> None:
-        self._loop = loop
+        self._admissions = admissions
         self._transport = transport
         self._feed = feed
         self._is_over = is_over
@@ -58,14 +59,22 @@ class ReadSlices:
             self._transport.pause_reading()
             return
         self._data, self._at = data, 0
-        self._take_slices()
+        if self._admissions.are_open():
+            self._take_slices()
+        else:
+            self.go_on()
+
+    @property
+    def are_in_line(self) -> bool:
+        """Whether it is this server that is behind with data that was received."""
+        return self._is_scheduled
 
     def go_on(self) -> None:
-        """Take in what is left, at the next turn of the loop."""
+        """Take in what is left, at the next turn of the loop that has time for it."""
         if self.are_left and not self._is_scheduled:
             self._is_scheduled = True
             self._transport.pause_reading()
-            self._loop.call_soon(self._next_turn)
+            self._admissions.call(self._next_turn)
 
     def drop(self) -> None:
         """Discard the remaining data."""

@@ -6,11 +6,13 @@ import os
 import time
 from collections.abc import Awaitable, Callable, Iterator, MutableMapping
 from contextlib import contextmanager
+from functools import partial
 from types import FrameType
-from typing import Any
+from typing import Any, cast
 
 import uvicorn
 
+from rollgym.env_server.common.admissions import Admissions
 from rollgym.env_server.common.settings import Settings
 from rollgym.env_server.http.transport.connection import http_protocol
 from rollgym.env_server.http.transport.needs import check_uvicorn
@@ -32,16 +34,22 @@ _STANDS_STILL_S = 1.0
 _log = logging.getLogger(__name__)
 
 
-def http_config(app: Application, settings: Settings) -> uvicorn.Config:
+def http_config(app: Application, settings: Settings, admissions: Admissions | None = None) -> uvicorn.Config:
     """How HTTP and sockets are served, whatever the process is; within a running event loop.
+
+    Args:
+        app: What answers.
+        settings: Its bounds.
+        admissions: In which turn of the loop requests are taken in and begun.
 
     Raises:
         ConfigurationError: The installed uvicorn is not one that this package works with.
     """
+    admissions = Admissions() if admissions is None else admissions
     config = uvicorn.Config(
-        app,
-        http=http_protocol(settings),
-        ws=CoalescingProtocol,
+        _admitted(app, admissions),
+        http=http_protocol(settings, admissions),
+        ws=cast(Any, partial(CoalescingProtocol, admissions=admissions)),
         lifespan="off",
         ws_max_size=HARD_LIMIT_FACTOR * settings.max_request_bytes,
         # A client that waits minutes for a language model answers no pings. TCP keepalive finds dead peers.
@@ -57,6 +65,18 @@ def http_config(app: Application, settings: Settings) -> uvicorn.Config:
     config.load()
     check_uvicorn(config)
     return config
+
+
+def _admitted(app: Application, admissions: Admissions) -> Application:
+    """An application that begins with a request when its turn has come."""
+
+    async def begin(
+        scope: Message, receive: Callable[[], Awaitable[Message]], send: Callable[[Message], Awaitable[None]]
+    ) -> None:
+        await admissions.turn()
+        await app(scope, receive, send)
+
+    return begin
 
 
 class EmbeddedServer(uvicorn.Server):

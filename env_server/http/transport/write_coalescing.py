@@ -10,6 +10,7 @@ from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.protocol import State
 
+from rollgym.env_server.common.admissions import Admissions
 from rollgym.env_server.common.overload import Arrivals
 from rollgym.env_server.http.transport.read_slices import SLICE_BYTES, ReadSlices
 
@@ -33,7 +34,13 @@ _POLICY_VIOLATION = 1008
 
 
 class CoalescingProtocol(WebSocketsSansIOProtocol):
-    """uvicorn's protocol, which writes at once only if nothing waits to be answered."""
+    """uvicorn's protocol, which writes at once only if nothing waits to be answered.
+
+    Args:
+        *uvicorn: What uvicorn gives its protocols.
+        admissions: In which turn of the loop frames are taken in.
+        **more: What else uvicorn gives them.
+    """
 
     _coalesced = 0
     _fragments: bytearray | None = None
@@ -42,6 +49,10 @@ class CoalescingProtocol(WebSocketsSansIOProtocol):
     _idle_frames = 0
     _slices: ReadSlices | None = None
     _arrivals: Arrivals
+
+    def __init__(self, *uvicorn: Any, admissions: Admissions | None = None, **more: Any) -> None:
+        super().__init__(*uvicorn, **more)
+        self._admissions = Admissions() if admissions is None else admissions
 
     def connection_made(self, transport: Any) -> None:
         """Start the queue's arrival times with the connection."""
@@ -58,12 +69,14 @@ class CoalescingProtocol(WebSocketsSansIOProtocol):
         """Feed received bytes to the parser, in slices if there are many."""
         if self.queue.empty() and (self._slices is None or not self._slices.are_left):
             self._arrivals.come(len(data), self.transport)
-        if len(data) <= SLICE_BYTES and (self._slices is None or not self._slices.are_left):
+        are_left = self._slices is not None and self._slices.are_left
+        # To put off a few frames would cost as much as to take them in: they wait before they are answered.
+        if len(data) <= SLICE_BYTES and not are_left:
             super().data_received(data)
             return
         if self._slices is None:
             self._slices = ReadSlices(
-                *(self.loop, self.transport),
+                *(self._admissions, self.transport),
                 feed=super().data_received,
                 is_over=lambda: self.disconnected or self.transport.is_closing(),
                 has_to_wait=lambda: False,

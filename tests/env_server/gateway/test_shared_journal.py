@@ -461,7 +461,7 @@ async def journals(tmp_path: Path) -> AsyncIterator[tuple[RedisServer, SharedJou
         both = SharedJournal(server.url), SharedJournal(server.url)
         for journal in both:
             await journal.start()
-        await both[0].open([Opened("S", WALK, "node", "up", 0, HEAD, (False, False), [])])
+        await both[0].open([Opened("S", WALK, "node", "up", 0, HEAD, (False, False), [], [])])
         yield server, *both
         for journal in both:
             await journal.close()
@@ -511,9 +511,9 @@ async def test_the_journal_never_goes_back(
     assert await write(other, *stepped(1, 0, 2, step("c"), over)) == "ok", "what is written again is known"
     assert await write(other, *stepped(1, 0, 2, step("x"), over)) == "behind", "another step was answered"
     assert await write(other, *stepped(1, 0, 4, step("e"), over)) == "gap", "the step before it is not known"
-    assert await write(other, *whole(1, 0, HEAD, over, [step("a")])) == "ok"
-    assert await write(other, *whole(1, 0, HEAD, over, [step("x")])) == "behind"
-    assert await write(other, *whole(1, 0, HEAD, over, [step(each) for each in "abcd"])) == "ok"
+    assert await write(other, *whole(1, 0, HEAD, over, [step("a").pack()])) == "ok"
+    assert await write(other, *whole(1, 0, HEAD, over, [step("x").pack()])) == "behind"
+    assert await write(other, *whole(1, 0, HEAD, over, [step(each).pack() for each in "abcd"])) == "ok"
     found = await one.load("S")
     assert found is not None
     assert found.steps == 4
@@ -538,7 +538,7 @@ async def test_what_a_gateway_has_answered_is_not_gone_back_behind(
         assert await other.claim("S", 1) == "behind"
         # Its node still has the steps, and they are written down again.
         steps = [step("one"), step("two")]
-        assert await write(other, *whole(1, 0, HEAD, (False, False), steps)) == "ok"
+        assert await write(other, *whole(1, 0, HEAD, (False, False), [each.pack() for each in steps])) == "ok"
         claim = await other.claim("S", 1)
         assert isinstance(claim, Claim)
         assert claim.steps == steps

@@ -12,6 +12,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from uvicorn.server import ServerState
 
+from rollgym.env_server.common.admissions import Admissions
 from rollgym.env_server.common.settings import ConfigurationError, Settings
 from rollgym.env_server.http.transport.connection import BoundedHttpProtocol
 from rollgym.env_server.http.transport.descriptors import DescriptorWatch
@@ -82,7 +83,12 @@ def test_servers_override_what_is_there() -> None:
 
 async def test_http_connections_have_what_the_bounds_look_at() -> None:
     connection = BoundedHttpProtocol(
-        Settings(), DescriptorWatch(), config=_config(), server_state=ServerState(), app_state={}
+        Settings(),
+        DescriptorWatch(),
+        Admissions(),
+        config=_config(),
+        server_state=ServerState(),
+        app_state={},
     )
     wire = Wire()
     connection.connection_made(wire)

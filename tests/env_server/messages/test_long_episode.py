@@ -4,9 +4,10 @@ from typing import Any
 
 import pytest
 
+from rollgym.clients.protocol.episode import PortableEpisode
 from rollgym.clients.protocol.errors import ProblemError
 from rollgym.clients.protocol.messages import RestoreRequest
-from rollgym.env_server.messages.long_episode import restore_request
+from rollgym.env_server.messages.long_episode import episode_of, restore_request
 from rollgym.env_server.messages.validation import validate
 
 _STEPS = 10_000
@@ -78,3 +79,24 @@ async def test_what_is_wrong_with_a_long_one_is_said_as_of_a_short_one(
 async def test_what_is_no_episode_is_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(ProblemError, match="episode"):
         await restore_request(fields)
+
+
+async def test_what_a_node_answers_is_read_under_the_name_that_the_environment_has_here() -> None:
+    for steps in (4, _STEPS):
+        read = await episode_of(_episode(steps), "Here")
+        assert read == PortableEpisode.model_validate({**_episode(steps), "env_id": "Here"})
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {},
+        _episode(digests=["no digest"] * _STEPS),
+        _episode(actions=7),
+        _episode(seed=True),
+        _with(9, "x", "digests"),
+    ],
+)
+async def test_what_is_no_episode_is_no_problem_of_who_asked(answer: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="this is no episode"):
+        await episode_of(answer, "Here")
