@@ -21,7 +21,7 @@ _DEALS = 100
 
 
 def random_opponent(observation: str, actions: Sequence[str], generator: np.random.Generator) -> str:
-    """Take any of the listed actions.
+    """Return a random one of the listed actions.
 
     Raises:
         ValueError: If none are listed.

@@ -29,7 +29,7 @@ class ActionText(ABC):
 
     Attributes:
         names: The actions' names if they are listed, else empty.
-        description: What the actions are, for the policy.
+        description: Description of the actions, for the policy.
         example: One of them.
     """
 

@@ -119,7 +119,7 @@ class Kwarg:
     """One kwarg of an environment.
 
     Attributes:
-        name: What it is called.
+        name: The kwarg's name.
         schema: Its JSON Schema, with description and default.
         operator: Whether only the operator of a server sets it.
     """

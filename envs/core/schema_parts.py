@@ -44,7 +44,7 @@ class Parts(NamedTuple):
 
     Attributes:
         all: All schemas within it, itself among them.
-        targets: Where the `$ref` of each leads, by the identity of the part that has it.
+        targets: Target of each `$ref`, by the identity of the part that has it.
     """
 
     all: list[dict[str, Any]]

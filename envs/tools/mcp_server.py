@@ -35,7 +35,7 @@ class McpAddress:
         arguments: Words of its command line.
         variables: Added to its environment, which otherwise holds only the likes of PATH and HOME.
         directory: Its working directory; the present one if None.
-        url: Of a server that speaks streamable HTTP; empty if `command` is set.
+        url: URL of a server that speaks streamable HTTP; empty if `command` is set.
         headers: Sent with every request, such as `Authorization`.
     """
 
@@ -90,8 +90,8 @@ class McpServer:
     """An open connection, for plain code. It belongs to one environment.
 
     Args:
-        address: Where the server is.
-        timeout_seconds: How long starting it, and each call, may take.
+        address: The server's address.
+        timeout_seconds: Time limit of its start, and of each call.
 
     Raises:
         McpServerError: If it cannot be reached, or the extra `mcp` is not installed.

@@ -208,7 +208,7 @@ class Store:
 
     @property
     def texts(self) -> dict[str, str]:
-        """What is stored, sorted by key."""
+        """Return the stored texts, sorted by key."""
         return dict(sorted(self._texts.items()))
 
     def tools(self) -> tuple[Tool, ...]:

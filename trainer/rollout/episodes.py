@@ -225,7 +225,7 @@ def give_rewards(
 
     Raises:
         PluginError: If there are not as many as turns, or the function has changed the episodes.
-        InvalidNumberError: If one of them is none that can be computed with.
+        InvalidNumberError: If one of them is not finite.
     """
     of_episodes = [reward.elements(each, "one reward for each turn") for each in given]
     shown.check()  # generators have run now, too

@@ -220,7 +220,7 @@ def give_posted(trajectory: Trajectory, agent: AgentSession, end: AgentEnd) -> N
     """Give an episode the rewards that its agent has posted, or answered at its end.
 
     Raises:
-        InvalidNumberError: If one of them is none that can be computed with.
+        InvalidNumberError: If one of them is not finite.
     """
     posted = agent.posted
     if end.posted:
