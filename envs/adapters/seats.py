@@ -131,7 +131,7 @@ class SeatedGame(TextGame[Action]):
     def start_episode(self, options: Mapping[str, Any]) -> None:
         for _ in range(_DEALS):
             self._deal()
-            # An opponent who gives up at once leaves nothing to play.
+            # If the opponent gives up at once, nothing is left to play.
             if self._acting() is not None:
                 return
         raise ValueError(

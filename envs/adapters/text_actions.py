@@ -154,7 +154,7 @@ class VectorActions(ActionText):
 
     def _number(self, text: str) -> float:
         if self._whole:
-            # A whole number keeps all its digits; what is none lies within no bounds.
+            # A whole number keeps all its digits; any other text lies outside all bounds.
             return int(text) if _WHOLE.fullmatch(text) else math.nan
         return float(text)
 

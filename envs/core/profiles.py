@@ -97,7 +97,7 @@ def profile_named(name: str) -> Profile:
     """Return a profile.
 
     Raises:
-        ValueError: If there is none of that name.
+        ValueError: If the name is unknown.
     """
     if name not in PROFILES:
         raise ValueError(f"profile must be one of {', '.join(PROFILES)}, not {name!r}")

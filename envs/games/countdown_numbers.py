@@ -33,7 +33,7 @@ def evaluate(text: str) -> tuple[Fraction, list[int]]:
     """Return the exact value of an expression with + - * / and parentheses, and the numbers in it.
 
     Raises:
-        ExpressionError: It is none, or divides by zero.
+        ExpressionError: It is not an expression, or divides by zero.
     """
     plain = text.translate(_PLAIN).strip()
     if len(plain) > _LONGEST or not _SYMBOLS.fullmatch(plain):

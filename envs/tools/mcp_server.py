@@ -23,7 +23,7 @@ _FAREWELL_SECONDS = 10.0
 
 
 class McpServerError(RuntimeError):
-    """The server cannot be reached, or has gone; that says nothing of the policy, so the episode is not scored."""
+    """The server cannot be reached, or has ended; that says nothing of the policy, so the episode is not scored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +228,7 @@ def _reason(error: BaseException) -> str:
 
 
 def _text(result: "CallToolResult") -> str:
-    """Return a result as text; what is none is named by its kind."""
+    """Return a result as text; other content is named by its kind."""
     parts = [getattr(part, "text", None) or f"[{part.type}]" for part in result.content]
     return "\n".join(parts)
 

@@ -111,7 +111,7 @@ class Catalogue:
         return found
 
     def number(self, asin: str) -> int | None:
-        """Return the number of a product; None if there is none of that id."""
+        """Return the number of a product; None if the id is unknown."""
         index = self._asins.find(asin)
         return None if index is None else int(self._asin_products[index])
 

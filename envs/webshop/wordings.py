@@ -80,7 +80,7 @@ def wording_named(name: str) -> Wording:
     """Return a wording.
 
     Raises:
-        ValueError: There is none of that name.
+        ValueError: The name is unknown.
     """
     if name not in WORDINGS:
         raise ValueError(f"profile must be one of {', '.join(WORDINGS)}, not {name!r}")

@@ -191,7 +191,7 @@ class OtherModels:
             self._add_teachers(settings.distill)
         if settings.dpo is not None and settings.dpo.reference not in (None, "none"):
             need = self._frozen("dpo.reference", str(settings.dpo.reference), laid)
-            if need is not None:  # read before anything is trained, and gone then
+            if need is not None:  # it is read before training starts, and freed then
                 self.parts.append(Part("reference", need, sleeps=True))
         for name, judge in settings.cluster.roles.judges.items():
             shape = self._shape(f"cluster.roles.judges.{name}", judge.model)

@@ -103,7 +103,7 @@ async def probe_log_probabilities(
         The largest difference.
 
     Raises:
-        ConfigError: If they do not agree; the message says who says what.
+        ConfigError: If they do not agree; the message lists the values of each.
     """
     count = min(_TOKENS[torch.float32 if images else model.dtype], max_length - 1)
     whole = list(prompt)[-(max_length - count) :]

@@ -133,7 +133,7 @@ def _model(settings: RunSettings, teacher: TeacherSettings, student: PreTrainedM
 async def open_teachers(
     settings: RunSettings, distill: DistillSettings, student: PreTrainedModel
 ) -> AsyncIterator[list[Teacher]]:
-    """Open those who score the student's own tokens, in the order of the settings.
+    """Open the scorers of the student's own tokens, in the order of the settings.
 
     Raises:
         ConfigError: If one cannot be had.

@@ -171,7 +171,7 @@ def _reserve(
 def _ray_cluster(settings: RunSettings, placement: Placement) -> "RayCluster":
     try:
         from rollgym.trainer.cluster.ray_runtime import (
-            RayCluster,  # Imported late: who trains here has no Ray.
+            RayCluster,  # Imported late: a local run needs no Ray.
         )
     except ImportError as error:
         raise ConfigError(

@@ -145,7 +145,7 @@ async def _run(options: argparse.Namespace) -> int:
 
     from rollgym.trainer.core.ending import Ending, InterruptedRunError
 
-    disable_progress_bar()  # what it says is for people who start agents
+    disable_progress_bar()  # its output is for people who start agents
     ending = Ending()
     ending.say = lambda text: None
     try:

@@ -104,7 +104,7 @@ def _is_its_end(ready: Path, newest: Path | None) -> bool:
 
 
 def _written(*files: Path) -> int | None:
-    """Return when the first of some files that is there was written, in nanoseconds; None if none is there."""
+    """Return the modification time of the first existing file, in nanoseconds; None without one."""
     return next((file.stat().st_mtime_ns for file in files if file.exists()), None)
 
 

@@ -1,4 +1,4 @@
-"""`roll-train --dry-run --probe`: asks environments, data sets, model and inference servers who they are."""
+"""`roll-train --dry-run --probe`: contacts environments, data sets, model and inference servers."""
 
 import asyncio
 import sys
@@ -43,7 +43,7 @@ Result = TypeVar("Result")
 
 
 async def probe(settings: RunSettings) -> int:
-    """Ask for everything at once, and say of each whether it is there.
+    """Contact everything at once, and report for each whether it is available.
 
     Returns:
         The exit code: 2 if something is missing.

@@ -19,7 +19,7 @@ def parse_devices(value: Any) -> Any:
         value: `5`, `"0-3"`, `"0-3,6"` or `[0, "2-3"]`; ranges include their ends.
 
     Raises:
-        ValueError: If it is none of these.
+        ValueError: If it is not one of these.
     """
     if isinstance(value, bool):
         raise ValueError("a truth value is no device: write their numbers, such as [0, 1] or 0-3")

@@ -83,7 +83,7 @@ class RunConsole:
         return self._live is not None
 
     def begin(self, title: str, total: int, done: int = 0) -> None:
-        """Show a bar for what begins now, in place of the one before it."""
+        """Show a progress bar for a new task, in place of the last one."""
         if self._bar is not None:
             self._progress.remove_task(self._bar)
         self._bar = self._progress.add_task(title, total=total, completed=done)

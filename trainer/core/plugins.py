@@ -1,4 +1,4 @@
-"""Code of the user's that a setting names as `module:attr`: a reward, an agent, a context policy, a task source.
+"""The user's code, which a setting names as `module:attr`: a reward, an agent, a context policy, a task source.
 
 This is the boundary to it, the only place that catches whatever it raises: when its module is imported, and when
 it is called.
@@ -25,7 +25,7 @@ from rollgym.user_code import misnamed, missing_attribute, missing_module
 
 @dataclass(frozen=True, slots=True)
 class Plugin:
-    """A function (or class) of the user's.
+    """A user's function (or class).
 
     Attributes:
         setting: The setting that names it, such as `rollout.reward`.

@@ -132,7 +132,7 @@ def read_lines(path: Path, number: str | None = None) -> list[dict[str, Any]]:
         number: The key of an integer that every line has.
 
     Raises:
-        DamagedFileError: If a line is none that a run wrote.
+        DamagedFileError: If a line was not written by a run.
     """
     return [line for line, _ in lines_and_sizes(path, number)]
 

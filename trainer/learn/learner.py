@@ -326,7 +326,7 @@ class Learner:
                         )
                         prepared.append(numbers)
                     except InvalidNumberError as error:
-                        broken = str(error)  # of a selection of the user's
+                        broken = str(error)  # from a user's selection
                 counts = Denominators.from_lengths(
                     lengths[each] for each in {sequences[index] for index in indices}
                 )

@@ -112,7 +112,7 @@ class Tracker:
         if self._episodes is not None:
             for index, group in enumerate(groups):
                 about = group.as_record(index)
-                # It is none of the episodes that are trained on, and belongs to them all: it is said once.
+                # It is not one of the trained episodes, and belongs to the whole group: it is written once.
                 beside: dict[str, Any] = {} if group.greedy is None else {"greedy": group.greedy.as_record()}
                 for number, trajectory in enumerate(group.trajectories):
                     told = about if number else about | beside

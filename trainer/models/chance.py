@@ -10,7 +10,7 @@ Model = TypeVar("Model", bound=PreTrainedModel)
 _NOISE = frozenset({"layerdrop", "jitter_noise", "input_jitter_noise"})
 """Attributes of modules that are read in training mode alone, beside all that have "dropout" in their name.
 
-`router_jitter_noise` is none of them: Phi-3.5-MoE's router reads it in evaluation as well, as how near to the best an
+`router_jitter_noise` is not among them: Phi-3.5-MoE's router reads it in evaluation as well, as how near to the best an
 expert must be.
 """
 

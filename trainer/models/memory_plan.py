@@ -152,7 +152,7 @@ class Need:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One model of a run, or who samples from it.
+    """One model of a run, or its inference engine.
 
     Attributes:
         name: Its name: policy, critic, reference, engine, or by its own name a teacher or a judge.

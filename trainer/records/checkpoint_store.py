@@ -255,7 +255,7 @@ def kept_steps(
 
     Args:
         steps: The steps of all that there are.
-        scores: Their scores, as far as they have one; one that is not finite is none.
+        scores: Their scores, as far as they have one; a non-finite score does not count.
         keep: Number of the newest to keep.
         keep_best: Number of the best to keep; of equal ones the newest.
         best_is: Whether high or low scores are the best.

@@ -45,7 +45,7 @@ class Picture:
         """Read a picture from the bytes of a file: PNG, JPEG or WebP.
 
         Raises:
-            ValueError: If they are none, or of a picture that is too large.
+            ValueError: If they are not a picture, or the picture is too large.
             MissingExtraError: If Pillow is not installed.
         """
         from PIL import Image  # Imported late: episodes of text need no library of pictures.

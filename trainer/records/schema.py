@@ -134,7 +134,7 @@ def read_schema(record: object) -> EpisodeSchema:
     """Return data as an episode, its types and ranges looked at.
 
     Raises:
-        EpisodeFormatError: If it is none.
+        EpisodeFormatError: If it is not an episode.
     """
     if not isinstance(record, dict):
         raise EpisodeFormatError(f"an episode is an object, not a {type(record).__name__}")

@@ -126,7 +126,7 @@ class ModelActor:
             trajectory.next_prompt = list(prompt.ids)
 
     async def _sum_up(self, trajectory: Trajectory, turn: int, how: Compaction) -> None:
-        """Have the policy summarise its history, and continue with the summary in place of the history."""
+        """Ask the policy to summarise its history, and continue with the summary in place of the history."""
         prompt = self._prompts.summary_prompt(trajectory, how.request)
         sampling = replace(self._sampling, max_new_tokens=how.tokens)
         self._check_room(f"the request for a summary before turn {turn}", prompt, "summary", sampling)

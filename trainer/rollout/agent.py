@@ -31,7 +31,7 @@ async def play_episode(
 ) -> Trajectory:
     """Play `task` in `session` and return the record.
 
-    An environment that fails or times out, a verifier that could not tell, and a number that none can compute with
+    An environment that fails or times out, a verifier that could not decide, and a number that is not finite
     give a trajectory whose outcome says so; it is for the scheduler to replace it. Reaching `max_turns` truncates the
     episode.
 
@@ -108,7 +108,7 @@ def note_failure(
             what comes after it may be the policy's.
 
     Raises:
-        ProblemError: If the server refuses what the run asks for: playing again cannot mend it.
+        ProblemError: If the server refuses what the run asks for: a retry cannot help.
         UnplayableTaskError: If it refuses what this task alone asks for.
     """
     trajectory.detail = str(error)

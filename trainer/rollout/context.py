@@ -66,7 +66,7 @@ class Compaction:
     request: str
 
     def opening(self, first: Sequence[Message], summary: str) -> list[Message]:
-        """Return what stands in place of the history: the first observation and the summary.
+        """Return the replacement of the history: the first observation and the summary.
 
         One without a word stands for nothing: then only the first observation is left.
         """
@@ -120,7 +120,7 @@ def observation_messages(observation: Any, info: Mapping[str, Any]) -> tuple[Mes
     content, `{"type": "image", "image": ...}`.
 
     Raises:
-        DecodeError: If its messages are none, or a picture is none.
+        DecodeError: If its messages or a picture are invalid.
     """
     messages = info.get("messages")
     if messages:

@@ -126,7 +126,7 @@ def _renamed(tokenizer: Any, names: Mapping[str, str]) -> "Tokenizer":
 
 
 def _any_of(words: Iterable[str]) -> str:
-    """Return a pattern of the longest of some words: a trie, so that what is none is refused in a few characters."""
+    """Return a pattern of the longest of some words: a trie, so that other text is refused after a few characters."""
     trie: dict[str, Any] = {}
     for word in words:
         node = trie

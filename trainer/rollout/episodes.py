@@ -100,7 +100,7 @@ class EpisodePlayer:
         """Play one episode.
 
         Raises:
-            PluginError: If code of the user's raises or returns what cannot be read.
+            PluginError: If the user's code raises, or returns an unreadable value.
             ProblemError: If the server refuses what the run asks for.
         """
 
@@ -246,7 +246,7 @@ def group_reward(reward: Plugin) -> Callable[[Group], Awaitable[None]]:
     """Return what gives the episodes of a whole group their rewards.
 
     Args:
-        reward: A function or coroutine of the user's: the group's episodes in, for each of them a number for each turn
+        reward: A user's function or coroutine: the group's episodes in, for each of them a number for each turn
             out.
     """
 

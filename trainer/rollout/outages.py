@@ -27,7 +27,7 @@ class OutageConsole(Protocol):
         ...
 
     def status(self, text: str | None) -> None:
-        """Draw a line in place of the last one."""
+        """Replace the status line by `text`; None removes it."""
         ...
 
 

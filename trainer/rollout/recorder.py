@@ -162,7 +162,7 @@ def _check(result: GenerationResult) -> None:
     """Refuse a reply that no record can hold: the policy's weights are broken, or its engine is.
 
     Raises:
-        RecordError: Not every token has its log-probability and its version, or one of them is none.
+        RecordError: Not every token has its log-probability and its version, or one of them is invalid.
         InvalidNumberError: A log-probability is not finite, or above 0.
     """
     ids, logprobs, versions = result.token_ids, result.logprobs, result.policy_versions

@@ -116,7 +116,7 @@ class RolloutScheduler:
         They are fewer than `groups_per_step` only if a filter has left out more than `GroupPlan.max_left_out`.
 
         Raises:
-            Exception: Whatever a playing group raised that playing again cannot mend.
+            Exception: An error of a group for which a retry cannot help.
             EnvironmentFailsError: If an environment fails all of its groups.
             NothingToLearnError: If a filter has left out that many and kept none.
         """
@@ -176,7 +176,7 @@ class RolloutScheduler:
         """Report a step that trains on fewer groups than it should.
 
         Raises:
-            NothingToLearnError: There is none at all.
+            NothingToLearnError: The step has no group at all.
         """
         reasons = Counter(group.decision for group in self._left_out)
         why = (

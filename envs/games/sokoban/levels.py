@@ -61,7 +61,7 @@ def read_levels(path: Path) -> list[FileLevel]:
     """Read a level file.
 
     Raises:
-        LevelFileError: It cannot be read, holds no level, or holds one that is none.
+        LevelFileError: It cannot be read, holds no level, or has a malformed one.
     """
     try:
         data = path.read_bytes()
@@ -83,7 +83,7 @@ def parse_levels(text: str, source: str = "the text") -> list[FileLevel]:
         source: Its name, for messages.
 
     Raises:
-        LevelFileError: It holds no level, or one that is none.
+        LevelFileError: It has no level, or a malformed one.
     """
     levels: list[FileLevel] = []
     errors: list[str] = []

@@ -276,7 +276,7 @@ class MessageEvents:
         self._blocks: list[str] = []
 
     def says(self, choice: int, deltas: Sequence[Delta]) -> Iterator[dict[str, Any]]:
-        """Yield the events of what can be handed over; there is one choice."""
+        """Yield events for the new part of the answer; there is one choice."""
         yield from self._begins()
         for delta in deltas:
             kind = "thinking" if delta.kind == "reasoning" else "text"

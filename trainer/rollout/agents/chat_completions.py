@@ -100,7 +100,7 @@ class ChatChunks:
         self._begun = 0
 
     def says(self, choice: int, deltas: Sequence[Delta]) -> Iterator[dict[str, Any]]:
-        """Yield the chunks of what can be handed over."""
+        """Yield chunks for the new part of the answer."""
         # OpenAI's library puts choices in the order in which they begin, and wants the first one first.
         while self._begun <= choice:
             self._begun += 1

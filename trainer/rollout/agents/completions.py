@@ -127,7 +127,7 @@ class CompletionChunks:
         self._begun: set[int] = set()
 
     def says(self, choice: int, deltas: Sequence[Delta]) -> Iterator[dict[str, Any]]:
-        """Yield the chunks of what can be handed over."""
+        """Yield chunks for the new part of the answer."""
         texts = [delta.text for delta in deltas]
         if choice not in self._begun:
             self._begun.add(choice)

@@ -59,7 +59,7 @@ class Sessions(Protocol):
         """Return a session.
 
         Raises:
-            ApiError: There is none of that key, or it has ended.
+            ApiError: The session is unknown, or has ended.
         """
         ...
 

@@ -82,7 +82,7 @@ class ProxySessions:
         """Return a session; an unknown one is opened if no token is required.
 
         Raises:
-            ApiError: There is none of that key, or it has ended.
+            ApiError: The session is unknown, or has ended.
         """
         found = self._open.get(key)
         if found is None:

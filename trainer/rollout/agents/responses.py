@@ -243,11 +243,11 @@ class ResponseEvents:
         self._call, self._answer, self._model = call, answer, model
         self._number = 0
         self._begun = False
-        # Of each item that was opened its kind, and what was handed over of it; the last one is open.
+        # For each opened item its kind, and the part that was sent; the last one is open.
         self._items: list[tuple[str, list[str]]] = []
 
     def says(self, choice: int, deltas: Sequence[Delta]) -> Iterator[dict[str, Any]]:
-        """Yield the events of what can be handed over; there is one choice."""
+        """Yield events for the new part of the answer; there is one choice."""
         yield from self._begins()
         for delta in deltas:
             yield from self._numbered(self._said(delta))
@@ -306,7 +306,7 @@ class ResponseEvents:
 
 
 def _item_events(index: int, item: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield an item that was not handed over before."""
+    """Yield an item that was not sent before."""
     if item["type"] == "function_call":
         opened = item | {"status": "in_progress", "arguments": ""}
         yield {"type": "response.output_item.added", "output_index": index, "item": opened}

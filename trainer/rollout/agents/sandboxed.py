@@ -150,7 +150,7 @@ def open_agent_sandbox(
     """Return a sandbox that was probed, in which the words of a command line and the endpoint's socket are found.
 
     Raises:
-        ConfigError: If there is none on this machine, with the remedy.
+        ConfigError: If this machine has no such sandbox; the message has the remedy.
     """
     docker = plan.kind.partition(":")[0] == "docker"
     options: dict[str, Any] = {"containers": concurrency} if docker else {}

@@ -1,4 +1,4 @@
-"""An agent's session: its requests become prompts, replies are sampled and recorded, and handed over as text."""
+"""An agent's session: its requests become prompts, replies are sampled and recorded, and returned as text."""
 
 import asyncio
 import base64
@@ -78,7 +78,7 @@ class AgentSession:
         clock: Unix time.
 
     Attributes:
-        conversations: Conversations up to and with a reply, by its identifier, for those who name the last one only.
+        conversations: Conversations up to and with a reply, by its identifier, for clients that name only the last one.
         counts: Counts of requests, for the metrics.
         deliveries: Its latest answers, for clients that retry because an answer was lost in transit.
         posted: The results that the agent posted.
@@ -462,7 +462,7 @@ def _not_had(error: StructuredOutputError, wanted: Wanted | None, *, begun: bool
 
 
 def _require_told(streams: Sequence[ChoiceStream], results: Sequence[GenerationResult]) -> None:
-    """Make sure that replies are what was handed over of them.
+    """Check that replies equal their streamed parts.
 
     Raises:
         ApiError: One was drawn again after its server was lost: the agent has the beginning of another one.
