@@ -1,4 +1,4 @@
-"""A run's memory plan from its settings, before anything is built; and what would make it fit."""
+"""A run's memory plan from its settings, before anything is built; and settings that would make it fit."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The embedded inference engine in a process of its own: what answers there."""
+"""The embedded inference engine in a process of its own: the server in that process."""
 
 import asyncio
 import queue

@@ -1,4 +1,4 @@
-"""Roles of a run as actors of a Ray cluster; those that nothing is learnt in are started again in their places."""
+"""Roles of a run as actors of a Ray cluster; all but the ranks of models are restarted in place."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence

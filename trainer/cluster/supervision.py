@@ -1,4 +1,4 @@
-"""How often, and after how long, what has died is started again. Pure: no clock and no process."""
+"""The number and the delays of restarts after a death. Pure: no clock and no process."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""`roll-agent-proxy`: an endpoint for agents in front of any policy, that writes down what is sampled."""
+"""`roll-agent-proxy`: an endpoint for agents in front of any policy, which records the sampled episodes."""
 
 import argparse
 import asyncio

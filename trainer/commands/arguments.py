@@ -1,4 +1,4 @@
-"""Words of `roll-train` that several commands understand, and how the values of options are read."""
+"""Arguments of `roll-train` that several commands share, and the parsing of option values."""
 
 import argparse
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""A command of `roll-train`: its name, what is said of it, the words that it understands, and what carries it out."""
+"""A command of `roll-train`: its name, its description, its arguments, and the function that carries it out."""
 
 import argparse
 from collections.abc import Callable

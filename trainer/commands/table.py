@@ -1,4 +1,4 @@
-"""The commands of `roll-train`, each with its words and with what carries it out."""
+"""The commands of `roll-train`, each with its arguments and the function that carries it out."""
 
 import argparse
 import asyncio

@@ -1,4 +1,4 @@
-"""The base of every settings class: what cannot be meant is refused, and values never change after loading."""
+"""The base of every settings class: implausible values are refused, and values never change after loading."""
 
 import re
 import typing

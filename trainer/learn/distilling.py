@@ -1,4 +1,4 @@
-"""One update of a student on its own episodes: each of its tokens comes nearer to what a teacher would have said."""
+"""One update of a student on its own episodes: the distribution at each token moves towards the teacher's."""
 
 import asyncio
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""Chance in a model's forward, taken out: what is sampled from and what is trained must be one distribution."""
+"""Removes randomness from a model's forward: the sampled and the trained distribution must be the same."""
 
 from typing import TypeVar
 

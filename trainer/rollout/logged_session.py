@@ -1,4 +1,4 @@
-"""An environment's session whose answers are in the rollout log, and come from it as far as it goes."""
+"""An environment's session that records its answers in the rollout log, and replays those that the log has."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""Rewards that several verifiers have a part in: each is asked over the wire once the response is there."""
+"""Rewards that combine several verifiers: each is called over the wire once the response is complete."""
 
 import asyncio
 from collections.abc import Mapping

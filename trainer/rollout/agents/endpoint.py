@@ -1,4 +1,4 @@
-"""The endpoint that agents speak to: OpenAI's and Anthropic's routes, and what ties an agent's requests to its episode.
+"""The HTTP endpoint for agents: OpenAI's and Anthropic's routes, and the mapping of requests to episodes.
 
 /v1/...                the session is named by the API key
 /s/KEY/v1/...          the session is named in the URL

@@ -1,4 +1,4 @@
-"""The environment of an agent's episode, in the agent's hands: it steps when it likes, and rewards go to its turns."""
+"""The environment of an agent's episode: the agent decides when to step, and rewards go to its turns."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Sessions of a proxy that stands alone: they open by name or on request, and are written once they end."""
+"""Sessions of a standalone proxy: they open by name or on request, and are written once they end."""
 
 import asyncio
 import re

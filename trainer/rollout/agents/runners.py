@@ -1,4 +1,4 @@
-"""How an agent is set to work on an episode: as a program, or as a service elsewhere."""
+"""Starts an agent on an episode: as a program, or as a service elsewhere."""
 
 import asyncio
 import json
