@@ -69,7 +69,7 @@ class DeviceChoices:
         planned_gib: The peak that the memory plan expects, if the plan chose the size.
         compile: What compiles the layers.
         fused: Whether the optimizer takes a step in one kernel.
-        packed_rows: Whether rows are computed behind each other, without padding.
+        packed_rows: Whether rows are packed one after another, without padding.
         dtype: The number format.
     """
 

@@ -34,7 +34,7 @@ async def open_engine(
 
 @asynccontextmanager
 async def open_server(url: str, dialect: DialectName, key_variable: str) -> AsyncIterator[ServerClient]:
-    """Sample from a server, whose weights stay as they are, while the context is open.
+    """Sample from a server, whose weights stay unchanged, while the context is open.
 
     Args:
         url: The server's root.

@@ -143,7 +143,7 @@ def memory_plan(settings: RunSettings, shape: ModelShape, device_bytes: int) -> 
         adapters=adapters,
         accelerator=settings.model.device != "cpu",
         moments=2 if settings.optimizer.kind == "adamw" else 0,
-        # What `auto` comes to differs from device to device: the plan has room for either.
+        # The value of `auto` differs from device to device: the plan has room for either.
         fused=settings.optimizer.fused is True,
     )
     roles = settings.cluster.roles
@@ -211,7 +211,7 @@ class OtherModels:
             if need is None:
                 continue
             if beside:
-                # Each micro-batch goes through all of them, one after the other, while the student's is held.
+                # Each micro-batch goes through all of them, one after the other, while the student's is kept.
                 most = max(self.beside.activations, need.activations)
                 self.beside, need = Need(activations=most), replace(need, activations=0)
             self.parts.append(Part(name, need))

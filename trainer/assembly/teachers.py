@@ -27,7 +27,7 @@ from rollgym.trainer.models.load import load_model, load_tokenizer, model_folder
 from rollgym.trainer.models.weights import place
 
 _SCORED_AT_ONCE = 64
-"""Rows that a server is asked to score at one time."""
+"""Rows per scoring request to a server."""
 
 
 def teacher_of(settings: DistillSettings, domain: str) -> int:

@@ -77,7 +77,7 @@ class Cluster(Protocol):
         ...
 
     def server_arguments(self) -> Sequence[str]:
-        """Return words of `roll-serve` that bring its environments to the role's workers."""
+        """Return arguments of `roll-serve` that place its environments in the role's workers."""
         ...
 
 

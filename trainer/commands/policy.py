@@ -90,7 +90,7 @@ def _is_its_end(ready: Path, newest: Path | None) -> bool:
     """Whether a run has ended with a complete model, and has not continued since.
 
     Args:
-        ready: The folder that a run writes at its end, behind its last checkpoint.
+        ready: The folder that a run writes at its end, after its last checkpoint.
         newest: The run's newest checkpoint, if it has one.
     """
     if newest is None:

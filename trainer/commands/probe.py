@@ -37,7 +37,7 @@ _PATIENCE_S = 6.0
 """How long an answer may take, beside the seconds that it takes to import torch, and to start a server of our own."""
 _CONNECT_S = 3.0
 _TASKS = 64
-"""So many of a user's own tasks are looked at for their environments."""
+"""Number of a user's own tasks that are checked for their environments."""
 
 Result = TypeVar("Result")
 

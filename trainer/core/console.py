@@ -58,14 +58,14 @@ class RunConsole:
             self._live.start()
 
     def say(self, text: str) -> None:
-        """Print text that stays, as it is: an observation may hold what elsewhere means a colour or a picture.
+        """Print permanent text verbatim: an observation may contain what otherwise means a colour or a picture.
 
         What a terminal would obey is shown as escapes: agents, environments and servers may say anything.
         """
         self._console.print(visible(text), markup=False, soft_wrap=True)
 
     def explain(self, text: str) -> None:
-        """Print a long sentence that stays, broken between words."""
+        """Print a long, permanent sentence, broken between words."""
         self._console.print(visible(text), markup=False)
 
     def numbers(self, head: str, parts: Sequence[str]) -> None:

@@ -74,7 +74,7 @@ class RunIdentity:
         try:
             ids = json.loads((self.directory / BOARDS_FILE).read_text(encoding="utf-8"))
         except (OSError, ValueError):
-            return {}  # a run that begins, or a file cut short by a crash: the tracker then has a second run of it
+            return {}  # a new run, or a file that a crash truncated: the tracker then starts a second run
         return ids if isinstance(ids, dict) else {}
 
 

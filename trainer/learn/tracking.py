@@ -59,7 +59,7 @@ class Tracker:
         self._boards = boards
         self._patience_s = settings.patience_s
         directory.mkdir(parents=True, exist_ok=True)
-        # Metrics are filed under the number of updates behind them: those of step k under k + 1.
+        # Metrics are filed under the number of completed updates: those of step k under k + 1.
         self._metrics = _open_from(directory / METRICS_FILE, resume_step + 1)
         self._evaluated = _evaluated_steps(directory / METRICS_FILE)
         self._watched = watched

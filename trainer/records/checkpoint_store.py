@@ -69,7 +69,7 @@ class CheckpointStore:
         return self.finish(self.begin(state, parts), state, parts, scores)
 
     def begin(self, state: RunState, parts: dict[str, Any]) -> Path:
-        """Begin a checkpoint: have those parts written that write themselves, as they are now.
+        """Begin a checkpoint: write the parts that write themselves, in their present state.
 
         Nothing reads what is begun until `finish` is done with it, and the next one to be begun replaces it.
 

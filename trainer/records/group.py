@@ -1,4 +1,4 @@
-"""Groups of episodes of one task: how each is played, and which of them a training step is given."""
+"""Groups of episodes of one task: how each is played, and which of them a training step receives."""
 
 from dataclasses import dataclass, field
 from typing import Any

@@ -303,7 +303,7 @@ _COUNTERS = (
     RunMetric("rollout/steps_short", "steps that trained on fewer groups than `rollout.groups_per_step`"),
 )
 
-# Of environment servers that are behind.
+# Metrics of overloaded environment servers.
 _BACKPRESSURE = (
     RunMetric(
         "rollout/overloaded",

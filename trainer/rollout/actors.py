@@ -55,7 +55,7 @@ class Actor(Protocol):
         ...
 
     def cut_off(self, trajectory: Trajectory, see: Callable[[], View]) -> None:
-        """Stop the episode before it has ended: the actor does not answer what `see` shows."""
+        """Note that the episode is cut off before its end: the view that `see` returns gets no reply."""
         ...
 
 
@@ -205,7 +205,7 @@ class TextActor:
         return Turn(segment=-1, start=0, end=0, observation=view.text, reply=reply)
 
     def cut_off(self, trajectory: Trajectory, see: Callable[[], View]) -> None:
-        """No value is asked for."""
+        """Do nothing: these players record no tokens for a critic."""
 
     async def choose(self, view: View) -> str:
         """Return the reply of this turn."""

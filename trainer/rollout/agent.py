@@ -166,7 +166,7 @@ def view_of(number: int, observation: Any, info: Mapping[str, Any]) -> View:
 
 
 def note_result(turn: Turn, anchor: Any, reward: Any, info: Mapping[str, Any]) -> None:
-    """Write into a turn what the environment made of it."""
+    """Write the environment's response into a turn."""
     turn.reward = finite_number(reward, "the environment's reward")
     turn.anchor = None if anchor is None else _anchor(str(anchor))
     turn.action_is_valid = _flag(info, "action_is_valid", default=True)
@@ -177,7 +177,7 @@ def note_result(turn: Turn, anchor: Any, reward: Any, info: Mapping[str, Any]) -
 
 
 def reward_parts(value: Any, name: str) -> dict[str, float]:
-    """Return what a reward is made of, by name; empty if the agent does not report it.
+    """Return the parts of a reward, by name; empty if the agent does not report it.
 
     Raises:
         InvalidNumberError: If it does not map names to numbers.

@@ -88,7 +88,7 @@ class ControlTokens:
     def encode(self, text: str) -> list[int]:
         """Return the ids of a rendered conversation, or of a piece of one.
 
-        Control tokens that it spells are given their ids; quoted ones are encoded as text.
+        Control tokens that it spells get their ids; quoted ones are encoded as text.
 
         Raises:
             UnplayableTaskError: If it quotes some, and the tokenizer cannot encode them as text.

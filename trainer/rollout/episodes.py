@@ -200,7 +200,7 @@ async def play_coroutine(
             raise agent.broken("must be a coroutine: write async def")
         try:
             trajectory = await playing
-        except ContextOverflowError as overflow:  # what was played is with the agent, which let go of it
+        except ContextOverflowError as overflow:  # the agent has dropped what was played
             return Trajectory(task, member, attempt, outcome=Outcome.AGENT_ERROR, detail=str(overflow))
         except (ProblemError, DecodeError) as error:
             failed = Trajectory(task, member, attempt)

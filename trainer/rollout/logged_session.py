@@ -22,11 +22,11 @@ class LoggedSession:
     """A session that logs each answer before it returns it, and replays the answers that the log has.
 
     Args:
-        session: The session behind it.
+        session: The underlying session.
         tape: The episode.
 
     Attributes:
-        episode: Index of the episode in the session that the log has, or in the one behind it.
+        episode: Index of the episode in the session that the log has, or in the underlying one.
         step_index: Steps taken in the episode, from the log and since.
         seed: Seed of the episode.
         lost: The error that made the episode impossible to resume; None if there was none.

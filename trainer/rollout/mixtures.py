@@ -64,7 +64,7 @@ async def _ask(pool: EnvironmentPool, part: RewardPart, trajectory: Trajectory) 
 
 
 def item_of(part: RewardPart, task: Task, response: str) -> Mapping[str, Any]:
-    """Return what a verifier is asked: the task's fields, those that it calls otherwise, and the response."""
+    """Return a verifier's input: the task's fields, renamed as it needs them, and the response."""
     fields = dict(task.options or {})
     renamed = {name: fields[source] for name, source in part.fields.items() if source in fields}
     return {**fields, **renamed, **part.task, "response": response}

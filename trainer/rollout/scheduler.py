@@ -352,7 +352,7 @@ class RolloutScheduler:
         return hung
 
     async def _stop(self, playing: asyncio.Future[Trajectory], task: Task) -> None:
-        """Cancel an episode. One that does not end then, such as an agent that catches everything, is left behind."""
+        """Cancel an episode. One that does not end then, such as an agent that catches everything, is abandoned."""
         playing.cancel()
         self._left_behind.add(playing)
         playing.add_done_callback(self._stopped)

@@ -265,7 +265,7 @@ class MessageEvents:
 
     Args:
         call: The agent's request.
-        answer: The answer, as far as it is known when it begins.
+        answer: The answer, with what is known at its start.
         model: The policy's name.
     """
 

@@ -271,7 +271,7 @@ def made_call(call_id: str, name: str, arguments: object) -> dict[str, Any]:
 
 
 def parsed_arguments(value: object) -> Any:
-    """Return arguments as the object that their text stands for, or as they are."""
+    """Return arguments as the object that their text encodes, or unchanged."""
     if value is None or value == "":
         return {}
     if not isinstance(value, str):

@@ -111,11 +111,11 @@ def completion_body(
 
 
 class CompletionChunks:
-    """An answer as the chunks of a stream: of each choice what comes of it, then its end.
+    """An answer as the chunks of a stream: for each choice its text, then its end.
 
     Args:
         call: The agent's request.
-        answer: The answer, as far as it is known when it begins.
+        answer: The answer, with what is known at its start.
         model: The policy's name.
     """
 

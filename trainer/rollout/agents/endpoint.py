@@ -230,7 +230,7 @@ class _Endpoint:
     async def _streamed(
         self, request: Request, session: AgentSession, call: AgentCall, api: "_StreamApi"
     ) -> Response:
-        """Answer with a stream that begins with the reply's first words; what fails before has a status of its own."""
+        """Return a stream that starts with the reply's first words; an earlier failure has its own HTTP status."""
         live = LiveAnswer()
         working = await self._begun(request, session, call, live)
         working.add_done_callback(live.close)

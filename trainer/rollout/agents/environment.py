@@ -189,7 +189,7 @@ class EpisodeEnvironment:
 
 
 def _add_up(earlier: Turn, turn: Turn) -> None:
-    """Give a turn what all steps made of it: several may follow one reply, given in the state of the first."""
+    """Write the results of all its steps into a turn: several may follow one reply, given in the state of the first."""
     turn.reward += earlier.reward
     turn.format_penalty += earlier.format_penalty
     turn.anchor = earlier.anchor

@@ -61,7 +61,7 @@ class LiveAnswer:
         await self._news.wait()
 
     async def parts(self) -> AsyncIterator[tuple[int, Sequence[Delta]]]:
-        """Yield the number of a choice and what comes of it, to the end."""
+        """Yield the number of a choice and its next part, until the end."""
         while True:
             while self._parts:
                 yield self._parts.popleft()

@@ -96,7 +96,7 @@ class AgentRunner(Protocol):
         ...
 
     async def close(self) -> None:
-        """Let go of what is held."""
+        """Release the runner's resources."""
         ...
 
 
@@ -165,7 +165,7 @@ class ProgramRunner:
         return AgentEnd(f"the agent's program ended with code {code}: {said or 'it printed nothing'}")
 
     async def close(self) -> None:
-        """Nothing is held between episodes."""
+        """Do nothing: no resources are kept between episodes."""
 
 
 async def ended_or_patient(running: "asyncio.Future[Any]", session: AgentSession, grace_s: float) -> bool:
@@ -187,7 +187,7 @@ async def _settled(
     reading: "asyncio.Task[str | None]", process: asyncio.subprocess.Process
 ) -> tuple[str | None, int]:
     said = await reading
-    # More than is read lies in the pipe, and a process counts as ended only once its pipe was read to the end.
+    # The pipe may contain more than is kept, and a process counts as ended only once its pipe is read to the end.
     assert process.stdout is not None
     while await process.stdout.read(_CHUNK):
         pass

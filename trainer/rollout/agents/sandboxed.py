@@ -147,7 +147,7 @@ def _end_of(result: RunResult) -> AgentEnd:
 def open_agent_sandbox(
     plan: SandboxPlan, words: Sequence[str], socket: Path, concurrency: int
 ) -> CancellableSandbox:
-    """Return a sandbox that was probed, in which the words of a command line and the endpoint's socket are found.
+    """Return a probed sandbox that contains a command line's files and the endpoint's socket.
 
     Raises:
         ConfigError: If this machine has no such sandbox; the message has the remedy.

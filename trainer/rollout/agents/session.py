@@ -286,7 +286,7 @@ class AgentSession:
         listener.begins(answer)
         renderer = self.service.renderer.renderer
         tool_format = self.service.tool_format if call.reads_tools else None
-        # Whether a structured output comes behind the thinking that the prompt has opened is known at its end.
+        # Whether a structured output follows the thinking that the prompt opened is known only at its end.
         held = answer.thinks and call.wishes.structured is not None
         return [
             ChoiceStream(

@@ -188,7 +188,7 @@ class _Thinking:
 
 
 class _Waiting:
-    """Text that is kept back. Blanks that follow each other are not looked at one by one."""
+    """Buffered text. Consecutive blanks are not processed one by one."""
 
     def __init__(self) -> None:
         self.text = ""
