@@ -1,4 +1,4 @@
-"""How advantages are computed: one settings class per kind. The code is in `credit.py` and the modules it names."""
+"""Settings of advantages: one class per kind. The code is in `credit.py` and the modules it names."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
