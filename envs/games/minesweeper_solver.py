@@ -35,7 +35,7 @@ class Effort:
 
 
 class TooHardError(Exception):
-    """A search was given up."""
+    """The search for mines exceeded its limit."""
 
 
 def guessed_chances(covered: Set[int], clues: Sequence[Clue], mines: int) -> dict[int, Fraction]:

@@ -37,7 +37,7 @@ _KNOWN = (
 
 
 class TooHardError(Exception):
-    """A search was given up."""
+    """The search for solutions exceeded its limit."""
 
 
 @cache

@@ -189,7 +189,7 @@ _MOST_KEYS = 1_000
 
 
 class Store:
-    """A key-value store of texts."""
+    """A key-value store of texts, read and changed by tools."""
 
     def __init__(self) -> None:
         self.fill({})

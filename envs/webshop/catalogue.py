@@ -116,7 +116,7 @@ class Catalogue:
         return None if index is None else int(self._asin_products[index])
 
     def price(self, number: int) -> float:
-        """Return what a product costs."""
+        """Return the price of a product."""
         return float(self._prices[number])
 
     def goals(self, kind: GoalKind) -> "Goals":

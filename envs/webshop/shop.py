@@ -93,7 +93,7 @@ class Shop:
 
     @property
     def product(self) -> Product:
-        """The product that was opened."""
+        """Return the product whose page is open."""
         assert self.item is not None, f"no product is open on page {self.page}"
         return self.catalogue.product(self.item)
 

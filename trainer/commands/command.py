@@ -49,7 +49,7 @@ class Command:
     add_arguments: Callable[[Parser], None]
 
     def parser(self) -> Parser:
-        """Return its argument parser."""
+        """Return the argument parser of the command."""
         parser = Parser(prog=f"roll-train {self.name}", description=self.description)
         add_version(parser)
         self.add_arguments(parser)

@@ -54,7 +54,7 @@ def settings_command(
 
 
 def learning_command(name: str, summary: str, description: str) -> Command:
-    """Return a command that trains."""
+    """Return a command that trains, with the common options of training."""
     return settings_command(
         name, summary, description, lambda settings, options, ending: learn(settings, ending, name)
     )

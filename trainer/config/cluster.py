@@ -48,7 +48,7 @@ Devices = Annotated[list[int], BeforeValidator(parse_devices)]
 
 
 class RoleSettings(Settings):
-    """Where one role runs: its machines and devices."""
+    """The machines and devices of one role."""
 
     devices: Devices = Field(
         [],
@@ -94,7 +94,7 @@ class EnvironmentRoleSettings(Settings):
 
 
 class RolesSettings(Settings):
-    """The placement of each role."""
+    """The placement of each role of the run."""
 
     actor_train: RoleSettings = Field(RoleSettings(), description="The ranks that train the policy.")
     actor_inference: RoleSettings = Field(

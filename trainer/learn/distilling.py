@@ -19,7 +19,7 @@ from rollgym.trainer.learn.token_fields import TaughtFields
 
 
 class Teacher(Protocol):
-    """Scores tokens of the student's."""
+    """Scores the student's tokens with a teacher's log-probabilities."""
 
     async def logprobs(self, rows: Sequence[TrainRow]) -> list[Tensor]:
         """Return the log-probabilities of the marked tokens of rows, `[tokens]` each, zero elsewhere."""

@@ -111,7 +111,7 @@ class CheckpointStore:
         return final
 
     def drop(self, scratch: Path) -> None:
-        """Give up what was begun."""
+        """Delete a checkpoint that was begun and will not be finished."""
         _remove(scratch)
 
     def latest(self) -> Path | None:

@@ -104,7 +104,7 @@ class PlacedImage:
         return replace(self, start=self.start + by, end=self.end + by)
 
     def as_record(self) -> dict[str, Any]:
-        """Return it as plain data."""
+        """Return the placed picture as plain data."""
         return {"start": self.start, "end": self.end, "png": self.picture.png}
 
 

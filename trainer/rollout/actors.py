@@ -44,7 +44,7 @@ class ContextOverflowError(Exception):
 
 
 class Actor(Protocol):
-    """One player of one episode."""
+    """Plays one episode, turn by turn."""
 
     def begin(self, info: Mapping[str, Any]) -> None:
         """Reset the actor for a new episode, whose reset returned `info`."""

@@ -70,7 +70,7 @@ class LoggedSession:
         return self._session.observation_space
 
     async def render(self, mode: str | None = None) -> Any:
-        """Draw the state; see `EnvSession.render`."""
+        """Render the environment's state; see `EnvSession.render`."""
         await self._catch_up()
         return await self._session.render(mode)
 

@@ -11,7 +11,7 @@ _FIRST_REMINDER_S = 15.0
 
 
 class OutageConsole(Protocol):
-    """Where outage notices are printed."""
+    """The console that prints outage notices."""
 
     @property
     def live(self) -> bool:

@@ -270,11 +270,11 @@ class _PrefixTree:
         self.open(index)
 
     def open(self, index: int) -> None:
-        """Let a segment be continued."""
+        """Allow prompts to continue a segment again."""
         self._ends[index][0].ends.append(index)
 
     def close(self, index: int) -> None:
-        """Let a segment not be continued for now."""
+        """Exclude a segment from continuation for now."""
         self._ends[index][0].ends.remove(index)
 
     def _common(self, ids: list[int], edge: _Edge, depth: int) -> int:

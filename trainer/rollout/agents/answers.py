@@ -91,7 +91,7 @@ class ChoiceStream:
     told: list[int] = field(default_factory=list)
 
     def add(self, ids: Sequence[int]) -> None:
-        """Receive newly sampled tokens."""
+        """Receive the ids of newly sampled tokens."""
         self.told.extend(ids)
         if deltas := self.stream.add(ids):
             self.listener.says(self.choice, deltas)

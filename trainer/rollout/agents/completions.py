@@ -100,7 +100,7 @@ def _are_ids(value: object) -> bool:
 def completion_body(
     call: AgentCall, answer: Answer, model: str, token_text: Mapping[int, str]
 ) -> dict[str, Any]:
-    """Return the answer; see `chat_body`."""
+    """Return the body of a complete answer; see `chat_body`."""
     choices = []
     for index, choice in enumerate(answer.choices):
         text = _echoed(call, answer, index) + choice.sampled.reply.content

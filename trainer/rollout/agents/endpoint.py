@@ -331,7 +331,7 @@ class _Endpoint:
         return json_answer(shown | environment.seen.as_body())
 
     async def step(self, request: Request) -> Response:
-        """`POST /s/KEY/env/step`: take an action."""
+        """`POST /s/KEY/env/step`: send an action to the environment."""
         environment = self._environment(request)
         action = (await self._json(request)).get("action")
         if not isinstance(action, str):

@@ -47,7 +47,7 @@ class Observed:
         return self.terminated or self.truncated
 
     def as_body(self) -> dict[str, Any]:
-        """Return it as plain data."""
+        """Return the view as plain data."""
         return {
             "observation": self.text,
             "messages": [dict(message) for message in self.messages],

@@ -97,7 +97,7 @@ class ProxySessions:
         return found.session
 
     def environment(self, key: str) -> EpisodeEnvironment | None:
-        """A proxy knows no environments."""
+        """Return None: a proxy's sessions have no environment."""
         return None
 
     def posted(self, key: str) -> None:

@@ -216,7 +216,7 @@ class _ItemReader:
 def response_body(
     call: AgentCall, answer: Answer, model: str, token_text: Mapping[int, str]
 ) -> dict[str, Any]:
-    """Return the answer; see `chat_body`."""
+    """Return the body of a complete answer; see `chat_body`."""
     choice = answer.choices[0]
     cut = choice.finish_reason == "length"
     body = _head(call, answer, model, "incomplete" if cut else "completed")

@@ -89,14 +89,14 @@ class AgentEnd:
 
 
 class AgentRunner(Protocol):
-    """Sets an agent to work."""
+    """Starts an agent on an episode and waits for its end."""
 
     async def run(self, task: AgentTask, session: AgentSession) -> AgentEnd:
         """Return once the agent is done; when cancelled, it is ended first."""
         ...
 
     async def close(self) -> None:
-        """Release the runner's resources."""
+        """Release the resources of the runner."""
         ...
 
 
@@ -119,7 +119,7 @@ class ProgramRunner:
         self._grace_s = grace_s
 
     async def run(self, task: AgentTask, session: AgentSession) -> AgentEnd:
-        """Run the program; see `AgentRunner`."""
+        """Run the program for one episode; see `AgentRunner`."""
         async with self._places:
             held, wanted = os.pipe()
             try:
@@ -245,7 +245,7 @@ class ServiceRunner:
         )
 
     async def run(self, task: AgentTask, session: AgentSession) -> AgentEnd:
-        """Ask the service; see `AgentRunner`."""
+        """Post the task to the service; see `AgentRunner`."""
         async with self._places:
             asking = asyncio.create_task(self._asked(task))
             ended = asyncio.create_task(session.ended.wait())

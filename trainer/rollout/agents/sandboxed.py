@@ -101,7 +101,7 @@ class SandboxedRunner:
         )
 
     async def run(self, task: AgentTask, session: AgentSession) -> AgentEnd:
-        """Run the program; see `AgentRunner`."""
+        """Run the program in a sandbox; see `AgentRunner`."""
         async with self._places:
             cancellation = Cancellation()
             loop = asyncio.get_running_loop()
@@ -130,7 +130,7 @@ class SandboxedRunner:
         )
 
     async def close(self) -> None:
-        """End what is kept warm."""
+        """Close the sandboxes that are kept warm."""
         await asyncio.to_thread(self._sandbox.close)
         self._threads.shutdown()
 

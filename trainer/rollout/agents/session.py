@@ -113,7 +113,7 @@ class AgentSession:
 
     @property
     def busy(self) -> bool:
-        """Whether requests are in flight."""
+        """Whether requests of this session are in flight."""
         return bool(self._under_way)
 
     def end(self) -> None:
