@@ -194,7 +194,7 @@ def export(settings: RunSettings, checkpoint: Path | None, output: Path, *, adap
         adapter: Whether to write the adapters alone, in peft's layout, in place of adding them to the model's weights.
 
     Raises:
-        ConfigError: If `output` is not empty, another process writes there, or `adapter` is set for a policy without one.
+        ConfigError: If `output` is not empty, another process writes there, or `adapter` is set without an adapter.
         CheckpointError: If there is no checkpoint or model to export.
     """
     _require_empty(output)
