@@ -73,7 +73,7 @@ def model_config(model: ModelSettings) -> Mapping[str, Any]:
 
 
 def config_at(path: str) -> Mapping[str, Any]:
-    """Return the config.json of a model's folder or GGUF file, or of its name on the hub, if that is cached.
+    """Return the config.json of a model's folder or GGUF file, or of a known or cached name on the hub.
 
     Raises:
         ConfigError: If it is not here, or cannot be read; the message has a remedy.

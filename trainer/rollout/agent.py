@@ -177,7 +177,7 @@ def note_result(turn: Turn, anchor: Any, reward: Any, info: Mapping[str, Any]) -
 
 
 def reward_parts(value: Any, name: str) -> dict[str, float]:
-    """Return the parts of a reward, by name; empty if the agent does not report it.
+    """Return the parts of a reward, by name; empty if they are not reported.
 
     Raises:
         InvalidNumberError: If it does not map names to numbers.
