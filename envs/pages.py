@@ -38,7 +38,7 @@ def pages(root: Path) -> dict[str, str]:
 
 
 def page(spec: EnvironmentSpec, episode: Mapping[str, Any] | None, audit: Mapping[str, Any] | None) -> str:
-    """The page of one environment."""
+    """Return the documentation page of one environment, in Markdown."""
     env_class = environment_class(spec)
     parts = [
         f"{_MADE}\n# {spec.id}",

@@ -25,7 +25,7 @@ from rollgym.trainer.core.errors import PluginError, TrainerError
 USER_ERRORS = (TrainerError, ProblemError, EncodeError, DecodeError, ConnectionError, TimeoutError)
 """Errors that end a command with one line, which names the remedy: our own, and those of connections to servers.
 
-An exception of the user's code arrives as a `PluginError` that names its setting. Any other exception is an internal
+An exception in the user's code arrives as a `PluginError` that names its setting. Any other exception is an internal
 error, or a package that is not installed.
 """
 

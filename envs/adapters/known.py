@@ -13,9 +13,9 @@ class Sheet:
     """How one environment is explained.
 
     Attributes:
-        goal: What it is about and what to do.
+        goal: The environment's theme, and the player's task.
         actions: Names of the actions in their order; None for numbers.
-        observation_names: What the parts of an observation are called.
+        observation_names: Names of the parts of an observation.
         describe: Renders an observation if names do not suffice.
         success: `terminated` if the end of an episode is its goal, or the return that counts as one; None for the
             reward threshold that Gymnasium names.

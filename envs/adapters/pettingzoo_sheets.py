@@ -20,8 +20,8 @@ class GameSheet:
     """How one game is explained.
 
     Attributes:
-        rules: What it is about and what to do.
-        form: What actions look like.
+        rules: The game's theme, and the player's task.
+        form: The form of actions.
         example: One of them.
         names: Names legal actions.
         view: Writes what a player sees.

@@ -21,7 +21,7 @@ _DEALS = 100
 
 
 def random_opponent(observation: str, actions: Sequence[str], generator: np.random.Generator) -> str:
-    """Take any of the listed actions.
+    """Return a random one of the listed actions.
 
     Raises:
         ValueError: If none are listed.
@@ -131,7 +131,7 @@ class SeatedGame(TextGame[Action]):
     def start_episode(self, options: Mapping[str, Any]) -> None:
         for _ in range(_DEALS):
             self._deal()
-            # An opponent who gives up at once leaves nothing to play.
+            # If the opponent gives up at once, nothing is left to play.
             if self._acting() is not None:
                 return
         raise ValueError(

@@ -162,7 +162,7 @@ class TextAdapter(DeclaredKwargs, gymnasium.Env[str, str]):
         return self._observation(), info
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Take the actions that a reply names, or none if it cannot be read."""
+        """Play the actions that a reply names, or none if it cannot be read."""
         said = said_actions(action, self.profile, self._per_turn)
         chosen = [one for part in said if (one := self._actions.read(part, self.profile.inside)) is not None]
         if not chosen:
@@ -293,7 +293,7 @@ def text_metadata(spec: EnvSpec | None, metadata: Mapping[str, Any]) -> dict[str
 
     Args:
         spec: The environment's registration.
-        metadata: What the environment says.
+        metadata: The environment's metadata.
     """
     sheet = sheet_of(spec)
     known = (

@@ -29,7 +29,7 @@ class ActionText(ABC):
 
     Attributes:
         names: The actions' names if they are listed, else empty.
-        description: What the actions are, for the policy.
+        description: Description of the actions, for the policy.
         example: One of them.
     """
 
@@ -154,7 +154,7 @@ class VectorActions(ActionText):
 
     def _number(self, text: str) -> float:
         if self._whole:
-            # A whole number keeps all its digits; what is none lies within no bounds.
+            # A whole number keeps all its digits; any other text lies outside all bounds.
             return int(text) if _WHOLE.fullmatch(text) else math.nan
         return float(text)
 

@@ -23,7 +23,7 @@ class ObservationText:
 
     Args:
         space: The observation space.
-        names: What the parts of an observation are called: the numbers of a vector, the elements of a tuple, the
+        names: Names of the parts of an observation: the numbers of a vector, the elements of a tuple, the
             values of a `Discrete`. A `Dict` has names of its own.
         precision: Significant digits of numbers that are not whole.
 

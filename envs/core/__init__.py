@@ -1,1 +1,1 @@
-"""What environments are made of: kwargs, replies, grids, text games, profiles and splits. All rooms enter."""
+"""Common parts of environments: kwargs, replies, grids, text games, profiles and splits. All rooms enter."""

@@ -119,7 +119,7 @@ class Kwarg:
     """One kwarg of an environment.
 
     Attributes:
-        name: What it is called.
+        name: The kwarg's name.
         schema: Its JSON Schema, with description and default.
         operator: Whether only the operator of a server sets it.
     """
@@ -292,7 +292,7 @@ def _is_declared(parameter: inspect.Parameter) -> bool:
 
 @cache
 def _validator(env_class: type) -> Callable[[Any], Any]:
-    """Holds kwargs against all parameters, of which none is required: what is missing, Python's own call says."""
+    """Validates kwargs against all parameters, with none required: Python's own call reports missing ones."""
     parameters = _parameters(env_class)
     marked = parameters.marked()
     types: Any = {

@@ -28,7 +28,7 @@ _PART = re.compile(
 
 
 class TooMuchWorkError(Exception):
-    """What a stranger's pattern or schema asks for takes too long on a text or a value."""
+    """An untrusted pattern or schema takes too long on a text or a value."""
 
 
 def check_pattern(pattern: str) -> None:
@@ -47,7 +47,7 @@ def searches(pattern: str, text: str, *, ignore_case: bool = False, seconds: flo
         pattern: The regular expression.
         text: The text to search.
         ignore_case: Whether large and small letters are the same.
-        seconds: How long that may take.
+        seconds: Time limit of the search.
 
     Raises:
         ValueError: It is too long, or not a valid pattern.

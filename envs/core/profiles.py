@@ -24,8 +24,8 @@ class Profile:
 
     Attributes:
         name: The framework.
-        mark: What stands around the action: `<answer>`, `<action>` or a box.
-        which: Which mark counts if there are several.
+        mark: The marks around the action: `<answer>`, `<action>` or a box.
+        which: The mark that counts if there are several.
         bare: Whether a reply that is nothing but an action counts too.
         needs_thinking: Whether a reply without thinking is invalid; its opening tag may stand in the prompt.
         inside: Whether the mark must hold exactly the action's name, or only contain it.
@@ -97,7 +97,7 @@ def profile_named(name: str) -> Profile:
     """Return a profile.
 
     Raises:
-        ValueError: If there is none of that name.
+        ValueError: If the name is unknown.
     """
     if name not in PROFILES:
         raise ValueError(f"profile must be one of {', '.join(PROFILES)}, not {name!r}")
@@ -108,8 +108,8 @@ def said_actions(reply: str, profile: Profile, limit: int = 1) -> list[str]:
     """Return the texts in the places of actions under a profile, verbatim; empty if there are none.
 
     Args:
-        reply: What the policy said.
-        profile: How it is to be read.
+        reply: The policy's reply.
+        profile: The rules for reading it.
         limit: Actions that one turn may take, separated by `||`; those beyond it are left out.
     """
     if profile.needs_thinking and not has_thought(reply):
@@ -137,8 +137,8 @@ def reply_format(profile: Profile, actions: str, example: str, limit: int = 1) -
     """Return the instruction on how a policy must answer.
 
     Args:
-        profile: How replies are read.
-        actions: What the actions are.
+        profile: The rules for reading replies.
+        actions: Description of the actions.
         example: One of them.
         limit: Actions that one turn may take.
     """
@@ -160,7 +160,7 @@ def named_action(text: str, profile: Profile, names: Mapping[str, int]) -> int |
 
     Args:
         text: The text in the place of an action.
-        profile: How it is to be read.
+        profile: The rules for reading it.
         names: Actions by lower-case name.
     """
     word = bare_word(text)

@@ -44,7 +44,7 @@ class Parts(NamedTuple):
 
     Attributes:
         all: All schemas within it, itself among them.
-        targets: Where the `$ref` of each leads, by the identity of the part that has it.
+        targets: Target of each `$ref`, by the identity of the part that has it.
     """
 
     all: list[dict[str, Any]]
@@ -72,7 +72,7 @@ def checked_parts(schema: dict[str, Any]) -> Parts:
     except SchemaError:
         raise
     except ValueError as error:
-        # Of the standard library, on addresses that are none.
+        # From the standard library, for malformed addresses.
         raise SchemaError(f"its $id or $ref cannot be read: {error}") from error
     _refuse_circles(same_value)
     for part in found.values():
@@ -150,7 +150,7 @@ def _refuse_odd_list(name: str, texts: Any) -> None:
 
 
 def _shallow(part: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a part whose own parts are left to themselves: what is nested deeply is never gone down at once."""
+    """Return a part without its nested parts, which are checked separately: recursion stays shallow."""
     shallow = {name: each for name, each in part.items() if name not in _WORDS or not isinstance(each, str)}
     for name in (*_ALSO, *_WITHIN):
         if isinstance(shallow.get(name), dict):

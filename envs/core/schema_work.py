@@ -1,4 +1,4 @@
-"""What holding one value against a schema may take: looks, calls within calls, and seconds of patterns."""
+"""Limits of validating one value: looks, recursion depth, and seconds of patterns."""
 
 import time
 from collections.abc import Hashable, Mapping
@@ -21,7 +21,7 @@ class ReadSchema:
 
     Attributes:
         schema: It.
-        targets: Where the `$ref` of a part leads.
+        targets: Target of a part's `$ref`.
         allowed: The keys of what the `enum`, and of what the `const`, of a part allow.
     """
 
@@ -35,7 +35,7 @@ class Work:
 
     Args:
         read: The schema.
-        most: How many looks there may be.
+        most: Largest number of looks.
     """
 
     def __init__(self, read: ReadSchema, most: float) -> None:

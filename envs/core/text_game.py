@@ -71,10 +71,10 @@ class GameKwargs(TypedDict, total=False):
 
 
 class Move(NamedTuple):
-    """What one action did.
+    """The result of one action.
 
     Attributes:
-        reward: Of the action.
+        reward: Reward of the action.
         terminated: Whether the game is over.
         success: Whether it is solved.
         truncated: Whether a limit of the game's own was reached; the base class counts `max_episode_steps`.
@@ -211,7 +211,7 @@ class TextGame(DeclaredKwargs, gymnasium.Env[Any, str], Generic[Action]):
 
     @abstractmethod
     def apply_action(self, action: Action) -> Move:
-        """Take an action that `parse_action` returned."""
+        """Play an action that `parse_action` returned."""
 
     @abstractmethod
     def draw_board(self) -> str:
@@ -274,7 +274,7 @@ class TextGame(DeclaredKwargs, gymnasium.Env[Any, str], Generic[Action]):
         return self._observation(), info
 
     def step(self, action: str) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Take the actions that a reply names, or none if it names none that can be taken."""
+        """Play the actions that a reply names, or none if it names no valid one."""
         reward, terminated, success, truncated = 0.0, False, False, False
         taken, refusal = False, None
         for text in self._said(action):

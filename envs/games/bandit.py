@@ -20,7 +20,7 @@ _BEST, _OTHERS = (0.7, 1.0), (0.1, 0.5)
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """What an arm does: it pays `prize` with probability `chance`."""
+    """An arm, which pays `prize` with probability `chance`."""
 
     name: str
     chance: float
@@ -28,7 +28,7 @@ class Arm:
 
     @property
     def mean(self) -> float:
-        """What it pays on average."""
+        """Return the arm's mean payment."""
         return self.chance * self.prize
 
 

@@ -141,7 +141,7 @@ class CountdownEnv(TextGame[str]):
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
-    """What tasks are wanted; as of `CountdownEnv`."""
+    """The wanted kind of tasks; as of `CountdownEnv`."""
 
     count: int
     largest: int

@@ -33,7 +33,7 @@ def evaluate(text: str) -> tuple[Fraction, list[int]]:
     """Return the exact value of an expression with + - * / and parentheses, and the numbers in it.
 
     Raises:
-        ExpressionError: It is none, or divides by zero.
+        ExpressionError: It is not an expression, or divides by zero.
     """
     plain = text.translate(_PLAIN).strip()
     if len(plain) > _LONGEST or not _SYMBOLS.fullmatch(plain):
@@ -75,7 +75,7 @@ def draw_sum(generator: np.random.Generator, numbers: list[int]) -> tuple[Fracti
 def take_apart(
     generator: np.random.Generator, target: int, count: int, largest: int
 ) -> tuple[list[int], str] | None:
-    """Take a target apart into numbers, one after the other; None if the last one is too large, or does not exist.
+    """Decompose a target into numbers, one after the other; None if the last one is too large, or does not exist.
 
     Returns:
         The numbers, and the expression of them that is the target.
@@ -124,7 +124,7 @@ def solve(numbers: list[int], target: int, *, use_all: bool, most: int | None = 
 
     Args:
         numbers: Each may be used once.
-        target: What the expression is to be.
+        target: The wanted value of the expression.
         use_all: Whether each must be used.
         most: Sums that are looked up before the search is given up; None for as many as it takes.
     """

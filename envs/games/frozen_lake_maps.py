@@ -66,7 +66,7 @@ def checked_map(rows: Sequence[str]) -> Rows:
 
 @dataclass(frozen=True, slots=True)
 class MapWishes:
-    """What maps are wanted.
+    """The wanted kind of maps.
 
     Attributes:
         size: Side.

@@ -196,7 +196,7 @@ def checked_pegs(pegs: Any) -> Pegs:
     """Return a position that a caller gave, such as `["A", "C", "C"]`, the smallest disk first.
 
     Raises:
-        ValueError: If it is none, or solved already.
+        ValueError: If it is not a position, or solved already.
     """
     if (
         not isinstance(pegs, list | tuple)

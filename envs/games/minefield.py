@@ -32,7 +32,7 @@ def neighbours(rows: int, columns: int) -> tuple[frozenset[int], ...]:
 
 @dataclass(frozen=True, slots=True)
 class Minefield:
-    """Where the mines are.
+    """The positions of the mines.
 
     Attributes:
         rows: Rows of the field.

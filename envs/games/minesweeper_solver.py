@@ -1,4 +1,4 @@
-"""What can be known of a minefield: the exact chance of a mine under each covered cell."""
+"""Infers a minefield: the exact chance of a mine under each covered cell."""
 
 from collections.abc import Iterator, Mapping, Sequence, Set
 from fractions import Fraction
@@ -35,7 +35,7 @@ class Effort:
 
 
 class TooHardError(Exception):
-    """A search was given up."""
+    """The search for mines exceeded its limit."""
 
 
 def guessed_chances(covered: Set[int], clues: Sequence[Clue], mines: int) -> dict[int, Fraction]:
@@ -57,9 +57,9 @@ def mine_chances(
 
     Args:
         covered: Covered cells.
-        clues: What the open cells say of them.
+        clues: The clues of the open cells on them.
         mines: Mines under all covered cells together.
-        effort: How much is looked at; None for as much as it takes.
+        effort: Limit of the search; None for no limit.
 
     Raises:
         TooHardError: It takes more than that.

@@ -37,7 +37,7 @@ _KNOWN = (
 
 
 class TooHardError(Exception):
-    """A search was given up."""
+    """The search for solutions exceeded its limit."""
 
 
 @cache
@@ -70,7 +70,7 @@ def solutions(
     """Yield all ways to fill a grid, the cell with the fewest candidates first.
 
     Args:
-        grid: What is given.
+        grid: The given cells.
         size: Its side.
         order: Shuffles the candidates of each cell.
         most: Positions that are looked at; None for as many as it takes.

@@ -52,11 +52,11 @@ _RENAMED = {
 
 @dataclass(frozen=True, slots=True)
 class TurnResult:
-    """What a turn led to.
+    """The result of a turn.
 
     Attributes:
         text: The observation.
-        reward: Of the turn.
+        reward: Reward of the turn.
         terminated: Whether the task ended.
         success: Whether it is solved.
     """
@@ -109,7 +109,7 @@ class ToolEnv(DeclaredKwargs, gymnasium.Env[str, str]):
 
     Attributes:
         toolbox: The tools.
-        call_format: How the policy writes calls.
+        call_format: The policy's format of tool calls.
         shows_expert: Whether the reset asked for the expert, which a server allows operators only: `info` may then hold
             what a policy must not see.
     """
@@ -196,7 +196,7 @@ class ToolEnv(DeclaredKwargs, gymnasium.Env[str, str]):
         """Return the instruction for the policy, without the tools and how to call them."""
 
     def on_message(self, text: str) -> TurnResult | str:
-        """Take a reply that calls no tool, such as an answer or a question to the user.
+        """Handle a reply that calls no tool, such as an answer or a question to the user.
 
         Without this hook every reply has to call a tool.
 

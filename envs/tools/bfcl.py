@@ -41,7 +41,7 @@ class Grade:
 
     Attributes:
         valid: In a word.
-        error_type: What is wrong, in the leaderboard's words; None if nothing is.
+        error_type: The error in the leaderboard's terms; None without an error.
         detail: The same for people.
     """
 
@@ -62,10 +62,10 @@ def grade_calls(
     """Grade the calls of one answer.
 
     Args:
-        functions: What could be called: `name`, `parameters` with `properties` and `required`.
-        calls: What was called, in order.
-        accepted: What should be called.
-        category: Of the leaderboard, such as `simple_python`, `live_multiple` or `parallel`: those with several calls
+        functions: The available functions: `name`, `parameters` with `properties` and `required`.
+        calls: The calls, in order.
+        accepted: The expected calls.
+        category: Category, such as `simple_python`, `live_multiple` or `parallel`: those with several calls
             take them in any order.
     """
     described = {str(function["name"]): function for function in functions}

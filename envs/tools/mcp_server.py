@@ -23,7 +23,7 @@ _FAREWELL_SECONDS = 10.0
 
 
 class McpServerError(RuntimeError):
-    """The server cannot be reached, or has gone; that says nothing of the policy, so the episode is not scored."""
+    """The server cannot be reached, or has ended; that says nothing of the policy, so the episode is not scored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class McpAddress:
         arguments: Words of its command line.
         variables: Added to its environment, which otherwise holds only the likes of PATH and HOME.
         directory: Its working directory; the present one if None.
-        url: Of a server that speaks streamable HTTP; empty if `command` is set.
+        url: URL of a server that speaks streamable HTTP; empty if `command` is set.
         headers: Sent with every request, such as `Authorization`.
     """
 
@@ -90,8 +90,8 @@ class McpServer:
     """An open connection, for plain code. It belongs to one environment.
 
     Args:
-        address: Where the server is.
-        timeout_seconds: How long starting it, and each call, may take.
+        address: The server's address.
+        timeout_seconds: Time limit of its start, and of each call.
 
     Raises:
         McpServerError: If it cannot be reached, or the extra `mcp` is not installed.
@@ -228,7 +228,7 @@ def _reason(error: BaseException) -> str:
 
 
 def _text(result: "CallToolResult") -> str:
-    """Return a result as text; what is none is named by its kind."""
+    """Return a result as text; other content is named by its kind."""
     parts = [getattr(part, "text", None) or f"[{part.type}]" for part in result.content]
     return "\n".join(parts)
 

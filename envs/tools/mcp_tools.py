@@ -24,7 +24,7 @@ class McpTask:
     """One task.
 
     Attributes:
-        question: What the policy is asked.
+        question: The question to the policy.
         answer: The expected answer; None if only checks count.
         setup: Calls that are made before the episode begins.
         checks: Calls that are made after its end, each with the text that it has to give.

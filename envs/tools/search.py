@@ -15,7 +15,7 @@ MOST_RESULTS = 10
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """One text of a corpus."""
+    """One text of a corpus, with its title."""
 
     title: str
     text: str

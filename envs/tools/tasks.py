@@ -25,13 +25,13 @@ class Task:
     """One task.
 
     Attributes:
-        kind: Which generator made it.
-        question: What the policy is asked.
-        answer: What it has to say.
+        kind: The generator that made it.
+        question: The question to the policy.
+        answer: The expected answer.
         plan: Calls that find it out.
-        documents: What can be searched.
-        stored: What the store holds at first.
-        wanted: What it has to hold in the end.
+        documents: Documents of the search tool.
+        stored: Initial content of the store.
+        wanted: Required content of the store at the end.
     """
 
     kind: str

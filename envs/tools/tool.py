@@ -29,7 +29,7 @@ class Tool:
 
     Attributes:
         name: That it is called by.
-        description: What it does, for the policy.
+        description: Its effect, described for the policy.
         parameters: JSON Schema of its arguments, an object.
         function: Does it, given the arguments by name. It returns text, or what JSON can hold, and raises `ToolError`
             if it cannot do what it was asked.
@@ -54,7 +54,7 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """What a call gave.
+    """The result of a call.
 
     Attributes:
         text: For the policy.

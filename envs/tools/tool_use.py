@@ -189,7 +189,7 @@ _MOST_KEYS = 1_000
 
 
 class Store:
-    """A key-value store of texts."""
+    """A key-value store of texts, read and changed by tools."""
 
     def __init__(self) -> None:
         self.fill({})
@@ -208,7 +208,7 @@ class Store:
 
     @property
     def texts(self) -> dict[str, str]:
-        """What is stored, sorted by key."""
+        """Return the stored texts, sorted by key."""
         return dict(sorted(self._texts.items()))
 
     def tools(self) -> tuple[Tool, ...]:

@@ -80,7 +80,7 @@ def python_tool(sandbox: Callable[[], Sandbox], limits: Limits) -> Tool:
 
     Args:
         sandbox: Gives that in which programs run, once there is one to be run.
-        limits: What one program may use.
+        limits: Limits of one program.
     """
 
     def run(code: str) -> str:

@@ -31,7 +31,7 @@ def open_catalogue(
     Args:
         data_dir: Directory with WebShop's files; None for the catalogue that ships with the project.
         num_products: Products to read of those files.
-        cache_dir: Where catalogues are kept.
+        cache_dir: Folder of the catalogues.
 
     Raises:
         CatalogueError: The files cannot be used, or nothing can be kept in `cache_dir`.

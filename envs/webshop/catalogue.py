@@ -38,7 +38,7 @@ from rollgym.envs.webshop.sources import CatalogueSource
 
 GoalKind = Literal["human", "synthetic"]
 LOAD_SEED = 1234
-"""What prices within a range and the limits of customers are drawn with; the original leaves it open."""
+"""Seed for prices within a range and for customers' limits; the original leaves it open."""
 
 _ORDER_SEED = 233
 _KEPT_PRODUCTS = 512
@@ -53,9 +53,9 @@ def build_catalogue(source: CatalogueSource, folder: Path, seed: int = LOAD_SEED
     """Read a source once and write its catalogue into an empty folder.
 
     Args:
-        source: Where the products come from.
-        folder: Where the catalogue goes.
-        seed: Of prices and limits.
+        source: Source of the products.
+        folder: Target folder of the catalogue.
+        seed: Seed of prices and limits.
     """
     index = IndexWriter()
     asins: list[str] = []
@@ -111,12 +111,12 @@ class Catalogue:
         return found
 
     def number(self, asin: str) -> int | None:
-        """Return the number of a product; None if there is none of that id."""
+        """Return the number of a product; None if the id is unknown."""
         index = self._asins.find(asin)
         return None if index is None else int(self._asin_products[index])
 
     def price(self, number: int) -> float:
-        """Return what a product costs."""
+        """Return the price of a product."""
         return float(self._prices[number])
 
     def goals(self, kind: GoalKind) -> "Goals":

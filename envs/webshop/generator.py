@@ -70,7 +70,7 @@ class _Maker:
     def product(
         self, asin: str, category: str, department: Mapping[str, Any], kind: Mapping[str, Any]
     ) -> tuple[dict[str, Any], dict[str, Any], list[dict[str, Any]]]:
-        """Return a raw record, its attributes, and what customers say who want it."""
+        """Return a raw record, its attributes, and the request of customers for it."""
         draw, name = self.draw, kind["name"]
         traits = self._some(kind["traits"], 1, 2) + self._some(department["traits"], 2, 4)
         traits = self._some(traits, len(traits), len(traits))

@@ -1,4 +1,4 @@
-"""What customers ask for: goals made from products, and goals that people wrote."""
+"""Customers' goals: made from products, or written by people."""
 
 import itertools
 import math
@@ -20,7 +20,7 @@ NO_LIMIT = 1_000_000.0
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """What one customer wants.
+    """The goal of one customer.
 
     Attributes:
         asin: The product that the goal was made from.
@@ -28,11 +28,11 @@ class Goal:
         query: Its query.
         category: Its department.
         product_category: Its place in the shop's tree.
-        instruction: What the customer says.
-        attributes: What the product must be like.
-        options: What must be chosen: by name in generated goals, values alone in those that people wrote.
-        price_upper: What it may cost.
-        weight: How often it is drawn, relative to others.
+        instruction: The customer's request.
+        attributes: Required attributes of the product.
+        options: Options to choose: by name in generated goals, values alone in those that people wrote.
+        price_upper: Highest price.
+        weight: Relative frequency of being drawn.
     """
 
     asin: str
@@ -49,13 +49,13 @@ class Goal:
 
 @dataclass(frozen=True, slots=True)
 class HumanInstruction:
-    """What a person wrote, looking at a product.
+    """A person's request for a product.
 
     Attributes:
         text: The instruction, without a price.
-        attributes: What the product must be like.
+        attributes: Required attributes of the product.
         options: Values that must be chosen.
-        price_upper: What it may cost.
+        price_upper: Highest price.
     """
 
     text: str

@@ -26,7 +26,7 @@ def noun_extractor(tagger: str) -> NounExtractor:
     """Return an extractor by its name.
 
     Raises:
-        ValueError: There is none of that name, or what it needs is not installed.
+        ValueError: The name is unknown, or its dependencies are not installed.
     """
     if tagger == "heuristic":
         return heuristic_nouns

@@ -22,7 +22,7 @@ class Product:
         bullet_points: Its features.
         pricing: One price, or the lowest and the highest of several.
         options: Values to choose from by the option's name, all in lower case.
-        attributes: What it is like, in short phrases.
+        attributes: Its properties, in short phrases.
         query: The search that it was found with when the data were collected.
         category: Its department.
         product_category: Its place in the shop's tree, levels separated by a chevron.

@@ -19,10 +19,10 @@ class Part(NamedTuple):
     """A piece of text on a page.
 
     Attributes:
-        text: What it says.
-        kind: What it is.
+        text: Its text.
+        kind: Its kind.
         chosen: Whether it was clicked: a value that is chosen, or a product that was opened.
-        group: Of a value, the option that it belongs to.
+        group: For a value, the option that it belongs to.
     """
 
     text: str

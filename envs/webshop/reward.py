@@ -1,4 +1,4 @@
-"""What a purchase is worth: WebShop's reward, of type, attributes, options and price."""
+"""The reward of a purchase, as in WebShop: of type, attributes, options and price."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -44,7 +44,7 @@ class Score:
         query_match: Whether both were found with the same query.
         category_match: Whether they share two levels of the shop's tree.
         title_score: Share of the nouns of the wanted title that the bought one has.
-        weights: What attributes, options and price count for.
+        weights: Weights of attributes, options and price.
     """
 
     total: float

@@ -134,8 +134,8 @@ def write_facets(folder: Path, keys: Iterable[Iterable[str]]) -> None:
     """Write which documents belong to each of some keys.
 
     Args:
-        folder: Where to write.
-        keys: Of every document, in order.
+        folder: The target folder.
+        keys: Keys of every document, in order.
     """
     members: dict[str, list[int]] = {}
     for document, names in enumerate(keys):

@@ -26,7 +26,7 @@ _RANDOM, _BY_FACET = "<r>", MappingProxyType({"<a>": "a", "<c>": "c", "<q>": "q"
 
 
 class Action(NamedTuple):
-    """What a customer does: `search` or `click`, and what with."""
+    """A customer's action: `search` or `click`, with its argument."""
 
     name: str
     argument: str
@@ -42,11 +42,11 @@ def parse_action(text: str) -> Action | None:
 
 
 class Clickable(NamedTuple):
-    """What a click is on.
+    """The target of a click.
 
     Attributes:
         kind: A button, a product in the results, or a value of an option.
-        name: Of an option's value, the option.
+        name: For an option's value, the option.
     """
 
     kind: Literal["button", "product", "option"]
@@ -58,21 +58,21 @@ class Shop:
     """One visit of a customer.
 
     Attributes:
-        catalogue: What there is to buy.
-        goal: What the customer wants.
+        catalogue: The products on sale.
+        goal: The customer's goal.
         search: The search engine.
         nouns: Tells what kind of thing a title names.
         generator: For searches that ask for products at random.
         show_attributes: Whether products have a page with their attributes.
-        page: Where the customer is.
-        keywords: What was searched for; None before the first search.
+        page: The customer's present page.
+        keywords: The search's keywords; None before the first search.
         results: Numbers of the products that were found.
         results_page: The page of the results, from 1 on.
         item: Number of the product that was opened.
-        sub_page: Which of its pages is open.
+        sub_page: The open one of its pages.
         options: Chosen values by the option's name.
         visited: Products that were opened since the customer came from the start page.
-        score: What the purchase is worth, once there is one.
+        score: Reward of the purchase; None before it.
     """
 
     catalogue: Catalogue
@@ -93,7 +93,7 @@ class Shop:
 
     @property
     def product(self) -> Product:
-        """The product that was opened."""
+        """Return the product whose page is open."""
         assert self.item is not None, f"no product is open on page {self.page}"
         return self.catalogue.product(self.item)
 

@@ -1,4 +1,4 @@
-"""Where a catalogue comes from: WebShop's files in a directory, or our own generator."""
+"""Sources of a catalogue: WebShop's files in a directory, or our own generator."""
 
 import hashlib
 import json

@@ -13,11 +13,11 @@ class Wording:
     """How one framework talks with the shop.
 
     Attributes:
-        reading: Where in a reply the action is.
+        reading: The action's place in a reply.
         template: The observation, with `{page}`, `{task}`, `{actions}` and `{left}` (steps that are left).
         penalty: Added to the reward of a turn whose action cannot be read or is not possible.
         pays: The shop's reward as it is, or something only for a perfect purchase.
-        perfect: What a perfect purchase pays then.
+        perfect: The reward of a perfect purchase in the second case.
         search_anywhere: Whether a search is possible on pages without a search bar, as the shop itself allows.
         hides_lonely_next: Whether `next >` is left out if only it and `back to search` can be clicked.
         quoted: Whether the parts of a text page stand in quotation marks, without the instruction.
@@ -80,7 +80,7 @@ def wording_named(name: str) -> Wording:
     """Return a wording.
 
     Raises:
-        ValueError: There is none of that name.
+        ValueError: The name is unknown.
     """
     if name not in WORDINGS:
         raise ValueError(f"profile must be one of {', '.join(WORDINGS)}, not {name!r}")

@@ -1,4 +1,4 @@
-"""What the algorithms read: episodes as turns, and training rows as padded tensors."""
+"""Inputs of the algorithms: episodes as turns, and training rows as padded tensors."""
 
 from collections.abc import Mapping, Sequence
 from copy import deepcopy

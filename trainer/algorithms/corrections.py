@@ -1,7 +1,7 @@
 """Weights for tokens that another policy sampled than the one at the start of the update, and their rejection.
 
 Rollout engine and trainer compute slightly different log-probabilities, and asynchronous rollouts come from older
-weights. The weight `exp(old - behaviour)` multiplies the token's loss, detached. Denominators stay as they are: a
+weights. The weight `exp(old - behaviour)` multiplies the token's loss, detached. Denominators stay unchanged: a
 token whose weight becomes 0 still counts. With a recomputed `old`, this is decoupled PPO.
 
 Everywhere the ratio is that of the policy in training to the one that sampled, `exp(old - behaviour)`.

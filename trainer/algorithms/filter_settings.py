@@ -1,4 +1,4 @@
-"""Which groups and episodes are trained on, and what is made of rewards before anything else reads them."""
+"""Settings that select groups and episodes for training, and that transform rewards before any other use."""
 
 from typing import Annotated, Literal, Self
 

@@ -1,4 +1,4 @@
-"""What of an algorithm is a loss: ratio, surrogate, aggregation, KL, critic."""
+"""Settings of an algorithm's loss: ratio, surrogate, aggregation, KL, critic."""
 
 from typing import Annotated, Literal, Self
 

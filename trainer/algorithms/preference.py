@@ -2,9 +2,9 @@
 
 They are means over a whole batch, and couple its rows: the two replies of a pair, and with KTO all of the batch. What
 they read of a row is one number, the sum of its tokens' log-probabilities, so their gradients are a weight for each row
-(`rollgym.trainer.learn.pipelines.preferences`), whatever micro-batch or rank computes it.
+(`rollgym.trainer.learn.pipelines.preferences`), no matter which micro-batch or rank computes it.
 
-Where implementations differ, docs/pipelines.md says what is taken.
+If implementations differ, docs/pipelines.md names the chosen one.
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
-"""Weights of the tokens of an optimizer step, made of all its rows before they are divided.
+"""Weights of the tokens of an optimizer step, computed from all its rows before they are split.
 
-What looks at all tokens of a step (a quantile, a mean weight, the tokens that moved most) would depend on the cut into
-micro-batches and ranks if a loss did it. So it is done here, once, and the weights go along with the rows.
+A quantity of all tokens of a step (a quantile, a mean weight, the tokens that moved most) would depend on the cut into
+micro-batches and ranks if a loss computed it. So it is computed here, once, and the weights travel with the rows.
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
-"""How far the policy has moved from where the update began, by token, by turn or by episode.
+"""Ratios of the policy to its state at the start of the update, by token, by turn or by episode.
 
 The sequence of GSPO (arXiv:2507.18071) is what the policy sampled in answer to a task: all sampled tokens of an
-episode, whatever rows they lie in. An episode's rows may be in several micro-batches, so what the other rows of a
+episode, in any rows. An episode's rows may be in several micro-batches, so what the other rows of a
 row's episode add is counted before the loss (`elsewhere`), as the denominators of `aggregation.py` are.
 """
 

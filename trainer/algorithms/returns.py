@@ -1,4 +1,4 @@
-"""Discounted returns of tokens, where no critic says what is to come."""
+"""Discounted returns of tokens, without a critic."""
 
 from typing import assert_never
 

@@ -1,4 +1,4 @@
-"""What is made of the environment's rewards, and on which token each lies."""
+"""Transformations of the environment's rewards, and the token that each is assigned to."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""What an algorithm remembers between steps: an adaptive coefficient, running moments, what tasks were worth.
+"""An algorithm's state between steps: an adaptive coefficient, running moments, the values of tasks.
 
 States are values: functions return new ones, and a checkpoint keeps them as plain data.
 """

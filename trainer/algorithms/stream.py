@@ -1,4 +1,4 @@
-"""The sampled tokens of each trajectory as one sequence, whatever rows they lie in."""
+"""The sampled tokens of each trajectory as one sequence, across all rows."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""The optimal token baseline: what returns are worth from each token on, weighted by how much gradient lies before it.
+"""The optimal token baseline: the mean return from each token on, weighted by the gradient before it.
 
 As in verl (`optimal_token_baseline`); it needs the sum of squared probabilities over the vocabulary at each token,
 which backends give as entropies of order two.

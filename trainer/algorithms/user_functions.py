@@ -1,4 +1,4 @@
-"""What functions of the user's are handed: they may read it, and what they do to it must not reach what others read."""
+"""Arguments of the user's functions: they may read them, and changes to them must not affect other readers."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -45,7 +45,7 @@ class PolicyPlayer:
         settings: The run.
         policy: The policy's tokenizer and renderer.
         players: The inference client and prompt builders.
-        coroutine: The agent, if it is a coroutine of the user's.
+        coroutine: The agent, if it is a user's coroutine.
         black_box: The agent, if it is a program or a service.
     """
 
@@ -56,7 +56,7 @@ class PolicyPlayer:
     black_box: BlackBoxPlayer | None
 
     def playing(self, purpose: str, max_turns: int, *, greedy: bool = False) -> PlayEpisode:
-        """Return who plays episodes that are not trained.
+        """Return the player of episodes that are not trained on.
 
         Args:
             purpose: Name of the family of random streams.

@@ -1,7 +1,7 @@
 """Choices that depend on a run's device: the size of micro-batches, what is compiled, fused and packed; and a report.
 
-Micro-batches are as large as the memory plan has room for. The plan is reckoned once, before anything is built, and is
-part of the settings that ranks are given: all of them cut alike.
+Micro-batches are as large as the memory plan has room for. The plan is computed once, before anything is built, and is
+part of the settings that ranks receive: all of them split batches alike.
 """
 
 import json
@@ -69,7 +69,7 @@ class DeviceChoices:
         planned_gib: The peak that the memory plan expects, if the plan chose the size.
         compile: What compiles the layers.
         fused: Whether the optimizer takes a step in one kernel.
-        packed_rows: Whether rows are computed behind each other, without padding.
+        packed_rows: Whether rows are packed one after another, without padding.
         dtype: The number format.
     """
 

@@ -52,7 +52,7 @@ def server_urls(settings: RunSettings) -> list[str | None]:
     urls = [entry.url for entry in settings.tasks] + [dataset.url for dataset in settings.datasets]
     for each in settings.evaluation.sets.values():
         urls.append(each.url if each.dataset is None else each.dataset.url)
-    # Where the tasks of a source of the user's are played is known only once they are drawn.
+    # The servers for a user's task source are known only once its tasks are drawn.
     return [*urls, None] if settings.rollout.task_source is not None else urls
 
 

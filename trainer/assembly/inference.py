@@ -114,7 +114,7 @@ class RunServerClient(ServerClient):
         return capabilities
 
     async def _check_model(self) -> None:
-        """Look which model is served, before anything is asked of it that is not asking who it is.
+        """Check which model is served, before any other request.
 
         Raises:
             ConfigError: If it is seen to be another than the policy.
@@ -401,7 +401,7 @@ def check_inference(settings: RunSettings) -> None:
 
 
 async def look_at_servers(settings: RunSettings, patience_s: float) -> dict[str, Seen]:
-    """Ask the servers that are named who they are, by address, and change nothing there.
+    """Ask the named servers for their identities, by address, and change nothing there.
 
     Args:
         settings: The run.

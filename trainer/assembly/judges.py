@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rollgym.trainer.cluster.cluster import Cluster
 
 Serve = Callable[[Sequence[str], Sequence[str]], AbstractAsyncContextManager[str]]
-"""Serves environments, started with further words, while its context is open, and gives the server's URL."""
+"""Serves environments, with further arguments, while its context is open, and gives the server's URL."""
 
 
 _BUILT_IN = "Judge-v0"
@@ -80,7 +80,7 @@ async def open_judges_alone(
 
 
 def apart_from_judges(settings: RunSettings) -> RunSettings:
-    """Return the settings without the tasks, data sets and evaluation sets that judges are asked by. Pure."""
+    """Return the settings without the tasks, data sets and evaluation sets that use judges. Pure."""
     judges = set(settings.cluster.roles.judges)
 
     def asks(each: DatasetSettings) -> bool:

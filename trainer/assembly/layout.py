@@ -1,4 +1,4 @@
-"""Whether a run's model can be divided as its settings say, and trained so: looked at before anything is built."""
+"""Checks, before anything is built, whether a run's model can be sharded and trained as its settings say."""
 
 from collections.abc import Mapping
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""A run's memory plan from its settings, before anything is built; and what would make it fit."""
+"""A run's memory plan from its settings, before anything is built; and settings that would make it fit."""
 
 import json
 import os
@@ -73,7 +73,7 @@ def model_config(model: ModelSettings) -> Mapping[str, Any]:
 
 
 def config_at(path: str) -> Mapping[str, Any]:
-    """Return the config.json of a model's folder or GGUF file, or of its name on the hub, if that is cached.
+    """Return the config.json of a model's folder or GGUF file, or of a known or cached name on the hub.
 
     Raises:
         ConfigError: If it is not here, or cannot be read; the message has a remedy.
@@ -143,7 +143,7 @@ def memory_plan(settings: RunSettings, shape: ModelShape, device_bytes: int) -> 
         adapters=adapters,
         accelerator=settings.model.device != "cpu",
         moments=2 if settings.optimizer.kind == "adamw" else 0,
-        # What `auto` comes to differs from device to device: the plan has room for either.
+        # The value of `auto` differs from device to device: the plan has room for either.
         fused=settings.optimizer.fused is True,
     )
     roles = settings.cluster.roles
@@ -191,7 +191,7 @@ class OtherModels:
             self._add_teachers(settings.distill)
         if settings.dpo is not None and settings.dpo.reference not in (None, "none"):
             need = self._frozen("dpo.reference", str(settings.dpo.reference), laid)
-            if need is not None:  # read before anything is trained, and gone then
+            if need is not None:  # it is read before training starts, and freed then
                 self.parts.append(Part("reference", need, sleeps=True))
         for name, judge in settings.cluster.roles.judges.items():
             shape = self._shape(f"cluster.roles.judges.{name}", judge.model)
@@ -211,7 +211,7 @@ class OtherModels:
             if need is None:
                 continue
             if beside:
-                # Each micro-batch goes through all of them, one after the other, while the student's is held.
+                # Each micro-batch goes through all of them, one after the other, while the student's is kept.
                 most = max(self.beside.activations, need.activations)
                 self.beside, need = Need(activations=most), replace(need, activations=0)
             self.parts.append(Part(name, need))

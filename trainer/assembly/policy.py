@@ -140,7 +140,7 @@ def chat_renderer(
 
 
 def _check_room(settings: RunSettings, renderer: ChatRenderer) -> None:
-    """Refuse worked turns that leave no room for an episode behind them.
+    """Refuse worked turns that leave no room for an episode after them.
 
     Raises:
         ConfigError: If they do not.

@@ -1,19 +1,20 @@
-"""A look at the log-probabilities of a few tokens before a run: engine, training and model must agree on them.
+"""Compares log-probabilities of a few tokens before a run: engine, training and model must agree on them.
 
-In fp32 they agree to a thousandth, token by token. In bf16 each operation rounds to eight bits: what comes of that in a
-log-probability depends on the model, and the largest difference of some tokens has no bound that holds for all. So the
-measure is how far the model is from itself. Its own forward computes the tokens whole, and one after the other as
-decoding does. Both are right, and differ by rounding.
+In fp32 they agree to a thousandth, token by token. In bf16 each operation rounds to eight bits. The resulting error of
+a log-probability depends on the model, and no bound on the largest difference over some tokens holds for all models. So
+the measure is the model's distance from itself: its own forward computes the tokens as a whole row, and one after the
+other as in decoding. Both results are right, and differ by rounding.
 
-A sign test asks whether what is looked at is further from one of them than the other is. If the engine is right, it is
-one more computation of their kind: of it and the model's own decoding, neither is the further one from the model's
-whole row with a probability of more than a half, and so it is with the whole row and the decoding exchanged. So of n
-tokens it is the further one k times or more with a probability of at most P(Binomial(n, 1/2) >= k). A run is refused
-from the k on for which that is below one in ten million (94 of 128 tokens; there are three such tests). One large
-difference counts as one, so a router that breaks a tie the other way refuses no run. Tokens of a row are not quite
-independent, but a healthy engine mostly agrees to the bit with what computes as it does, which is far less than a half.
-Similar computations do not serve as a measure: decoding alone and beside others agrees with itself to the bit, and an
-engine that keeps its cache in another shape is right and further away. What is wrong for few tokens only is not seen.
+A sign test asks whether the examined result is further from one of them than the other one is. If the engine is right,
+its result is one more computation of the same kind: of it and the model's own decoding, neither is the further one from
+the model's whole row with a probability of more than a half, and likewise with the whole row and the decoding
+exchanged. So of n tokens it is the further one k times or more with a probability of at most
+P(Binomial(n, 1/2) >= k). A run is refused from the k on for which that is below one in ten million (94 of 128 tokens;
+there are three such tests). One large difference counts as one, so a router that breaks a tie the other way refuses no
+run. Tokens of a row are not quite independent, but a healthy engine mostly agrees to the bit with what computes as it
+does, which is far less than a half. Similar computations do not serve as a measure: decoding alone and beside others
+agrees with itself to the bit, and an engine with another shape of cache is right and further away. A fault that affects
+few tokens only is not detected.
 
 What whole rows and decoding do differently in the model's own code (attention to later tokens, positions that padding
 shifts) is not rounding. For that there is a coarse bound for each row: a median of 16 times half the last bit of the
@@ -103,7 +104,7 @@ async def probe_log_probabilities(
         The largest difference.
 
     Raises:
-        ConfigError: If they do not agree; the message says who says what.
+        ConfigError: If they do not agree; the message lists the values of each.
     """
     count = min(_TOKENS[torch.float32 if images else model.dtype], max_length - 1)
     whole = list(prompt)[-(max_length - count) :]

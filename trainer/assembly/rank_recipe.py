@@ -1,4 +1,4 @@
-"""How a rank makes its part of a model, as it is sent to the rank."""
+"""The recipe by which a rank builds its part of a model; it is sent to the rank."""
 
 from dataclasses import dataclass
 from pathlib import Path

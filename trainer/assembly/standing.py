@@ -78,7 +78,7 @@ class _Opened:
 
     Attributes:
         stack: Ends them.
-        settings: The run's, with what judges judge brought to them.
+        settings: The run's, with the judged tasks routed to the judges.
         cluster: Places the roles.
         groups: The ranks of its models.
     """
@@ -114,7 +114,7 @@ class StandingRoles:
 
     @property
     def settings(self) -> RunSettings:
-        """The run's settings, with what judges judge brought to them."""
+        """The run's settings, with the judged tasks routed to the judges."""
         return self._there.settings
 
     @property

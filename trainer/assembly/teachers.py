@@ -27,7 +27,7 @@ from rollgym.trainer.models.load import load_model, load_tokenizer, model_folder
 from rollgym.trainer.models.weights import place
 
 _SCORED_AT_ONCE = 64
-"""Rows that a server is asked to score at one time."""
+"""Rows per scoring request to a server."""
 
 
 def teacher_of(settings: DistillSettings, domain: str) -> int:
@@ -133,7 +133,7 @@ def _model(settings: RunSettings, teacher: TeacherSettings, student: PreTrainedM
 async def open_teachers(
     settings: RunSettings, distill: DistillSettings, student: PreTrainedModel
 ) -> AsyncIterator[list[Teacher]]:
-    """Open those who score the student's own tokens, in the order of the settings.
+    """Open the scorers of the student's own tokens, in the order of the settings.
 
     Raises:
         ConfigError: If one cannot be had.

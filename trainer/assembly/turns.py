@@ -51,7 +51,7 @@ class DeviceTurns:
 class SharedDevices:
     """Has models whose ranks share devices be there by turns: one that is used has the others leave.
 
-    All models are there when they are added. What is asked of them comes from one thread at a time, or waits.
+    All models are on their devices when they are added. Calls to them come from one thread at a time, or wait.
     """
 
     def __init__(self) -> None:

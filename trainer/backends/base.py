@@ -1,4 +1,4 @@
-"""What a training backend offers. It holds a model and its optimizer, and never an algorithm."""
+"""The interface of a training backend. It holds a model and its optimizer, and never an algorithm."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace

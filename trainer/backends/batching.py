@@ -1,6 +1,6 @@
 """Cut rows into micro-batches by tokens, rows of like length together.
 
-Where rows are not packed, they are padded at their end. A causal model never looks ahead, so padding cannot change a
+Rows that are not packed are padded at their end. A causal model never looks ahead, so padding cannot change a
 row's own outputs, and no row attends to another: there is nothing to mask.
 """
 

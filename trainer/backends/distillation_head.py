@@ -1,6 +1,6 @@
-"""What distillation reads off a student: how far its distribution is from the teacher's, token by token.
+"""The student's head for distillation: the distance of its distribution from the teacher's, token by token.
 
-Teacher and student are computed side by side, and of their logits no more than some tokens' are held at one time. So
+Teacher and student are computed side by side, and the logits of only some tokens are in memory at one time. So
 the whole vocabulary costs time, and no memory.
 """
 

@@ -1,4 +1,4 @@
-"""Rows through a model: cut into micro-batches, brought to its device, computed where results are wanted."""
+"""Rows through a model: split into micro-batches, moved to its device, with results at the wanted tokens only."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

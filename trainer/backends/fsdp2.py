@@ -1,4 +1,4 @@
-"""Training on several ranks with torch's own sharding: FSDP2, and tensor parallelism where the model has a plan."""
+"""Training on several ranks with torch's own sharding: FSDP2, and tensor parallelism if the model has a plan."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence

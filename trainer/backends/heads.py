@@ -1,7 +1,7 @@
-"""What a loss reads off a model: log-probabilities and entropies of tokens, or values of the states before them.
+"""Heads that compute a loss's inputs: log-probabilities and entropies of tokens, or values of the states before them.
 
 A head is one module with one forward, and is called as a whole. Wrappers that shard a model gather its weights around
-the forward of the module that they wrap: whoever computed with its parts would compute with pieces of weights.
+the forward of the module that they wrap: code that calls its parts would compute with pieces of weights.
 """
 
 from abc import ABC, abstractmethod

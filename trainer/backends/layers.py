@@ -1,4 +1,4 @@
-"""A model's layers in training: compiled (torch.compile), or computed once more for the gradient."""
+"""A model's layers in training: compiled (torch.compile), or recomputed for the gradient."""
 
 import os
 import tempfile

@@ -1,4 +1,4 @@
-"""What logits of a model's tokens are made of, and how."""
+"""Computes the logits of a model's tokens by the model's own code, in parts or all at once."""
 
 from torch import Tensor
 from transformers import PreTrainedModel

@@ -1,4 +1,4 @@
-"""What turns gradients into steps: the optimizer and its learning rate, as the settings name them."""
+"""The optimizer and its learning rate, as the settings name them."""
 
 import math
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""Whether rows are computed behind each other, without padding, or padded in buckets of like length."""
+"""Decides whether rows are packed without padding, or padded in buckets of similar length."""
 
 from typing import Literal
 

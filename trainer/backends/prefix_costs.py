@@ -1,4 +1,4 @@
-"""What calls of a model cost, from its shape and constants that were measured.
+"""Costs of calls of a model, from its shape and measured constants.
 
 `python benchmarks/training/shared_prefixes.py --calibrate` measures them: processor time (on an accelerator, time) of
 forward and backward passes of calls of many shapes, fitted by least squares.

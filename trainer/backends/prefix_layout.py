@@ -1,4 +1,4 @@
-"""Where the tokens of a tree's segments lie in calls of a model, as the tensors that the calls are made with."""
+"""Positions of the tokens of a tree's segments in calls of a model, as the tensors of the calls."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

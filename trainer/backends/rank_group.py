@@ -1,4 +1,4 @@
-"""The group of ranks that compute one model together: who does what, on which device, and what they add up."""
+"""The group of ranks that compute one model together: each rank's part, its device, and the sums over ranks."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

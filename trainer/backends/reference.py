@@ -1,4 +1,4 @@
-"""The policy as a run began: what the penalty for moving away from it is measured against."""
+"""The policy as a run began: the reference of the KL penalty."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path

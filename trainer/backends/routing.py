@@ -1,8 +1,8 @@
-"""Experts that were taken before, taken again: in training those of the rollout (R3), or of its recomputation (R2).
+"""Replay of earlier expert choices: in training those of the rollout (R3), or of its recomputation (R2).
 
 Two forwards of the same tokens with the same weights choose other experts for many of them, because sums differ in
-their last bits; ratios of log-probabilities then compare two networks (Ma et al. 2025, arXiv 2510.11370). What is taken
-again is the choice alone: the experts' weights come of the router as it is now, and its gradient with them.
+their last bits; ratios of log-probabilities then compare two networks (Ma et al. 2025, arXiv 2510.11370). Only the
+choice is replayed: the experts' weights come from the router in its present state, and its gradient with them.
 """
 
 from collections.abc import Sequence

@@ -1,6 +1,6 @@
-"""One rank's part of a model that several ranks train together, whatever it is that divides the model.
+"""One rank's part of a model that several ranks train together, with any way of sharding.
 
-The loss is the same as in one process: a rank is given some of the batch's rows, its share of the loss is already
+The loss is the same as in one process: a rank receives some of the batch's rows, its share of the loss is already
 divided by counts of the whole batch, and the ranks' gradients are added up.
 """
 

@@ -1,4 +1,4 @@
-"""One rank's part of a model that several ranks compute together, whatever it is that divides the model."""
+"""One rank's part of a model that several ranks compute together, with any way of sharding."""
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence

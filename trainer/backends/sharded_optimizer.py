@@ -1,4 +1,4 @@
-"""What steps the weights of a model that several ranks hold, and how its state is named in checkpoints."""
+"""The optimizer of a sharded model, and the names of its state in checkpoints."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol

@@ -1,4 +1,4 @@
-"""Optimizer steps that are left out because they would have destroyed the weights."""
+"""Optimizer steps that are skipped because they would have destroyed the weights."""
 
 from collections.abc import Callable
 

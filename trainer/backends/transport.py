@@ -1,4 +1,4 @@
-"""What starts ranks and carries calls to them. A rank is a process that computes one part of a sharded model.
+"""Starts ranks and carries calls to them. A rank is a process that computes one part of a sharded model.
 
 `LocalRanks` starts child processes of this one; a cluster's actors carry the same calls.
 """

@@ -1,7 +1,7 @@
-"""Log-probabilities and entropies where each rank holds a slice of the vocabulary's logits (Shoeybi et al. 2019,
+"""Log-probabilities and entropies if each rank holds a slice of the vocabulary's logits (Shoeybi et al. 2019,
 arXiv 1909.08053, section 3), with exact gradients. Two exchanges of a few numbers per token; logits never leave a rank.
 
-It needs nothing of what divides the model: a slice of logits and the group of ranks that hold the others.
+It is independent of the way of sharding: it needs a slice of logits and the group of ranks that hold the others.
 """
 
 from typing import Any

@@ -1,4 +1,4 @@
-"""A model before it is divided: the first rank has it whole, the others get their pieces of it and never more.
+"""A model before it is sharded: only the first rank has all of it; the others receive just their pieces.
 
 Every rank has the model's shell: its modules, buffers, ties and settings, with weights that take no room. A part of the
 shell gets its weights just before it is divided, one tensor after the other, from the first rank. So the host's memory

@@ -1,5 +1,5 @@
 """Training on several ranks with DeepSpeed's ZeRO (Rajbhandari et al. 2020, arXiv 1910.02054). The package is imported
-where it is used: it is an extra.
+at its point of use: it is an extra.
 """
 
 import os

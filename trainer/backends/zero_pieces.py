@@ -1,4 +1,4 @@
-"""Weights that DeepSpeed's ZeRO divides. The package is imported where it is used: it is an extra."""
+"""Weights that DeepSpeed's ZeRO divides. The package is imported at its point of use: it is an extra."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext

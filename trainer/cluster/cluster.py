@@ -77,7 +77,7 @@ class Cluster(Protocol):
         ...
 
     def server_arguments(self) -> Sequence[str]:
-        """Return words of `roll-serve` that bring its environments to the role's workers."""
+        """Return arguments of `roll-serve` that place its environments in the role's workers."""
         ...
 
 
@@ -171,7 +171,7 @@ def _reserve(
 def _ray_cluster(settings: RunSettings, placement: Placement) -> "RayCluster":
     try:
         from rollgym.trainer.cluster.ray_runtime import (
-            RayCluster,  # Imported late: who trains here has no Ray.
+            RayCluster,  # Imported late: a local run needs no Ray.
         )
     except ImportError as error:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""The embedded inference engine in a process of its own: what answers there."""
+"""The embedded inference engine in a process of its own: the server in that process."""
 
 import asyncio
 import queue
@@ -46,7 +46,7 @@ class EngineServer:
         self._loading: asyncio.Task[None] | None = None
 
     async def ready(self) -> None:
-        """Answer that requests are taken."""
+        """Return once the engine accepts requests."""
 
     async def generate(self, request: GenerationRequest) -> tuple[GenerationResult, InferenceCounters]:
         """Return one reply, and what was done so far."""
@@ -78,11 +78,11 @@ class EngineServer:
         await self._engine.pause(mode)
 
     async def resume(self) -> None:
-        """Resume generation after a pause."""
+        """Resume generation after `pause`, for replies that it kept as well."""
         await self._engine.resume()
 
     async def health(self) -> InferenceHealth:
-        """Return the engine's health."""
+        """Return the engine's health, as its clients see it."""
         return await self._engine.health()
 
     async def begin_weights(self, version: int) -> None:
@@ -151,7 +151,7 @@ class _ArrivingWeights:
                 return
 
     def parameters(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield them as they come."""
+        """Yield names and tensors as the parts arrive."""
         while (part := self._parts.get()) is not None:
             yield from part
         if self._left_off:

@@ -47,7 +47,7 @@ class KeptProcess:
 
     @property
     def there(self) -> bool:
-        """Whether it takes calls now."""
+        """Whether the process is alive and accepts calls."""
         return self._process is not None and self._restarting is None
 
     async def open(self) -> None:

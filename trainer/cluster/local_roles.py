@@ -58,7 +58,7 @@ class LocalRoles:
         )
 
     async def engines(self, build: Callable[[], PreTrainedModel]) -> RemoteEngines | None:
-        """Start none: the engine is in the driver's process."""
+        """Start nothing: the engine is in the driver's process."""
         return None
 
     async def servers(self, program: Program) -> list[str] | None:

@@ -70,7 +70,7 @@ class ActorRanks:
 
     @property
     def pids(self) -> list[int]:
-        """The processes of the ranks."""
+        """Return the process ids of the ranks, in rank order."""
         return [rank.pid for rank in self._ranks]
 
     def start(self, world_size: int) -> None:

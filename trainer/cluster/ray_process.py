@@ -1,4 +1,4 @@
-"""A process of a role in an actor of a Ray cluster, and what Ray says of those that end."""
+"""A process of a role in an actor of a Ray cluster, and Ray's messages about those that end."""
 
 import contextlib
 import itertools

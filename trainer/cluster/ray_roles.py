@@ -1,4 +1,4 @@
-"""Roles of a run as actors of a Ray cluster; those that nothing is learnt in are started again in their places."""
+"""Roles of a run as actors of a Ray cluster; all but the ranks of models are restarted in place."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
@@ -82,7 +82,7 @@ class RayRoles:
         )
 
     async def engines(self, build: Callable[[], PreTrainedModel]) -> RemoteEngines | None:
-        """Start an engine on each device of the role, if none are there yet."""
+        """Start an engine on each device of the role, unless they run already."""
         role = self.placement.role(ACTOR_INFERENCE)
         if role is None or role.does != "engine":
             return None
@@ -238,7 +238,7 @@ class RayRoles:
 
 
 async def _all(works: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
-    """The results of all, once none is at work any more."""
+    """Return all results, once all calls have ended."""
     results = await asyncio.gather(*works, return_exceptions=True)
     for result in results:
         if isinstance(result, BaseException):

@@ -118,7 +118,7 @@ class RemoteEngines:
         await self._everywhere("pause", mode)
 
     async def resume(self) -> None:
-        """Resume generation in all engines."""
+        """Resume generation in all engines after `pause`."""
         self._paused = None
         await self._everywhere("resume")
 

@@ -1,4 +1,4 @@
-"""Servers that roles are: which program runs with which words, and the process that keeps one on its node."""
+"""Servers of roles: their programs and command lines, and the process that keeps one on its node."""
 
 import asyncio
 import sys

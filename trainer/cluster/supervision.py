@@ -1,4 +1,4 @@
-"""How often, and after how long, what has died is started again. Pure: no clock and no process."""
+"""The number and the delays of restarts after a death. Pure: no clock and no process."""
 
 from collections.abc import Callable
 
@@ -93,7 +93,7 @@ def _remedy(died: RoleDiedError) -> str:
 def death_in(error: BaseException | None) -> RoleDiedError | None:
     """Return the death of a role that brought about an error, if one did.
 
-    Where a role dies, cleaning up behind it may fail, too: the error that arrives is then another one.
+    If a role dies, cleaning up after it may fail, too: the error that arrives is then a different one.
     """
     seen: set[int] = set()
     pending = [error]

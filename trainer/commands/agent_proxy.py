@@ -1,4 +1,4 @@
-"""`roll-agent-proxy`: an endpoint for agents in front of any policy, that writes down what is sampled."""
+"""`roll-agent-proxy`: an endpoint for agents in front of any policy, which records the sampled episodes."""
 
 import argparse
 import asyncio
@@ -137,7 +137,7 @@ async def _run(options: argparse.Namespace) -> int:
 
     from rollgym.trainer.core.ending import Ending, InterruptedRunError
 
-    disable_progress_bar()  # what it says is for people who start agents
+    disable_progress_bar()  # its output is for people who start agents
     ending = Ending()
     ending.say = lambda text: None
     try:

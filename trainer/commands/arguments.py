@@ -1,4 +1,4 @@
-"""Words of `roll-train` that several commands understand, and how the values of options are read."""
+"""Arguments of `roll-train` that several commands share, and the parsing of option values."""
 
 import argparse
 from collections.abc import Sequence
@@ -88,7 +88,7 @@ def gigabytes(text: str) -> float:
 
 
 def count(text: str) -> int:
-    """Read a number of episodes."""
+    """Parse a number of episodes from the command line."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"'{text}' is no number of episodes: give 1 or more")
     return int(text)

@@ -1,4 +1,4 @@
-"""A command of `roll-train`: its name, what is said of it, the words that it understands, and what carries it out."""
+"""A command of `roll-train`: its name, its description, its arguments, and the function that carries it out."""
 
 import argparse
 from collections.abc import Callable
@@ -20,7 +20,7 @@ class Invocation:
     """One invocation of a command.
 
     Attributes:
-        options: Its words, read.
+        options: Its parsed arguments.
         parser: The parser that has read them.
         settings: The run's settings, once a command has read them: tracebacks are written to their output directory.
     """
@@ -39,7 +39,7 @@ class Command:
         summary: Its line in the list of commands.
         description: First paragraph of its --help.
         run: Carries it out and returns the exit code. What needs torch, a web server or much time is imported there.
-        add_arguments: Adds the words that it understands to its parser.
+        add_arguments: Adds its arguments to its parser.
     """
 
     name: str
@@ -49,7 +49,7 @@ class Command:
     add_arguments: Callable[[Parser], None]
 
     def parser(self) -> Parser:
-        """Return the parser of its words."""
+        """Return the argument parser of the command."""
         parser = Parser(prog=f"roll-train {self.name}", description=self.description)
         add_version(parser)
         self.add_arguments(parser)

@@ -88,7 +88,7 @@ def _with_reward(text: str) -> str:
 
 
 def _with_companions(text: str) -> tuple[str, dict[str, str]]:
-    """Return a configuration that names files of the examples as they lie beside it, and these files."""
+    """Return a configuration that names files of the examples by their paths beside it, and these files."""
     companions: dict[str, str] = {}
 
     def taken(name: str) -> str | None:

@@ -56,7 +56,7 @@ async def train_async(
         with ending.watching():
             await learn(resolved, ending, command)
     finally:
-        gc.unfreeze()  # what was there before is the caller's, who may be done with it
+        gc.unfreeze()  # earlier objects are the caller's, which may drop them
     return Path(resolved.output_dir)
 
 

@@ -1,4 +1,4 @@
-"""The memory plan of a run as a table, for people: what every part takes of a device, and what would make it fit."""
+"""The memory plan of a run as a table: each part's memory on a device, and settings that would make it fit."""
 
 import textwrap
 from collections.abc import Sequence

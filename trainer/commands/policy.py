@@ -90,7 +90,7 @@ def _is_its_end(ready: Path, newest: Path | None) -> bool:
     """Whether a run has ended with a complete model, and has not continued since.
 
     Args:
-        ready: The folder that a run writes at its end, behind its last checkpoint.
+        ready: The folder that a run writes at its end, after its last checkpoint.
         newest: The run's newest checkpoint, if it has one.
     """
     if newest is None:
@@ -104,7 +104,7 @@ def _is_its_end(ready: Path, newest: Path | None) -> bool:
 
 
 def _written(*files: Path) -> int | None:
-    """Return when the first of some files that is there was written, in nanoseconds; None if none is there."""
+    """Return the modification time of the first existing file, in nanoseconds; None without one."""
     return next((file.stat().st_mtime_ns for file in files if file.exists()), None)
 
 
@@ -194,7 +194,7 @@ def export(settings: RunSettings, checkpoint: Path | None, output: Path, *, adap
         adapter: Whether to write the adapters alone, in peft's layout, in place of adding them to the model's weights.
 
     Raises:
-        ConfigError: If `output` is not empty, another process writes there, or the policy has no adapter to write.
+        ConfigError: If `output` is not empty, another process writes there, or `adapter` is set without an adapter.
         CheckpointError: If there is no checkpoint or model to export.
     """
     _require_empty(output)

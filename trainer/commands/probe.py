@@ -1,4 +1,4 @@
-"""`roll-train --dry-run --probe`: asks environments, data sets, model and inference servers who they are."""
+"""`roll-train --dry-run --probe`: contacts environments, data sets, model and inference servers."""
 
 import asyncio
 import sys
@@ -37,13 +37,13 @@ _PATIENCE_S = 6.0
 """How long an answer may take, beside the seconds that it takes to import torch, and to start a server of our own."""
 _CONNECT_S = 3.0
 _TASKS = 64
-"""So many of a user's own tasks are looked at for their environments."""
+"""Number of a user's own tasks that are checked for their environments."""
 
 Result = TypeVar("Result")
 
 
 async def probe(settings: RunSettings) -> int:
-    """Ask for everything at once, and say of each whether it is there.
+    """Contact everything at once, and report for each whether it is available.
 
     Returns:
         The exit code: 2 if something is missing.

@@ -1,4 +1,4 @@
-"""Episodes on disk, one a line: read to be played again, written as they are played."""
+"""Episodes on disk, one a line: read for replays, written as they are played."""
 
 import json
 from contextlib import ExitStack
@@ -77,7 +77,7 @@ class EpisodeWriter:
     """Writes episodes to a file of its own, each at once, so that those before a mistake are kept.
 
     Args:
-        path: The file; what it held is replaced.
+        path: The file; its content is replaced.
 
     Raises:
         ConfigError: If it cannot be written, or another process writes it.

@@ -1,4 +1,4 @@
-"""`roll-train replay`: steps of a recorded run, taken again from its records to the same weights."""
+"""`roll-train replay`: steps of a recorded run, repeated from its records to the same weights."""
 
 import asyncio
 import sys

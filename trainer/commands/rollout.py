@@ -190,7 +190,7 @@ async def server_in_this_process(environments: Sequence[str]) -> AsyncIterator[s
         ConfigError: If an environment cannot be served, or a module cannot be imported.
     """
     for named in environments:
-        # Whatever a module of the user's raises when it is imported is made readable here.
+        # Errors from importing a user's module become readable messages here.
         load_attribute(named.rpartition("=")[2])
     async with AsyncExitStack() as stack:
         try:

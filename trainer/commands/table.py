@@ -1,4 +1,4 @@
-"""The commands of `roll-train`, each with its words and with what carries it out."""
+"""The commands of `roll-train`, each with its arguments and the function that carries it out."""
 
 import argparse
 import asyncio
@@ -304,7 +304,7 @@ _BY_NAME = {command.name: command for command in COMMANDS}
 
 
 def split_command(words: Sequence[str]) -> tuple[Command, list[str]]:
-    """Return the command that words begin with, and the rest of them.
+    """Return the command at the start of the arguments, and the other arguments.
 
     Raises:
         SystemExit: If the first word is not a command, an option or a setting.
@@ -322,7 +322,7 @@ def split_command(words: Sequence[str]) -> tuple[Command, list[str]]:
 
 
 def parser_of(command: Command) -> Parser:
-    """Return the parser of a command's words; that of what is done without a command lists the others, too."""
+    """Return the argument parser of a command; that of the default command lists the others, too."""
     if command is not TRAIN:
         return command.parser()
     parser = Parser(

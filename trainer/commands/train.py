@@ -1,4 +1,4 @@
-"""`roll-train`: the parts of a run, put together and set going."""
+"""`roll-train`: builds the parts of a run, and starts it."""
 
 import asyncio
 from contextlib import AsyncExitStack

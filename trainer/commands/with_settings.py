@@ -38,8 +38,8 @@ def settings_command(
         summary: Its line in the list of commands.
         description: First paragraph of its --help.
         carry_out: Does it.
-        add_arguments: Adds the words that it understands besides those of all of them.
-        check: Raises `ConfigError` for words that do not go together, before settings are read.
+        add_arguments: Adds its arguments beside the common ones.
+        check: Raises `ConfigError` for conflicting arguments, before settings are read.
     """
 
     def add(parser: Parser) -> None:
@@ -54,7 +54,7 @@ def settings_command(
 
 
 def learning_command(name: str, summary: str, description: str) -> Command:
-    """Return a command that trains."""
+    """Return a command that trains, with the common options of training."""
     return settings_command(
         name, summary, description, lambda settings, options, ending: learn(settings, ending, name)
     )

@@ -19,7 +19,7 @@ _ATTRIBUTE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 
 def agent_kind(agent: str) -> AgentKind:
-    """Return what `rollout.agent` names: a coroutine of the user's, a service, or a program's command line."""
+    """Return what `rollout.agent` names: a user's coroutine, a service, or a program's command line."""
     if agent.startswith(("http://", "https://")):
         return "service"
     return "coroutine" if _ATTRIBUTE.fullmatch(agent) else "program"

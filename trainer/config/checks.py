@@ -23,7 +23,7 @@ from rollgym.trainer.core.errors import ConfigError
 from rollgym.trainer.core.plugins import load_attribute
 
 _PARTS_OF_ONES_OWN = ("advantage", "surrogate", "selection", "filter", "episodes")
-"""Parts of an algorithm that may be a function of the user's."""
+"""Parts of an algorithm that may be a user's function."""
 
 
 def check_settings(settings: RunSettings) -> None:

@@ -19,7 +19,7 @@ def parse_devices(value: Any) -> Any:
         value: `5`, `"0-3"`, `"0-3,6"` or `[0, "2-3"]`; ranges include their ends.
 
     Raises:
-        ValueError: If it is none of these.
+        ValueError: If it is not one of these.
     """
     if isinstance(value, bool):
         raise ValueError("a truth value is no device: write their numbers, such as [0, 1] or 0-3")
@@ -48,7 +48,7 @@ Devices = Annotated[list[int], BeforeValidator(parse_devices)]
 
 
 class RoleSettings(Settings):
-    """Where one role runs: its machines and devices."""
+    """The machines and devices of one role."""
 
     devices: Devices = Field(
         [],
@@ -94,7 +94,7 @@ class EnvironmentRoleSettings(Settings):
 
 
 class RolesSettings(Settings):
-    """The placement of each role."""
+    """The placement of each role of the run."""
 
     actor_train: RoleSettings = Field(RoleSettings(), description="The ranks that train the policy.")
     actor_inference: RoleSettings = Field(

@@ -1,4 +1,4 @@
-"""When and on what the policy is measured."""
+"""Settings of evaluations: their times, and their sets."""
 
 from collections.abc import Mapping
 from types import MappingProxyType

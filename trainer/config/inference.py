@@ -1,4 +1,4 @@
-"""Settings of who samples from the policy, and of how trained weights reach it."""
+"""Settings of the policy's inference engine, and of the transport of trained weights to it."""
 
 import re
 from typing import Annotated, Literal, Self
@@ -20,7 +20,7 @@ def inference_url(value: str) -> str:
     """Return the root address of an inference server, without a slash at its end.
 
     Raises:
-        ValueError: If it is none.
+        ValueError: If it is not one.
     """
     parts = server_parts(value, ("http", "https"))
     if parts.query or parts.fragment or parts.username or parts.password:
@@ -289,7 +289,7 @@ class WeightSettings(Settings):
     attempts: Amount = Field(2, description="Updates of one server before its wrong weights end the run.")
 
     def chosen(self, inference: InferenceSettings) -> Transport:
-        """Return the transport: the one that was set, or what suits who samples."""
+        """Return the transport: the one that was set, or the default for the kind of engine."""
         return self.transport or ("in_process" if inference.embedded else "disk")
 
     @model_validator(mode="after")

@@ -67,7 +67,7 @@ class Section:
 
     @property
     def has_page(self) -> bool:
-        """Whether it begins a page."""
+        """Whether the key's documentation starts a page."""
         parent, _, _ = self.key.rpartition(".")
         return not parent or (parent in _OWN_PAGES and len(self.models) > 1)
 

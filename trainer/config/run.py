@@ -121,7 +121,7 @@ class RunSettings(Settings):
 
     @property
     def plays(self) -> bool:
-        """Whether the policy plays episodes."""
+        """Whether the policy plays episodes in this run."""
         on_policy = self.distill is not None and self.distill.on_policy
         return self.section is None or on_policy
 

@@ -58,14 +58,14 @@ class RunConsole:
             self._live.start()
 
     def say(self, text: str) -> None:
-        """Print text that stays, as it is: an observation may hold what elsewhere means a colour or a picture.
+        """Print permanent text verbatim: an observation may contain what otherwise means a colour or a picture.
 
         What a terminal would obey is shown as escapes: agents, environments and servers may say anything.
         """
         self._console.print(visible(text), markup=False, soft_wrap=True)
 
     def explain(self, text: str) -> None:
-        """Print a long sentence that stays, broken between words."""
+        """Print a long, permanent sentence, broken between words."""
         self._console.print(visible(text), markup=False)
 
     def numbers(self, head: str, parts: Sequence[str]) -> None:
@@ -83,7 +83,7 @@ class RunConsole:
         return self._live is not None
 
     def begin(self, title: str, total: int, done: int = 0) -> None:
-        """Show a bar for what begins now, in place of the one before it."""
+        """Show a progress bar for a new task, in place of the last one."""
         if self._bar is not None:
             self._progress.remove_task(self._bar)
         self._bar = self._progress.add_task(title, total=total, completed=done)

@@ -1,4 +1,4 @@
-"""An environment server of one's own, on loopback, for runs that name none."""
+"""An embedded environment server on loopback, for runs that name no server."""
 
 import asyncio
 import logging

@@ -85,7 +85,7 @@ class Ending:
             self._task.cancel()
 
     def end(self, reason: Exception) -> None:
-        """End the command, for the first reason that is given; a person's counts before a death that can be mended."""
+        """End the command, for the first reason given; a person's reason overrides a recoverable death."""
         mendable = isinstance(self.reason, RoleDiedError) and isinstance(reason, InterruptedRunError)
         if self.reason is not None and not mendable:
             return

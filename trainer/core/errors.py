@@ -13,7 +13,7 @@ class ConfigError(TrainerError, ValueError):
 
 
 class UnplayableTaskError(ConfigError):
-    """One task cannot be played, and playing it again cannot mend that; others may."""
+    """One task cannot be played, and a retry cannot help; other tasks may be playable."""
 
 
 class CheckpointError(TrainerError):

@@ -9,7 +9,7 @@ def with_current_keys(values: Any, former_keys: Mapping[str, str], section: str)
     """Return the settings of a section under their present names, and warn of each former name.
 
     Args:
-        values: The settings, or anything else, which is returned as it is.
+        values: The settings, or anything else, which is returned unchanged.
         former_keys: The present name of each key, by its former name.
         section: The section's name, for the warning.
 

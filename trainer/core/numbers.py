@@ -28,7 +28,7 @@ def finite_number(value: object, name: str) -> float:
     """Return `value` as a float.
 
     Args:
-        value: A number of Python's, numpy's or torch's. A boolean is none, and neither is text.
+        value: A number of Python's, numpy's or torch's. A boolean or a text is refused.
         name: Its name, for the message.
 
     Raises:

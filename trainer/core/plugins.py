@@ -1,4 +1,4 @@
-"""Code of the user's that a setting names as `module:attr`: a reward, an agent, a context policy, a task source.
+"""The user's code, which a setting names as `module:attr`: a reward, an agent, a context policy, a task source.
 
 This is the boundary to it, the only place that catches whatever it raises: when its module is imported, and when
 it is called.
@@ -25,7 +25,7 @@ from rollgym.user_code import misnamed, missing_attribute, missing_module
 
 @dataclass(frozen=True, slots=True)
 class Plugin:
-    """A function (or class) of the user's.
+    """A user's function (or class).
 
     Attributes:
         setting: The setting that names it, such as `rollout.reward`.
@@ -93,7 +93,7 @@ class Plugin:
     def running(self) -> Iterator[None]:
         """Name the plug-in in whatever its code raises while the context is open.
 
-        What our own code has said to it passes as it is: an agent that asks the environment for a step does not have
+        Errors of our own code pass through unchanged: an agent that asks the environment for a step does not have
         to handle its problems. Neither `sys.exit` nor a `CancelledError` of something that it waited for may pass:
         the one would end the run without a word, and for the other the run would wait for ever.
 
@@ -227,7 +227,7 @@ def _is_our_cancellation(error: BaseException) -> bool:
 
 
 def _is_the_end_of(task: "asyncio.Task[Any] | None", error: BaseException) -> bool:
-    """Whether a coroutine is closed that a task has left behind: it is then not that task that runs it."""
+    """Whether a coroutine is closed that a task has abandoned: that task then does not run it."""
     return isinstance(error, GeneratorExit) and _running_task() is not task
 
 

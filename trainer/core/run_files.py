@@ -36,7 +36,7 @@ def write_errors(path: Path) -> Iterator[None]:
         path: The file or folder that is written inside the context.
 
     Raises:
-        WriteError: In place of every `OSError`, and of what libraries make of one.
+        WriteError: In place of every `OSError`, and of errors that libraries derive from one.
     """
     try:
         yield
@@ -100,7 +100,7 @@ class LineFile:
             self._file.flush()
 
     def truncate(self, size: int) -> None:
-        """Cut everything off behind the first `size` bytes."""
+        """Truncate the file to its first `size` bytes."""
         with self._writing():
             self._file.flush()
             os.truncate(self._path, size)
@@ -132,7 +132,7 @@ def read_lines(path: Path, number: str | None = None) -> list[dict[str, Any]]:
         number: The key of an integer that every line has.
 
     Raises:
-        DamagedFileError: If a line is none that a run wrote.
+        DamagedFileError: If a line was not written by a run.
     """
     return [line for line, _ in lines_and_sizes(path, number)]
 

@@ -20,7 +20,7 @@ def run_lock(directory: Path, setting: str = "output_dir") -> Iterator[None]:
     """Hold a directory for this process while the context is open.
 
     Args:
-        directory: The directory; it is made if need be.
+        directory: The directory; created if missing.
         setting: The setting that named the path; for people.
 
     Raises:
@@ -52,7 +52,7 @@ def output_lock(path: Path, option: str = "--output") -> Iterator[None]:
     A path that is neither file nor folder, such as a terminal or `/dev/null`, is not locked.
 
     Args:
-        path: A file, which is made if need be, or a folder that is there.
+        path: A file, which is created if missing, or an existing folder.
         option: The option that named the path; for people.
 
     Raises:

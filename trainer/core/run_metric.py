@@ -1,4 +1,4 @@
-"""A number of a run: declared once, with all that is shown and said of it."""
+"""A metric of a run: declared once, with its text and its places in console and report."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

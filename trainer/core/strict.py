@@ -1,4 +1,4 @@
-"""The base of every settings class: what cannot be meant is refused, and values never change after loading."""
+"""The base of every settings class: implausible values are refused, and values never change after loading."""
 
 import re
 import typing
@@ -170,7 +170,7 @@ def _refuse_what_only_looks_like_it(key: str, value: Any, annotation: Any) -> No
 
 
 def _is_odd_number(text: str) -> bool:
-    """Whether a text is made of what numbers are made of, and is not written as numbers are."""
+    """Whether a text consists of characters of numbers, but is not in the form of a number."""
     return _LIKE_A_NUMBER.fullmatch(text) is not None and _NUMBER.fullmatch(text) is None
 
 

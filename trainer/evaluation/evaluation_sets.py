@@ -25,7 +25,7 @@ _BATCH = 128
 
 @dataclass(frozen=True, slots=True)
 class EvaluationSet:
-    """A named list of tasks."""
+    """A named list of tasks for evaluation."""
 
     name: str
     tasks: tuple[Task, ...]

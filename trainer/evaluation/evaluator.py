@@ -100,7 +100,7 @@ class Evaluator:
         return scores
 
     def say(self, title: str, scores: dict[str, Score]) -> None:
-        """Print scores, one a line."""
+        """Print scores, one per line."""
         for name, result in scores.items():
             lost = f", {result.failures} failed in the environment" if result.failures else ""
             played = f"({result.episodes} episodes, {result.turns:.1f} turns{lost})"
@@ -121,7 +121,7 @@ async def build_evaluation_sets(settings: RunSettings, pool: EnvironmentPool) ->
 
 
 def as_metrics(scores: dict[str, Score]) -> dict[str, float]:
-    """Return scores as named numbers."""
+    """Return scores as metrics by name."""
     return {
         name: value
         for key, entry in scores.items()

@@ -1,4 +1,4 @@
-"""Rows of evaluation sets that are trained on, too: their scores do not show what carries over to other tasks."""
+"""Rows of evaluation sets that are also trained on: their scores do not measure generalisation."""
 
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence

@@ -1,4 +1,4 @@
-"""What has come of the answer to one call, and when: a server that lives may begin an answer that never ends."""
+"""Progress of the response to one call, for stall detection: a live server may start a response that never ends."""
 
 from collections.abc import Callable
 

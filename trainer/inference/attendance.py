@@ -1,4 +1,4 @@
-"""Which servers of a pool are there and serve, what all are to be like, and what is said of those that come and go."""
+"""Health registry of a pool: which servers are up and serving, their requirements, and messages on changes."""
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping

@@ -1,6 +1,6 @@
-"""What the trainer asks of whoever samples from the policy: ids in, ids and their log-probabilities out.
+"""The interface between the trainer and inference engines: ids in, ids and their log-probabilities out.
 
-No type of torch stands here: the policy may be sampled in this process or on servers far away.
+It uses no type of torch: the policy may be sampled in this process or on remote servers.
 """
 
 from collections.abc import Callable, Iterator, Sequence

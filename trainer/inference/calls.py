@@ -1,4 +1,4 @@
-"""HTTP calls and their answers as plain data, and the reading of answers that may be anything. No I/O."""
+"""HTTP calls and their answers as plain data, and the parsing of untrusted answers. No I/O."""
 
 import asyncio
 import math

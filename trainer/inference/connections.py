@@ -1,7 +1,7 @@
 """Connections to one server: HTTP/1.1, one call at a time on each, answers read whole.
 
-httpx is not used for these: it looks at every connection of its pool at every call, and at much that no call to an
-inference server needs, which is most of what a turn costs a trainer. What comes is parsed by httptools, as in servers.
+httpx is not used for these: at every call it checks every connection of its pool, and much that no call to an
+inference server needs, which is most of a turn's cost for a trainer. Answers are parsed by httptools, as in servers.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""The rows that are being decoded: one key-value cache, right-aligned, that rows join and leave."""
+"""The rows in decoding: one right-aligned key-value cache, which rows join and leave."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

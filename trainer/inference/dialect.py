@@ -1,4 +1,4 @@
-"""What the client of one inference server asks of a dialect: calls to make and how to read what comes back. No I/O."""
+"""The interface of a dialect for the client of an inference server: calls to make, and parsers of answers. No I/O."""
 
 import re
 from collections.abc import Generator, Mapping, Sequence

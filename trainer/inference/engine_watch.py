@@ -1,4 +1,4 @@
-"""Watches the engine behind a server's front: a front answers for as long as it lives, whatever the engine does."""
+"""Watches the engine behind a server's front: a live front answers even if the engine is dead or hangs."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

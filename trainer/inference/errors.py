@@ -1,4 +1,4 @@
-"""What goes wrong between the trainer and an inference server; each kind asks for another answer of the caller."""
+"""Errors between the trainer and an inference server; each kind requires a different reaction of the caller."""
 
 from rollgym.trainer.core.errors import ConfigError, RunError
 

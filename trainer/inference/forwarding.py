@@ -1,4 +1,4 @@
-"""Inference clients in front of another one: what they pass on as it comes, and one that holds requests back."""
+"""Inference clients in front of another one: a base that forwards everything, and one that delays requests."""
 
 from collections.abc import Sequence
 

@@ -1,7 +1,7 @@
-"""Tries a structured output in this process, which may be ended: some take minutes, and some break what compiles them.
+"""Tries a structured output in this process, which may be killed: some take minutes, and some crash the compiler.
 
 Run as a program: `{"kind": ..., "text": ...}` is read from the standard input, and `{"error": ...}` written, empty
-where all is well. It imports nothing of ours, so that it starts at once.
+without an error. It imports nothing of ours, so that it starts at once.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Keeps a program as long as who started it lives: `python -m rollgym.trainer.inference.keeper PROGRAM ARGUMENT...`.
+"""Runs a program for as long as its starter lives: `python -m rollgym.trainer.inference.keeper PROGRAM ARGUMENT...`.
 
 The keeper's standard input is a pipe that its starter holds. It ends when the starter does, however it does, and the
 keeper then ends the program and all of its processes. Standard library only: it starts in a moment.

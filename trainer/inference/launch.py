@@ -1,4 +1,4 @@
-"""Inference servers as processes of the run: started, waited for, started again, and ended with it."""
+"""Inference servers as processes of the run: start, readiness, restarts, and end with the run."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""Servers of a pool: what each is known to be like, and who says which there are to be."""
+"""Servers of a pool: what is known of each, and the source of their list."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence

@@ -1,6 +1,6 @@
-"""A reply that comes in stretches: what was drawn before an interruption becomes part of the next prompt.
+"""A reply in several generation chunks: the tokens before an interruption become part of the next prompt.
 
-The next stretch may come from another server.
+The next chunk may come from another server.
 """
 
 from dataclasses import dataclass, field, replace

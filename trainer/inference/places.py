@@ -1,4 +1,4 @@
-"""So many requests at once, and of those that wait the one of smallest priority is next."""
+"""A priority semaphore: limits concurrent requests; the waiting one with the smallest priority is next."""
 
 import asyncio
 import heapq

@@ -1,8 +1,8 @@
-"""Several inference servers as one client. They may come and go while a run goes on.
+"""Several inference servers as one client. They may join and leave during a run.
 
 A server answers requests while it is reachable and has the current weights. One that is lost keeps nothing that the
-trainer lacks: its requests are sent again elsewhere, from the ids that the trainer holds. When it is back it is given
-the current weights first. So is one that is added while the run goes on; one that is taken away is let go as if lost.
+trainer lacks: its requests are retried elsewhere, from the ids that the trainer holds. When it is back it receives
+the current weights first. So does a server that joins during the run; one that is removed is treated as lost.
 """
 
 from collections.abc import Callable, Coroutine, Mapping, Sequence

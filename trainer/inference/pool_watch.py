@@ -1,4 +1,4 @@
-"""The watch over the servers of a pool: it meets those that are named, and those that are gone again and again."""
+"""Monitors the servers of a pool: connects to those that are named, and retries those that are down."""
 
 import asyncio
 from contextlib import suppress

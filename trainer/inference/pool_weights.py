@@ -1,4 +1,4 @@
-"""The current weights, brought to the servers of a pool: to all of them when they are new, to one when it is back."""
+"""Sends the current weights to the servers of a pool: to all when they are new, to one when it is back."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

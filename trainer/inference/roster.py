@@ -1,4 +1,4 @@
-"""Which servers there are to be, by a file that may be changed while a run goes on."""
+"""The list of servers, from a file that may change during a run."""
 
 import asyncio
 from collections.abc import Callable, Sequence

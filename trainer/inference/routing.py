@@ -1,4 +1,4 @@
-"""Which server a request goes to: the one whose cache holds its past, as long as that is no burden to it. No I/O."""
+"""Which server a request goes to: the one whose cache holds its past, unless that overloads it. No I/O."""
 
 import hashlib
 from array import array

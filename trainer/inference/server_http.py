@@ -1,9 +1,9 @@
-"""Calls over HTTP to one server, for as long as somebody is patient.
+"""Calls over HTTP to one server, retried until the caller's deadline.
 
-A call that is lost is made again where that is safe. Nobody polls for himself: one look-out asks a server that is gone
-whether it is back, and all who wait for it hear of it at once. Another watches while calls are under way, because a
-server that stands still keeps its connections, a front whose engine stands still answers on, and one that lives may
-never end an answer that it has begun.
+A lost call is retried if that is safe. Callers do not poll: one shared health probe asks a server that is down whether
+it is back, and notifies all waiters at once. Another probe runs while calls are in flight, because a hung server keeps
+its connections, a front with a hung engine keeps answering, and a live server may never finish an answer that it has
+begun.
 """
 
 import asyncio

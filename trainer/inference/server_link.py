@@ -1,4 +1,4 @@
-"""The link to one server: its address, what it can do, and the words that it understands."""
+"""The link to one server: its address, what it can do, and its dialect."""
 
 import asyncio
 from contextlib import suppress

@@ -1,4 +1,4 @@
-"""What a server that we started has said, and why it ended, by that."""
+"""The log of a server that the run started, and the reason of its end according to the log."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""Pauses of one server, and its sleep: what becomes of replies meanwhile, and that it goes on."""
+"""Pause, sleep and resume of one server, and the replies in flight meanwhile."""
 
 import asyncio
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Programs of inference servers: whether they are there, which ports they get, and the words they are run with."""
+"""Programs of inference servers: whether they are installed, their ports, and their command lines."""
 
 import importlib.util
 import shutil

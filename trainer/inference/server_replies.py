@@ -1,7 +1,7 @@
-"""Replies of one server: asked for, in as many stretches as interruptions cut them into, scored, and aborted.
+"""Replies of one server: requested, in as many chunks as interruptions cut them into, scored, and aborted.
 
-An update of the weights that aborts a reply hands back what was drawn, and the rest is asked for again with that as
-part of the prompt. Each token keeps the log-probability that it was drawn with and the version that drew it.
+An update of the weights that aborts a reply returns the tokens drawn so far, and the rest is requested again with them
+as part of the prompt. Each token keeps the log-probability that it was drawn with and the version that drew it.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
 """Which weights and adapters one server has, as far as it says: whether a token may be used, and which version drew it.
 
-Weights are called by the run and the version, so that those of two runs that update one server are told apart.
+Weights are called by the run and the version, so that those of two runs that update one server stay distinct.
 """
 
 import asyncio

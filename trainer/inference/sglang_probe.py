@@ -1,4 +1,4 @@
-"""What an SGLang server is and can do, found by asking it, for releases 0.5.20 to 0.5.23. No I/O."""
+"""Inspects an SGLang server's identity and features, for releases 0.5.20 to 0.5.23. No I/O."""
 
 from collections.abc import Mapping
 from dataclasses import replace

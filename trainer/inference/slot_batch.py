@@ -1,7 +1,7 @@
-"""The rows that are being decoded, each in a slot of its own; what prompts share with rows before them is kept.
+"""The rows that are being decoded, each in its own slot; prefixes that prompts share with earlier rows are kept.
 
-A row that leaves stays in its slot until another needs it: the episode's next turn, which begins with all of that, goes
-on there. Members of a group, and prompts with the same examples, take what they share from one that has it.
+A finished row stays in its slot until another needs it: the episode's next turn, which begins with the same tokens,
+continues there. Members of a group, and prompts with the same examples, copy the shared prefix from a row that has it.
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,4 @@
-"""Whether a model computes the same in slots as it does of whole rows: tried before it is decoded so."""
+"""Checks, before decoding in slots, whether a model computes the same in slots as with whole rows."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""Which servers of a run are being started again: nobody's patience with them runs out meanwhile."""
+"""Servers of a run that are restarting: deadlines of calls to them are extended meanwhile."""
 
 import asyncio
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Stretches of a reply: how one is asked for, what an answer brings of it, and what must hold of that. No I/O."""
+"""Generation chunks of a reply: their requests, their answers, and the checks of those. No I/O."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

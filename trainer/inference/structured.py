@@ -1,4 +1,4 @@
-"""Structured outputs in the embedded engine: which tokens a reply may go on with.
+"""Structured outputs in the embedded engine: which tokens may come next in a reply.
 
 The grammars are llguidance's, which reads a tokenizer's bytes, takes microseconds for a token and bounds what it
 computes. Nothing here knows torch; the sampler masks with what it is given.

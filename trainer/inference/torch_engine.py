@@ -1,8 +1,8 @@
 """The embedded inference engine: plain torch, requests admitted and retired as they come.
 
 Computation runs in one thread of its own, so the event loop stays free for environments. Between two decoding steps
-the engine takes in waiting requests, new weights and cancellations. Each row has its keys and values in a slot of its
-own; families for which that is not exact are decoded in one cache that rows join and leave.
+the engine admits waiting requests, and applies new weights and cancellations. Each row has its keys and values in a
+slot of its own; families for which that is not exact are decoded in one cache that rows join and leave.
 """
 
 import asyncio

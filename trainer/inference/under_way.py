@@ -1,4 +1,4 @@
-"""The replies that somebody waits for at one server, and the gate at which they wait while it is paused."""
+"""The requests in flight at one server, and the gate that holds them while it is paused."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Sequence

@@ -1,6 +1,6 @@
 """vLLM's HTTP interface: calls to make, for releases 0.24 to 0.33. No I/O.
 
-Routes that steer exist only where the server was started with `VLLM_SERVER_DEV_MODE=1`.
+Control routes exist only if the server was started with `VLLM_SERVER_DEV_MODE=1`.
 """
 
 from collections.abc import Mapping, Sequence

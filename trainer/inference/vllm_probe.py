@@ -1,4 +1,4 @@
-"""What a vLLM server is and can do, found by asking it, for releases 0.24 to 0.33. No I/O."""
+"""Inspects a vLLM server's identity and features, for releases 0.24 to 0.33. No I/O."""
 
 from collections.abc import Mapping
 from dataclasses import replace

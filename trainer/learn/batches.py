@@ -40,7 +40,7 @@ class EpisodeBatch:
 
     @property
     def domains(self) -> list[str]:
-        """The domain of each row."""
+        """Return the domain of each row's task."""
         return [self.trajectories[row.trajectory].task.domain for row in self.rows]
 
     def only(self, kept: Sequence[bool]) -> Self:

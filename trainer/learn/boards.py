@@ -36,7 +36,7 @@ class NotLoggedInError(Exception):
 
 
 class Board(Protocol):
-    """A tracker that is open."""
+    """A third-party tracker that is open for a run."""
 
     def log(self, step: int, values: Numbers) -> None:
         """Record finite numbers of a step."""
@@ -77,7 +77,7 @@ class RunIdentity:
         try:
             ids = json.loads((self.directory / BOARDS_FILE).read_text(encoding="utf-8"))
         except (OSError, ValueError):
-            return {}  # a run that begins, or a file cut short by a crash: the tracker then has a second run of it
+            return {}  # a new run, or a file that a crash truncated: the tracker then starts a second run
         return ids if isinstance(ids, dict) else {}
 
 
@@ -107,7 +107,7 @@ class GuardedBoard:
         self._thread.start()
 
     def log(self, step: int, values: Numbers) -> None:
-        """Hand numbers over; never waits."""
+        """Queue a step's numbers for the tracker; never blocks."""
         self._given += 1
         try:
             self._queue.put_nowait((step, dict(values)))
@@ -200,7 +200,7 @@ class WandbBoard:
         self._run.define_metric("*", step_metric="step")
 
     def log(self, step: int, values: Numbers) -> None:
-        """Record numbers of a step."""
+        """Record a step's numbers in the run."""
         self._run.log({**values, "step": step})
 
     def close(self) -> None:
@@ -235,7 +235,7 @@ class SwanlabBoard:
         run.keep("swanlab", self._run.id)
 
     def log(self, step: int, values: Numbers) -> None:
-        """Record numbers of a step."""
+        """Record a step's numbers in the run."""
         self._run.log(dict(values), step=step)
 
     def close(self) -> None:
@@ -304,7 +304,7 @@ class MlflowBoard:
             self._client.log_batch(self._run_id, params=params[start : start + _MLFLOW_BATCH])
 
     def log(self, step: int, values: Numbers) -> None:
-        """Record numbers of a step."""
+        """Record a step's numbers in the run."""
         from mlflow.entities import Metric
 
         now = int(time.time() * 1000)
@@ -318,7 +318,7 @@ class MlflowBoard:
             self._client.log_batch(self._run_id, metrics=metrics[start : start + _MLFLOW_METRICS])
 
     def close(self) -> None:
-        """Mark the run as finished."""
+        """Mark the run as finished on the server."""
         self._client.set_terminated(self._run_id)
 
 

@@ -27,8 +27,8 @@ def conversation_rows(
 ) -> list[TrainRow]:
     """Return the rows of a conversation: one in all, or one for each learnt message if the template rewrites the past.
 
-    Ids of a learnt message are those of its text apart, as the policy samples them behind its prompt, with the token
-    that closes the turn behind them.
+    Ids of a learnt message are those of its text apart, as the policy samples them after its prompt, with the token
+    that closes the turn at the end.
 
     Args:
         renderer: The policy's.
@@ -99,7 +99,7 @@ def _pieces(
 def _plain_pieces(
     renderer: ChatRenderer, conversation: Conversation, wanted: Collection[int]
 ) -> list[_Piece]:
-    """Return texts one behind the other, between the tokenizer's own beginning and end of a text."""
+    """Return texts joined, between the tokenizer's own start and end of a text."""
     pieces = [
         _Piece(renderer.quote(str(message["content"])), learnt=number in wanted)
         for number, message in enumerate(conversation.messages)
@@ -118,7 +118,7 @@ def _last_piece(renderer: ChatRenderer, conversation: Conversation, number: int)
     if message["role"] == "assistant":
         asked = template.text(messages[:number], generation_prompt=True, tools=tools)
         if not whole.startswith(asked) and message["content"] and not message.get("tool_calls"):
-            # The template asks otherwise than it shows afterwards: learnt is the answer to what is asked.
+            # The template's prompt differs from its later rendering: the answer to the prompt is learnt.
             closing = renderer.token_text(renderer.end_of_turn_id)
             return [
                 _Piece(asked, learnt=False),
@@ -144,7 +144,7 @@ def _block_pieces(
     before: str,
     block: str,
 ) -> list[_Piece]:
-    """Cut what the template writes of a message into its opening, what is learnt, and what comes behind."""
+    """Split a message's rendering into its opening, the learnt part, and the rest."""
     start = 0
     if message["role"] == "assistant" and before:
         asked = renderer.template.text(

@@ -1,4 +1,4 @@
-"""One update of a student on its own episodes: each of its tokens comes nearer to what a teacher would have said."""
+"""One update of a student on its own episodes: the distribution at each token moves towards the teacher's."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ from rollgym.trainer.learn.token_fields import TaughtFields
 
 
 class Teacher(Protocol):
-    """Scores tokens of the student's."""
+    """Scores the student's tokens with a teacher's log-probabilities."""
 
     async def logprobs(self, rows: Sequence[TrainRow]) -> list[Tensor]:
         """Return the log-probabilities of the marked tokens of rows, `[tokens]` each, zero elsewhere."""

@@ -104,8 +104,8 @@ class Learning:
     Attributes:
         rewards: Whether from rewards; a teacher says something of every reply, however it is paid.
         paid_alike: Whether nothing can be learnt if all episodes have equal rewards. A user's advantage may
-            read what it likes.
-        advantages: Whether from advantages alone. A surrogate of the user's may read what it likes.
+            read anything.
+        advantages: Whether from advantages alone. A user's surrogate may read anything.
     """
 
     rewards: bool = True

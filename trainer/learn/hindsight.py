@@ -35,7 +35,7 @@ class HindsightRow:
 class Hindsight:
     """Writes feedback on replies into their prompts, as a further user message.
 
-    Ids of prompts and replies are those of the record: the message is put in front of the opening of the policy's turn.
+    Ids of prompts and replies are those of the record: the message is inserted before the opening of the policy's turn.
 
     Args:
         renderer: The policy's.
@@ -93,7 +93,7 @@ class Hindsight:
         )
 
     def _frame(self) -> tuple[list[int], str, str]:
-        """Return the ids that open the policy's turn, and what stands before and behind a message in front of them."""
+        """Return the ids that open the policy's turn, and the text before and after a message in front of them."""
         template = self._renderer.template
         place = template.control.place
         asked = template.text([_QUESTION], generation_prompt=True)

@@ -214,7 +214,7 @@ class Learner:
         return metrics | result.metrics | left_out | numbers
 
     def _last_values(self, batch: EpisodeBatch) -> Tensor:
-        """Return what the critic says of the prompts that episodes were cut off at, `[trajectories]`; else 0."""
+        """Return the critic's values of the prompts at which episodes were cut off, `[trajectories]`; else 0."""
         last = torch.zeros(len(batch.trajectories), dtype=torch.float64)
         cut = [index for index, each in enumerate(batch.trajectories) if each.next_prompt]
         if cut:
@@ -326,7 +326,7 @@ class Learner:
                         )
                         prepared.append(numbers)
                     except InvalidNumberError as error:
-                        broken = str(error)  # of a selection of the user's
+                        broken = str(error)  # from a user's selection
                 counts = Denominators.from_lengths(
                     lengths[each] for each in {sequences[index] for index in indices}
                 )
@@ -391,7 +391,7 @@ class Learner:
 
 
 def _behind(prompt: Sequence[int]) -> TrainRow:
-    """Return a row whose one result is of the state behind a prompt: before a token, whichever token that is."""
+    """Return a row whose one result is of the state after a prompt: before the next token, whichever that is."""
     ids = torch.tensor([*prompt, 0])
     return TrainRow(ids, torch.arange(len(ids)) == len(prompt))
 

@@ -31,7 +31,7 @@ class StepTimes:
         training: All groups are there.
         syncing: The update is over, and weights are published.
         recording: The weights are out, and what happened is written down.
-        ended: The step's numbers are put together.
+        ended: The time at which the step's metrics were collected.
         last_ended: When the step before ended; None for the first one of a process.
     """
 

@@ -23,7 +23,7 @@ class _TokenFields:
 
     @classmethod
     def padded(cls, rows: Sequence[TrainRow]) -> Self:
-        """Return those of rows as one, `[rows, tokens]`, zero behind each row's end."""
+        """Return those of rows as one, `[rows, tokens]`, zero after each row's end."""
         return cls(**{name: pad_rows([row.fields[name] for row in rows]) for name in rows[0].fields})
 
     def named(self) -> dict[str, Tensor]:

@@ -59,7 +59,7 @@ class Tracker:
         self._boards = boards
         self._patience_s = settings.patience_s
         directory.mkdir(parents=True, exist_ok=True)
-        # Metrics are filed under the number of updates behind them: those of step k under k + 1.
+        # Metrics are filed under the number of completed updates: those of step k under k + 1.
         self._metrics = _open_from(directory / METRICS_FILE, resume_step + 1)
         self._evaluated = _evaluated_steps(directory / METRICS_FILE)
         self._watched = watched
@@ -112,7 +112,7 @@ class Tracker:
         if self._episodes is not None:
             for index, group in enumerate(groups):
                 about = group.as_record(index)
-                # It is none of the episodes that are trained on, and belongs to them all: it is said once.
+                # It is not one of the trained episodes, and belongs to the whole group: it is written once.
                 beside: dict[str, Any] = {} if group.greedy is None else {"greedy": group.greedy.as_record()}
                 for number, trajectory in enumerate(group.trajectories):
                     told = about if number else about | beside

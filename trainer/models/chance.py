@@ -1,4 +1,4 @@
-"""Chance in a model's forward, taken out: what is sampled from and what is trained must be one distribution."""
+"""Removes randomness from a model's forward: the sampled and the trained distribution must be the same."""
 
 from typing import TypeVar
 
@@ -10,7 +10,7 @@ Model = TypeVar("Model", bound=PreTrainedModel)
 _NOISE = frozenset({"layerdrop", "jitter_noise", "input_jitter_noise"})
 """Attributes of modules that are read in training mode alone, beside all that have "dropout" in their name.
 
-`router_jitter_noise` is none of them: Phi-3.5-MoE's router reads it in evaluation as well, as how near to the best an
+`router_jitter_noise` is not among them: Phi-3.5-MoE's router reads it in evaluation as well, as how near to the best an
 expert must be.
 """
 

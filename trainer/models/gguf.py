@@ -1,6 +1,6 @@
 """GGUF files as models: read once, dequantized, and kept in Hugging Face layout, which everything else takes.
 
-A run trains weights, saves them, hands them to inference servers and to other ranks. All of that is done with a folder
+A run trains weights, saves them, and sends them to inference servers and other ranks. All of that uses a folder
 in Hugging Face layout, so a GGUF file becomes one: in `$XDG_CACHE_HOME/rollgym/gguf`, one for each state of a file.
 """
 

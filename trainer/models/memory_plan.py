@@ -1,6 +1,6 @@
-"""How much memory a run takes on each device, reckoned before anything is built. Pure arithmetic, no torch.
+"""How much memory a run takes on each device, computed before anything is built. Pure arithmetic, no torch.
 
-Bytes of what is trained follow from how the backends hold it:
+Bytes of the trained parts follow from the backends' layout:
 
 - `torch`: all of it on one device. In bf16 the optimizer has weights of its own in fp32 (4 bytes beside 2); gradients
   are kept in fp32, and AdamW has two numbers for each weight.
@@ -13,7 +13,7 @@ Bytes of what is trained follow from how the backends hold it:
   and 12 over the data-parallel ranks (distributed optimizer).
 
 Activations are what autograd keeps of a micro-batch in the layers of transformers' models, with flash or SDPA
-attention, which keeps no scores. `tests/trainer/models/test_memory_plan.py` checks the reckoning against a measurement.
+attention, which keeps no scores. `tests/trainer/models/test_memory_plan.py` compares the plan with a measurement.
 """
 
 from collections.abc import Sequence
@@ -152,7 +152,7 @@ class Need:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One model of a run, or who samples from it.
+    """One model of a run, or its inference engine.
 
     Attributes:
         name: Its name: policy, critic, reference, engine, or by its own name a teacher or a judge.

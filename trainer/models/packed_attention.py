@@ -3,7 +3,7 @@
 torch has a kernel for that (`torch.nn.attention.varlen`), and so has flash attention. Without either, each run of
 rows of equal length is computed separately: that is exact, and as fast as rows that are padded to equal length.
 
-The library's models hand on to attention what their forward is given, so that a call says by its arguments whether its
+The library's models pass the arguments of their forward to attention, so that a call's arguments say whether its
 rows are packed. What stands for `sdpa` in the library's table looks at them, and else computes what stood there before.
 """
 

@@ -30,7 +30,7 @@ def boxes_of_stretch(sizes: Sequence[int], start: int, stop: int) -> Iterator[Bo
     Args:
         sizes: The array's sizes.
         start: Index of the run's first number.
-        stop: The first one behind it.
+        stop: Index of the first number after it.
     """
     # As one row of arrays: all of it is a box like the others, and a single number is one, too.
     whole = (1, *sizes)
@@ -67,7 +67,7 @@ class BoxedTensor(Tensor):
 
     Args:
         shape: The whole's shape.
-        held: The boxes, none of which overlap. There may be none.
+        held: The boxes, without overlap. They may be empty.
     """
 
     held: Sequence[HeldBox]

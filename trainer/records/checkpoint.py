@@ -132,7 +132,7 @@ def _checked_names(folder: Path) -> set[str]:
         raise CheckpointError(f"{manifest} is damaged: it does not list {_STATE}")
     for name, digest in hashes.items():
         file = folder / name
-        # A part that ranks wrote is a folder of files; nothing lies deeper, or elsewhere.
+        # A part that ranks wrote is a folder of files; nothing is deeper, or elsewhere.
         steps = PurePath(name).parts
         ours = len(steps) in (1, 2) and ".." not in steps and not PurePath(name).is_absolute()
         if not ours or not file.is_file() or _hash(file) != digest:

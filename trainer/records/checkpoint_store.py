@@ -69,7 +69,7 @@ class CheckpointStore:
         return self.finish(self.begin(state, parts), state, parts, scores)
 
     def begin(self, state: RunState, parts: dict[str, Any]) -> Path:
-        """Begin a checkpoint: have those parts written that write themselves, as they are now.
+        """Begin a checkpoint: write the parts that write themselves, in their present state.
 
         Nothing reads what is begun until `finish` is done with it, and the next one to be begun replaces it.
 
@@ -111,7 +111,7 @@ class CheckpointStore:
         return final
 
     def drop(self, scratch: Path) -> None:
-        """Give up what was begun."""
+        """Delete a checkpoint that was begun and will not be finished."""
         _remove(scratch)
 
     def latest(self) -> Path | None:
@@ -255,7 +255,7 @@ def kept_steps(
 
     Args:
         steps: The steps of all that there are.
-        scores: Their scores, as far as they have one; one that is not finite is none.
+        scores: Their scores, as far as they have one; a non-finite score does not count.
         keep: Number of the newest to keep.
         keep_best: Number of the best to keep; of equal ones the newest.
         best_is: Whether high or low scores are the best.

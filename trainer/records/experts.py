@@ -88,7 +88,7 @@ class ExpertsWriter:
 
 
 class ExpertsReader:
-    """Reads what an `ExpertsWriter` made of one reply after the other; one that begins at 0 may follow at any time."""
+    """Reads the records of an `ExpertsWriter`, reply by reply; one that begins at 0 may follow at any time."""
 
     def __init__(self) -> None:
         self._last: Experts | None = None

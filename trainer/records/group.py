@@ -1,4 +1,4 @@
-"""Groups of episodes of one task: how each is played, and which of them a training step is given."""
+"""Groups of episodes of one task: how each is played, and which of them a training step receives."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -60,7 +60,7 @@ class GroupPlan:
         episode_timeout_s: An episode that takes longer is cancelled and played again.
         max_failed_groups: Groups of one environment that may be dropped in a row; one more ends the run.
         replace_at_once: Whether a dropped group's place is taken at once, or only when no other group plays any
-            more: then it never hangs on time who shares a batch.
+            more: the composition of batches then never depends on timing.
         greedy: Whether one more episode of each group is played with the most likely tokens; its member is the number
             after all others.
         max_left_out: Groups that a filter may leave out in one step before it stops playing further ones; None is no

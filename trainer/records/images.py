@@ -1,7 +1,7 @@
 """Pictures in a sequence of tokens: which placeholder tokens stand for which picture.
 
 A picture is kept as it came, without loss, so that an episode that is read back shows the policy what it saw. What a
-model reads of it is made by the model's processor and held beside it; it is not written to files.
+model reads of it is computed by the model's processor and kept beside it; it is not written to files.
 """
 
 import base64
@@ -45,7 +45,7 @@ class Picture:
         """Read a picture from the bytes of a file: PNG, JPEG or WebP.
 
         Raises:
-            ValueError: If they are none, or of a picture that is too large.
+            ValueError: If they are not a picture, or the picture is too large.
             MissingExtraError: If Pillow is not installed.
         """
         from PIL import Image  # Imported late: episodes of text need no library of pictures.
@@ -104,7 +104,7 @@ class PlacedImage:
         return replace(self, start=self.start + by, end=self.end + by)
 
     def as_record(self) -> dict[str, Any]:
-        """Return it as plain data."""
+        """Return the placed picture as plain data."""
         return {"start": self.start, "end": self.end, "png": self.picture.png}
 
 
@@ -123,7 +123,7 @@ def images_until(images: Sequence[PlacedImage], end: int) -> tuple[PlacedImage, 
 def first_difference(one: Sequence[PlacedImage], other: Sequence[PlacedImage], length: int) -> int:
     """Return the first position at which two sequences with the same first `length` ids show other pictures.
 
-    Equal ids hide what stands behind the placeholders. Without a difference, return `length`.
+    Equal ids do not show which pictures the placeholders stand for. Without a difference, return `length`.
     """
     mine, theirs = set(one), set(other)
     return min((image.start for image in mine ^ theirs if image.start < length), default=length)
@@ -133,7 +133,7 @@ def read_image(start: int, end: int, png: str, length: int, name: str) -> Placed
     """Return what `PlacedImage.as_record` wrote.
 
     Raises:
-        EpisodeFormatError: If it does not lie within the `length` tokens, or is not a picture.
+        EpisodeFormatError: If it is outside the `length` tokens, or is not a picture.
     """
     if not 0 <= start < end <= length:
         raise EpisodeFormatError(f"{name}: it does not lie within its segment")

@@ -29,7 +29,7 @@ class InPieces(Protocol):
 
 
 class SavedPieces:
-    """A part of a checkpoint that lies in a folder.
+    """A part of a checkpoint, in a folder of its own.
 
     Args:
         folder: The folder.
@@ -52,7 +52,7 @@ class SavedPieces:
         return plain
 
     def whole(self) -> dict[str, Any]:
-        """Return all of it as one process has it, put together on the processor."""
+        """Return all of it as one process has it, assembled on the CPU."""
         stored = self._stored().items()
         tensors = {path: torch.empty(entry.size, dtype=entry.properties.dtype) for path, entry in stored}
         with warnings.catch_warnings(), _plain_errors():
@@ -131,7 +131,7 @@ def flattened(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def nested(parts: Iterator[tuple[str, Any]]) -> dict[str, Any]:
-    """Return the tree whose contents are given by paths."""
+    """Return the tree with the given contents by path."""
     tree: dict[Any, Any] = {}
     for path, content in parts:
         *branches, leaf = [_key(part) for part in path.split(_SEPARATOR)]

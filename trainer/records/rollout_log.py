@@ -119,7 +119,7 @@ class RolloutLog:
             with suppress(WriteError):
                 await asyncio.shield(self._syncing)
         if self._descriptor != descriptor or self._path != path:
-            # A checkpoint has let go of the file meanwhile.
+            # A checkpoint has closed the file meanwhile.
             await asyncio.to_thread(_sync_if_there, path)
             return
         if self._syncing is None or self._syncing.done():

@@ -303,7 +303,7 @@ _COUNTERS = (
     RunMetric("rollout/steps_short", "steps that trained on fewer groups than `rollout.groups_per_step`"),
 )
 
-# Of environment servers that are behind.
+# Metrics of overloaded environment servers.
 _BACKPRESSURE = (
     RunMetric(
         "rollout/overloaded",
@@ -336,7 +336,7 @@ _SYNC = (
     RunMetric("sync/checksums_equal", "tensors whose checksums were compared, and were equal"),
 )
 
-# Of the data of those who learn from examples.
+# Data of the commands that learn from examples.
 _EXAMPLES = (RunMetric("data/epoch", "the pass through the examples, counted from 0"),)
 
 # Where the time of a step goes.

@@ -1,4 +1,4 @@
-"""The form of an episode as plain data, one line of JSON, and what of it is looked at before it is believed.
+"""The form of an episode as plain data, one line of JSON, and the checks before it is accepted.
 
 Everything that the episode holds is there, numbers to their last digit, so that reading gives back what was written.
 Lists of what was sampled have an entry for each sampled token only; versions and turns, which come in runs, are kept as
@@ -131,10 +131,10 @@ class EpisodeSchema(_Schema):
 
 
 def read_schema(record: object) -> EpisodeSchema:
-    """Return data as an episode, its types and ranges looked at.
+    """Return data as an episode, with its types and ranges checked.
 
     Raises:
-        EpisodeFormatError: If it is none.
+        EpisodeFormatError: If it is not an episode.
     """
     if not isinstance(record, dict):
         raise EpisodeFormatError(f"an episode is an object, not a {type(record).__name__}")

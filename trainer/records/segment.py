@@ -106,7 +106,7 @@ class Segment:
         self.experts = more if self.experts is None else np.concatenate([self.experts, more])
 
     def as_record(self) -> dict[str, Any]:
-        """Return the segment as plain data, by the keys that files have: two are other words than ours."""
+        """Return the segment as plain data, by the keys that files have: two of them differ from the attributes."""
         return {
             "ids": self.ids,
             "action_mask": [int(flag) for flag in self.action_mask],

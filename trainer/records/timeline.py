@@ -75,7 +75,7 @@ class Timeline:
         self._mark()
 
     def done(self, phase: Phase) -> None:
-        """Note that it has come."""
+        """Note the end of the wait for `phase`."""
         self._under_way.remove(phase)
         self._mark()
 

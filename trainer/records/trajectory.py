@@ -104,7 +104,7 @@ class Turn:
         """Return the turn that data describe; see `Segment.from_schema`.
 
         Raises:
-            EpisodeFormatError: If it does not lie within its segment.
+            EpisodeFormatError: If it is outside its segment.
         """
         segment, start, end = data.tokens
         if start != end and not (0 <= segment < len(lengths) and 0 <= start < end <= lengths[segment]):

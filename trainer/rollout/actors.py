@@ -44,7 +44,7 @@ class ContextOverflowError(Exception):
 
 
 class Actor(Protocol):
-    """One player of one episode."""
+    """Plays one episode, turn by turn."""
 
     def begin(self, info: Mapping[str, Any]) -> None:
         """Reset the actor for a new episode, whose reset returned `info`."""
@@ -55,7 +55,7 @@ class Actor(Protocol):
         ...
 
     def cut_off(self, trajectory: Trajectory, see: Callable[[], View]) -> None:
-        """Stop the episode before it has ended: the actor does not answer what `see` shows."""
+        """Note that the episode is cut off before its end: the view that `see` returns gets no reply."""
         ...
 
 
@@ -126,7 +126,7 @@ class ModelActor:
             trajectory.next_prompt = list(prompt.ids)
 
     async def _sum_up(self, trajectory: Trajectory, turn: int, how: Compaction) -> None:
-        """Have the policy summarise its history, and continue with the summary in place of the history."""
+        """Ask the policy to summarise its history, and continue with the summary in place of the history."""
         prompt = self._prompts.summary_prompt(trajectory, how.request)
         sampling = replace(self._sampling, max_new_tokens=how.tokens)
         self._check_room(f"the request for a summary before turn {turn}", prompt, "summary", sampling)
@@ -205,7 +205,7 @@ class TextActor:
         return Turn(segment=-1, start=0, end=0, observation=view.text, reply=reply)
 
     def cut_off(self, trajectory: Trajectory, see: Callable[[], View]) -> None:
-        """No value is asked for."""
+        """Do nothing: these players record no tokens for a critic."""
 
     async def choose(self, view: View) -> str:
         """Return the reply of this turn."""

@@ -31,7 +31,7 @@ async def play_episode(
 ) -> Trajectory:
     """Play `task` in `session` and return the record.
 
-    An environment that fails or times out, a verifier that could not tell, and a number that none can compute with
+    An environment that fails or times out, a verifier that could not decide, and a number that is not finite
     give a trajectory whose outcome says so; it is for the scheduler to replace it. Reaching `max_turns` truncates the
     episode.
 
@@ -108,7 +108,7 @@ def note_failure(
             what comes after it may be the policy's.
 
     Raises:
-        ProblemError: If the server refuses what the run asks for: playing again cannot mend it.
+        ProblemError: If the server refuses what the run asks for: a retry cannot help.
         UnplayableTaskError: If it refuses what this task alone asks for.
     """
     trajectory.detail = str(error)
@@ -166,7 +166,7 @@ def view_of(number: int, observation: Any, info: Mapping[str, Any]) -> View:
 
 
 def note_result(turn: Turn, anchor: Any, reward: Any, info: Mapping[str, Any]) -> None:
-    """Write into a turn what the environment made of it."""
+    """Write the environment's response into a turn."""
     turn.reward = finite_number(reward, "the environment's reward")
     turn.anchor = None if anchor is None else _anchor(str(anchor))
     turn.action_is_valid = _flag(info, "action_is_valid", default=True)
@@ -177,7 +177,7 @@ def note_result(turn: Turn, anchor: Any, reward: Any, info: Mapping[str, Any]) -
 
 
 def reward_parts(value: Any, name: str) -> dict[str, float]:
-    """Return what a reward is made of, by name; empty if the agent does not report it.
+    """Return the parts of a reward, by name; empty if they are not reported.
 
     Raises:
         InvalidNumberError: If it does not map names to numbers.

@@ -1,6 +1,6 @@
 """Makes generation reproducible: all running episodes ask, then one batch in fixed order answers.
 
-Floating-point sums depend on who shares a batch. In deterministic mode a batch therefore holds exactly one request of
+Floating-point sums depend on a batch's composition. In deterministic mode a batch therefore holds one request of
 every running episode, sorted by (group, member, turn), so two runs make equal batches regardless of the environments'
 latencies. If a server allows fewer sessions than there are episodes, only that many run at one time; whenever one
 ends, the next in line starts, and the batch waits for it.

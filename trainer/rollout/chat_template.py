@@ -1,6 +1,6 @@
 """A tokenizer's chat template, and conversations brought into the form that it accepts.
 
-Templates differ in what they take: some refuse system messages, or write them behind later turns, some demand that user
+Templates differ in what they take: some refuse system messages, or write them after later turns, some demand that user
 and assistant alternate, some know no tools. What a template refuses is found out once, on small conversations, and
 every conversation is adapted in the same way from then on.
 """
@@ -85,7 +85,7 @@ class ChatTemplate:
 
         Args:
             messages: The conversation.
-            generation_prompt: Whether the opening of the assistant's turn is written behind it.
+            generation_prompt: Whether the opening of the assistant's turn is appended.
             tools: Tool declarations, which the template places.
 
         Raises:

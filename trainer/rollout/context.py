@@ -53,12 +53,12 @@ def last_turns(count: int) -> ContextPolicy:
 
 @dataclass(frozen=True, slots=True)
 class Compaction:
-    """When a policy is asked to sum up its history, and how.
+    """When and how a policy is asked to summarise its history.
 
     Attributes:
-        above: Tokens of a prompt above which it is asked before it is shown that prompt.
+        above: Tokens of a prompt above which a summary comes first.
         tokens: Longest summary.
-        request: The text that it is asked with.
+        request: The text of the request.
     """
 
     above: int
@@ -66,7 +66,7 @@ class Compaction:
     request: str
 
     def opening(self, first: Sequence[Message], summary: str) -> list[Message]:
-        """Return what stands in place of the history: the first observation and the summary.
+        """Return the replacement of the history: the first observation and the summary.
 
         One without a word stands for nothing: then only the first observation is left.
         """
@@ -120,7 +120,7 @@ def observation_messages(observation: Any, info: Mapping[str, Any]) -> tuple[Mes
     content, `{"type": "image", "image": ...}`.
 
     Raises:
-        DecodeError: If its messages are none, or a picture is none.
+        DecodeError: If its messages or a picture are invalid.
     """
     messages = info.get("messages")
     if messages:
@@ -203,7 +203,7 @@ def _as_message(example: ExampleMessage) -> Message:
 
 
 def with_examples(messages: list[Message], examples: Sequence[Message]) -> list[Message]:
-    """Put worked turns in front of a conversation, behind its system message if it has one.
+    """Insert worked turns at the start of a conversation, after its system message if it has one.
 
     Raises:
         ConfigError: If both have a system message.

@@ -88,7 +88,7 @@ class ControlTokens:
     def encode(self, text: str) -> list[int]:
         """Return the ids of a rendered conversation, or of a piece of one.
 
-        Control tokens that it spells are given their ids; quoted ones are encoded as text.
+        Control tokens that it spells get their ids; quoted ones are encoded as text.
 
         Raises:
             UnplayableTaskError: If it quotes some, and the tokenizer cannot encode them as text.
@@ -126,7 +126,7 @@ def _renamed(tokenizer: Any, names: Mapping[str, str]) -> "Tokenizer":
 
 
 def _any_of(words: Iterable[str]) -> str:
-    """Return a pattern of the longest of some words: a trie, so that what is none is refused in a few characters."""
+    """Return a pattern of the longest of some words: a trie, so that other text is refused after a few characters."""
     trie: dict[str, Any] = {}
     for word in words:
         node = trie

@@ -127,7 +127,7 @@ class EnvironmentPool:
         self._servers.clear()
 
     async def _close_what_can_be(self) -> None:
-        """Close sessions after an error, when the server may be gone; its idle time-out does what we cannot."""
+        """Close sessions after an error, when the server may be down; its idle time-out ends the others."""
         if not self._unreachable:
             with contextlib.suppress(ProblemError, ConnectionError, TimeoutError):
                 async with asyncio.timeout(_CLOSING_S):

@@ -100,7 +100,7 @@ class EpisodePlayer:
         """Play one episode.
 
         Raises:
-            PluginError: If code of the user's raises or returns what cannot be read.
+            PluginError: If the user's code raises, or returns an unreadable value.
             ProblemError: If the server refuses what the run asks for.
         """
 
@@ -200,7 +200,7 @@ async def play_coroutine(
             raise agent.broken("must be a coroutine: write async def")
         try:
             trajectory = await playing
-        except ContextOverflowError as overflow:  # what was played is with the agent, which let go of it
+        except ContextOverflowError as overflow:  # the agent has dropped what was played
             return Trajectory(task, member, attempt, outcome=Outcome.AGENT_ERROR, detail=str(overflow))
         except (ProblemError, DecodeError) as error:
             failed = Trajectory(task, member, attempt)
@@ -225,7 +225,7 @@ def give_rewards(
 
     Raises:
         PluginError: If there are not as many as turns, or the function has changed the episodes.
-        InvalidNumberError: If one of them is none that can be computed with.
+        InvalidNumberError: If one of them is not finite.
     """
     of_episodes = [reward.elements(each, "one reward for each turn") for each in given]
     shown.check()  # generators have run now, too
@@ -246,7 +246,7 @@ def group_reward(reward: Plugin) -> Callable[[Group], Awaitable[None]]:
     """Return what gives the episodes of a whole group their rewards.
 
     Args:
-        reward: A function or coroutine of the user's: the group's episodes in, for each of them a number for each turn
+        reward: A user's function or coroutine: the group's episodes in, for each of them a number for each turn
             out.
     """
 

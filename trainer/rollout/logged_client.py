@@ -37,7 +37,7 @@ class LoggedClient(ForwardingClient):
     async def generate_together(self, requests: list[GenerationRequest]) -> list[GenerationResult]:
         """Return the replies of one batch. It is computed whole if the log lacks any of them.
 
-        Sums depend on who shares a batch, so those that the log lacks come out as they would have, and the others as
+        Sums depend on a batch's composition, so those that the log lacks come out as they would have, and the others as
         they are in the log.
         """
         tapes = [self._recall.tape(request.session_key) for request in requests]

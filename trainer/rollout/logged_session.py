@@ -1,4 +1,4 @@
-"""An environment's session whose answers are in the rollout log, and come from it as far as it goes."""
+"""An environment's session that records its answers in the rollout log, and replays those that the log has."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -22,11 +22,11 @@ class LoggedSession:
     """A session that logs each answer before it returns it, and replays the answers that the log has.
 
     Args:
-        session: The session behind it.
+        session: The underlying session.
         tape: The episode.
 
     Attributes:
-        episode: Index of the episode in the session that the log has, or in the one behind it.
+        episode: Index of the episode in the session that the log has, or in the underlying one.
         step_index: Steps taken in the episode, from the log and since.
         seed: Seed of the episode.
         lost: The error that made the episode impossible to resume; None if there was none.
@@ -70,7 +70,7 @@ class LoggedSession:
         return self._session.observation_space
 
     async def render(self, mode: str | None = None) -> Any:
-        """Draw the state; see `EnvSession.render`."""
+        """Render the environment's state; see `EnvSession.render`."""
         await self._catch_up()
         return await self._session.render(mode)
 

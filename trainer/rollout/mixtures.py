@@ -1,4 +1,4 @@
-"""Rewards that several verifiers have a part in: each is asked over the wire once the response is there."""
+"""Rewards that combine several verifiers: each is called over the wire once the response is complete."""
 
 import asyncio
 from collections.abc import Mapping
@@ -64,7 +64,7 @@ async def _ask(pool: EnvironmentPool, part: RewardPart, trajectory: Trajectory) 
 
 
 def item_of(part: RewardPart, task: Task, response: str) -> Mapping[str, Any]:
-    """Return what a verifier is asked: the task's fields, those that it calls otherwise, and the response."""
+    """Return a verifier's input: the task's fields, renamed as it needs them, and the response."""
     fields = dict(task.options or {})
     renamed = {name: fields[source] for name, source in part.fields.items() if source in fields}
     return {**fields, **renamed, **part.task, "response": response}

@@ -11,7 +11,7 @@ _FIRST_REMINDER_S = 15.0
 
 
 class OutageConsole(Protocol):
-    """Where outage notices are printed."""
+    """The console that prints outage notices."""
 
     @property
     def live(self) -> bool:
@@ -27,7 +27,7 @@ class OutageConsole(Protocol):
         ...
 
     def status(self, text: str | None) -> None:
-        """Draw a line in place of the last one."""
+        """Replace the status line by `text`; None removes it."""
         ...
 
 

@@ -104,7 +104,7 @@ class Recall:
             past.ended = Outcome.TIMEOUT.value, "given up before the run was resumed"
         tape = EpisodeTape(self, key, past)
         if key in self._begun:
-            tape.cut(0)  # played before by this process, and not to its end
+            tape.cut(0)  # this process has played it before, but not to its end
         self._begun.add(key)
         name = session_key(TRAINING, *key)
         self._playing[name] = tape
@@ -220,7 +220,7 @@ class EpisodeTape:
         self._added += 1
 
     def cut(self, index: int) -> None:
-        """Make the environment's answers from an index on void; with index 0 the episode begins again."""
+        """Invalidate the environment's answers from an index on; index 0 restarts the episode."""
         del self._past.answers[index:]
         self._answered = min(self._answered, index)
         if index == 0:

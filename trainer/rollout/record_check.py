@@ -1,4 +1,4 @@
-"""Whether the record of an episode fits together, once code of the user's has made it, or was shown it."""
+"""Checks the consistency of an episode's record after the user's code has made it, or has seen it."""
 
 from collections.abc import Sequence
 from itertools import compress

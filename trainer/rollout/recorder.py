@@ -52,7 +52,7 @@ class Recorder:
         """Return the segment that a reply to `prompt_ids` belongs to.
 
         That is the longest segment whose ids the prompt begins with, the newest if several are equal, or else a
-        new one, also if the ids equal a segment's but the pictures behind them do not. Its record does not
+        new one, also if the ids equal a segment's but their pictures do not. Its record does not
         change before `record`.
 
         Args:
@@ -138,7 +138,7 @@ class _Placed:
     """A call in flight.
 
     Attributes:
-        ids: The prompt's ids behind those of its segment.
+        ids: The prompt's ids after those of its segment.
         images: Pictures among them.
         shared: Ids that it had in common with its nearest relative when it was placed.
         prefix_break: Why it opens a segment, if the caller knows.
@@ -162,7 +162,7 @@ def _check(result: GenerationResult) -> None:
     """Refuse a reply that no record can hold: the policy's weights are broken, or its engine is.
 
     Raises:
-        RecordError: Not every token has its log-probability and its version, or one of them is none.
+        RecordError: Not every token has its log-probability and its version, or one of them is invalid.
         InvalidNumberError: A log-probability is not finite, or above 0.
     """
     ids, logprobs, versions = result.token_ids, result.logprobs, result.policy_versions
@@ -270,11 +270,11 @@ class _PrefixTree:
         self.open(index)
 
     def open(self, index: int) -> None:
-        """Let a segment be continued."""
+        """Allow prompts to continue a segment again."""
         self._ends[index][0].ends.append(index)
 
     def close(self, index: int) -> None:
-        """Let a segment not be continued for now."""
+        """Exclude a segment from continuation for now."""
         self._ends[index][0].ends.remove(index)
 
     def _common(self, ids: list[int], edge: _Edge, depth: int) -> int:
@@ -293,7 +293,7 @@ class _PrefixTree:
 
 
 def _split(edge: _Edge, length: int, ids: list[int]) -> None:
-    """Put a node into an edge, behind its first `length` ids."""
+    """Insert a node into an edge, after its first `length` ids."""
     middle = edge.start + length
     node = _Node({ids[middle]: _Edge(edge.segment, middle, edge.end, edge.node)})
     edge.end, edge.node = middle, node

@@ -53,7 +53,7 @@ class ChatRenderer:
         vocabulary: Number of token ids that the model knows.
 
     Attributes:
-        end_of_turn_id: The first id behind a reply, as the template closes it.
+        end_of_turn_id: The first id after a reply, with which the template closes it.
         stop_token_ids: All ids that end a reply.
         special_ids: Ids that are not part of a text.
         append_only: Whether a longer conversation always begins with the rendering of a shorter one.
@@ -185,7 +185,7 @@ class ChatRenderer:
         return str(self._tokenizer.decode([token_id], skip_special_tokens=False))
 
     def reply_ids(self, text: str) -> list[int]:
-        """Return the ids of a reply that is given as text, its closing token included (for demonstrations)."""
+        """Return the ids of a reply from its text, its closing token included (for demonstrations)."""
         return [*self._ids_of_text(self.quote(text)), self.end_of_turn_id]
 
     def quote(self, text: str) -> str:

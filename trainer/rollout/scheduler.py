@@ -116,7 +116,7 @@ class RolloutScheduler:
         They are fewer than `groups_per_step` only if a filter has left out more than `GroupPlan.max_left_out`.
 
         Raises:
-            Exception: Whatever a playing group raised that playing again cannot mend.
+            Exception: An error of a group for which a retry cannot help.
             EnvironmentFailsError: If an environment fails all of its groups.
             NothingToLearnError: If a filter has left out that many and kept none.
         """
@@ -176,7 +176,7 @@ class RolloutScheduler:
         """Report a step that trains on fewer groups than it should.
 
         Raises:
-            NothingToLearnError: There is none at all.
+            NothingToLearnError: The step has no group at all.
         """
         reasons = Counter(group.decision for group in self._left_out)
         why = (
@@ -352,7 +352,7 @@ class RolloutScheduler:
         return hung
 
     async def _stop(self, playing: asyncio.Future[Trajectory], task: Task) -> None:
-        """Cancel an episode. One that does not end then, such as an agent that catches everything, is left behind."""
+        """Cancel an episode. One that does not end then, such as an agent that catches everything, is abandoned."""
         playing.cancel()
         self._left_behind.add(playing)
         playing.add_done_callback(self._stopped)

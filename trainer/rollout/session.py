@@ -55,7 +55,7 @@ class Session(Protocol):
 
     @property
     def step_index(self) -> int:
-        """Steps taken in the episode."""
+        """Number of steps taken in the episode."""
         ...
 
     @property
@@ -74,7 +74,7 @@ class Session(Protocol):
         ...
 
     async def render(self, mode: str | None = None) -> Any:
-        """Draw the state; see `EnvSession.render`."""
+        """Render the environment's state; see `EnvSession.render`."""
         ...
 
     async def fork(self, count: int = 1, reseed: int | None = None) -> list[EnvSession]:

@@ -93,7 +93,7 @@ class BoundedSlots(EpisodeSlots):
             raise
 
     def leave(self, task: Task | None) -> None:
-        """Free the slot for who waits."""
+        """Free the slot for a waiting episode."""
         if task is not None:
             self._free(task.env_id)
 

@@ -1,4 +1,4 @@
-"""Tools of a conversation as plain text, for chat templates that pass over them: in the form of the Hermes models."""
+"""Tools of a conversation as plain text, for chat templates that ignore them: in the form of the Hermes models."""
 
 import json
 from collections.abc import Mapping, Sequence

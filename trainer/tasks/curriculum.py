@@ -1,7 +1,7 @@
-"""A mixture whose shares follow what the policy has learnt, written down: tasks stay functions of what is written.
+"""A mixture whose shares follow the policy's progress, recorded in a file: tasks are functions of the record.
 
-After each training step the shares of domains in the blocks of tasks that nobody was given yet are set anew, and a line
-of `curriculum.jsonl` says so. Task i is a function of the run's seed, i and the lines whose blocks are not behind it.
+After each training step the shares of domains in the blocks of unissued tasks are recomputed, and a line of
+`curriculum.jsonl` records them. Task i is a function of the run's seed, i and the lines whose blocks are not behind it.
 So a resumed run, which keeps the lines of the steps that it keeps, plays the tasks that it would have played.
 """
 

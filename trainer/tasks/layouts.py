@@ -1,4 +1,4 @@
-"""How other libraries lay out their rows: known by their columns, and made rows of ours."""
+"""Row layouts of other libraries: detected by their columns, and converted to ours."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -17,7 +17,7 @@ _SYMBOLS = frozenset("#@+$*. -_")
 
 @dataclass(frozen=True)
 class Room:
-    """What never moves.
+    """The fixed parts of a level.
 
     Attributes:
         height: Rows.
@@ -33,7 +33,7 @@ class Room:
 
     @cached_property
     def steps(self) -> tuple[int, int, int, int]:
-        """What each action adds to a cell's number: up, down, left, right."""
+        """Return what each action adds to a cell's number: up, down, left, right."""
         return (-self.width, self.width, -1, 1)
 
     @cached_property

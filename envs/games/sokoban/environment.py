@@ -49,7 +49,7 @@ _MAX_STATES = 8_000
 
 
 class SokobanEnv(GridGame):
-    """Boxes, targets and one who can only push.
+    """Boxes, targets, and a player who can only push.
 
     Raises:
         ValueError: If an argument makes no sense.

@@ -37,7 +37,7 @@ _STAMPS = (
 
 @dataclass(frozen=True, slots=True)
 class Difficulty:
-    """What levels are wanted.
+    """The wanted kind of levels.
 
     Attributes:
         height: Rows, walls included.
@@ -105,9 +105,9 @@ def example_level(difficulty: Difficulty, split: Split | None, number: int = 0) 
     """Return a fitting level, always the same one of a number; None if the options contradict each other, or nearly do.
 
     Args:
-        difficulty: What is wanted.
-        split: Likewise.
-        number: Which of `EXAMPLES`; several may be equal if few are found.
+        difficulty: The wanted kind of levels.
+        split: The wanted split.
+        number: Index of one of the `EXAMPLES`; several may be equal if few are found.
     """
     if number == 0:
         return generate(np.random.default_rng(0), difficulty, split)

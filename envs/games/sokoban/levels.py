@@ -12,7 +12,7 @@ from rollgym.envs.games.sokoban.board import is_bordered, is_enclosed, parse_lev
 from rollgym.envs.games.sokoban.solver import push_distances
 
 SUFFIXES = frozenset({".txt", ".xsb", ".sok"})
-"""What level files of a directory are called."""
+"""Suffixes of level files in a directory."""
 
 _SYMBOLS = frozenset("#@+$*._- ")
 _RAGEN = str.maketrans({"P": "@", "S": "+", "X": "$", "√": "*", "O": ".", "_": " ", "-": " "})
@@ -38,7 +38,7 @@ class FileLevel:
 
     Attributes:
         number: Its place in the file, from 1.
-        title: What the file calls it; None if it has no name.
+        title: Its name in the file; None if it has no name.
         text: The board as XSB text, closed by walls on every edge.
     """
 
@@ -61,7 +61,7 @@ def read_levels(path: Path) -> list[FileLevel]:
     """Read a level file.
 
     Raises:
-        LevelFileError: It cannot be read, holds no level, or holds one that is none.
+        LevelFileError: It cannot be read, holds no level, or has a malformed one.
     """
     try:
         data = path.read_bytes()
@@ -79,11 +79,11 @@ def parse_levels(text: str, source: str = "the text") -> list[FileLevel]:
     """Read levels from the text of a level file.
 
     Args:
-        text: What the file holds.
+        text: The file's content.
         source: Its name, for messages.
 
     Raises:
-        LevelFileError: It holds no level, or one that is none.
+        LevelFileError: It has no level, or a malformed one.
     """
     levels: list[FileLevel] = []
     errors: list[str] = []

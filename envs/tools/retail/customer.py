@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from rollgym.envs.tools.retail.requests import Request
 
 STOP = "###STOP###"
-"""What the customer's last message ends with."""
+"""The end of the customer's last message."""
 
 MOST_HEARD = 4_000
 """Characters of a message that the customer listens to."""
@@ -49,8 +49,8 @@ class Customer:
     """One customer in one conversation.
 
     Args:
-        identity: What it says when it is asked who it is.
-        requests: What it wants, one after another.
+        identity: The reply to a question about its identity.
+        requests: Its requests, one after another.
     """
 
     def __init__(self, identity: Identity, requests: Sequence[Request]) -> None:
@@ -65,7 +65,7 @@ class Customer:
 
     @property
     def request(self) -> Request | None:
-        """What it wants now; None once everything was reported on."""
+        """Return the present request; None once everything was reported on."""
         return self._requests[self.position] if self.position < len(self._requests) else None
 
     def opening(self) -> str:

@@ -1,4 +1,4 @@
-"""What a customer wants: drawn from the database, with the calls that do it."""
+"""Requests of customers: drawn from the database, with the calls that fulfil them."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,13 +17,13 @@ class Request:
     """One thing that a customer wants.
 
     Attributes:
-        kind: Which generator made it.
-        opening: How the customer says it.
-        details: What the customer answers, by what is asked: `order`, `reason`, `item`, `variant`, `address` and
+        kind: The generator that made it.
+        opening: The customer's words for it.
+        details: The customer's answers, by topic: `order`, `reason`, `item`, `variant`, `address` and
             `payment`.
         reads: Calls that an agent needs to know what to do.
         write: The call that does it; None if nothing is to be changed.
-        plan: What an agent says it is going to do.
+        plan: An agent's announcement of the change.
         told: Texts that a reply to the customer must contain.
         asks: Details that an agent has to ask for.
     """
@@ -47,7 +47,7 @@ def draw_request(
         generator: Draws.
         database: The shop's.
         order_id: The order.
-        kind: Of the request.
+        kind: Kind of the request.
     """
     order = database["orders"][order_id]
     if order["status"] not in _STATUSES[kind]:

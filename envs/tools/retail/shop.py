@@ -1,4 +1,4 @@
-"""What the shop's staff can do: typed tools over the database, which keep to its rules."""
+"""The tools of the shop's staff: typed, over the database, and bound to its rules."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -290,7 +290,7 @@ class Shop:
         return method
 
     def _pay(self, order: Mapping[str, Any], payment_method_id: str, amount: int) -> None:
-        """Take an amount, or refund it if it is negative; what a card pays is booked elsewhere."""
+        """Charge an amount, or refund it if it is negative; what a card pays is booked elsewhere."""
         method = self._payment_method(order, payment_method_id)
         if method["kind"] == "gift card":
             if method["balance"] < amount:

@@ -1,1 +1,1 @@
-"""What each paper sets: the numbers of the presets, with where they are from."""
+"""The settings of each paper: the numbers of the presets, with their sources."""

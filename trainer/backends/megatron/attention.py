@@ -1,6 +1,6 @@
 """The core of attention: torch's own kernels, and rows that several ranks compute by gathering keys and values.
 
-Megatron's own module holds all scores of a layer at once, and divides rows only with TransformerEngine. Gathering the
+Megatron's own module keeps all scores of a layer at once, and splits rows only with TransformerEngine. Gathering the
 keys and values of a row's other parts (Dubey et al. 2024, arXiv 2407.21783, section 3.3.2) takes grouped heads' small
 part of the memory, and any mask.
 """

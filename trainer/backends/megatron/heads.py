@@ -1,4 +1,4 @@
-"""What a loss reads off Megatron's part of a model: log-probabilities whose vocabulary is divided, or values."""
+"""Heads of Megatron's part of a model: log-probabilities over a sharded vocabulary, or values."""
 
 from abc import abstractmethod
 from functools import partial

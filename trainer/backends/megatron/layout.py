@@ -1,4 +1,4 @@
-"""Who computes what of a model that Megatron divides: pure arithmetic, as Megatron's own groups have it."""
+"""The parts of a model that each of Megatron's ranks computes: pure arithmetic, equal to Megatron's own groups."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Steps by Megatron's own means: gradients in buffers, and a state that the ranks with the same weights share."""
+"""Optimizer steps by Megatron: gradients in buffers, and a state that the ranks with the same weights share."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""Experts that were taken before, taken again by Megatron's routers (see `rollgym.trainer.backends.routing`)."""
+"""Replay of earlier expert choices by Megatron's routers (see `rollgym.trainer.backends.routing`)."""
 
 from collections import deque
 from collections.abc import Callable, Sequence

@@ -301,7 +301,7 @@ def keep_tokenizer(tokenizer: Any, directory: Path) -> None:
 
 
 def _reader(path: Path) -> TokenText | None:
-    from tokenizers import Tokenizer  # Imported late: who reads a page of curves may not have it.
+    from tokenizers import Tokenizer  # Imported late: readers of curves may not have it.
 
     try:
         tokenizer = Tokenizer.from_file(str(path))

@@ -30,7 +30,7 @@ Row = dict[str, Any]
 
 
 class NoRunError(TrainerError):
-    """The directory holds no run."""
+    """The directory does not contain a run."""
 
 
 @dataclass(frozen=True, slots=True)

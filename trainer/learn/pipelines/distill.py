@@ -1,4 +1,4 @@
-"""Distillation on examples: at each of their tokens the student's distribution comes nearer to the teacher's."""
+"""Distillation on examples: at each token the student's distribution moves towards the teacher's."""
 
 from collections.abc import Callable, Sequence
 from functools import partial

@@ -202,7 +202,7 @@ class _Oddity:
 
     Attributes:
         what: Description of the oddity.
-        looked_at: Examples that were looked at.
+        looked_at: Number of examples that were checked.
         count: Number of odd examples.
         first: Place of the first odd example.
     """
@@ -249,8 +249,8 @@ def _answered_by(question: Judged, other: Judged) -> Conversation:
 
 
 def whole_text(row: TrainRow) -> TrainRow:
-    """Return a row whose one output is read off the state behind its last token."""
-    ids = torch.cat([row.ids, row.ids[-1:]])  # the id behind the end is never read
+    """Return a row whose one output is of the state after its last token."""
+    ids = torch.cat([row.ids, row.ids[-1:]])  # the id after the end is never read
     mask = torch.zeros(len(ids), dtype=torch.bool)
     mask[-1] = True
     return TrainRow(ids, mask)

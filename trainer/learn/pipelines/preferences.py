@@ -1,4 +1,4 @@
-"""Learning from preferences: of two replies the better one becomes likelier, or is given the higher reward."""
+"""Learning from preferences: of two replies the better one becomes likelier, or gets the higher reward."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -144,7 +144,7 @@ class Preference:
 
 
 class Ranking:
-    """Trains a reward model: the better reply of a pair is given the higher number.
+    """Trains a reward model: the better reply of a pair gets the higher number.
 
     Args:
         backend: The model, whose one output of a row is its reward.

@@ -231,7 +231,7 @@ async def choose_groups(parts: Parts, groups: Sequence[Group]) -> list[Group]:
     """
     dropped: Mapping[int, str] = {}
     if not refills(parts.algorithm.filter):
-        # A filter of the user's may be slow; in a thread, it does not block episodes of later steps.
+        # A user's filter may be slow; in a thread, it does not block episodes of later steps.
         dropped = (await asyncio.to_thread(select_groups, parts.algorithm, turns_of(groups))).dropped
     for group in groups:
         reason = dropped.get(group.index)

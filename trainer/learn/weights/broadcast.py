@@ -1,9 +1,9 @@
 """Weights from device to device: announced over HTTP, carried by a group in which the trainer is rank 0.
 
-Each server has a group of its own, so one that dies in the middle of an update takes no other server with it. By gloo
-the trainer hears of it, and goes on. By NCCL it may not: the broadcast that was begun stands on the trainer's device,
-and nothing here ends it. To a vLLM it is waited for without end; for an SGLang torch's watchdog ends the trainer after
-the group's timeout. Whoever cannot have that sends weights by disk.
+Each server has a group of its own, so one that dies in the middle of an update takes no other server with it. With
+gloo the trainer notices the death, and continues. With NCCL it may not: the broadcast hangs on the trainer's device,
+and nothing here ends it. The wait for a vLLM server has no end; for an SGLang server torch's watchdog ends the trainer
+after the group's timeout. If that is unacceptable, send weights by disk.
 
 The trainer holds one bucket of tensors beside its weights.
 """

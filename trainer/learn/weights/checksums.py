@@ -1,4 +1,4 @@
-"""Whether the tensors of a server are those that it was sent, bit by bit: by the checksums that it reports of them.
+"""Checks bit by bit, by the checksums that a server reports, whether it has the tensors that it was sent.
 
 A server holds weights as it computes with them: several as one, padded, or in another order. So a tensor counts from
 the first update on in which its checksum is what the trainer computes of its own; from then on another one is a fault.

@@ -1,4 +1,4 @@
-"""Brings the trained weights to whoever samples from them, and keeps account of who has which."""
+"""Publishes the trained weights to inference engines, and records which engine has which version."""
 
 import asyncio
 import time

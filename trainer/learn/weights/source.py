@@ -1,4 +1,4 @@
-"""A backend's weights as inference clients take them."""
+"""A backend's weights in the form that inference clients accept."""
 
 import asyncio
 import threading

@@ -1,12 +1,12 @@
-"""Whether a server has the weights that it was sent: its log-probabilities of a few tokens, beside the trainer's.
+"""Checks whether a server has the weights that it was sent, by its and the trainer's log-probabilities of a few tokens.
 
 In float32 any token that is further away than a thousandth is a fault. In 16 bits a server rounds elsewhere than the
 trainer does, and the largest difference of some tokens has no bound that holds for all models; but most tokens of a
 healthy server are near. So a sign test decides for each prompt and for both together, as in the look before a run:
-where no token is further away than the tolerance with a probability of more than a half, 53 of 64 or 94 of 128 are with
-one of less than one in ten million. A router that breaks a tie the other way refuses nobody. What changes
+if no token is further away than the tolerance with a probability of more than a half, 53 of 64 or 94 of 128 are with
+one of less than one in ten million. A router that breaks a tie the other way refuses no server. What changes
 log-probabilities less than rounding does, such as one small step of training, is not seen by it: checksums see that,
-where a server has them.
+if a server has them.
 """
 
 import asyncio

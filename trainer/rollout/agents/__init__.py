@@ -1,1 +1,1 @@
-"""Agents that were not written for us: they speak OpenAI's API, and what they sample is recorded token by token."""
+"""External agents: they use OpenAI's API, and their samples are recorded token by token."""

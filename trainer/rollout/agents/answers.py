@@ -70,7 +70,7 @@ class AnswerListener(Protocol):
         ...
 
     def says(self, choice: int, deltas: Sequence[Delta]) -> None:
-        """More of a choice can be handed over."""
+        """Notify the listener that more of a choice can be sent."""
         ...
 
 
@@ -82,7 +82,7 @@ class ChoiceStream:
         choice: Its number.
         stream: Takes it apart.
         listener: Receives the parts.
-        told: Ids that were handed over, or are waiting for those behind them.
+        told: Ids that were sent, or that wait for later ids.
     """
 
     choice: int
@@ -91,7 +91,7 @@ class ChoiceStream:
     told: list[int] = field(default_factory=list)
 
     def add(self, ids: Sequence[int]) -> None:
-        """Receive newly sampled tokens."""
+        """Receive the ids of newly sampled tokens."""
         self.told.extend(ids)
         if deltas := self.stream.add(ids):
             self.listener.says(self.choice, deltas)

@@ -265,7 +265,7 @@ class MessageEvents:
 
     Args:
         call: The agent's request.
-        answer: The answer, as far as it is known when it begins.
+        answer: The answer, with what is known at its start.
         model: The policy's name.
     """
 
@@ -276,7 +276,7 @@ class MessageEvents:
         self._blocks: list[str] = []
 
     def says(self, choice: int, deltas: Sequence[Delta]) -> Iterator[dict[str, Any]]:
-        """Yield the events of what can be handed over; there is one choice."""
+        """Yield events for the new part of the answer; there is one choice."""
         yield from self._begins()
         for delta in deltas:
             kind = "thinking" if delta.kind == "reasoning" else "text"

@@ -69,7 +69,7 @@ class SessionTable:
         """Return a session.
 
         Raises:
-            ApiError: There is none of that key, or it has ended.
+            ApiError: The session is unknown, or has ended.
         """
         return self._found(key).session
 
@@ -78,7 +78,7 @@ class SessionTable:
         return self._found(key).environment
 
     def posted(self, key: str) -> None:
-        """Nothing to do: who opened the session waits for its end."""
+        """Do nothing: the opener of the session waits for its end."""
 
     def _found(self, key: str) -> _Open:
         found = self._open.get(key)
@@ -148,7 +148,7 @@ async def open_black_box(
     max_body_bytes: int,
     unix: Path | None = None,
 ) -> AsyncIterator[BlackBoxPlayer]:
-    """Serve the endpoint while the context is open, and give who plays through it; see `serve_app`."""
+    """Serve the endpoint while the context is open, and give the player that uses it; see `serve_app`."""
     table = SessionTable(service.model)
     try:
         async with serve_app(agents_app(table, max_body_bytes), host, port, unix) as url:
@@ -220,7 +220,7 @@ def give_posted(trajectory: Trajectory, agent: AgentSession, end: AgentEnd) -> N
     """Give an episode the rewards that its agent has posted, or answered at its end.
 
     Raises:
-        InvalidNumberError: If one of them is none that can be computed with.
+        InvalidNumberError: If one of them is not finite.
     """
     posted = agent.posted
     if end.posted:

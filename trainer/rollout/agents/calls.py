@@ -73,11 +73,11 @@ class AgentCall:
         must_call: Tools of which one at least must be called; empty if a call is not required.
         wishes: The agent's sampling parameters.
         reads_tools: Whether calls of tools are looked for in the reply.
-        parallel_tools: Whether there may be more than one; otherwise only the first is handed over.
+        parallel_tools: Whether there may be more than one; otherwise only the first is returned.
         stream: Whether the answer is a stream of events.
         usage_in_stream: Whether its last chunk tells the usage.
-        logprobs: Whether log-probabilities are handed over.
-        token_ids: Whether ids are handed over (as vLLM has it: `return_token_ids`).
+        logprobs: Whether log-probabilities are returned.
+        token_ids: Whether ids are returned (vLLM's `return_token_ids`).
         not_enforced: Fields that are ignored, because the trainer cannot force a policy to heed them.
         echoed: Fields of the request that the answer repeats.
     """
@@ -170,7 +170,7 @@ def checked_body(body: object, refused: Sequence[str]) -> Mapping[str, Any]:
     """Return a request's body, an object without the fields that are refused.
 
     Raises:
-        ApiError: If it is none, or has one of them.
+        ApiError: If it is not an object, or has one of the fields.
     """
     if not isinstance(body, Mapping):
         raise invalid("the body must be a JSON object")
@@ -181,7 +181,7 @@ def checked_body(body: object, refused: Sequence[str]) -> Mapping[str, Any]:
 
 
 def other_logprobs(body: Mapping[str, Any]) -> tuple[str, ...]:
-    """Name the field that asks for log-probabilities of tokens beside those that were sampled: none are known."""
+    """Name the field that asks for log-probabilities of tokens that were not sampled: those are unknown."""
     return ("top_logprobs",) if whole(body, "top_logprobs", 0, 20) else ()
 
 
@@ -271,7 +271,7 @@ def made_call(call_id: str, name: str, arguments: object) -> dict[str, Any]:
 
 
 def parsed_arguments(value: object) -> Any:
-    """Return arguments as the object that their text stands for, or as they are."""
+    """Return arguments as the object that their text encodes, or unchanged."""
     if value is None or value == "":
         return {}
     if not isinstance(value, str):

@@ -84,11 +84,11 @@ def chat_body(call: AgentCall, answer: Answer, model: str, token_text: Mapping[i
 
 
 class ChatChunks:
-    """An answer as the chunks of a stream: of each choice its role, what comes of it, its calls of tools, its end.
+    """An answer as the chunks of a stream: for each choice its role, text, tool calls and end.
 
     Args:
         call: The agent's request.
-        answer: The answer, as far as it is known when it begins.
+        answer: The answer, with what is known at its start.
         model: The policy's name.
     """
 
@@ -100,7 +100,7 @@ class ChatChunks:
         self._begun = 0
 
     def says(self, choice: int, deltas: Sequence[Delta]) -> Iterator[dict[str, Any]]:
-        """Yield the chunks of what can be handed over."""
+        """Yield chunks for the new part of the answer."""
         # OpenAI's library puts choices in the order in which they begin, and wants the first one first.
         while self._begun <= choice:
             self._begun += 1
@@ -114,7 +114,7 @@ class ChatChunks:
         for index, choice in enumerate(answer.choices):
             yield from self.says(index, ())
             for position, item in enumerate(_tool_calls(choice)):
-                # As OpenAI sends them: the name first, its arguments behind.
+                # As OpenAI sends them: the name first, then its arguments.
                 function = {"name": item["function"]["name"], "arguments": ""}
                 yield self._chunk(index, {"tool_calls": [{"index": position, **item, "function": function}]})
                 arguments = {"arguments": item["function"]["arguments"]}

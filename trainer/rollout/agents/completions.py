@@ -100,7 +100,7 @@ def _are_ids(value: object) -> bool:
 def completion_body(
     call: AgentCall, answer: Answer, model: str, token_text: Mapping[int, str]
 ) -> dict[str, Any]:
-    """Return the answer; see `chat_body`."""
+    """Return the body of a complete answer; see `chat_body`."""
     choices = []
     for index, choice in enumerate(answer.choices):
         text = _echoed(call, answer, index) + choice.sampled.reply.content
@@ -111,11 +111,11 @@ def completion_body(
 
 
 class CompletionChunks:
-    """An answer as the chunks of a stream: of each choice what comes of it, then its end.
+    """An answer as the chunks of a stream: for each choice its text, then its end.
 
     Args:
         call: The agent's request.
-        answer: The answer, as far as it is known when it begins.
+        answer: The answer, with what is known at its start.
         model: The policy's name.
     """
 
@@ -127,7 +127,7 @@ class CompletionChunks:
         self._begun: set[int] = set()
 
     def says(self, choice: int, deltas: Sequence[Delta]) -> Iterator[dict[str, Any]]:
-        """Yield the chunks of what can be handed over."""
+        """Yield chunks for the new part of the answer."""
         texts = [delta.text for delta in deltas]
         if choice not in self._begun:
             self._begun.add(choice)

@@ -23,7 +23,7 @@ _REMEMBERED = 64
 
 
 class Delivery:
-    """One answer, and those who wait for it.
+    """One answer, and its waiting requests.
 
     Args:
         asked: Names the request.

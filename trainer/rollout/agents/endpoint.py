@@ -1,4 +1,4 @@
-"""The endpoint that agents speak to: OpenAI's and Anthropic's routes, and what ties an agent's requests to its episode.
+"""The HTTP endpoint for agents: OpenAI's and Anthropic's routes, and the mapping of requests to episodes.
 
 /v1/...                the session is named by the API key
 /s/KEY/v1/...          the session is named in the URL
@@ -59,7 +59,7 @@ class Sessions(Protocol):
         """Return a session.
 
         Raises:
-            ApiError: There is none of that key, or it has ended.
+            ApiError: The session is unknown, or has ended.
         """
         ...
 
@@ -230,7 +230,7 @@ class _Endpoint:
     async def _streamed(
         self, request: Request, session: AgentSession, call: AgentCall, api: "_StreamApi"
     ) -> Response:
-        """Answer with a stream that begins with the reply's first words; what fails before has a status of its own."""
+        """Return a stream that starts with the reply's first words; an earlier failure has its own HTTP status."""
         live = LiveAnswer()
         working = await self._begun(request, session, call, live)
         working.add_done_callback(live.close)
@@ -331,7 +331,7 @@ class _Endpoint:
         return json_answer(shown | environment.seen.as_body())
 
     async def step(self, request: Request) -> Response:
-        """`POST /s/KEY/env/step`: take an action."""
+        """`POST /s/KEY/env/step`: send an action to the environment."""
         environment = self._environment(request)
         action = (await self._json(request)).get("action")
         if not isinstance(action, str):

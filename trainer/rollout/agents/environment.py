@@ -1,4 +1,4 @@
-"""The environment of an agent's episode, in the agent's hands: it steps when it likes, and rewards go to its turns."""
+"""The environment of an agent's episode: the agent decides when to step, and rewards go to its turns."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -47,7 +47,7 @@ class Observed:
         return self.terminated or self.truncated
 
     def as_body(self) -> dict[str, Any]:
-        """Return it as plain data."""
+        """Return the view as plain data."""
         return {
             "observation": self.text,
             "messages": [dict(message) for message in self.messages],
@@ -189,7 +189,7 @@ class EpisodeEnvironment:
 
 
 def _add_up(earlier: Turn, turn: Turn) -> None:
-    """Give a turn what all steps made of it: several may follow one reply, given in the state of the first."""
+    """Write the results of all its steps into a turn: several may follow one reply, given in the state of the first."""
     turn.reward += earlier.reward
     turn.format_penalty += earlier.format_penalty
     turn.anchor = earlier.anchor

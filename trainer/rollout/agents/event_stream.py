@@ -19,7 +19,7 @@ class Events(Protocol):
     """Makes the events of one answer, as one of the APIs has them."""
 
     def says(self, choice: int, deltas: Sequence[Delta]) -> Iterator[Event]:
-        """Yield those of what can be handed over."""
+        """Yield events for the new part of the answer."""
         ...
 
     def fails(self, error: ApiError) -> Iterator[Event]:
@@ -45,7 +45,7 @@ class LiveAnswer:
         self.answer = answer
 
     def says(self, choice: int, deltas: Sequence[Delta]) -> None:
-        """More of a choice can be handed over."""
+        """Note that more of a choice can be sent."""
         self._parts.append((choice, deltas))
         self._news.set()
 
@@ -61,7 +61,7 @@ class LiveAnswer:
         await self._news.wait()
 
     async def parts(self) -> AsyncIterator[tuple[int, Sequence[Delta]]]:
-        """Yield the number of a choice and what comes of it, to the end."""
+        """Yield the number of a choice and its next part, until the end."""
         while True:
             while self._parts:
                 yield self._parts.popleft()
@@ -72,7 +72,7 @@ class LiveAnswer:
 
 
 class EventStream(StreamingResponse):
-    """The events of an answer as a response. When the one who reads it leaves, the answer is given up.
+    """Return an answer's events as a response. If the client disconnects, the answer is cancelled.
 
     Args:
         working: Samples the answer.

@@ -21,7 +21,7 @@ _Format = Mapping[str, Any]
 
 
 def held_reply(call: AgentCall, tool_format: ToolFormat) -> tuple[Wanted | None, tuple[str, ...]]:
-    """Return the constraint on a request's reply, and the fields that are ignored if no engine can enforce it.
+    """Return the constraint on a request's reply, and the fields that are ignored if no constraint is possible.
 
     Args:
         call: The request.

@@ -110,7 +110,7 @@ def as_api_error(error: BaseException) -> ApiError:
     if isinstance(error, ApiError):
         return error
     if isinstance(error, ConfigError):
-        # What is asked for cannot be had of this server, and is not tried again.
+        # This server cannot fulfil the request, and a retry cannot help.
         return ApiError(400, str(error), "unsupported_value")
     if isinstance(error, TrainerError):
         # Our own errors say what is wrong, such as an inference server that does not answer.

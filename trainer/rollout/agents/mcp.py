@@ -124,7 +124,7 @@ async def _called(environment: EpisodeEnvironment, params: Mapping[str, Any]) ->
 
 def _shown(seen: Observed) -> dict[str, Any]:
     texts = [message.get("content") for message in seen.messages if message.get("role") == "tool"]
-    # Results of tools without the marks that a format puts around them.
+    # Tool results without the marks of a format.
     bare = len(texts) == len(seen.messages) > 0 and all(isinstance(text, str) for text in texts)
     text = "\n".join(map(str, texts)) if bare else seen.text
     if seen.over:

@@ -1,4 +1,4 @@
-"""Sessions of a proxy that stands alone: they open by name or on request, and are written once they end."""
+"""Sessions of a standalone proxy: they open by name or on request, and are written once they end."""
 
 import asyncio
 import re
@@ -83,7 +83,7 @@ class ProxySessions:
         """Return a session; an unknown one is opened if no token is required.
 
         Raises:
-            ApiError: There is none of that key, or it has ended.
+            ApiError: The session is unknown, or has ended.
         """
         found = self._open.get(key)
         if found is None:
@@ -98,7 +98,7 @@ class ProxySessions:
         return found.session
 
     def environment(self, key: str) -> EpisodeEnvironment | None:
-        """A proxy knows no environments."""
+        """Return None: a proxy's sessions have no environment."""
         return None
 
     def posted(self, key: str) -> None:

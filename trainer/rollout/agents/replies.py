@@ -1,4 +1,4 @@
-"""A reply of the policy as agents are given it: thinking, content, and calls of tools.
+"""A reply of the policy as agents receive it: thinking, content, and calls of tools.
 
 The readers that environments use (`rollgym.clients.replies`) parse it, and it is as lenient as inference servers are.
 What is not a proper tool call stays content, so that the agent can tell the policy what was wrong.
@@ -105,6 +105,6 @@ def _as_text(call: tool_calls.ToolCall) -> ToolCall:
     text = json.dumps(arguments, ensure_ascii=False)
     try:
         text.encode()
-    except UnicodeEncodeError:  # half of a pair of surrogates, which no answer can carry as it is
+    except UnicodeEncodeError:  # half of a pair of surrogates, which cannot be encoded
         text = json.dumps(arguments)
     return ToolCall(call.name, text)

@@ -216,7 +216,7 @@ class _ItemReader:
 def response_body(
     call: AgentCall, answer: Answer, model: str, token_text: Mapping[int, str]
 ) -> dict[str, Any]:
-    """Return the answer; see `chat_body`."""
+    """Return the body of a complete answer; see `chat_body`."""
     choice = answer.choices[0]
     cut = choice.finish_reason == "length"
     body = _head(call, answer, model, "incomplete" if cut else "completed")
@@ -235,7 +235,7 @@ class ResponseEvents:
 
     Args:
         call: The agent's request.
-        answer: The answer, as far as it is known when it begins.
+        answer: The answer, with what is known at its start.
         model: The policy's name.
     """
 
@@ -243,11 +243,11 @@ class ResponseEvents:
         self._call, self._answer, self._model = call, answer, model
         self._number = 0
         self._begun = False
-        # Of each item that was opened its kind, and what was handed over of it; the last one is open.
+        # For each opened item its kind, and the part that was sent; the last one is open.
         self._items: list[tuple[str, list[str]]] = []
 
     def says(self, choice: int, deltas: Sequence[Delta]) -> Iterator[dict[str, Any]]:
-        """Yield the events of what can be handed over; there is one choice."""
+        """Yield events for the new part of the answer; there is one choice."""
         yield from self._begins()
         for delta in deltas:
             yield from self._numbered(self._said(delta))
@@ -306,7 +306,7 @@ class ResponseEvents:
 
 
 def _item_events(index: int, item: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield an item that was not handed over before."""
+    """Yield an item that was not sent before."""
     if item["type"] == "function_call":
         opened = item | {"status": "in_progress", "arguments": ""}
         yield {"type": "response.output_item.added", "output_index": index, "item": opened}

@@ -1,4 +1,4 @@
-"""How an agent is set to work on an episode: as a program, or as a service elsewhere."""
+"""Starts an agent on an episode: as a program, or as a service elsewhere."""
 
 import asyncio
 import json
@@ -89,14 +89,14 @@ class AgentEnd:
 
 
 class AgentRunner(Protocol):
-    """Sets an agent to work."""
+    """Starts an agent on an episode and waits for its end."""
 
     async def run(self, task: AgentTask, session: AgentSession) -> AgentEnd:
         """Return once the agent is done; when cancelled, it is ended first."""
         ...
 
     async def close(self) -> None:
-        """Let go of what is held."""
+        """Release the resources of the runner."""
         ...
 
 
@@ -119,7 +119,7 @@ class ProgramRunner:
         self._grace_s = grace_s
 
     async def run(self, task: AgentTask, session: AgentSession) -> AgentEnd:
-        """Run the program; see `AgentRunner`."""
+        """Run the program for one episode; see `AgentRunner`."""
         async with self._places:
             held, wanted = os.pipe()
             try:
@@ -165,7 +165,7 @@ class ProgramRunner:
         return AgentEnd(f"the agent's program ended with code {code}: {said or 'it printed nothing'}")
 
     async def close(self) -> None:
-        """Nothing is held between episodes."""
+        """Do nothing: no resources are kept between episodes."""
 
 
 async def ended_or_patient(running: "asyncio.Future[Any]", session: AgentSession, grace_s: float) -> bool:
@@ -187,7 +187,7 @@ async def _settled(
     reading: "asyncio.Task[str | None]", process: asyncio.subprocess.Process
 ) -> tuple[str | None, int]:
     said = await reading
-    # More than is read lies in the pipe, and a process counts as ended only once its pipe was read to the end.
+    # The pipe may contain more than is kept, and a process counts as ended only once its pipe is read to the end.
     assert process.stdout is not None
     while await process.stdout.read(_CHUNK):
         pass
@@ -245,7 +245,7 @@ class ServiceRunner:
         )
 
     async def run(self, task: AgentTask, session: AgentSession) -> AgentEnd:
-        """Ask the service; see `AgentRunner`."""
+        """Post the task to the service; see `AgentRunner`."""
         async with self._places:
             asking = asyncio.create_task(self._asked(task))
             ended = asyncio.create_task(session.ended.wait())

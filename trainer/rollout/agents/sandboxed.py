@@ -101,7 +101,7 @@ class SandboxedRunner:
         )
 
     async def run(self, task: AgentTask, session: AgentSession) -> AgentEnd:
-        """Run the program; see `AgentRunner`."""
+        """Run the program in a sandbox; see `AgentRunner`."""
         async with self._places:
             cancellation = Cancellation()
             loop = asyncio.get_running_loop()
@@ -130,7 +130,7 @@ class SandboxedRunner:
         )
 
     async def close(self) -> None:
-        """End what is kept warm."""
+        """Close the sandboxes that are kept warm."""
         await asyncio.to_thread(self._sandbox.close)
         self._threads.shutdown()
 
@@ -147,10 +147,10 @@ def _end_of(result: RunResult) -> AgentEnd:
 def open_agent_sandbox(
     plan: SandboxPlan, words: Sequence[str], socket: Path, concurrency: int
 ) -> CancellableSandbox:
-    """Return a sandbox that was probed, in which the words of a command line and the endpoint's socket are found.
+    """Return a probed sandbox that contains a command line's files and the endpoint's socket.
 
     Raises:
-        ConfigError: If there is none on this machine, with the remedy.
+        ConfigError: If this machine has no such sandbox; the message has the remedy.
     """
     docker = plan.kind.partition(":")[0] == "docker"
     options: dict[str, Any] = {"containers": concurrency} if docker else {}

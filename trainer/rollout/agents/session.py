@@ -1,4 +1,4 @@
-"""An agent's session: its requests become prompts, replies are sampled and recorded, and handed over as text."""
+"""An agent's session: its requests become prompts, replies are sampled and recorded, and returned as text."""
 
 import asyncio
 import base64
@@ -78,7 +78,7 @@ class AgentSession:
         clock: Unix time.
 
     Attributes:
-        conversations: Conversations up to and with a reply, by its identifier, for those who name the last one only.
+        conversations: Conversations up to and with a reply, by its identifier, for clients that name only the last one.
         counts: Counts of requests, for the metrics.
         deliveries: Its latest answers, for clients that retry because an answer was lost in transit.
         posted: The results that the agent posted.
@@ -113,7 +113,7 @@ class AgentSession:
 
     @property
     def busy(self) -> bool:
-        """Whether requests are in flight."""
+        """Whether requests of this session are in flight."""
         return bool(self._under_way)
 
     def end(self) -> None:
@@ -286,7 +286,7 @@ class AgentSession:
         listener.begins(answer)
         renderer = self.service.renderer.renderer
         tool_format = self.service.tool_format if call.reads_tools else None
-        # Whether a structured output comes behind the thinking that the prompt has opened is known at its end.
+        # Whether a structured output follows the thinking that the prompt opened is known only at its end.
         held = answer.thinks and call.wishes.structured is not None
         return [
             ChoiceStream(
@@ -462,7 +462,7 @@ def _not_had(error: StructuredOutputError, wanted: Wanted | None, *, begun: bool
 
 
 def _require_told(streams: Sequence[ChoiceStream], results: Sequence[GenerationResult]) -> None:
-    """Make sure that replies are what was handed over of them.
+    """Check that replies equal their streamed parts.
 
     Raises:
         ApiError: One was drawn again after its server was lost: the agent has the beginning of another one.

@@ -70,7 +70,7 @@ class Found:
 
     Attributes:
         replies: By their indices in it.
-        latest: Place of the last one that stands behind the very conversation that led to it.
+        latest: Place of the last one that follows the same conversation as originally.
     """
 
     replies: Mapping[int, SampledReply]
@@ -142,7 +142,7 @@ class ReplyBook:
     def found(self, conversation: Conversation) -> Found:
         """Return which messages are replies that were handed out.
 
-        A reply is looked for behind the very conversation that led to it, and failing that by what it says alone.
+        A reply is searched for after the same conversation as originally, else by its text alone.
         """
         if not self._by_history:
             return NOTHING
@@ -303,7 +303,7 @@ class SplicingRenderer:
     def _tail(
         self, messages: Sequence[Message], tools: Sequence[Tool], text: str, latest: int, last_id: int
     ) -> str | None:
-        """Return what the template writes behind a reply, if it writes everything before as it wrote it then.
+        """Return the template's text after a reply, if it renders everything before as it did originally.
 
         Args:
             messages: The conversation.
@@ -370,7 +370,7 @@ class SplicingRenderer:
         return [*pieces, before]
 
     def _spoken(self, sampled: SampledReply) -> str:
-        """Return what a reply says behind its thinking, as a piece of a rendered conversation."""
+        """Return a reply's text after its thinking, as a piece of a rendered conversation."""
         if self.renderer.quote(sampled.spoken) == sampled.spoken:
             return sampled.spoken
         written = self.renderer.written(sampled.token_ids)

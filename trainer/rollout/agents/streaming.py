@@ -1,6 +1,6 @@
-"""Replies as they come: what of a reply that is still being sampled can be handed over already.
+"""Streaming of replies: which part of a reply that is still being sampled can be sent already.
 
-Nothing is handed over that could still change: bytes of an incomplete character, a possible beginning of a stop text
+Nothing is sent that could still change: bytes of an incomplete character, a possible beginning of a stop text
 or of a tool call, blanks that a call would swallow. They follow at the end of the reply, so that the parts add up to
 the reply as `read_reply` parses it.
 """
@@ -71,12 +71,12 @@ class ReplyStream:
 
     Args:
         decode: Makes text of ids, without special tokens.
-        special: Ids whose text may or may not be part of the reply; nothing behind one is handed over before the end.
+        special: Ids whose text may or may not be part of the reply; nothing behind one is sent before the end.
         stops: Texts that end the reply, and are not part of it.
         tool_format: The format of tool calls; None if calls are not parsed.
         begun: Whether the prompt has opened the thinking already.
         plain: Whether thinking is not parsed.
-        held: Whether nothing is handed over before the end.
+        held: Whether nothing is sent before the end.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class ReplyStream:
         self._given: dict[str, list[str]] = {"reasoning": [], "content": []}
 
     def add(self, ids: Sequence[int]) -> list[Delta]:
-        """Add tokens, and return what can be handed over now."""
+        """Add tokens, and return the part that can be sent now."""
         if self._held:
             return []
         plain = next((index for index, each in enumerate(ids) if each in self._special), len(ids))
@@ -213,7 +213,7 @@ class _Thinking:
 
 
 class _Waiting:
-    """Text that is kept back. Blanks that follow each other are not looked at one by one."""
+    """Buffered text. Consecutive blanks are not processed one by one."""
 
     def __init__(self) -> None:
         self.text = ""
@@ -249,7 +249,7 @@ class _Said:
         self._held = False
 
     def certain(self, text: str) -> str:
-        """Return what can be handed over."""
+        """Return the part that can be sent."""
         if not self._mark:
             return text
         if self._held or not self._waiting.add(text) or not (self._begun or self._begins()):

@@ -27,9 +27,9 @@ _FIELDS: Mapping[str, _Kind] = {
     "regex": "regex",
     "ebnf": "grammar",
 }
-"""How vLLM (earlier) and SGLang are asked."""
+"""Fields of earlier vLLM releases and of SGLang."""
 _PARTS: Mapping[str, _Kind] = {"json": "json", "regex": "regex", "choice": "choice", "grammar": "grammar"}
-"""How vLLM is asked, within `structured_outputs`."""
+"""Fields of vLLM within `structured_outputs`."""
 _NOT_HERE = ("structural_tag",)
 STRUCTURED_FIELDS = frozenset((*_FIELDS, *_NOT_HERE, "structured_outputs"))
 """Fields beside those of OpenAI and Anthropic."""
@@ -75,7 +75,7 @@ def wanted_output(body: Mapping[str, Any], form: object, param: str) -> Wanted |
 
 
 def _of_format(form: object, param: str) -> Wanted | None:
-    """Read OpenAI's formats, and Anthropic's: their schema lies beside the type or one level below."""
+    """Read OpenAI's formats, and Anthropic's: their schema stands beside the type or one level below."""
     if form is None:
         return None
     if not isinstance(form, Mapping):

@@ -44,7 +44,7 @@ class TextBook:
         """Return what the policy reads.
 
         Raises:
-            ApiError: If the model does not know one of its ids, or there is none.
+            ApiError: If the model does not know one of its ids, or the prompt is empty.
         """
         if not isinstance(asked, str):
             ids = list(asked)

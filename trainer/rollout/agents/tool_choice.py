@@ -69,7 +69,7 @@ def _of_allowed(value: Mapping[str, Any], names: tuple[str, ...]) -> ToolChoice:
     allowed = tuple(dict.fromkeys(_offered(each, names) for each in tools))
     if mode == "required":
         return ToolChoice(must_call=allowed)
-    # A reply that may call none is not held to anything.
+    # A reply that need not call a tool is not constrained.
     return ToolChoice(unread=() if set(allowed) == set(names) else (_FIELD,))
 
 
