@@ -163,7 +163,7 @@ class SandboxConformance:
         _same("the files", dict(result.files), {"plain": b"plain\n"})
 
     def test_a_run_finds_nothing_of_the_one_before(self, sandbox: Sandbox) -> None:
-        """Neither in its directory nor, where files are kept apart, in the usual places."""
+        """Neither in its directory nor, if files are kept apart, in the usual places."""
         sandbox.run(Program("bash", "echo mine > conformance-left; cp conformance-left /tmp; true"))
         places = ". /tmp" if sandbox.probe().files else "."
         found = sandbox.run(Program("bash", f"ls -a {places}"))
@@ -227,7 +227,7 @@ class SandboxConformance:
         _outcome(session.close(), Outcome.TIME_LIMIT)
 
     def test_a_cancelled_run_ends(self, sandbox: Sandbox) -> None:
-        """Where `run` takes a `cancellation`; servers offer no other back-end."""
+        """Needs a `run` that takes a `cancellation`; servers offer no other back-end."""
         if "cancellation" not in inspect.signature(sandbox.run).parameters:
             raise SkipTest("its `run` has no argument `cancellation`; no server will offer it")
         cancellation, limits = Cancellation(), Limits(wall_seconds=2 * _PATIENCE_S)
@@ -263,7 +263,7 @@ class _Claiming:
 
 
 def _hold(true: bool, message: str) -> None:
-    if not true:  # No `assert`: the suite must hold where Python leaves these out.
+    if not true:  # No `assert`: the suite must also hold if Python omits assertions.
         raise AssertionError(message)
 
 
@@ -285,5 +285,5 @@ def _claimed(kept: bool, what: str) -> None:
 
 def _command_lines() -> Iterator[bytes]:
     for place in Path("/proc").glob("[0-9]*/cmdline"):
-        with contextlib.suppress(OSError):  # It has ended meanwhile.
+        with contextlib.suppress(OSError):  # It has ended in the meantime.
             yield place.read_bytes()

@@ -1,4 +1,4 @@
-"""Which sandbox is used: the one asked for, or the best one that works here, and never a weaker one than allowed."""
+"""Choice of the sandbox: the named one, or the best one that works here, and never a weaker one than allowed."""
 
 import importlib
 import inspect
@@ -30,7 +30,7 @@ BACKENDS = tuple(_CLASSES)
 """Ours. Other packages have theirs in the entry points of `GROUP`."""
 GROUP = "rollgym.sandboxes"
 """Entry points `name = "module:Class"` of back-ends in other packages."""
-# What starts in milliseconds comes before what takes a second; the last two are for who asks for them.
+# Back-ends that start in milliseconds come before those that take a second; the last two must be named.
 _AUTOMATIC = ("namespaces", "bubblewrap", "docker", "landlock")
 
 
@@ -69,10 +69,10 @@ def open_sandbox(name: str | None = None, *, minimum_level: Level = "landlock", 
 
 
 def open_cancellable(name: str | None = None) -> CancellableSandbox:
-    """Return a back-end that has been probed, and whose runs end when those who asked for them have gone.
+    """Return a back-end that has been probed, and whose runs can be cancelled.
 
     Raises:
-        SandboxUnavailableError: If there is none, or if what is named cannot do that.
+        SandboxUnavailableError: If no back-end works, or if the named one cannot cancel runs.
     """
     try:
         sandbox = open_sandbox(name)

@@ -203,15 +203,15 @@ class Container:
         self._send(RUN, json.dumps(message).encode(), *parts, deadline=time.monotonic() + _START_S)
 
     def give_input(self, data: bytes, deadline: float, held_until: float) -> None:
-        """Send a session what it can read; waits for a program that does not read, or is not read from.
+        """Send input to a session; wait while the program does not read, or while its output is not read.
 
         Args:
-            data: What it can read.
-            deadline: When it must have been taken.
-            held_until: Until then no more output is taken than is kept for who reads it.
+            data: The input.
+            deadline: When the program must have read it.
+            held_until: Until then, output is read only up to the buffer's bound.
 
         Raises:
-            ContainerLostError: If the container is gone, or does not take it.
+            ContainerLostError: If the container is gone, or does not read the input.
         """
         self._send(INPUT, data, deadline=deadline, held_until=held_until)
 

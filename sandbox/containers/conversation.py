@@ -42,7 +42,8 @@ class Conversation:
     ) -> None:
         """Send a frame and what follows it.
 
-        Incoming bytes are read meanwhile, to avoid a deadlock: the other side may block in a write until we read.
+        Incoming bytes are read at the same time, to avoid a deadlock: the other side may block in a write until we
+        read.
 
         Args:
             kind: The kind of the frame.
@@ -110,7 +111,7 @@ class Conversation:
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Let go of the socket."""
+        """Close the socket."""
         self._socket.close()
 
     def _has_whole_frame(self) -> bool:
@@ -146,7 +147,7 @@ class Conversation:
 
     def _take(self) -> None:
         try:
-            # TLS may hold more than a look at the socket tells.
+            # TLS may hold more bytes than the socket shows.
             while data := self._socket.recv(_CHUNK):
                 self._raw += data
                 if len(self._raw) > _KEPT_BYTES and not getattr(self._socket, "pending", int)():

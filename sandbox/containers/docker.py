@@ -1,7 +1,7 @@
 """Programs in warm containers of a Docker Engine.
 
-Needs the extra `docker`. Who may speak to a Docker Engine is root on its machine: a server with this back-end belongs
-on a machine of its own, which others reach through `remote`.
+Needs the extra `docker`. A process with access to a Docker Engine is root on its machine: run a server with this
+back-end on a machine of its own, which others reach through `remote`.
 """
 
 import os
@@ -169,9 +169,9 @@ class DockerSandbox:
         )
 
     def _build(self, program: Program, order: Order, cancellation: Cancellation) -> "_Built | RunResult":
-        """Make what can be started; a result where the compiler has made nothing.
+        """Compile the program; return a result only if the compiler failed.
 
-        A compiler gets a container of its own, whose limits are other ones.
+        A compiler gets a container of its own, with other limits.
         """
         beside = tuple(order.files)
         what = commands(program, Toolchain(), files=beside)

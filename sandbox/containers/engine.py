@@ -7,7 +7,7 @@ from rollgym.sandbox.containers.flags import LABEL
 from rollgym.sandbox.core.base import SandboxUnavailableError
 
 ENGINE_ERRORS = (docker.errors.DockerException, requests.exceptions.RequestException, OSError)
-"""What the Docker SDK raises where the engine cannot be reached or refuses."""
+"""Errors of the Docker SDK when the engine cannot be reached or refuses."""
 
 # What it reports of the kernel's groups, and what would not be kept without it.
 _NEEDED = {"MemoryLimit": "memory", "PidsLimit": "processes", "CpuCfsQuota": "processors"}

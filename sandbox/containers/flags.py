@@ -17,8 +17,8 @@ _OWN_MEMORY_MB = 32
 _OWN_PIDS = 1
 _SHARED_MEMORY_MB = 16
 _SPOOLED_INODES = 16
-# What a kernel tells of its machine; Docker covers some of it by itself. The container's groups stay to be seen: they
-# say when memory was exhausted.
+# Files by which a kernel describes its machine; Docker masks some of them by itself. The container's control groups
+# stay visible: they report exhausted memory.
 _COVERED = ("/sys/block", "/sys/bus", "/sys/class", "/sys/dev", "/sys/devices", "/sys/kernel", "/sys/module")
 
 
@@ -40,7 +40,7 @@ class Shape:
 
     @classmethod
     def of(cls, limits: Limits) -> "Shape":
-        """The shape that limits ask for."""
+        """The shape that fits the limits."""
         return cls(limits.memory_mb, limits.pids, limits.disk_mb, limits.inodes)
 
 

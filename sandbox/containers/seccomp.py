@@ -49,8 +49,8 @@ _NAMESPACES = """
     capset clone memfd_create mount mount_setattr pivot_root prlimit64 sched_setaffinity sched_setattr sched_setparam
     sched_setscheduler sethostname setpriority umount2 unshare
 """
-# Allowed where these arguments are 0, which is the process that asks: what starts programs has the same user as they,
-# and would hand down whatever limits it was given to later ones.
+# Allowed if these arguments are 0, which means the calling process: the process that starts programs has the same user,
+# and would pass limits that it was given on to later programs.
 _FOR_ITSELF = {
     "prlimit64": (0,),
     "sched_setaffinity": (0,),

@@ -13,7 +13,7 @@ class Limits:
     Attributes:
         wall_seconds: From the start of the program to its forced end.
         cpu_seconds: Of each process; None for as much as the wall time.
-        memory_mb: MiB of all processes together, or of each where a back-end guarantees no more than that.
+        memory_mb: MiB of all processes together, or of each if a back-end guarantees no more than that.
         pids: Processes and threads at one time.
         disk_mb: MiB of files in the working directory.
         inodes: Files and directories in the working directory.

@@ -18,7 +18,7 @@ from rollgym.sandbox.core.program import Program
 from rollgym.sandbox.core.result import Guarantees, Outcome, RunResult
 
 _LIMITS = Limits(wall_seconds=20, memory_mb=256, pids=32, disk_mb=2, inodes=256)
-# Its findings are true where something was possible that should not be.
+# A finding is true if a forbidden action was possible.
 _ATTEMPT = """
 import ctypes, json, os, signal, socket, sys
 asked = json.loads(sys.stdin.read())
@@ -134,7 +134,7 @@ def probe_sandbox(sandbox: Probed) -> Guarantees:
 def _judge(
     claims: Guarantees, found: dict[str, Any], survived: bool, reached_out: bool, result: RunResult
 ) -> Guarantees:
-    """Take back each claim that the attempt has disproved; one that is disproved takes the level, too."""
+    """Withdraw each claim that the attempt has disproved; a disproved claim lowers the level, too."""
     seen = replace(
         claims,
         files=claims.files and not (found["reads"] or found["writes"] or reached_out),

@@ -7,7 +7,7 @@ from typing import Literal
 
 
 class Outcome(StrEnum):
-    """How a run ended. Only `SANDBOX_ERROR` is a fault of ours, and says nothing about the program."""
+    """How a run ended. Only `SANDBOX_ERROR` is a fault of the sandbox, and says nothing about the program."""
 
     OK = "ok"
     NON_ZERO_EXIT = "non_zero_exit"
@@ -22,7 +22,7 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Guarantees:
-    """What a back-end keeps to, as its probe has seen it on this machine.
+    """The guarantees of a back-end, as its probe has verified them on this machine.
 
     Attributes:
         backend: Its name.
@@ -34,7 +34,7 @@ class Guarantees:
         system_calls: Rare and dangerous system calls are refused.
         memory: Whether the limit is kept for the sum of the processes by the kernel or by a watcher, or for each.
         disk: The sum of the files is bounded.
-        fresh: Every run starts from nothing; False where runs share a warm sandbox.
+        fresh: Every run starts from nothing; False if runs share a warm sandbox.
     """
 
     backend: str

@@ -1,4 +1,4 @@
-"""System calls that Python's standard library does not have (some came with 3.12, which is not asked for)."""
+"""System calls that Python's standard library does not have (some came with 3.12, which is not required)."""
 
 import ctypes
 import fcntl

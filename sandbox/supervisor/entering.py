@@ -145,7 +145,7 @@ def _exec_bubblewrap(order: Order, code: bytes, user: int | None) -> None:
 
 
 def _shown_to(user: int | None, paths: list[str]) -> dict[str, str]:
-    """Return where bubblewrap finds what it shows: as another user it may not get through the folders above."""
+    """Return the paths from which bubblewrap mounts: as another user it may not pass the folders above."""
     if user is not None and paths:
         # Root of a container may have no right to mount: then what the user cannot reach is missing inside.
         with contextlib.suppress(OSError):

@@ -18,7 +18,7 @@ class Jail(Protocol):
 
     directory: str
     owner: int | None
-    """To whom files in the working directory are given; None for the calling process's own user."""
+    """The owner of files in the working directory; None for the calling process's own user."""
 
     def enter(self) -> None:
         """Get ready, before anything untrusted runs."""
@@ -178,12 +178,12 @@ class PlainJail:
         return wanted if self.owner is not None else wanted + tree.tasks_of_user(os.getuid())
 
     def leave(self) -> None:
-        """Remove the working directory, also where the program has taken rights away."""
+        """Remove the working directory, even if the program has removed permissions."""
         remove_tree(self.directory)
 
 
 def remove_tree(directory: str) -> None:
-    """Remove a directory in which no process is left, also where rights were taken away or it is deep without end."""
+    """Remove a directory in which no process is left, even without permissions, or with unbounded depth."""
     with contextlib.suppress(RecursionError):
         shutil.rmtree(directory, ignore_errors=True)
     if os.path.lexists(directory):

@@ -163,10 +163,11 @@ class _Run:
             "environment": dict(self._order.environment),
             "address_space_bytes": stage.memory_mb * _MIB if group is None else _ROOMY_ADDRESS_SPACE,
             "cpu_seconds": stage.cpu_seconds,
-            # The file system is to be the one that refuses, as it tells afterwards; on the host there is only this.
+            # The file system should refuse first, because it reports that afterwards; on the host only this limit
+            # exists.
             "disk_bytes": (limits.disk_mb + (0 if self._host_directory else 1)) * _MIB,
             "open_files": limits.open_files,
-            # The group is to be the one that refuses, as it is the one that tells.
+            # The group should refuse first, because only it reports that.
             "tasks": limits.pids if group is None else limits.pids + _SPARE_TASKS,
         }
         try:
@@ -262,7 +263,7 @@ class _Run:
             self._tell({"do": "stop"})
 
     def _look(self, stage: Stage) -> None:
-        """Add up what the processes use, where the kernel does not."""
+        """Add up the usage of the processes, if the kernel does not."""
         assert self._first is not None
         limits = self._order.limits
         if self._host_directory and exceeds(

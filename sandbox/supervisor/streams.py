@@ -42,7 +42,7 @@ class CappedStream:
         return True
 
     def drain(self, most: int) -> None:
-        """Read what is there now, up to so many bytes in all since the start."""
+        """Read the available bytes, up to this total since the start."""
         while self.open and self.total < most and self.read_some():
             pass
 

@@ -134,7 +134,7 @@ class WarmPool:
 
 
 class _Place:
-    """Where a sandbox is kept between runs."""
+    """The place of a sandbox between runs."""
 
     def __init__(self, worker: "_Worker | None") -> None:
         self.worker = worker
@@ -159,7 +159,7 @@ class _Worker:
     def run(
         self, program: Program, files: Mapping[str, bytes], stdin: bytes, limits: Limits, collect: list[str]
     ) -> tuple[RunResult, bool]:
-        """Run a program; tell whether the sandbox is as it was before."""
+        """Run a program; return whether the sandbox is as it was before."""
         self.runs += 1
         cpu_seconds = limits.cpu_seconds or limits.wall_seconds + 1
         head = {

@@ -1,7 +1,7 @@
 """The program inside a warm sandbox: it forks for each run, so that no run waits for an interpreter to start.
 
-It is sent as source text, and imports nothing of ours. A message is a JSON head and raw bytes; the head says how long
-each of these is. The child of a run leaves `serve` and continues as the program, at the end of this file.
+It is sent as source text, and imports no module of this package. A message is a JSON head and raw bytes; the head says
+how long each of these is. The child of a run leaves `serve` and continues as the program, at the end of this file.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def serve(requests: BinaryIO, answers: BinaryIO) -> bytes:
     _libc.prctl(_SET_DUMPABLE, 0, 0, 0, 0)
     _clean(
         None
-    )  # What this process was started from is in its memory, and would be where programs leave notes.
+    )  # The file that this process started from is in memory already, and programs could leave notes in it.
     before = _condition()
     gc.collect()
     gc.freeze()  # The collector of a child must not touch, and thereby copy, what it has inherited.
@@ -198,7 +198,7 @@ def _feed(descriptor: int, data: bytes) -> bytes:
 
 
 def _drain_once(descriptor: int, output: _Output, keep: int) -> bool:
-    """Read once; false at the end, or where nothing is there."""
+    """Read once; False at the end, or if nothing is available."""
     try:
         data = os.read(descriptor, 1 << 16)
     except BlockingIOError:

@@ -65,7 +65,7 @@ class Run:
         self._selector = selectors.DefaultSelector()
 
     def carry_out(self, wakeup: int) -> None:
-        """Run it, and tell the host what became of it."""
+        """Run the program, and send its outcome to the host."""
         self._directory = os.open(WORKING_DIRECTORY, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             self._lay_files()
