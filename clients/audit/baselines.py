@@ -88,7 +88,7 @@ def _fewer(subject: Subject) -> int:
 
 
 async def _constant(subject: Subject, random: Tally | None) -> Entry:
-    """Find the best action to do always, and play it on seeds that had no part in the choice."""
+    """Find the best action to do always, and play it on seeds that were not used for the choice."""
     listed = listed_actions(subject.first_info)
     candidates = constants(subject.action_space, listed, subject.wording, subject.example_replies)
     best = await _best(subject, candidates, "constant choice")

@@ -128,7 +128,7 @@ def print_card(card: Card, console: Console) -> None:
 
 
 def _rows(section: str, entries: Sequence[Entry]) -> Iterator[tuple[Text, str, Text]]:
-    """A row for each entry; where numbers say nothing, one for all that are well."""
+    """A row for each entry; if numbers are not informative, one row for all passed entries."""
     well = [entry for entry in entries if entry.verdict is Verdict.OK]
     if section in _IN_A_ROW and len(well) > 1:
         names = ", ".join(entry.check for entry in well)

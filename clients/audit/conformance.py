@@ -133,7 +133,7 @@ def _outside(space: Any) -> Any:
 
 
 async def _validity(subject: Subject) -> list[Entry]:
-    """See whether `action_is_valid` tells what can be read from what cannot."""
+    """Check whether `action_is_valid` distinguishes readable from unreadable actions."""
     check = "action_is_valid"
     if not takes_text(subject.action_space):
         return []
@@ -182,7 +182,7 @@ async def _limit(subject: Subject) -> Entry:
     if at_limit:
         cut = sum(each.marks[-1].truncated for each in at_limit)
         unsolved = [each for each in at_limit if not each.marks[-1].truncated and not each.solved]
-        # Where solved episodes are over sooner, it is the limit that ends the others.
+        # If solved episodes end earlier, the limit ends the others.
         sooner = any(each.solved and each.steps < declared for each in played if declared is not None)
         if cut == 0 and len(unsolved) > 1 and sooner:
             return Entry(

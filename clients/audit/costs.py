@@ -1,4 +1,4 @@
-"""Costs: how long resets and steps take, who waits for them, and whether the memory grows with every episode."""
+"""Costs: how long resets and steps take, whether they block others, and whether memory grows with every episode."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ async def _held_up_by_texts(subject: Subject, session: EnvSession, check: str, d
         if time.monotonic() > deadline:
             break
         tried += 1
-        # An episode may hold so many bytes of actions, and no more.
+        # The bound of an episode's actions, in bytes.
         await session.reset(0)
         # A small part first: what is quadratic shows before it takes minutes.
         for size in SIZES:

@@ -1,4 +1,4 @@
-"""What can be read off an observation or an info and said back: places where an answer may lie."""
+"""Texts of an observation or an info that could be repeated as an action: places where an answer may lie."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ async def audit_leaks(subject: Subject) -> list[Entry]:
 
 
 def _tasks_told(subject: Subject, looks: Sequence[Look]) -> list[Entry]:
-    """See that a reset of a verifier does not tell the task's fields, of which one is the answer."""
+    """Check that a reset of a verifier does not reveal the task's fields, one of which is the answer."""
     if subject.env.kind != "stateless":
         return []
     resets = [look[1] for look in looks if look[2] == 0]

@@ -1,4 +1,4 @@
-"""Who plays in an audit: at random, blindly, by echoing, or as the environment's own expert says."""
+"""The policies of an audit: random, blind, echoing, or the environment's own expert."""
 
 from __future__ import annotations
 
@@ -81,9 +81,9 @@ def listed_actions(info: Mapping[str, Any]) -> Sequence[Any]:
 
 
 def random_policy(space: Space[Any], wording: Wording) -> Policy:
-    """Return play at random: of the listed actions, of calls of the tools, else of the space.
+    """Return a random policy: over the listed actions, over calls of the tools, or else over the space.
 
-    Where any text is an action, texts are plausible ones.
+    If any text is an action, it plays plausible texts.
     """
 
     def begin(seed: int) -> Player:

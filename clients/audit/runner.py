@@ -33,8 +33,8 @@ class Part(NamedTuple):
     audit: Callable[[Subject], Awaitable[list[Entry]]]
 
 
-# Determinism first, while the server's processes are fresh; the expert before the blind player, who learns from it;
-# rewards and conformance when all that they look at has been played.
+# Determinism first, while the server's processes are fresh; the expert before the blind policy, which learns from it;
+# rewards and conformance after all episodes that they check.
 PARTS: tuple[Part, ...] = (
     Part("determinism", "determinism", audit_determinism),
     Part("expert", "difficulty", audit_difficulty),

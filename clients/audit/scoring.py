@@ -285,7 +285,7 @@ def _told(tasks: Sequence[Task]) -> list[Entry]:
 
 
 def _holds(value: Any, answer: str, prompt: str) -> bool:
-    """Tell whether an info has the answer in any of its texts and numbers that is not the prompt."""
+    """Return whether an info contains the answer in one of its texts or numbers, other than the prompt."""
     if isinstance(value, Mapping):
         return any(_holds(each, answer, prompt) for each in value.values())
     if isinstance(value, (list, tuple)):
@@ -296,7 +296,7 @@ def _holds(value: Any, answer: str, prompt: str) -> bool:
 
 
 def _stands_in(answer: str, text: str) -> bool:
-    """Tell whether a text has the answer in it, as words of its own."""
+    """Return whether a text contains the answer, as separate words."""
     return re.search(rf"(?<!\w){re.escape(answer)}(?!\w)", text) is not None
 
 

@@ -41,7 +41,7 @@ class Watch:
         return self._counts.get(kind, 0)
 
     def first(self, kind: str) -> str:
-        """Where something was seen first, and how often in all."""
+        """The first place of a fault, and how often it occurred in all."""
         count = self.count(kind)
         if not count:
             return ""

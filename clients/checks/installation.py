@@ -66,7 +66,7 @@ def check_installation(home: Path = HOME, path: list[str] | None = None) -> Iter
 
     Args:
         home: The package.
-        path: Where to look for distributions; `sys.path` if it is None.
+        path: The path to search for distributions; `sys.path` if it is None.
     """
     found = list(distributions() if path is None else distributions(path=path))
     yield from _others_inside(found)
@@ -148,7 +148,7 @@ def _editable_tree(distribution: Distribution) -> Path | None:
 
 
 def _others_inside(found: Iterable[Distribution]) -> Iterator[Finding]:
-    """Name other distributions that have written into our package: their uninstallation removes files of ours."""
+    """Name other distributions that have written into this package: uninstalling them removes files of it."""
     for each in found:
         # Not `each.files`: large packages have ten thousand, and nearly always none of them is in question.
         if re.search(r"^rollgym/", each.read_text("RECORD") or "", re.MULTILINE) and _name(each) != "rollgym":

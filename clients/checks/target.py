@@ -39,7 +39,7 @@ class Target:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        # A console command does not look in the working directory, where authors keep what they work on.
+        # A console command does not search the working directory, which usually holds the author's code.
         if (here := str(Path.cwd())) not in sys.path:
             sys.path.insert(0, here)
         object.__setattr__(self, "name", current_path(self.name))
@@ -70,7 +70,7 @@ class Target:
 
     @property
     def variables(self) -> dict[str, str]:
-        """What other processes that make it see beside this one's variables: where its module was found.
+        """The additional environment variables for other processes that make it: the path of its module.
 
         A test's process may look in places that others do not, such as `src` by pytest's `pythonpath`.
         """
@@ -85,7 +85,7 @@ class Target:
 
     @property
     def client_kwargs(self) -> dict[str, Any]:
-        """What a client asks for: the kwargs but those that only an operator sets."""
+        """The kwargs that a client sends: all except those that only an operator sets."""
         names = self._operator_names()
         return {name: value for name, value in self.kwargs.items() if name not in names}
 
@@ -105,7 +105,7 @@ class Target:
 
     @property
     def _class_path(self) -> str:
-        """Where the class is, as `module:Class`; nothing for what Gymnasium's registry has.
+        """The path of the class, as `module:Class`; empty for an id of Gymnasium's registry.
 
         Raises:
             TargetError: The name is the address of a server.

@@ -109,7 +109,7 @@ class _Calls:
         try:
             with _time_limit(_CALL_TIMEOUT_S):
                 observation, _, terminated, truncated, info = self._env.step(self.replies.write(call))
-        except ProblemError as problem:  # of an environment on a server, where the place is not known
+        except ProblemError as problem:  # of an environment on a server, so the line is unknown
             self._reached.add(call.name)
             return Finding(CHECK, Status.FAIL, f"{described_call(call)}: {problem}", _TOOL_ERROR)
         except Exception as error:  # noqa: BLE001 - the author's code, whose failures are what is looked for

@@ -20,18 +20,18 @@ from rollgym.clients.protocol.episode import step_digest
 from rollgym.clients.protocol.values import encode_value
 
 MAX_EPISODE_STEPS = 200
-"""Random play gives an episode up after so many steps."""
+"""The number of steps after which random play abandons an episode."""
 
 SEEDS = (0, 1, 2)
 """Of the episodes of a trace."""
 
 
 class RandomActions:
-    """Seeded random play; where an environment lists its actions or tools, mostly those.
+    """Seeded random play; if an environment lists its actions or tools, mostly those.
 
     Args:
         space: The action space.
-        seed: Of the choices.
+        seed: The seed of the choices.
     """
 
     def __init__(self, space: gymnasium.Space[Any], seed: int) -> None:

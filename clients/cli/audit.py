@@ -81,7 +81,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Audit, and print the card; the exit code is 1 where an entry is as bad as --fail-on says."""
+    """Audit, and print the card; the exit code is 1 if an entry is as bad as --fail-on says."""
     if options.episodes < 1 or options.budget_s <= 0:
         raise UsageError("--episodes and --budget-s must be positive")
     settings = Settings(options.episodes, options.seed, options.budget_s, _items(options.items))

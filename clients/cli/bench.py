@@ -198,5 +198,5 @@ async def _play_in_lockstep(client: EnvClient, players: list[Player], end: float
 
 
 def server_cpu_seconds(url: str, token: str | None) -> float | None:
-    """Return the CPU time that the server's processes have used, or None where its metrics do not tell."""
+    """Return the CPU time that the server's processes have used, or None if its metrics do not report it."""
     return sum_of_metric(url, token, "process_cpu_seconds_total")

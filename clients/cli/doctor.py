@@ -29,7 +29,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the findings; the exit code is 1 where something is wrong."""
+    """Print the findings; the exit code is 1 if something is wrong."""
     findings = [*_versions(), *check_imports(), *check_installation(), *_extras(), _files(), *_loopback()]
     return print_report("this installation", findings, as_json=options.json)
 

@@ -102,7 +102,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Play, write the results and print the summary; the exit code is 1 where nothing was played."""
+    """Play, write the results and print the summary; the exit code is 1 if nothing was played."""
     if options.seed + options.episodes > MAX_SEED:
         raise UsageError("--seed: the seeds of all episodes must lie below 2**53")
     kwargs = parse_kwargs(options.kwarg)

@@ -92,7 +92,7 @@ class Game:
         self._ended = False
 
     def play(self, seed: int | None) -> None:
-        """Ask for actions until `:quit`.
+        """Prompt for actions until `:quit`.
 
         Raises:
             EOFError: The input ended.

@@ -30,7 +30,7 @@ _TIMEOUT_S = 120.0
 # A registration that is kept outlives a gateway or a server that is away for a while.
 _AGAIN_S = 2.0
 _LONGEST_PAUSE_S = 3600.0
-# What a gateway that does not say it gives to those who ask for nothing else.
+# The time to live at a gateway that does not report one, unless another was requested.
 _USUAL_TTL_S = 60.0
 _MAY_PASS = RETRY_LATER | {"probe_failed"}
 # The addresses that a server started for a probe may connect to: the user of the command knows what the URL leads to.
@@ -173,7 +173,7 @@ def _keep(
 
 
 def _beat(client: httpx.Client, reply: RegisterReply, register: Callable[[], RegisterReply]) -> RegisterReply:
-    """Send a heartbeat, or register again; gives the registration as it is now."""
+    """Send a heartbeat, or register again; return the present registration."""
     try:
         beat = _call(client, "POST", f"/v1/registrations/{reply.registration_id}/heartbeat", {})
     except ProblemError as problem:

@@ -84,7 +84,7 @@ class ReplayedStep(NamedTuple):
 
 
 def place(step: int | None) -> str:
-    """Say where in an episode something is."""
+    """Name a place in an episode."""
     return "the reset" if step is None else f"step {step}"
 
 
@@ -197,15 +197,15 @@ def _array_summary(array: np.ndarray[Any, Any]) -> Any:
 
 
 class Verdict(NamedTuple):
-    """What came of a replay.
+    """The result of a replay.
 
     Attributes:
         result: `same`, `differs` or `failed`.
         steps: Steps that were to be replayed.
         same: Steps that were the same, before the first one that was not.
-        at: The place that differs or failed; None where all is the same.
+        at: The place that differs or failed; None if all is the same.
         detail: What happened there.
-        notes: What may explain it.
+        notes: Possible explanations.
     """
 
     result: str

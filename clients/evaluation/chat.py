@@ -55,10 +55,10 @@ class EndpointError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class RequestedCall:
-    """A call of a tool, as the model asked for it.
+    """A call of a tool, as the model requested it.
 
     Attributes:
-        call_id: By which its result is named.
+        call_id: The id that its result refers to.
         name: The tool.
         arguments: JSON text, as the model wrote it.
     """
@@ -259,7 +259,7 @@ class _RetryableError(Exception):
 
 
 def _wait_s(attempt: int, retry_after_s: float | None) -> float:
-    """Return how long to wait: as long as the server asks for, or twice as long each time, never all at once."""
+    """Return how long to wait: the server's delay, or twice as long each time, with jitter."""
     if retry_after_s is not None:
         return min(_LONGEST_WAIT_S, retry_after_s) + random.uniform(0.0, 0.1)
     return min(_LONGEST_WAIT_S, _FIRST_WAIT_S * 2.0**attempt) * random.uniform(0.75, 1.25)

@@ -40,7 +40,7 @@ class Conversation:
         self._reply = Reply()
         if system:
             self.messages.append({"role": "system", "content": system})
-        # Where tools are offered by the API, how to write calls as text would only mislead.
+        # If the API offers the tools, instructions for calls as text would only mislead.
         told = info.get("rules", info.get("instruction")) if self.tools else info.get("instruction")
         opening = [str(told)] if told else []
         self.messages.append({"role": "user", "content": "\n\n".join([*opening, observation])})

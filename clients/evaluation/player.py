@@ -70,7 +70,7 @@ async def evaluate(
     env = await client.env(evaluation.env_id)
     _check_text(env)
     kwargs = _with_calls_of_the_api(env, evaluation.env_kwargs)
-    # The first session shows whether the kwargs are right, before anything is asked of the model.
+    # The first session shows whether the kwargs are valid, before the first request to the model.
     first = await client.make(evaluation.env_id, kwargs)
     episodes = iter(enumerate(evaluation.seeds))
     players = [

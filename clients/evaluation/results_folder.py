@@ -185,6 +185,6 @@ def _transcript(episode: EvaluatedEpisode, env_id: str) -> dict[str, Any]:
 
 
 def _write_line(file: IO[bytes], record: Mapping[str, Any]) -> None:
-    # `json` writes halves of surrogate pairs as escapes, where orjson refuses them.
+    # `json` writes lone surrogates as escapes, while orjson refuses them.
     file.write(json.dumps(record).encode() + b"\n")
     file.flush()

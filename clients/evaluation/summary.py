@@ -48,18 +48,18 @@ class ReplyCounts:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What an evaluation came to. Rates and means are over the episodes that the model has played to an end.
+    """The result of an evaluation. Rates and means are over the episodes that the model has played to an end.
 
     Attributes:
-        asked: Episodes that were asked for.
-        played: Episodes that ended, whatever way.
-        results: Those of them that say something of the model.
-        success: Share that succeeded, with its Wilson interval; None where the environment does not say.
+        asked: Requested episodes.
+        played: Episodes that ended in any way.
+        results: Those of them that measure the model.
+        success: Share that succeeded, with its Wilson interval; None if the environment does not report it.
         reward: Mean reward of an episode; None without results.
         turns: Mean turns of an episode; None without results.
-        prompt_tokens: Of all replies; None where the server does not report every one.
-        completion_tokens: Of all replies; None where the server does not report every one.
-        cost: Of all replies; None where neither prices nor the server say.
+        prompt_tokens: Of all replies; None if the server does not report every one.
+        completion_tokens: Of all replies; None if the server does not report every one.
+        cost: Of all replies; None if neither prices nor the server give it.
         cost_source: `prices`, `server` or empty.
         latency_median_s: Of a reply.
         latency_p95_s: Of a reply.

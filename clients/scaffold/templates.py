@@ -1,4 +1,4 @@
-"""The templates of new folders: files that can be read as they stand, whose marks are replaced by names."""
+"""The templates of new folders: readable files with marks that are replaced by names."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence

@@ -86,7 +86,7 @@ class ScaffoldName(ToolEnv):
     # -- an episode --------------------------------------------------------------------
 
     def start_episode(self, options: Mapping[str, Any]) -> str:
-        """Fill the database, and ask for something."""
+        """Fill the database, and choose a question."""
         for table in ("stock", "orders"):
             self._database.execute(f"DROP TABLE IF EXISTS {table}")
             self._database.execute(f"CREATE TABLE {table} (item TEXT, count INTEGER)")
