@@ -36,10 +36,10 @@ def reading(op: str) -> _Reading:
     """Read an answer that may have any form while the context is open.
 
     Args:
-        op: What was asked for, for the message.
+        op: The operation, for the message.
 
     Raises:
-        DecodeError: In place of what comes of an answer of another form.
+        DecodeError: Raised in place of errors that an answer of another form causes.
     """
     return _Reading(op)
 
@@ -52,7 +52,7 @@ def _reason(error: BaseException) -> str:
 
 
 def member(answer: Any, name: str, kind: type[_T]) -> _T:
-    """Return a member of an answer, which is of one type; called where an answer is read.
+    """Return a member of an answer, which is of one type; called while an answer is read.
 
     Raises:
         DecodeError: It is of another type.

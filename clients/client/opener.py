@@ -85,7 +85,7 @@ class SessionOpener:
         """Restore an episode that was lost; return the id of its session, its process, and its own portable episode.
 
         Raises:
-            ProblemError: `session_gone`, where the replay is not the same.
+            ProblemError: `session_gone`, if the replay differs.
         """
         payload, process, theirs = await self.restore(mine, deadline)
         # The restoring server compares digests too; a third party's server may not.
@@ -150,7 +150,7 @@ class SessionOpener:
             task.cancel()
 
     async def _open(self, fields: dict[str, Any], process: int, deadline: float) -> Reply:
-        """Ask for what opens sessions; those whose answer is not waited for any more are taken back."""
+        """Send a request that opens sessions; if the caller is cancelled, the sessions are closed."""
         try:
             return await self._caller.call(fields, process, deadline)
         except UNANSWERED:

@@ -285,13 +285,13 @@ class EnvSession:
                 fields["episode"] = self.episode
 
     def broken_off(self, problem: ProblemError, fields: Mapping[str, Any]) -> ProblemError | None:
-        """Return what to say of a step that another one stands in the way of, whose answer was too large to be sent.
+        """Return the problem of a step that an earlier step blocks, because its answer was too large to be sent.
 
-        Such a step was taken: the server is one ahead of what is known here, and only the very same action is answered
-        (again, that it is too large).
+        The earlier step was taken: the server is one step ahead of this client, and answers only the same action (with
+        the same problem).
 
         Args:
-            problem: What the operation was answered.
+            problem: The problem that answered the operation.
             fields: The operation.
         """
         place = (self.episode, self.step_index) if fields["op"] == "step" else None
@@ -371,7 +371,7 @@ class EnvSession:
         """Replace the lost session by one at the same point."""
         async with self._rebuilding:
             if self.session_id != lost_id:
-                return  # another operation of this session did it meanwhile
+                return  # another operation of this session has done it
             if self._record.seed is None or op == "reset":
                 session_id, process = await self._client.remake(self.env.env_id, self.kwargs, deadline)
             else:

@@ -12,10 +12,10 @@ _LIMIT = "max_episode_steps"
 
 
 class RemoteSpec:
-    """The attribute `spec` of environments on a server: their id, and how long their episodes get at most.
+    """The attribute `spec` of environments on a server: their id, and their step limit.
 
     `gymnasium.make` sets the spec of `rollgym/Remote-v0`, which knows no step limit. The limit that the server knows is
-    added to it, so that wrappers which ask for one (`TimeAwareObservation`) find it.
+    added to it, so that wrappers which need one (`TimeAwareObservation`) find it.
     """
 
     def __get__(self, env: Any, owner: type) -> EnvSpec | None:

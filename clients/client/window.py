@@ -26,12 +26,12 @@ _Frame = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 def checked_mode(env_id: str, modes: Sequence[str], render_mode: str | None) -> str | None:
-    """Return the mode that the server is asked for, given the one that the user wants.
+    """Return the mode to request from the server, given the one that the user wants.
 
     Args:
         env_id: The environment, for the message.
-        modes: What `offered_modes` returns for it.
-        render_mode: What the user wants.
+        modes: The return value of `offered_modes` for it.
+        render_mode: The mode that the user wants.
 
     Raises:
         ValueError: The environment does not have this render mode.

@@ -38,13 +38,13 @@ class Connection:
     Args:
         socket: The open WebSocket.
         binary: Whether frames are MessagePack.
-        silence_s: While something is waited for, a peer that was silent for so long is asked for a sign of life ...
-        pong_s: ... and given up when that does not come either. A client that waits for nothing never asks.
+        silence_s: Seconds of silence, while answers are pending, after which the peer gets a ping ...
+        pong_s: ... and seconds to wait for its pong before the connection is dropped. An idle client sends no pings.
 
     Attributes:
         process: Index of the I/O process at the other end.
         open: Whether requests can be sent.
-        heard_nonsense: Whether it was given up because what came was not our protocol.
+        heard_nonsense: Whether it was dropped because the peer does not speak this protocol.
         on_lost: Called when the connection breaks; not when it is closed from here.
     """
 
@@ -132,7 +132,7 @@ class Connection:
         except (TypeError, KeyError):
             request_id = ""
         if request_id is None:
-            return  # said of a frame whose id could not be read, which is none of ours
+            return  # the problem of a frame with an unreadable id, which this client never sends
         if type(request_id) is not int:
             # Not our protocol: nothing after this can be trusted to answer what it seems to.
             self.heard_nonsense = True

@@ -39,7 +39,7 @@ def ask(prompt: str) -> str:
     Raises:
         EOFError: The input ended.
     """
-    # `input` passes over errors of what it has to write, and with them over a termination that comes meanwhile.
+    # `input` ignores errors of its output, and with them a termination that arrives at that moment.
     if sys.stdin.isatty():
         sys.stdout.flush()
         return input(prompt)

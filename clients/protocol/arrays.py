@@ -30,7 +30,7 @@ DTYPES = frozenset(_DTYPES)
 """The names of the dtypes that have a form on the wire."""
 _NAMES = {np.dtype(name): name for name in _DTYPES}
 MAX_DIMENSIONS = 32
-"""Arrays on the wire have at most so many dimensions, which all releases of NumPy can hold."""
+"""The largest number of dimensions of arrays on the wire, which all releases of NumPy support."""
 
 _SHOWN = 40
 _SMALL = 32
@@ -51,9 +51,9 @@ def float_name(value: float) -> str:
 
 
 def encode_array(array: Array, *, binary: bool, raw: bool = False, as_lists: bool = False) -> Any:
-    """Encode an array whose dtype the reader knows, or any array when `raw` asks for `__nd__`.
+    """Encode an array whose dtype the reader knows, or any array if `raw` selects `__nd__`.
 
-    With `as_lists`, lists are given of an array of any size; None where its numbers need another form.
+    With `as_lists`, lists are given of an array of any size; None if its numbers need another form.
 
     Raises:
         EncodeError: The dtype is not boolean, integer or float of at most 64 bits.
@@ -259,7 +259,7 @@ def encode_media(content: bytes | bytearray | memoryview, *, binary: bool) -> di
 
 
 def decode_media(wire: dict[str, Any]) -> bytes:
-    """Decode bytes: plain `bytes` where the media type says nothing, `MediaBytes` otherwise.
+    """Decode bytes: plain `bytes` without a specific media type, `MediaBytes` otherwise.
 
     Raises:
         DecodeError: The object does not fit its schema.

@@ -23,8 +23,8 @@ def read_json(data: bytes | str) -> Any:
         lone surrogates.
     """
     value = orjson.loads(data)
-    # Asked of every frame, so of a sample first: an expression takes six times as long. Texts may hold them, too. And
-    # `find`: to `in`, which allows integers, bytes are first of all a wrong integer.
+    # This runs for every frame, so a sample is tested first: an expression takes six times as long. Texts may hold
+    # them, too. And `find`: to `in`, which allows integers, bytes are first of all a wrong integer.
     content = data.encode() if isinstance(data, str) else data
     if (
         content[::_STRIDE].translate(_DIGITS).find(_SAMPLED) >= 0

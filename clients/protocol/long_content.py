@@ -106,10 +106,10 @@ class _Container:
 
 
 class _Json:
-    """Reads JSON in runs, which are what stands side by side in one array or object.
+    """Reads JSON in runs: sequences of elements within one array or object.
 
     A piece that is cut at a comma and can be read is a run: if the comma stood in a text, or in something nested, this
-    would have no end. Where a piece cannot be read, its texts and brackets are looked at one by one.
+    would have no end. If a piece cannot be parsed, its texts and brackets are scanned one by one.
     """
 
     def __init__(self, data: bytes) -> None:

@@ -24,16 +24,16 @@ _SAMPLE_MAX_LENGTH = 16
 _LONGEST_MESSAGE = 200
 
 MAX_ELEMENTS = 2**24
-"""A space that is read from the wire has at most so many elements; its observations would fit no reply."""
+"""The largest number of elements of a space from the wire; observations of a larger one would fit no reply."""
 
 MAX_BYTES = 2**26
-"""Its bounds take at most so much memory, each of the two."""
+"""The largest size of each of its two bounds, in bytes."""
 
 MAX_SPACES = 2**14
-"""It has at most so many parts, all those within others counted."""
+"""The largest number of its parts, including nested ones."""
 
 MAX_SPACE_DEPTH = 64
-"""Parts stand in at most so many others."""
+"""The largest depth of nested parts."""
 
 
 class UnicodeText(Space[str]):
@@ -189,7 +189,7 @@ def _parse(description: Any) -> Space[Any]:
 
 
 def _describe_bound(bound: np.ndarray[Any, Any]) -> Any:
-    """Give one number where a bound is the same everywhere, which keeps images' spaces small."""
+    """Return one number if a bound is the same everywhere, which keeps images' spaces small."""
     first = bound.flat[0] if bound.size else bound.dtype.type(0)
     if bool((bound == first).all()):
         return encode_array(np.asarray(first), binary=False)

@@ -52,8 +52,8 @@ class ToolDeclaration:
 def declared_tools(info: Mapping[str, Any]) -> list[ToolDeclaration]:
     """Return the tools that an environment declares at a reset.
 
-    Declarations without a name are left out, and all of them where the environment reads calls in another format than
-    one of `CALL_FORMATS`.
+    Declarations without a name are left out, and so are all if the environment reads calls in a format that is not in
+    `CALL_FORMATS`.
 
     Args:
         info: The `info` of a reset.

@@ -22,4 +22,4 @@ def _no_boolean(value: Any) -> Any:
 
 
 NO_BOOLEAN = BeforeValidator(_no_boolean)
-"""Refuses booleans where a field is one of several numbers: to Python, true is 1."""
+"""Refuses booleans for a field of several allowed numbers: to Python, true is 1."""

@@ -49,14 +49,14 @@ def read_yaml(text: str, name: str) -> Any:
         loader.name = name
         return loader.get_single_data()
     except yaml.MarkedYAMLError as error:
-        # A bracket that is not closed is found at the end of the text, and was opened where the context is.
+        # An unclosed bracket is found at the end of the text, but was opened at the context's place.
         mark = error.context_mark or error.problem_mark
         place = f"line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
         raise yaml.YAMLError(": ".join(filter(None, (place, error.problem or error.context)))) from error
     except RecursionError as error:
         raise yaml.YAMLError("it is nested too deep") from error
     except (ValueError, TypeError, LookupError, AttributeError) as error:
-        # What makes numbers, dates and truth values of words lets these out where a word is none.
+        # The constructors of numbers, dates and truth values let these errors out if a word is invalid.
         raise yaml.YAMLError(f"{name} has a value that is none of its kind: {error}") from error
 
 
