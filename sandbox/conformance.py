@@ -97,7 +97,7 @@ class SandboxConformance:
         _hold(b"main.cpp:1" in broken.stderr, f"the compiler's message is missing: {broken.stderr!r}")
 
     def test_the_time_limit_ends_a_program_and_keeps_what_it_wrote(self, sandbox: Sandbox) -> None:
-        """The whole run is killed; what it wrote before is the caller's."""
+        """The whole run is killed; the caller gets the output from before."""
         result = sandbox.run(Program("bash", "echo before; sleep 60"), limits=Limits(wall_seconds=3))
         _outcome(result, Outcome.TIME_LIMIT)
         _same("what was written", (result.stdout, result.exit_code), (b"before\n", None))
@@ -250,7 +250,7 @@ class SandboxConformance:
 
 
 class _Claiming:
-    """A back-end with what its own probe said of it as claims that are held against an attempt to escape."""
+    """A back-end whose claims are the result of its own probe, tested by an attempt to escape."""
 
     def __init__(self, sandbox: Sandbox, claims: Guarantees) -> None:
         self.name, self.claims, self._sandbox = sandbox.name, claims, sandbox

@@ -35,7 +35,7 @@ class DockerSandbox:
     """A back-end; see `Sandbox`.
 
     Args:
-        image: What programs find: Python 3 must be there, Bash and g++ may be (`deploy/sandbox/Dockerfile`).
+        image: The image of programs: it must have Python 3, and may have Bash and g++ (`deploy/sandbox/Dockerfile`).
         containers: How many there are at most, and so how many programs run at one time; by default half as many again
             as this machine has processors.
         runs_per_container: After how many programs a container is replaced; with 1, each has its own.

@@ -54,7 +54,7 @@ class Containers:
             try:
                 loan.container.get_ready()
             except ContainerLostError:
-                # What the program before has left could not be deleted, or it has broken the container.
+                # The files of the previous program could not be deleted, or it has broken the container.
                 self.give_back(loan)
                 continue
             return loan

@@ -28,7 +28,7 @@ class Facts:
         disk_full: Whether no room was left in the end.
         pids_refused: Whether a process was refused for their number.
         cpu_seconds: Of all processes.
-        stderr: The end of what it wrote there.
+        stderr: The end of its standard error.
     """
 
     exit_code: int | None = None

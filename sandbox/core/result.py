@@ -1,4 +1,4 @@
-"""What became of a run, in one of a few words, and what the isolation around it was worth."""
+"""The result of a run: its outcome, as one of a few words, and the guarantees of its isolation."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -51,14 +51,14 @@ class Guarantees:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunResult:
-    """What a run left behind.
+    """The result of a run.
 
     Attributes:
         outcome: How it ended.
-        exit_code: Of the program; None if a signal or the sandbox ended it.
-        signal: That ended it; None if none did.
-        stdout: What it wrote, cut at the limit.
-        stderr: The same.
+        exit_code: The program's exit code; None if a signal or the sandbox ended it.
+        signal: The signal that ended it; None if none did.
+        stdout: Its standard output, cut at the limit.
+        stderr: Its standard error, cut likewise.
         stdout_truncated: Whether something was cut.
         stderr_truncated: The same.
         wall_seconds: From start to end, without the sandbox's own preparation.

@@ -114,7 +114,7 @@ FOR_ITSELF: dict[str, tuple[int, int, tuple[int, ...]]] = {
     "sched_setscheduler": (144, 119, (0,)),
     "setpriority": (141, 140, (0, 1)),
 }
-# What came later than the calls that were looked at is unknown to the filter, and the C library can do without it.
+# Newer system calls are unknown to the filter, and the C library works without them.
 _LAST_KNOWN = 450
 
 _LOAD, _JUMP_EQUAL, _JUMP_GREATER_EQUAL, _JUMP_ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
@@ -132,7 +132,7 @@ Instruction = tuple[int, int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class _Machine:
-    """What differs between machines in a filter."""
+    """The parts of a filter that differ between machines."""
 
     audit_architecture: int
     column: int

@@ -24,7 +24,7 @@ Seconds = Annotated[float, Field(gt=0, le=_MOST_SECONDS, allow_inf_nan=False)]
 
 
 class RunCodeLimits(BaseModel):
-    """Limits that SandboxFusion has no words for; what is unset is as the server has it."""
+    """Limits that SandboxFusion lacks; an unset one is the server's."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -56,7 +56,7 @@ class RunCodeRequest(BaseModel):
 
 
 class CommandRunResult(BaseModel):
-    """What became of a compiler or of a program. What follows `stderr` is ours."""
+    """The result of a compiler or of a program. The fields after `stderr` extend SandboxFusion's."""
 
     status: Literal["Finished", "Error", "TimeLimitExceeded"]
     execution_time: float | None
@@ -205,7 +205,7 @@ def read_reply(body: Any) -> RunResult:
 
 
 def read_guarantees(body: Mapping[str, Any]) -> Guarantees:
-    """Return what the sandbox of a server keeps to; members of a newer server are left out.
+    """Return the guarantees of a server's sandbox; members of a newer server are left out.
 
     Raises:
         ValueError: If some are missing.

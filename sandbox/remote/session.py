@@ -71,7 +71,7 @@ class RemoteSession:
                 raise BrokenPipeError(_reason(answer))
 
     def read(self, timeout_seconds: float) -> bytes:
-        """Return what it has written since; see `SandboxSession`."""
+        """Return the new output; see `SandboxSession`."""
         deadline = time.monotonic() + timeout_seconds
         while True:
             left = max(0.0, deadline - time.monotonic())
@@ -137,10 +137,10 @@ def open_remote_session(
     """Start an interactive session with a program.
 
     Args:
-        url: Of the server.
-        headers: Of the handshake.
-        request: What to run.
-        wall_seconds: After which the program has ended in any case.
+        url: The server's address.
+        headers: Headers of the handshake.
+        request: The request for the run.
+        wall_seconds: The time after which the program has ended in any case.
         largest: Asks the server how many bytes it takes at once.
 
     Raises:

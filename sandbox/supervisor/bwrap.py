@@ -1,4 +1,4 @@
-"""The command line of bubblewrap, and what our first process needs inside."""
+"""The command line of bubblewrap, and the needs of the first process inside."""
 
 import functools
 import importlib.util

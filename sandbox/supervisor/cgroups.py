@@ -31,7 +31,7 @@ class Parents:
     """The directories in which groups of runs can be made.
 
     Attributes:
-        version: Of the interface, 1 or 2.
+        version: The version of the interface, 1 or 2.
         memory: The directory of the memory controller.
         pids: The directory of the pids controller; the same one in version 2.
     """
@@ -182,7 +182,7 @@ class ControlGroup:
         _write(f"{self._pids}/pids.max", str(count))
 
     def add(self, pid: int) -> None:
-        """Move a process into it; what the process starts later is in it as well."""
+        """Move a process into it; processes that it starts later belong to it as well."""
         for directory in self._directories():
             _write(f"{directory}/cgroup.procs", str(pid))
 

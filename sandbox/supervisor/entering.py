@@ -57,7 +57,7 @@ def enter(order: Order, parents: Parents | None) -> FirstProcess:
         if pid == 0:
             os.close(writing)
             _become_first(order, theirs, reading, is_root)
-        # It waits for the letter: until then it has no user, and nothing counts what it uses.
+        # It waits for the letter: until then it has no user, and its usage is not counted.
         if order.confinement == "namespaces":
             _map_user(pid, is_root)
         if group is not None:
@@ -147,7 +147,7 @@ def _exec_bubblewrap(order: Order, code: bytes, user: int | None) -> None:
 def _shown_to(user: int | None, paths: list[str]) -> dict[str, str]:
     """Return the paths from which bubblewrap mounts: as another user it may not pass the folders above."""
     if user is not None and paths:
-        # Root of a container may have no right to mount: then what the user cannot reach is missing inside.
+        # Root of a container may have no right to mount: then paths that the user cannot reach are missing inside.
         with contextlib.suppress(OSError):
             return rootfs.stage(paths)
     return {path: path for path in paths}

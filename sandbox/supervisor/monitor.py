@@ -96,7 +96,7 @@ class _Run:
             os.kill(self._first.pid, signal.SIGKILL)
 
     def clean_up(self) -> None:
-        """Wait for the kernel, which takes its time over namespaces, and remove what is left."""
+        """Wait for the kernel, which takes its time over namespaces, and remove the remains."""
         if self._first is None:
             return
         with contextlib.suppress(ChildProcessError):

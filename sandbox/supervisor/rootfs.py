@@ -49,7 +49,7 @@ _OLD_ROOT = "old"
 
 
 def open_shown(paths: Iterable[str]) -> dict[str, int]:
-    """Return descriptors of what is to be shown, by path; what is missing or closed to this process is left out.
+    """Return descriptors of the paths to show; missing or unreadable ones are left out.
 
     A first process opens them while it is still the user that shows them: a folder above, such as a home, may be closed
     to the user that it becomes.
@@ -85,7 +85,7 @@ def build_root(disk_mb: int, inodes: int, read_only: Mapping[str, int]) -> None:
     Args:
         disk_mb: MiB of all writable places.
         inodes: Files in them.
-        read_only: What is shown besides the system's programs, as `open_shown` opened it; closed here.
+        read_only: The paths to show besides the system's programs, as `open_shown` opened it; closed here.
 
     Raises:
         KernelError: If a mount is refused.
@@ -126,7 +126,7 @@ def build_root(disk_mb: int, inodes: int, read_only: Mapping[str, int]) -> None:
 
 
 def _staging(shown: Iterable[str]) -> str:
-    """Return a directory that holds nothing of what is shown."""
+    """Return a directory that contains no shown path."""
     paths = [each for path in shown for each in (path, os.path.realpath(path))]
     for staging in _STAGINGS:
         if os.path.isdir(staging) and not any(

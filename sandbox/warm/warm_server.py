@@ -25,7 +25,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
-# What most programs import is there already; the child of a run finds it in memory.
+# Modules that most programs import are loaded already; the child of a run finds them in memory.
 for _name in (
     "bisect", "collections", "copy", "dataclasses", "datetime", "decimal", "enum", "fractions", "functools", "heapq",
     "io", "itertools", "math", "operator", "re", "statistics", "string", "traceback", "typing", "unittest",
@@ -77,7 +77,7 @@ def serve(requests: BinaryIO, answers: BinaryIO) -> bytes:
     )  # The file that this process started from is in memory already, and programs could leave notes in it.
     before = _condition()
     gc.collect()
-    gc.freeze()  # The collector of a child must not touch, and thereby copy, what it has inherited.
+    gc.freeze()  # The collector of a child must not touch, and thereby copy, inherited memory.
     while (message := read_message(requests)) is not None:
         head, blobs = message
         directory = f"/work/{os.urandom(8).hex()}"
@@ -235,7 +235,7 @@ def _collect(directory: str, names: Sequence[str], most_bytes: int) -> dict[str,
 
 
 def _condition() -> list[Any]:
-    """What a program could have changed of this process and of the places, which later ones would find."""
+    """The state of this process and of the directories that a program could have changed for later ones."""
     limits = [
         resource.getrlimit(getattr(resource, name)) for name in dir(resource) if name.startswith("RLIMIT_")
     ]

@@ -49,7 +49,7 @@ def count(paths: tuple[str, ...], name: str) -> int:
 
 
 def shown() -> frozenset[str]:
-    """What is mounted below the folders that programs write into: before the first of them, what they are shown."""
+    """The mounts below the folders that programs can write to: before the first program, the paths shown to all."""
     found = set()
     with open("/proc/self/mountinfo", errors="surrogateescape") as stream:
         for line in stream:
