@@ -99,7 +99,7 @@ class EnvClient:
     # -- the server
 
     async def info(self) -> ServerInfo:
-        """Return what the server says about itself."""
+        """Return the server's description of itself."""
         reply = await self._caller.call({"op": "info"}, None, self._caller.deadline())
         with reading("info"):
             return ServerInfo.model_validate(reply.payload)

@@ -19,11 +19,11 @@ from rollgym.clients.protocol.values import encode_value
 _TAKE_BACK_S = 60.0
 
 UNANSWERED = (asyncio.CancelledError, TimeoutError, ConnectionError)
-"""What a request ends in that the server may have done, or may still do."""
+"""Errors of a request that the server may have carried out, or may still carry out."""
 
 
 class SessionOpener:
-    """Has a server open sessions, for the client and for sessions that were lost.
+    """Opens sessions on a server, for the client and in place of lost sessions.
 
     Args:
         caller: How to reach the server.
@@ -42,7 +42,7 @@ class SessionOpener:
         process: int,
         deadline: float,
     ) -> tuple[list[dict[str, Any]], int]:
-        """Make sessions; return what the server says of each, and their process."""
+        """Make sessions; return the server's answer for each, and their process."""
         fields: dict[str, Any] = {
             "op": "make",
             "env_id": env_id,
@@ -136,7 +136,7 @@ class SessionOpener:
         """Close sessions in a background task."""
 
         async def close() -> None:
-            # What cannot be closed ends by its idle time-out, or with the socket.
+            # Sessions that cannot be closed end by their idle time-out, or with the socket.
             with suppress(ConnectionError, TimeoutError, ProblemError, DecodeError):
                 await closing()
 

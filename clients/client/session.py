@@ -36,15 +36,15 @@ class EnvSession:
 
     Attributes:
         session_id: The server's id; another one after a rebuild.
-        env_id: What it is a session of.
-        kwargs: What it was made with.
+        env_id: The environment's id.
+        kwargs: The kwargs that it was made with.
         action_space: The environment's.
         observation_space: The environment's.
         episode: Index of the episode in the session; -1 before the first reset.
         step_index: Steps taken in the episode.
         seed: Seed of the episode.
         process: Index of the I/O process that owns it.
-        env: What the server says of the environment.
+        env: The server's description of the environment.
     """
 
     def __init__(
@@ -379,7 +379,7 @@ class EnvSession:
             self.session_id, self.process = session_id, process
 
     def _is_elsewhere(self, problem: ProblemError, fields: Mapping[str, Any]) -> bool:
-        """Whether the server has the session behind what it has answered, or past an answer that never came."""
+        """Whether the server's session is behind its own answers, or ahead by an answer that was lost."""
         episode, step = problem.extra.get("episode"), problem.extra.get("step")
         if type(step) is not int or type(episode) not in (int, type(None)) or "step" not in fields:
             return False

@@ -1,4 +1,4 @@
-"""What `gymnasium.Env.spec` says of a remote environment."""
+"""The `gymnasium.Env.spec` of a remote environment."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def remote_spec(
     """Return the spec of an environment that was made without `gymnasium.make`.
 
     Args:
-        env_class: What makes it again.
+        env_class: The class that makes it again.
         env_id: The served environment.
         arguments: Keyword arguments that make it again, without the token: specs are printed and written down.
         max_episode_steps: The step limit that the catalog names. One among the kwargs of the environment overrides it.

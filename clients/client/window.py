@@ -77,7 +77,7 @@ class Window:
 
 
 class _Frames(gymnasium.Env[Any, Any]):
-    """What `HumanRendering` looks at: an environment that does nothing but draw."""
+    """The environment that `HumanRendering` wraps; it only renders."""
 
     def __init__(self, draw: Callable[[], _Frame], frames_per_second: Any) -> None:
         self.metadata = {"render_modes": [DRAWN_FROM], "render_fps": frames_per_second}
@@ -95,7 +95,7 @@ class _Frames(gymnasium.Env[Any, Any]):
 
 
 def tiled(frames: Sequence[_Frame]) -> _Frame:
-    """Return frames of one size side by side, in rows of equal length; what is left over is black."""
+    """Return frames of one size side by side, in rows of equal length; the remaining cells are black."""
     columns = int(np.ceil(np.sqrt(len(frames))))
     rows = -(-len(frames) // columns)
     height, width = frames[0].shape[:2]

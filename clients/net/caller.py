@@ -39,7 +39,7 @@ def bearer_headers(token: str | None) -> dict[str, str]:
     """Return the header that a token goes in.
 
     Raises:
-        ValueError: It holds what no header can.
+        ValueError: It contains characters that a header cannot.
     """
     if token is None:
         return {}

@@ -16,7 +16,7 @@ _TICK_S = 1.0
 
 
 class Reply(NamedTuple):
-    """What came back.
+    """The answer to a request.
 
     Attributes:
         payload: The `ok` object, or the list of `results` of a batch.
@@ -74,7 +74,7 @@ class Connection:
         return len(self._waiting)
 
     def request(self, fields: dict[str, Any], deadline: float, max_bytes: int) -> asyncio.Future[Reply]:
-        """Send a request; the future gives the reply, or raises what the error codes and the socket say.
+        """Send a request; the future gives the reply, or raises the error of the server or of the socket.
 
         Args:
             fields: The frame without its id.
@@ -119,7 +119,7 @@ class Connection:
         self._take(message, data)
 
     async def _receive_long(self, data: bytes) -> None:
-        """Take in what others on this loop would have to wait for."""
+        """Parse a long message in pieces, so that other tasks of the loop do not wait."""
         try:
             message = await read_long(data, binary=self._binary)
         except DecodeError:
@@ -134,7 +134,7 @@ class Connection:
         if request_id is None:
             return  # the problem of a frame with an unreadable id, which this client never sends
         if type(request_id) is not int:
-            # Not our protocol: nothing after this can be trusted to answer what it seems to.
+            # Another protocol: later messages cannot be matched to requests.
             self.heard_nonsense = True
             self._socket.abort()
             return
@@ -154,7 +154,7 @@ class Connection:
         self._pinged_at = None
 
     def _tick(self) -> None:
-        """Give up what is overdue, and look whether the peer is still there."""
+        """Fail overdue requests, and check whether the peer is still alive."""
         now = self._loop.time()
         for request_id, (future, deadline) in list(self._waiting.items()):
             if future.done():  # its task was cancelled

@@ -96,7 +96,7 @@ class ConnectionPool:
         max_message_bytes: A larger message of the server ends the connection.
 
     Attributes:
-        info: What the server said about itself when it was last connected to.
+        info: The server's description of itself at the last connect.
         on_lost: Called with the index of a process when the connection to it breaks.
         on_outage: Called once with the reason when no process can be reached, and with None when one can again.
         explain: Maps the problem of a refused connection to the one to raise.

@@ -42,7 +42,7 @@ class EncodeError(ValueError):
 
 
 class DecodeError(ValueError):
-    """What came over the wire does not fit the schema that it should have."""
+    """A value from the wire does not fit its schema."""
 
 
 def float_name(value: float) -> str:
@@ -92,8 +92,8 @@ def _name_special(plain: Any) -> Any:
 def decode_array(wire: Any, dtype: np.dtype[Any], shape: tuple[int, ...] | None) -> Array:
     """Decode a list, a number or `__nd__` to a fresh array of exactly this dtype (and shape, if given).
 
-    What a stranger sent is looked at before anything is built of it: types, depth and number of elements cost no more
-    than a look at each part, and lists that do not have the shape are left at the first of them.
+    Untrusted data is checked before anything is built from it: the check of types, depth and number of elements visits
+    each part once, and stops at the first list of another shape.
 
     Raises:
         DecodeError: It is something else, ragged, of another shape, or a value does not fit the dtype.
@@ -150,7 +150,7 @@ def decode_bytes(content: Any) -> bytes:
 
 
 def shown(value: Any) -> str:
-    """Return what a stranger sent for a message: cut, so that refusing a megabyte does not send it back."""
+    """Return untrusted data for a message: cut, so that refusing a megabyte does not send it back."""
     try:
         text = repr(value[:_SHOWN] if isinstance(value, str | bytes | list) else value)
     except RecursionError:

@@ -1,4 +1,4 @@
-"""JSON read exactly: integers beyond 64 bits, of which a fast reader makes floats, stay what they are."""
+"""JSON parsed exactly: integers beyond 64 bits, which a fast parser turns into floats, stay integers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _LONG = b"0" * 19
 """Digits that an integer beyond 64 bits has at least."""
 _STRIDE = 6
 _SAMPLED = b"0" * (len(_LONG) // _STRIDE)
-"""What at least stands of them in every sixth byte."""
+"""The digits of such an integer in a sample of every sixth byte, at least."""
 
 
 def read_json(data: bytes | str) -> Any:
@@ -20,7 +20,7 @@ def read_json(data: bytes | str) -> Any:
 
     Raises:
         orjson.JSONDecodeError: It is not valid JSON; this includes what Python's own parser accepts, such as NaN and
-        lone surrogates.
+            lone surrogates.
     """
     value = orjson.loads(data)
     # This runs for every frame, so a sample is tested first: an expression takes six times as long. Texts may hold

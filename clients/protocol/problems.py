@@ -10,8 +10,8 @@ the caller, the action of a policy, the state of the server (a session elsewhere
 the server."""
 
 Answers = Literal["any", "session", "run", "make", "score"]
-"""What calls it answers: any; those on a session; those that run an environment there; those that make one; those that
-score responses without a session."""
+"""The calls that it answers: any; those on a session; those that run an environment there; those that make one; those
+that score responses without a session."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

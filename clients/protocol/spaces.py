@@ -39,7 +39,7 @@ MAX_SPACE_DEPTH = 64
 class UnicodeText(Space[str]):
     """The space of all strings, the empty one included.
 
-    Gymnasium's `Text` has a fixed alphabet and a maximum length; what a language model says has neither.
+    Gymnasium's `Text` has a fixed alphabet and a maximum length; texts of language models have neither.
 
     Args:
         seed: Seed of the generator that `sample` uses.
@@ -158,7 +158,7 @@ def _elements(description: dict[str, Any]) -> int:
         sizes = description.get("n")
         sizes = [sizes] if type(sizes) is int else sizes
     if not isinstance(sizes, list) or not all(type(size) is int for size in sizes):
-        return 1  # what it is instead is found out when it is read
+        return 1  # its real type is checked when it is parsed
     if 0 in sizes:
         return 1
     elements = 1

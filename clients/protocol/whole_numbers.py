@@ -12,7 +12,7 @@ def _as_integer(value: Any) -> Any:
 
 
 WHOLE = BeforeValidator(_as_integer)
-"""Makes an integer of a float without a fraction, before a strict field looks at it; booleans stay what they are."""
+"""Makes an integer of a float without a fraction, before a strict field validates it; booleans are unchanged."""
 
 
 def _no_boolean(value: Any) -> Any:
