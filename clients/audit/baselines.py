@@ -1,4 +1,4 @@
-"""Baselines: what is paid to those who play at random, never look, or say back what they hear; and the expert."""
+"""Baselines: the returns of random, blind and echoing policies; and the expert."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _SOLVERS = ("expert", "example replies", "random")
 
 
 async def audit_baselines(subject: Subject) -> list[Entry]:
-    """Play without reading, and see what that is paid."""
+    """Play without reading, and measure the return."""
     random = await _play(
         subject, random_policy(subject.action_space, subject.wording), subject.settings.episodes
     )

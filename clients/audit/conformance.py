@@ -1,4 +1,4 @@
-"""Conformance: spaces, flags, instruction, limits, and what happens after the end."""
+"""Conformance: spaces, flags, instruction, limits, and behaviour after the end."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MOST_STEPS = 400
 
 
 async def audit_conformance(subject: Subject) -> list[Entry]:
-    """Look at everything that came back, and do what no good policy does."""
+    """Check all answers, and play actions that no good policy plays."""
     odd = await _odd_actions(subject)
     limit = await _limit(subject)
     after = await _after_the_end(subject)
@@ -75,7 +75,7 @@ def _seen(subject: Subject) -> list[Entry]:
 
 
 async def _odd_actions(subject: Subject) -> Entry:
-    """Say to it what models say, or what lies outside the space."""
+    """Play typical texts of models, or actions outside the space."""
     space = subject.action_space
     async with subject.arena().sessions(1) as (session,):
         if takes_text(space):

@@ -37,7 +37,7 @@ _GROWS_FAST = 64 * 1024
 
 
 async def audit_costs(subject: Subject) -> list[Entry]:
-    """Measure latency one call at a time, what holds up the server, and memory over many episodes."""
+    """Measure latency one call at a time, calls that block the server, and memory over many episodes."""
     return [*await _latency(subject), *await _held_up(subject), await _memory(subject)]
 
 
@@ -84,7 +84,7 @@ def _timed(check: str, seconds: Sequence[float]) -> Entry:
 
 
 async def _held_up(subject: Subject) -> list[Entry]:
-    """Measure what resets, and steps on replies that repeat themselves, take of the process that all sessions share."""
+    """Measure how long resets, and steps on repetitive replies, block the process that all sessions share."""
     checks = ("reset holds nobody up", "a megabyte holds nobody up")
     speaks = takes_text(subject.action_space)
     if subject.env.isolation != "inline":
@@ -124,7 +124,7 @@ async def _held_up_by_texts(subject: Subject, session: EnvSession, check: str, d
         tried += 1
         # The bound of an episode's actions, in bytes.
         await session.reset(0)
-        # A small part first: what is quadratic shows before it takes minutes.
+        # A small part first: quadratic cost shows before it takes minutes.
         for size in SIZES:
             seconds = await _cost(subject, partial(_answered, session, text[:size]))
             if seconds > slowest:

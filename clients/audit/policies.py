@@ -34,7 +34,7 @@ class Policy:
     Attributes:
         name: For people.
         begin: Gives the player of an episode, by its seed.
-        options: Of the reset.
+        options: The options of the reset.
     """
 
     name: str
@@ -47,8 +47,8 @@ class Wording:
     """The form in which an environment reads actions from texts.
 
     Attributes:
-        before: What stands before the action.
-        after: What stands behind it.
+        before: The text before the action.
+        after: The text after it.
     """
 
     before: str = ""
@@ -156,7 +156,7 @@ def echo_policy(space: Space[Any], read: Callable[[Any, Mapping[str, Any]], Any]
 
 
 def expert_policy(wording: Wording) -> Policy:
-    """Return play of what the environment's expert says."""
+    """Return the policy that plays the environment's expert."""
 
     def play(observation: Any, info: Mapping[str, Any]) -> Any:
         if "expert_action" not in info:

@@ -83,7 +83,7 @@ def _in_range(subject: Subject, low: float, high: float) -> Entry:
 
 
 def _varied(episodes: Sequence[Episode], *, knowing: bool) -> Entry:
-    """See whether the return depends on what is done.
+    """Check whether the return depends on the actions.
 
     Args:
         episodes: All that were played.

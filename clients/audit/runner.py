@@ -24,8 +24,8 @@ class Part(NamedTuple):
 
     Attributes:
         name: For people.
-        section: Of the card.
-        audit: Gives its entries.
+        section: The section of the card.
+        audit: Returns its entries.
     """
 
     name: str
@@ -47,7 +47,7 @@ PARTS: tuple[Part, ...] = (
     Part("lengths", "difficulty", audit_lengths),
     Part("costs", "costs", audit_costs),
 )
-"""What an audit goes through, in this order."""
+"""The parts of an audit, in order."""
 
 _SECTIONS = ("determinism", "conformance", "rewards", "baselines", "leaks", "verifier", "difficulty", "costs")
 

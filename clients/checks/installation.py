@@ -19,7 +19,7 @@ from rollgym.clients.checks.report import Finding, Status
 
 HOME = Path(__file__).absolute().parents[2]
 """The package that is running."""
-# Not imported: what an impostor does when it is imported is not to happen here. `-c` has the working directory on its
+# Not imported: the code of an impostor must not run here. `-c` has the working directory on its
 # path, as a script beside it has, and `python -m`.
 _FIND = """
 import importlib.util, json
@@ -31,7 +31,7 @@ _SHOWN = 3
 
 
 def check_imports(home: Path = HOME) -> Iterator[Finding]:
-    """Compare what `import rollgym` means in a process that is started in the working directory with what runs here."""
+    """Compare the `rollgym` that a process in the working directory imports with the running one."""
     check = "import rollgym"
     found = subprocess.run(
         [sys.executable, "-c", _FIND], capture_output=True, text=True, timeout=_CHILD_TIMEOUT_S, check=False

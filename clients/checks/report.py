@@ -21,13 +21,13 @@ class Status(Enum):
 
 
 class Finding(NamedTuple):
-    """What a check found.
+    """The finding of a check.
 
     Attributes:
         check: The check's name.
         status: How it ended.
-        detail: What was seen.
-        remedy: What to do about it.
+        detail: The observation, in a sentence.
+        remedy: The action to take.
     """
 
     check: str

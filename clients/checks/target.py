@@ -1,4 +1,4 @@
-"""What is checked: a class of the author's, or a registered environment."""
+"""The target of the checks: a class of the author, or a registered environment."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class Target:
     """An environment under check.
 
     Attributes:
-        name: What the author called it: `module:Class`, an id of Gymnasium's registry, or that of another package.
-        kwargs: What it is made with.
+        name: The author's name for it: `module:Class`, an id of Gymnasium's registry, or that of another package.
+        kwargs: The kwargs that it is made with.
     """
 
     name: str
@@ -91,7 +91,7 @@ class Target:
 
     @property
     def served_id(self) -> str:
-        """What it is called on the server."""
+        """Its id on the server."""
         is_ours = not self._class_path and self._registered_id() != self.name
         return self.name if is_ours else _SERVED_NAME
 

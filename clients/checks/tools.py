@@ -104,7 +104,7 @@ class _Calls:
         )
 
     def make(self, call: ToolCall) -> Finding | None:
-        """Make a call; return what is wrong with the answer."""
+        """Make a call; return the fault of the answer."""
         self.made += 1
         try:
             with _time_limit(_CALL_TIMEOUT_S):
@@ -131,7 +131,7 @@ class _Calls:
         return None
 
     def reaches(self) -> bool:
-        """Make one ordinary call of each tool; return whether any was taken. What a tool raises leaves here."""
+        """Make one ordinary call of each tool; return whether any was taken. Exceptions of a tool propagate."""
         for name in self.replies.tools:
             for call in self.replies.calls(name):
                 if (finding := self.make(call)) is not None:

@@ -46,7 +46,7 @@ def _versions() -> Iterator[Finding]:
 
 
 def _extras() -> Iterator[Finding]:
-    """Look for the packages of training, and name what else is installed of the optional ones."""
+    """Check the packages for training, and list the other optional packages that are installed."""
     missing = [name for name in EXTRAS["train"] if importlib.util.find_spec(name) is None]
     if missing:
         remedy = f"only for training: {install_line('train')}"

@@ -143,7 +143,7 @@ class _Run:
         self._episodes: list[EvaluatedEpisode] = []
 
     def on(self, url: str, env_id: str, kwargs: dict[str, Any]) -> int:
-        """Evaluate on a server, and keep what came, whatever ends it."""
+        """Evaluate on a server, and keep the results, even if it is interrupted."""
         options = self._options
         evaluation = Evaluation(
             env_id, self._seeds, kwargs, options.max_turns, options.concurrency, options.system

@@ -71,7 +71,7 @@ class Conversation:
             return None
 
     def observe(self, observation: str, info: Mapping[str, Any]) -> None:
-        """Take what the environment answered to the last action."""
+        """Add the environment's answer to the last action."""
         if not self._reply.calls:
             self.messages.append({"role": "user", "content": answer_text(observation, info)})
             return

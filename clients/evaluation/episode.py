@@ -1,4 +1,4 @@
-"""What an evaluated episode leaves behind."""
+"""The record of an evaluated episode."""
 
 from __future__ import annotations
 

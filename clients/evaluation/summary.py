@@ -1,4 +1,4 @@
-"""What an evaluation came to: rates with intervals, tokens, cost, latency, and what went wrong, counted."""
+"""The summary of an evaluation: rates with intervals, tokens, cost, latency, and counts of failures."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rollgym.clients.measuring.statistics import Interval, mean_interval, succes
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """What a million tokens cost, in any currency.
+    """The price of a million tokens, in any currency.
 
     Attributes:
         prompt: Of tokens that the model reads.
@@ -104,7 +104,7 @@ def summarise(
     prices: Prices | None,
     seconds: float,
 ) -> Summary:
-    """Return what episodes came to."""
+    """Return the summary of episodes."""
     results = [episode for episode in episodes if episode.outcome.is_result]
     told = [episode for episode in results if episode.success is not None]
     turns = [turn for episode in episodes for turn in episode.turns]
