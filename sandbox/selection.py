@@ -30,7 +30,7 @@ BACKENDS = tuple(_CLASSES)
 """Ours. Other packages have theirs in the entry points of `GROUP`."""
 GROUP = "rollgym.sandboxes"
 """Entry points `name = "module:Class"` of back-ends in other packages."""
-# Back-ends that start in milliseconds come before those that take a second; the last two must be named.
+# What starts in milliseconds comes before what takes a second; the last two are for who asks for them.
 _AUTOMATIC = ("namespaces", "bubblewrap", "docker", "landlock")
 
 

@@ -57,7 +57,7 @@ def enter(order: Order, parents: Parents | None) -> FirstProcess:
         if pid == 0:
             os.close(writing)
             _become_first(order, theirs, reading, is_root)
-        # It waits for the letter: until then it has no user, and its usage is not counted.
+        # It waits for the letter: until then it has no user, and nothing counts what it uses.
         if order.confinement == "namespaces":
             _map_user(pid, is_root)
         if group is not None:
@@ -154,7 +154,7 @@ def _shown_to(user: int | None, paths: list[str]) -> dict[str, str]:
 
 
 def _user_of_a_run() -> int:
-    """Return a user id that no other run uses, or the user `nobody` if the container lacks such an id."""
+    """Return a user that nothing else uses, or nobody where the container has no such user."""
     with open("/proc/self/uid_map", encoding="ascii") as file:
         ranges = [tuple(map(int, line.split())) for line in file]
     user = _FIRST_USER + random.SystemRandom().randrange(_USERS)

@@ -163,8 +163,7 @@ class _Run:
             "environment": dict(self._order.environment),
             "address_space_bytes": stage.memory_mb * _MIB if group is None else _ROOMY_ADDRESS_SPACE,
             "cpu_seconds": stage.cpu_seconds,
-            # The file system should refuse first, because it reports that afterwards; on the host only this limit
-            # exists.
+            # The file system is to be the one that refuses, as it tells afterwards; on the host there is only this.
             "disk_bytes": (limits.disk_mb + (0 if self._host_directory else 1)) * _MIB,
             "open_files": limits.open_files,
             # The group should refuse first, because only it reports that.
