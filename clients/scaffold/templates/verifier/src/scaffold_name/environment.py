@@ -32,7 +32,7 @@ def scaffold_name(response: str, task: Mapping[str, Any]) -> Verdict:
         task: A task of `draw_task`, or a row of a data set with the same fields.
 
     Returns:
-        A score from 0 to 1, and the answer that was read. `return response == ...` does as well.
+        A score from 0 to 1, and the text read. `return response == ...` does as well.
     """
     said = response.strip()[:_MOST_READ]
     if not (said.isascii() and said.isdecimal()):
