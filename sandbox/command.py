@@ -1,4 +1,4 @@
-"""`roll-env sandbox`: what this machine can give, and one run. Imports nothing heavy, as it starts once per run."""
+"""`roll-env sandbox`: this machine's back-ends, and one run. Heavy imports are avoided, as it starts once per run."""
 
 import argparse
 import json

@@ -97,7 +97,7 @@ class SandboxConformance:
         _hold(b"main.cpp:1" in broken.stderr, f"the compiler's message is missing: {broken.stderr!r}")
 
     def test_the_time_limit_ends_a_program_and_keeps_what_it_wrote(self, sandbox: Sandbox) -> None:
-        """The whole run is killed; what it wrote before is the caller's."""
+        """The whole run is killed; the caller gets the output from before."""
         result = sandbox.run(Program("bash", "echo before; sleep 60"), limits=Limits(wall_seconds=3))
         _outcome(result, Outcome.TIME_LIMIT)
         _same("what was written", (result.stdout, result.exit_code), (b"before\n", None))
@@ -163,7 +163,7 @@ class SandboxConformance:
         _same("the files", dict(result.files), {"plain": b"plain\n"})
 
     def test_a_run_finds_nothing_of_the_one_before(self, sandbox: Sandbox) -> None:
-        """Neither in its directory nor, where files are kept apart, in the usual places."""
+        """Neither in its directory nor, if files are kept apart, in the usual places."""
         sandbox.run(Program("bash", "echo mine > conformance-left; cp conformance-left /tmp; true"))
         places = ". /tmp" if sandbox.probe().files else "."
         found = sandbox.run(Program("bash", f"ls -a {places}"))
@@ -227,7 +227,7 @@ class SandboxConformance:
         _outcome(session.close(), Outcome.TIME_LIMIT)
 
     def test_a_cancelled_run_ends(self, sandbox: Sandbox) -> None:
-        """Where `run` takes a `cancellation`; servers offer no other back-end."""
+        """Needs a `run` that takes a `cancellation`; servers offer no other back-end."""
         if "cancellation" not in inspect.signature(sandbox.run).parameters:
             raise SkipTest("its `run` has no argument `cancellation`; no server will offer it")
         cancellation, limits = Cancellation(), Limits(wall_seconds=2 * _PATIENCE_S)
@@ -250,7 +250,7 @@ class SandboxConformance:
 
 
 class _Claiming:
-    """A back-end with what its own probe said of it as claims that are held against an attempt to escape."""
+    """A back-end whose claims are the result of its own probe, tested by an attempt to escape."""
 
     def __init__(self, sandbox: Sandbox, claims: Guarantees) -> None:
         self.name, self.claims, self._sandbox = sandbox.name, claims, sandbox
@@ -263,7 +263,7 @@ class _Claiming:
 
 
 def _hold(true: bool, message: str) -> None:
-    if not true:  # No `assert`: the suite must hold where Python leaves these out.
+    if not true:  # No `assert`: the suite must also hold if Python omits assertions.
         raise AssertionError(message)
 
 
@@ -285,5 +285,5 @@ def _claimed(kept: bool, what: str) -> None:
 
 def _command_lines() -> Iterator[bytes]:
     for place in Path("/proc").glob("[0-9]*/cmdline"):
-        with contextlib.suppress(OSError):  # It has ended meanwhile.
+        with contextlib.suppress(OSError):  # It has ended in the meantime.
             yield place.read_bytes()

@@ -1,4 +1,4 @@
-"""Which sandbox is used: the one asked for, or the best one that works here, and never a weaker one than allowed."""
+"""Choice of the sandbox: the named one, or the best one that works here, and never a weaker one than allowed."""
 
 import importlib
 import inspect
@@ -67,10 +67,10 @@ def open_sandbox(name: str | None = None, *, minimum_level: Level = "landlock", 
 
 
 def open_cancellable(name: str | None = None) -> CancellableSandbox:
-    """Return a back-end that has been probed, and whose runs end when those who asked for them have gone.
+    """Return a back-end that has been probed, and whose runs can be cancelled.
 
     Raises:
-        SandboxUnavailableError: If there is none, or if what is named cannot do that.
+        SandboxUnavailableError: If no back-end works, or if the named one cannot cancel runs.
     """
     try:
         sandbox = open_sandbox(name)

@@ -1,4 +1,4 @@
-"""Where episodes are played: many at once, one frame of the socket for each turn of all."""
+"""Plays episodes: many at once, with one frame of the socket for each turn of all."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from rollgym.clients.protocol.values import encode_value
 
 _WIDEST, _NARROWEST = 64, 8
 _STEPS_AT_ONCE = 6_400
-"""Where episodes are long, few play at once: some are over before the time is."""
+"""With long episodes, few play at once, so that some end in time."""
 
 UNLIMITED_STEPS = 300
-"""An episode of an environment that names no limit is left after so many steps."""
+"""The step limit of episodes whose environment declares none."""
 
 
 class Game(NamedTuple):
@@ -53,9 +53,9 @@ class Arena:
     Args:
         client: The server's client.
         env_id: The environment.
-        kwargs: What it is made with.
-        watch: Looks at all that comes back.
-        max_steps: After so many steps an episode is left, if it has not ended.
+        kwargs: The kwargs that it is made with.
+        watch: Checks all answers.
+        max_steps: The number of steps after which an unfinished episode is abandoned.
     """
 
     def __init__(
@@ -91,13 +91,13 @@ class Arena:
         """Play games; return the episodes of the first of them, up to one that is not over in time.
 
         Args:
-            games: What to play.
-            width: How many at once; few where episodes are long, if None.
+            games: The games to play.
+            width: How many at once; None for a default, which is small for long episodes.
             fresh: Play each in a session of its own.
-            pause_s: Wait so long before each of the first turns.
-            max_steps: Leave episodes after so many steps.
+            pause_s: Seconds to wait before each of the first turns.
+            max_steps: The number of steps after which episodes are abandoned.
             deadline: When to stop, on the clock `time.monotonic`.
-            leave_invalid: Leave an episode after so many invalid actions in a row.
+            leave_invalid: The number of invalid actions in a row after which an episode is abandoned.
         """
         if not games:
             return []

@@ -1,4 +1,4 @@
-"""Baselines: what is paid to those who play at random, never look, or say back what they hear; and the expert."""
+"""Baselines: the returns of random, blind and echoing policies; and the expert."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _SOLVERS = ("expert", "example replies", "random")
 
 
 async def audit_baselines(subject: Subject) -> list[Entry]:
-    """Play without reading, and see what that is paid."""
+    """Play without reading, and measure the return."""
     random = await _play(
         subject, random_policy(subject.action_space, subject.wording), subject.settings.episodes
     )
@@ -88,7 +88,7 @@ def _fewer(subject: Subject) -> int:
 
 
 async def _constant(subject: Subject, random: Tally | None) -> Entry:
-    """Find the best action to do always, and play it on seeds that had no part in the choice."""
+    """Find the best action to do always, and play it on seeds that were not used for the choice."""
     listed = listed_actions(subject.first_info)
     candidates = constants(subject.action_space, listed, subject.wording, subject.example_replies)
     best = await _best(subject, candidates, "constant choice")

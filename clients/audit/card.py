@@ -1,4 +1,4 @@
-"""The report card: what was looked at, how it came out, and how a terminal shows it."""
+"""The report card: the checks, their results, and their display on a terminal."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ class Entry:
     """One line of the card.
 
     Attributes:
-        section: What it is about: `determinism`, `baselines`, `leaks`, `rewards`, `conformance`, `verifier`,
+        section: Its section: `determinism`, `baselines`, `leaks`, `rewards`, `conformance`, `verifier`,
             `difficulty` or `costs`.
         check: The question.
         verdict: How it came out.
-        detail: What was seen, in a sentence with its numbers.
-        remedy: What to do about it.
-        numbers: What was measured, for programs.
+        detail: The finding, in a sentence with its numbers.
+        remedy: The remedy.
+        numbers: The measurements, for programs.
     """
 
     section: str
@@ -64,9 +64,9 @@ class Card:
     """The whole report.
 
     Attributes:
-        subject: What the environment was called.
-        about: What is known of it, and how it was audited.
-        entries: In the order in which they were found.
+        subject: The environment's name.
+        about: Facts about it, and about the audit.
+        entries: The lines, in the order of their checks.
         seconds: How long it took.
     """
 
@@ -128,7 +128,7 @@ def print_card(card: Card, console: Console) -> None:
 
 
 def _rows(section: str, entries: Sequence[Entry]) -> Iterator[tuple[Text, str, Text]]:
-    """A row for each entry; where numbers say nothing, one for all that are well."""
+    """A row for each entry; if numbers are not informative, one row for all passed entries."""
     well = [entry for entry in entries if entry.verdict is Verdict.OK]
     if section in _IN_A_ROW and len(well) > 1:
         names = ", ".join(entry.check for entry in well)
@@ -139,7 +139,7 @@ def _rows(section: str, entries: Sequence[Entry]) -> Iterator[tuple[Text, str, T
 
 
 def _said(entry: Entry) -> Text:
-    """What was seen, and what to do; neither is markup."""
+    """The finding and the remedy; neither is markup."""
     needs = entry.verdict in (Verdict.WARNING, Verdict.FAILED)
     said = Text(_printable(entry.detail), "" if needs else "dim" if entry.verdict is Verdict.SKIPPED else "")
     if needs and entry.remedy:

@@ -1,4 +1,4 @@
-"""Conformance: spaces, flags, instruction, limits, and what happens after the end."""
+"""Conformance: spaces, flags, instruction, limits, and behaviour after the end."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MOST_STEPS = 400
 
 
 async def audit_conformance(subject: Subject) -> list[Entry]:
-    """Look at everything that came back, and do what no good policy does."""
+    """Check all answers, and play actions that no good policy plays."""
     odd = await _odd_actions(subject)
     limit = await _limit(subject)
     after = await _after_the_end(subject)
@@ -75,7 +75,7 @@ def _seen(subject: Subject) -> list[Entry]:
 
 
 async def _odd_actions(subject: Subject) -> Entry:
-    """Say to it what models say, or what lies outside the space."""
+    """Play typical texts of models, or actions outside the space."""
     space = subject.action_space
     async with subject.arena().sessions(1) as (session,):
         if takes_text(space):
@@ -133,7 +133,7 @@ def _outside(space: Any) -> Any:
 
 
 async def _validity(subject: Subject) -> list[Entry]:
-    """See whether `action_is_valid` tells what can be read from what cannot."""
+    """Check whether `action_is_valid` distinguishes readable from unreadable actions."""
     check = "action_is_valid"
     if not takes_text(subject.action_space):
         return []
@@ -182,7 +182,7 @@ async def _limit(subject: Subject) -> Entry:
     if at_limit:
         cut = sum(each.marks[-1].truncated for each in at_limit)
         unsolved = [each for each in at_limit if not each.marks[-1].truncated and not each.solved]
-        # Where solved episodes are over sooner, it is the limit that ends the others.
+        # If solved episodes end earlier, the limit ends the others.
         sooner = any(each.solved and each.steps < declared for each in played if declared is not None)
         if cut == 0 and len(unsolved) > 1 and sooner:
             return Entry(

@@ -1,4 +1,4 @@
-"""Costs: how long resets and steps take, who waits for them, and whether the memory grows with every episode."""
+"""Costs: how long resets and steps take, whether they block others, and whether memory grows with every episode."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _GROWS_FAST = 64 * 1024
 
 
 async def audit_costs(subject: Subject) -> list[Entry]:
-    """Measure latency one call at a time, what holds up the server, and memory over many episodes."""
+    """Measure latency one call at a time, calls that block the server, and memory over many episodes."""
     return [*await _latency(subject), *await _held_up(subject), await _memory(subject)]
 
 
@@ -84,7 +84,7 @@ def _timed(check: str, seconds: Sequence[float]) -> Entry:
 
 
 async def _held_up(subject: Subject) -> list[Entry]:
-    """Measure what resets, and steps on replies that repeat themselves, take of the process that all sessions share."""
+    """Measure how long resets, and steps on repetitive replies, block the process that all sessions share."""
     checks = ("reset holds nobody up", "a megabyte holds nobody up")
     speaks = takes_text(subject.action_space)
     if subject.env.isolation != "inline":
@@ -122,9 +122,9 @@ async def _held_up_by_texts(subject: Subject, session: EnvSession, check: str, d
         if time.monotonic() > deadline:
             break
         tried += 1
-        # An episode may hold so many bytes of actions, and no more.
+        # The bound of an episode's actions, in bytes.
         await session.reset(0)
-        # A small part first: what is quadratic shows before it takes minutes.
+        # A small part first: quadratic cost shows before it takes minutes.
         for size in SIZES:
             seconds = await _cost(subject, partial(_answered, session, text[:size]))
             if seconds > slowest:

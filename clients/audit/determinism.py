@@ -71,7 +71,7 @@ async def audit_determinism(subject: Subject) -> list[Entry]:
     player = random_policy(subject.action_space, subject.wording)
     games = [Game(player, seed) for seed in subject.seeds("determinism", _EPISODES)]
     alone_in_turn = partial(arena.play, width=1, fresh=True, max_steps=_STEPS)
-    # Alone and one after the other, before anything else has been played: what a fresh process gives.
+    # Alone and one after the other, before anything else has been played: the results of a fresh process.
     reference = await alone_in_turn(games, deadline=budget.share(0.1))
     reference = [each for each in reference if each.problem is None]
     if not reference:
@@ -145,7 +145,7 @@ def _entries(
     beside: _Comparison,
     slow: _Comparison,
 ) -> list[Entry]:
-    """Say which of the ways of playing again makes a difference, and what that means."""
+    """Report which way of replaying changes the episodes, and the cause that it indicates."""
     entries = []
 
     def add(check: str, comparison: _Comparison, meaning: str, remedy: str) -> None:

@@ -1,4 +1,4 @@
-"""Episodes as the audit keeps them: what can be compared and counted, without observations and infos."""
+"""Episodes as the audit keeps them: comparable and countable facts, without observations and infos."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class Episode:
 
     Attributes:
         policy: The policy that played.
-        seed: Of the episode.
-        marks: Of the reset and of each step.
+        seed: The seed of the episode.
+        marks: The marks of the reset and of each step.
         actions: The actions taken.
         problem: The server's problem if the episode broke off.
     """
@@ -70,7 +70,7 @@ class Episode:
 
 
 class Tally(NamedTuple):
-    """How often a policy solved, and what it was paid.
+    """How often a policy solved, and its returns.
 
     Attributes:
         solved: Episodes solved.

@@ -1,4 +1,4 @@
-"""What can be read off an observation or an info and said back: places where an answer may lie."""
+"""Texts of an observation or an info that could be repeated as an action: places where an answer may lie."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NAMED = re.compile(
     r"(?:answer|solution|target|goal|secret|key|label|correct|expected|reference)\w*+\W+(\S+)", re.IGNORECASE
 )
 _APART = frozenset({"state", "anchor", "metrics"})
-"""Keys of info that the protocol keeps apart from what a policy sees."""
+"""Keys of info that the protocol hides from policies."""
 _NO_ANSWERS = frozenset(
     {"success", "action_is_valid", "format_penalty", "env_reward", "metrics", "instruction"}
 )
@@ -35,7 +35,7 @@ class Extract:
 
     Attributes:
         name: The place of the action, for people.
-        apart: Whether the protocol keeps that place apart from what a policy sees.
+        apart: Whether the protocol hides that place from policies.
         read: Returns the action for an observation, an info and the number of the step; None if it finds none.
     """
 
@@ -51,9 +51,9 @@ def extracts(
 
     Args:
         space: The action space.
-        observation: Of a reset.
-        info: Of the same reset.
-        wording: How texts are written.
+        observation: The observation of a reset.
+        info: The info of the same reset.
+        wording: The form of texts.
         reads_instruction: Whether the instruction differs between tasks, so that it may hold an answer.
     """
     found = []
@@ -147,7 +147,7 @@ def _at_path(path: Sequence[Any], *, in_observation: bool = False) -> Read:
 
 
 def _by_step(read: Read) -> Read:
-    """Take what lies there as a list, or as words, and give the one of the step."""
+    """Read the place as a list, or as words, and return the element of the step."""
 
     def one(observation: Any, info: Mapping[str, Any], step: int) -> Any:
         value = read(observation, info, step)

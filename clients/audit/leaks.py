@@ -28,7 +28,7 @@ Look = tuple[Any, Mapping[str, Any], int]
 
 
 async def audit_leaks(subject: Subject) -> list[Entry]:
-    """Say back, place by place, what observations and infos hold."""
+    """Repeat the contents of observations and infos as actions, place by place."""
     looks = await _sample(subject)
     if not looks:
         return [Entry(_SECTION, "answers", Verdict.SKIPPED, "no episode could be played without a failure")]
@@ -48,7 +48,7 @@ async def audit_leaks(subject: Subject) -> list[Entry]:
 
 
 def _tasks_told(subject: Subject, looks: Sequence[Look]) -> list[Entry]:
-    """See that a reset of a verifier does not tell the task's fields, of which one is the answer."""
+    """Check that a reset of a verifier does not reveal the task's fields, one of which is the answer."""
     if subject.env.kind != "stateless":
         return []
     resets = [look[1] for look in looks if look[2] == 0]
@@ -74,7 +74,7 @@ def _tasks_in(value: Any, place: str) -> list[str]:
 
 
 async def _sample(subject: Subject) -> list[Look]:
-    """Play a little at random; return what could be seen."""
+    """Play a few random steps; return the observations and infos."""
     looks: list[Look] = []
     policy = random_policy(subject.action_space, subject.wording)
 

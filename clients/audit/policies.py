@@ -1,4 +1,4 @@
-"""Who plays in an audit: at random, blindly, by echoing, or as the environment's own expert says."""
+"""The policies of an audit: random, blind, echoing, or the environment's own expert."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Policy:
     Attributes:
         name: For people.
         begin: Gives the player of an episode, by its seed.
-        options: Of the reset.
+        options: The options of the reset.
     """
 
     name: str
@@ -47,8 +47,8 @@ class Wording:
     """The form in which an environment reads actions from texts.
 
     Attributes:
-        before: What stands before the action.
-        after: What stands behind it.
+        before: The text before the action.
+        after: The text after it.
     """
 
     before: str = ""
@@ -81,9 +81,9 @@ def listed_actions(info: Mapping[str, Any]) -> Sequence[Any]:
 
 
 def random_policy(space: Space[Any], wording: Wording) -> Policy:
-    """Return play at random: of the listed actions, of calls of the tools, else of the space.
+    """Return a random policy: over the listed actions, over calls of the tools, or else over the space.
 
-    Where any text is an action, texts are plausible ones.
+    If any text is an action, it plays plausible texts.
     """
 
     def begin(seed: int) -> Player:
@@ -156,7 +156,7 @@ def echo_policy(space: Space[Any], read: Callable[[Any, Mapping[str, Any]], Any]
 
 
 def expert_policy(wording: Wording) -> Policy:
-    """Return play of what the environment's expert says."""
+    """Return the policy that plays the environment's expert."""
 
     def play(observation: Any, info: Mapping[str, Any]) -> Any:
         if "expert_action" not in info:

@@ -83,7 +83,7 @@ def _in_range(subject: Subject, low: float, high: float) -> Entry:
 
 
 def _varied(episodes: Sequence[Episode], *, knowing: bool) -> Entry:
-    """See whether the return depends on what is done.
+    """Check whether the return depends on the actions.
 
     Args:
         episodes: All that were played.
@@ -98,7 +98,7 @@ def _varied(episodes: Sequence[Episode], *, knowing: bool) -> Entry:
     numbers = {"returns": len(returns), "policies": len(policies)}
     if not ended:
         return Entry(_SECTION, check, Verdict.SKIPPED, "no episode came to its end", numbers=numbers)
-    # Where an episode ends only when it is solved, all that end are paid the same, and rightly so.
+    # If an episode ends only when it is solved, all that end rightly earn the same.
     if len(returns) > 1 or (len(step_rewards) > 1 and len(solved) == 1):
         detail = f"{len(step_rewards)} different rewards, {len(returns)} different returns"
         return Entry(_SECTION, check, Verdict.OK, detail, "", numbers)

@@ -24,8 +24,8 @@ class Part(NamedTuple):
 
     Attributes:
         name: For people.
-        section: Of the card.
-        audit: Gives its entries.
+        section: The section of the card.
+        audit: Returns its entries.
     """
 
     name: str
@@ -33,8 +33,8 @@ class Part(NamedTuple):
     audit: Callable[[Subject], Awaitable[list[Entry]]]
 
 
-# Determinism first, while the server's processes are fresh; the expert before the blind player, who learns from it;
-# rewards and conformance when all that they look at has been played.
+# Determinism first, while the server's processes are fresh; the expert before the blind policy, which learns from it;
+# rewards and conformance after all episodes that they check.
 PARTS: tuple[Part, ...] = (
     Part("determinism", "determinism", audit_determinism),
     Part("expert", "difficulty", audit_difficulty),
@@ -47,7 +47,7 @@ PARTS: tuple[Part, ...] = (
     Part("lengths", "difficulty", audit_lengths),
     Part("costs", "costs", audit_costs),
 )
-"""What an audit goes through, in this order."""
+"""The parts of an audit, in order."""
 
 _SECTIONS = ("determinism", "conformance", "rewards", "baselines", "leaks", "verifier", "difficulty", "costs")
 

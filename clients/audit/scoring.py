@@ -1,4 +1,4 @@
-"""Scoring: what a verifier pays for, and whether a verdict depends on anything but the item."""
+"""Scoring: the responses that a verifier pays for, and whether a verdict depends on the item alone."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ _HEDGES: Mapping[str, Callable[[Sequence[str]], str]] = {
     "fences": lambda answers: "\n".join(f"```\n{answer}\n```" for answer in answers),
 }
 # An answer of several lines is a text or a program: one below the other they make one longer text, in which a program
-# defines what it needs and more, and no list of answers that exclude each other.
+# has more definitions than it needs, and not a list of answers that exclude each other.
 _ONE_LINE_EACH = frozenset({"lines"})
 
 
 async def audit_scoring(subject: Subject) -> list[Entry]:
-    """Score what deserves nothing, what hedges, and the same items in other company."""
+    """Score worthless and hedging responses, and the same items in other batches."""
     if subject.env.kind != "stateless":
         return []
     tasks = await draw_tasks(subject)
@@ -59,7 +59,7 @@ async def audit_scoring(subject: Subject) -> list[Entry]:
             )
         ]
     try:
-        # First, while no item was scored yet: a verifier that keeps what it saw shows it here.
+        # First, before any item was scored: a verifier that keeps state shows it here.
         company = await _company(subject, tasks)
         tasks = await with_answers(subject, tasks)
         entries = [
@@ -105,14 +105,14 @@ async def _undeserved(subject: Subject, tasks: Sequence[Task]) -> list[Entry]:
 
 
 class _Oddities:
-    """What no score may be, whatever was said: the first of each kind."""
+    """Scores that are invalid for any response: the first of each kind."""
 
     def __init__(self) -> None:
         self._out_of_range = ""
         self._outcome = ""
 
     def look_at(self, said: Sequence[tuple[Task, str]], scores: Sequence[Score]) -> None:
-        """Look at the scores of what was said."""
+        """Check the scores of responses."""
         for (_, response), score in zip(said, scores, strict=True):
             if not math.isfinite(score.score) or not -1e-9 <= score.score <= 1.0 + 1e-9:
                 self._out_of_range = self._out_of_range or f"{response[:40]!r} is scored {score.score}"
@@ -143,7 +143,7 @@ class _Oddities:
 
 
 def _odd(score: Score, response: str) -> str:
-    """Say what is odd about an outcome, or nothing."""
+    """Return the fault of an outcome, or an empty text."""
     if score.outcome not in _OUTCOMES:
         return f"{response[:40]!r} has the outcome {score.outcome!r}"
     if score.outcome in _NOT_OURS:
@@ -171,7 +171,7 @@ def _undeserved_entry(check: str, paid: int, count: int, said: str) -> Entry:
 
 
 async def _hedging(subject: Subject, tasks: Sequence[Task]) -> list[Entry]:
-    """Hide the right answer among wrong ones: at one end it is what is read, in any place it is a lottery ticket."""
+    """Hide the right answer among wrong ones: at one end verifiers find it, elsewhere it is a lottery ticket."""
     check = "hedged replies"
     if tasks[0].answer is None:
         detail = "no task field is paid when said, so the right answers are not known"
@@ -259,7 +259,7 @@ async def _company(subject: Subject, tasks: Sequence[Task]) -> Entry:
 
 
 async def _play_answers(subject: Subject, tasks: Sequence[Task]) -> None:
-    """Play episodes that are solved, so that what they are paid is seen, too."""
+    """Play solved episodes, to measure their rewards, too."""
     answers = {task.seed: task.answer for task in tasks if task.seed is not None and task.answer is not None}
     policy = Policy("reference answer", lambda seed: lambda _observation, _info: answers[seed])
     subject.keep(await subject.arena().play([Game(policy, seed) for seed in answers if seed is not None]))
@@ -285,7 +285,7 @@ def _told(tasks: Sequence[Task]) -> list[Entry]:
 
 
 def _holds(value: Any, answer: str, prompt: str) -> bool:
-    """Tell whether an info has the answer in any of its texts and numbers that is not the prompt."""
+    """Return whether an info contains the answer in one of its texts or numbers, other than the prompt."""
     if isinstance(value, Mapping):
         return any(_holds(each, answer, prompt) for each in value.values())
     if isinstance(value, (list, tuple)):
@@ -296,7 +296,7 @@ def _holds(value: Any, answer: str, prompt: str) -> bool:
 
 
 def _stands_in(answer: str, text: str) -> bool:
-    """Tell whether a text has the answer in it, as words of its own."""
+    """Return whether a text contains the answer, as separate words."""
     return re.search(rf"(?<!\w){re.escape(answer)}(?!\w)", text) is not None
 
 

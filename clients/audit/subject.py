@@ -1,4 +1,4 @@
-"""What is audited, and all that the parts of an audit share."""
+"""The subject of an audit, and the data that its parts share."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class Settings:
 
     Attributes:
         episodes: Episodes of each baseline.
-        seed: Of all that is drawn.
-        budget_s: How long it may take.
+        seed: The seed of all random draws.
+        budget_s: The time limit of the audit, in seconds.
         items: Task fields for a verifier that draws no tasks itself, each an object.
     """
 
@@ -63,7 +63,7 @@ class Budget:
         return self.used >= self.seconds
 
     def share(self, part: float) -> float:
-        """Return when a part of what is left is over, on the clock `time.monotonic`; so something is always left."""
+        """Return the deadline of a share of the remaining time, by `time.monotonic`; so some is always left."""
         return time.monotonic() + part * max(0.0, self.seconds - self.used)
 
 
@@ -144,7 +144,7 @@ class Discovery:
 
     Attributes:
         action_space: The session's.
-        info: Of the first reset; empty if that failed.
+        info: The info of the first reset; empty if that failed.
         wording: The form of texts that the environment can read.
     """
 

@@ -66,7 +66,7 @@ class _Calls:
         return list(failed.values())
 
     async def make(self, replies: ToolReplies, call: ToolCall) -> ProblemError | None:
-        """Make a call; return what the server says in place of an answer."""
+        """Make a call; return the server's problem, if that is the answer."""
         self.made += 1
         try:
             if not self._begun:

@@ -1,4 +1,4 @@
-"""What was wrong in anything that came back, noted while others play."""
+"""Faults in the server's answers, recorded during play."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Watch:
         return self._counts.get(kind, 0)
 
     def first(self, kind: str) -> str:
-        """Where something was seen first, and how often in all."""
+        """The first place of a fault, and how often it occurred in all."""
         count = self.count(kind)
         if not count:
             return ""
@@ -77,7 +77,7 @@ class Watch:
             self.note("no success", f"{where} ends with {info.get('success')!r}")
 
     def failed(self, where: str, problem: ProblemError) -> None:
-        """Look at what the server says in place of an answer."""
+        """Check the problem that the server returns in place of an answer."""
         if problem.code == "env_error" and "reward" in problem.detail:
             self.note("reward not finite", f"{where}: {problem.detail}")
         else:

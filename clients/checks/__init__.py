@@ -1,1 +1,1 @@
-"""What an author's environment is checked for; entered by the audit and by `roll-env check`."""
+"""Checks of an author's environment; entered by the audit and by `roll-env check`."""

@@ -18,7 +18,7 @@ def check_environment(name: str, /, **kwargs: Any) -> None:
     Warnings are not failures; `roll-env check` prints them.
 
     Args:
-        name: `module:Class`, or the id of an environment of ours, of Gymnasium's or of an installed package.
+        name: `module:Class`, or the id of an environment of this package, of Gymnasium or of an installed package.
         kwargs: The kwargs that it is made with.
 
     Raises:

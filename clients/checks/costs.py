@@ -1,4 +1,4 @@
-"""Whether an environment holds up those who share its process: what resets cost, and steps on replies that repeat."""
+"""Whether an environment blocks its process: the cost of resets, and of steps on repetitive replies."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _REMEDY = (
 
 
 def check_costs(target: Target) -> Iterator[Finding]:
-    """Measure how long others wait, to which a busy machine adds nothing; what is slow by chance is measured again."""
+    """Measure how long others wait, without the load of the machine; repeat slow measurements."""
     env = target.build()
     try:
         inline = bool(env.metadata.get("inline", False))
@@ -59,7 +59,7 @@ def _long_replies(env: gymnasium.Env[Any, Any], inline: bool) -> Finding:
         if time.monotonic() > deadline:
             break
         tried += 1
-        # From small to large: what is quadratic is found before it takes minutes.
+        # From small to large: quadratic cost is found before it takes minutes.
         for size in SIZES:
             seconds = _cost(clock, partial(_answered, env, text[:size]))
             slowest = max(slowest, seconds)

@@ -19,7 +19,7 @@ from rollgym.clients.checks.report import Finding, Status
 
 HOME = Path(__file__).absolute().parents[2]
 """The package that is running."""
-# Not imported: what an impostor does when it is imported is not to happen here. `-c` has the working directory on its
+# Not imported: the code of an impostor must not run here. `-c` has the working directory on its
 # path, as a script beside it has, and `python -m`.
 _FIND = """
 import importlib.util, json
@@ -31,7 +31,7 @@ _SHOWN = 3
 
 
 def check_imports(home: Path = HOME) -> Iterator[Finding]:
-    """Compare what `import rollgym` means in a process that is started in the working directory with what runs here."""
+    """Compare the `rollgym` that a process in the working directory imports with the running one."""
     check = "import rollgym"
     found = subprocess.run(
         [sys.executable, "-c", _FIND], capture_output=True, text=True, timeout=_CHILD_TIMEOUT_S, check=False
@@ -66,7 +66,7 @@ def check_installation(home: Path = HOME, path: list[str] | None = None) -> Iter
 
     Args:
         home: The package.
-        path: Where to look for distributions; `sys.path` if it is None.
+        path: The path to search for distributions; `sys.path` if it is None.
     """
     found = list(distributions() if path is None else distributions(path=path))
     yield from _others_inside(found)
@@ -148,7 +148,7 @@ def _editable_tree(distribution: Distribution) -> Path | None:
 
 
 def _others_inside(found: Iterable[Distribution]) -> Iterator[Finding]:
-    """Name other distributions that have written into our package: their uninstallation removes files of ours."""
+    """Name other distributions that have written into this package: uninstalling them removes files of it."""
     for each in found:
         # Not `each.files`: large packages have ten thousand, and nearly always none of them is in question.
         if re.search(r"^rollgym/", each.read_text("RECORD") or "", re.MULTILINE) and _name(each) != "rollgym":

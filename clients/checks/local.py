@@ -37,7 +37,7 @@ ODD_TEXTS = (
     *("", " ", "\n", "x" * 10_000, "<answer></answer>", "<answer>", "</answer><answer>", "\x00", "漢字😀√"),
     *("<think>" * 50, "null", "-1", "{}", "<answer>no such action</answer>", "||", "%s %d {0}"),
 )
-"""What models say, at worst."""
+"""Worst-case texts of models."""
 
 
 def check_gymnasium(target: Target) -> Iterator[Finding]:
@@ -114,7 +114,7 @@ def check_play(target: Target) -> Iterator[Finding]:
 
 
 class _Play:
-    """Random play, and what was wrong in it by check."""
+    """Random play, and the faults found in it, by check."""
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
         self._env = env
@@ -174,7 +174,7 @@ class _Play:
 
 
 def check_odd_actions(target: Target) -> Iterator[Finding]:
-    """Say to it what models say."""
+    """Play typical texts of models."""
     check = "odd replies are answered"
     env = target.build()
     if not isinstance(env.action_space, _TEXT):
@@ -202,7 +202,7 @@ def check_seeds(target: Target) -> Iterator[Finding]:
     """See that a seed fixes the episode, here and in other processes."""
     env = target.build()
     claims = bool(env.metadata.get("deterministic", False))
-    # Two that live at once and take turns: what they share in secret shows.
+    # Two instances that take turns: hidden shared state shows.
     other = target.build()
     first, second = _in_turns(env, other)
     apart = first_difference(first, second)
@@ -265,7 +265,7 @@ def _trace_elsewhere(target: Target) -> list[list[str]]:
 
 
 def check_stateless(target: Target) -> Iterator[Finding]:
-    """See that what calls itself stateless scores without a session, and is over after one step."""
+    """Check that a stateless environment scores without a session, and ends after one step."""
     env = target.build()
     if env.metadata.get("kind") != "stateless":
         env.close()
@@ -291,7 +291,7 @@ def check_stateless(target: Target) -> Iterator[Finding]:
 
 
 def check_kwargs(target: Target) -> Iterator[Finding]:
-    """Compare what a client may set with what the class takes."""
+    """Compare the kwargs that a client may set with those that the class accepts."""
     check = "kwargs_schema fits the signature"
     env = target.build()
     kind = type(env.unwrapped)

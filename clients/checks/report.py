@@ -21,13 +21,13 @@ class Status(Enum):
 
 
 class Finding(NamedTuple):
-    """What a check found.
+    """The finding of a check.
 
     Attributes:
         check: The check's name.
         status: How it ended.
-        detail: What was seen.
-        remedy: What to do about it.
+        detail: The observation, in a sentence.
+        remedy: The action to take.
     """
 
     check: str
@@ -46,7 +46,7 @@ _STYLES = {Status.PASS: "green", Status.WARN: "yellow", Status.FAIL: "bold red",
 
 
 def print_report(subject: str, findings: Sequence[Finding], *, as_json: bool) -> int:
-    """Print findings for people or programs; return the exit code, 1 where a check failed."""
+    """Print findings for people or programs; return the exit code, 1 if a check failed."""
     failed = sum(finding.status is Status.FAIL for finding in findings)
     warned = sum(finding.status is Status.WARN for finding in findings)
     if as_json:

@@ -71,7 +71,7 @@ def _guard(name: str, check: Check, target: Target) -> Iterator[Finding]:
 
 
 def _place(error: Exception) -> str:
-    """Say where in the author's own code, or in what it calls, an error was raised."""
+    """Return the line of the author's own code, or of code that it calls, that raised an error."""
     frames = traceback.extract_tb(error.__traceback__)
     ours = str(Path(__file__).parents[1])
     last = frames[-1]

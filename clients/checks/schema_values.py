@@ -49,7 +49,7 @@ class SchemaValues:
 
     Args:
         schema: The schema, which local references (`#/...`) are looked up in.
-        seed: Of all that is drawn.
+        seed: The seed of all random draws.
         words: Texts that ordinary values may be, such as those of an observation.
     """
 
@@ -165,7 +165,7 @@ class SchemaValues:
     def _odd_objects(self, schema: Schema, depth: int) -> Iterator[Any]:
         yield self._ordinary(schema, depth, False)
         for name, part in _properties(schema).items():
-            # What cannot be drawn is left out, as far as it may be: `_object` has seen to what is required.
+            # Properties that cannot be drawn are left out if they are optional: `_object` handles required ones.
             with suppress(SchemaNote):
                 for value in self._odd(part, depth - 1):
                     yield self._object(schema, depth, True) | {name: value}
@@ -223,7 +223,7 @@ class SchemaValues:
 
 
 def _ways(schema: Schema) -> list[Any]:
-    """Return the schemas of `anyOf`, `oneOf` or several types, each with what is said of all of them."""
+    """Return the schemas of `anyOf`, `oneOf` or several types, each merged with their common constraints."""
     for keyword in ("anyOf", "oneOf"):
         if isinstance(ways := schema.get(keyword), list):
             rest = {name: value for name, value in schema.items() if name != keyword}
@@ -257,7 +257,7 @@ def _items(schema: Schema, count: int) -> list[Any]:
 
 
 def _bounds(schema: Schema, what: str, low: int, high: int) -> tuple[int, int]:
-    """Return the least and largest length; what is not bounded is up to `high`."""
+    """Return the least and largest length; `high` replaces a missing bound."""
     least = max(low, int(schema.get(f"min{what}", low)))
     most = int(schema.get(f"max{what}", max(high, least)))
     if least > _LONG_TEXT:

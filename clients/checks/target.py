@@ -1,4 +1,4 @@
-"""What is checked: a class of the author's, or a registered environment."""
+"""The target of the checks: a class of the author, or a registered environment."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ class Target:
     """An environment under check.
 
     Attributes:
-        name: What the author called it: `module:Class`, an id of Gymnasium's registry, or that of another package.
-        kwargs: What it is made with.
+        name: The author's name for it: `module:Class`, an id of Gymnasium's registry, or that of another package.
+        kwargs: The kwargs that it is made with.
     """
 
     name: str
     kwargs: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        # A console command does not look in the working directory, where authors keep what they work on.
+        # A console command does not search the working directory, which usually holds the author's code.
         if (here := str(Path.cwd())) not in sys.path:
             sys.path.insert(0, here)
         object.__setattr__(self, "name", current_path(self.name))
@@ -70,7 +70,7 @@ class Target:
 
     @property
     def variables(self) -> dict[str, str]:
-        """What other processes that make it see beside this one's variables: where its module was found.
+        """The additional environment variables for other processes that make it: the path of its module.
 
         A test's process may look in places that others do not, such as `src` by pytest's `pythonpath`.
         """
@@ -85,13 +85,13 @@ class Target:
 
     @property
     def client_kwargs(self) -> dict[str, Any]:
-        """What a client asks for: the kwargs but those that only an operator sets."""
+        """The kwargs that a client sends: all except those that only an operator sets."""
         names = self._operator_names()
         return {name: value for name, value in self.kwargs.items() if name not in names}
 
     @property
     def served_id(self) -> str:
-        """What it is called on the server."""
+        """Its id on the server."""
         is_ours = not self._class_path and self._registered_id() != self.name
         return self.name if is_ours else _SERVED_NAME
 
@@ -105,7 +105,7 @@ class Target:
 
     @property
     def _class_path(self) -> str:
-        """Where the class is, as `module:Class`; nothing for what Gymnasium's registry has.
+        """The path of the class, as `module:Class`; empty for an id of Gymnasium's registry.
 
         Raises:
             TargetError: The name is the address of a server.

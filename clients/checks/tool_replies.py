@@ -16,7 +16,7 @@ from rollgym.clients.replies.formats.table import written_calls
 _ORDINARY_CALLS = 3
 _MOST_ODD_CALLS = 60
 _SHOWN = 100
-# What reading a schema that is none may raise.
+# Errors of reading an invalid schema.
 _NOT_A_SCHEMA = (TypeError, ValueError, AttributeError, OverflowError, RecursionError)
 
 
@@ -26,7 +26,7 @@ class ToolReplies:
     Args:
         info: The info of a reset. `info["tools"]` has the tools as chat APIs take them, `info["call_format"]` the
             format of calls.
-        seed: Of the arguments.
+        seed: The seed of the arguments.
 
     Attributes:
         tools: The schema of each tool's arguments, by name; empty if there are none.

@@ -104,12 +104,12 @@ class _Calls:
         )
 
     def make(self, call: ToolCall) -> Finding | None:
-        """Make a call; return what is wrong with the answer."""
+        """Make a call; return the fault of the answer."""
         self.made += 1
         try:
             with _time_limit(_CALL_TIMEOUT_S):
                 observation, _, terminated, truncated, info = self._env.step(self.replies.write(call))
-        except ProblemError as problem:  # of an environment on a server, where the place is not known
+        except ProblemError as problem:  # of an environment on a server, so the line is unknown
             self._reached.add(call.name)
             return Finding(CHECK, Status.FAIL, f"{described_call(call)}: {problem}", _TOOL_ERROR)
         except Exception as error:  # noqa: BLE001 - the author's code, whose failures are what is looked for
@@ -131,7 +131,7 @@ class _Calls:
         return None
 
     def reaches(self) -> bool:
-        """Make one ordinary call of each tool; return whether any was taken. What a tool raises leaves here."""
+        """Make one ordinary call of each tool; return whether any was taken. Exceptions of a tool propagate."""
         for name in self.replies.tools:
             for call in self.replies.calls(name):
                 if (finding := self.make(call)) is not None:

@@ -1,4 +1,4 @@
-"""Traces: what an environment answers to seeded random play, as digests that can be compared.
+"""Traces: an environment's answers to seeded random play, as comparable digests.
 
 `python -m rollgym.clients.checks.trace` prints one, so that another process can be compared with this one.
 """
@@ -20,22 +20,22 @@ from rollgym.clients.protocol.episode import step_digest
 from rollgym.clients.protocol.values import encode_value
 
 MAX_EPISODE_STEPS = 200
-"""Random play gives an episode up after so many steps."""
+"""The number of steps after which random play abandons an episode."""
 
 SEEDS = (0, 1, 2)
 """Of the episodes of a trace."""
 
 
 class RandomActions:
-    """Seeded random play; where an environment lists its actions or tools, mostly those.
+    """Seeded random play; if an environment lists its actions or tools, mostly those.
 
     Args:
         space: The action space.
-        seed: Of the choices.
+        seed: The seed of the choices.
     """
 
     def __init__(self, space: gymnasium.Space[Any], seed: int) -> None:
-        # A copy: environments of a class may share a space, and play of one would change what is drawn for another.
+        # A copy: environments of a class may share a space, and play of one would change the draws for another.
         self._space = deepcopy(space)
         self._random = random.Random(seed)
         self._replies = ToolReplies({})
@@ -45,7 +45,7 @@ class RandomActions:
         """Return an action.
 
         Args:
-            info: Of the reset or step before; the tools of a reset are remembered.
+            info: The info of the previous reset or step; the tools of a reset are remembered.
         """
         listed = info.get("available_actions")
         if isinstance(listed, (list, tuple)) and listed and self._random.random() < 0.9:

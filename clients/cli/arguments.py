@@ -1,4 +1,4 @@
-"""Arguments that several commands share: which server, which kwargs."""
+"""Arguments that several commands share: the server and the kwargs."""
 
 from __future__ import annotations
 

@@ -41,8 +41,8 @@ from rollgym.clients.process.local_server import LocalServer
 from rollgym.clients.protocol.json_text import read_json
 from rollgym.user_paths import user_path
 
-# One worker, so that all sessions share a process: what leaks between them must show. The hash seeds differ, so that
-# what depends on them must show as well.
+# One worker, so that all sessions share a process and leaks between them show. The hash seeds differ, so that
+# dependence on them shows as well.
 _SERVER = ("--workers", "1", "--allow-expert", "--log-level", "error")
 _HERE, _ELSEWHERE = {"PYTHONHASHSEED": "1"}, {"PYTHONHASHSEED": "4711"}
 
@@ -81,7 +81,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Audit, and print the card; the exit code is 1 where an entry is as bad as --fail-on says."""
+    """Audit, and print the card; the exit code is 1 if an entry is as bad as --fail-on says."""
     if options.episodes < 1 or options.budget_s <= 0:
         raise UsageError("--episodes and --budget-s must be positive")
     settings = Settings(options.episodes, options.seed, options.budget_s, _items(options.items))

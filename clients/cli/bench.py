@@ -145,7 +145,7 @@ class Player:
 
     Args:
         session: The session.
-        seed: Of its actions and episodes.
+        seed: The seed of its actions and episodes.
     """
 
     def __init__(self, session: EnvSession, seed: int) -> None:
@@ -153,7 +153,7 @@ class Player:
         self._random = random.Random(seed)
         self._actions: list[Any] | None = None
         session.action_space.seed(seed)
-        # Drawn beforehand: what is measured is the client, not the sampling of actions.
+        # Drawn beforehand, to measure the client and not the sampling of actions.
         self._samples = [session.action_space.sample() for _ in range(_SAMPLES)]
 
     async def begin(self) -> None:
@@ -162,7 +162,7 @@ class Player:
         self.note(info)
 
     def note(self, info: dict[str, Any]) -> None:
-        """Remember what can be done now."""
+        """Store the actions that are available now."""
         actions = info.get("available_actions")
         self._actions = actions if isinstance(actions, list) else None
 
@@ -198,5 +198,5 @@ async def _play_in_lockstep(client: EnvClient, players: list[Player], end: float
 
 
 def server_cpu_seconds(url: str, token: str | None) -> float | None:
-    """Return the CPU time that the server's processes have used, or None where its metrics do not tell."""
+    """Return the CPU time that the server's processes have used, or None if its metrics do not report it."""
     return sum_of_metric(url, token, "process_cpu_seconds_total")

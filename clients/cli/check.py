@@ -1,4 +1,4 @@
-"""`roll-env check`: what an author runs on an environment."""
+"""`roll-env check`: checks of an author's environment."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the findings; the exit code is 1 where something is wrong."""
+    """Print the findings; the exit code is 1 if something is wrong."""
     findings = [*_versions(), *check_imports(), *check_installation(), *_extras(), _files(), *_loopback()]
     return print_report("this installation", findings, as_json=options.json)
 
@@ -46,7 +46,7 @@ def _versions() -> Iterator[Finding]:
 
 
 def _extras() -> Iterator[Finding]:
-    """Look for the packages of training, and name what else is installed of the optional ones."""
+    """Check the packages for training, and list the other optional packages that are installed."""
     missing = [name for name in EXTRAS["train"] if importlib.util.find_spec(name) is None]
     if missing:
         remedy = f"only for training: {install_line('train')}"

@@ -102,7 +102,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Play, write the results and print the summary; the exit code is 1 where nothing was played."""
+    """Play, write the results and print the summary; the exit code is 1 if nothing was played."""
     if options.seed + options.episodes > MAX_SEED:
         raise UsageError("--seed: the seeds of all episodes must lie below 2**53")
     kwargs = parse_kwargs(options.kwarg)
@@ -143,7 +143,7 @@ class _Run:
         self._episodes: list[EvaluatedEpisode] = []
 
     def on(self, url: str, env_id: str, kwargs: dict[str, Any]) -> int:
-        """Evaluate on a server, and keep what came, whatever ends it."""
+        """Evaluate on a server, and keep the results, even if it is interrupted."""
         options = self._options
         evaluation = Evaluation(
             env_id, self._seeds, kwargs, options.max_turns, options.concurrency, options.system

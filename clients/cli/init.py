@@ -29,7 +29,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Write the package, and print what it holds and what to type next."""
+    """Write the package, and print its files and the next commands."""
     try:
         names = package_names(options.name)
         files = package_files(names, options.kind)

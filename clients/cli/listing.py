@@ -1,4 +1,4 @@
-"""`roll-env list`: what a server offers."""
+"""`roll-env list`: the environments of a server."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 async def _fetch(url: str, token: str | None) -> tuple[list[EnvInfo], bool]:
-    """What a server offers, and whether it is a gateway."""
+    """Fetch the environments of a server, and whether it is a gateway."""
     async with EnvClient(url, token=token, connect_timeout_s=CONNECT_TIMEOUT_S) as client:
         return await client.envs(), (await client.info()).role == "gateway"
 

@@ -19,7 +19,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _end_in_order_when_terminated()
     arguments = sys.argv[1:] if argv is None else list(argv)
     if arguments[:1] == ["sandbox"] and arguments[1:2] != ["--version"]:
-        # One program a call: it must not wait for the client and all that it imports. And `doctor` has to work where
+        # One program for each call: it must not wait for the imports of the client. And `doctor` has to work even if
         # another package is called `sandbox`.
         from rollgym.sandbox import command as sandbox_command
 
@@ -105,7 +105,7 @@ def _end_in_order(number: int, frame: FrameType | None) -> None:
 
 
 def _raise_again(lost: sys.UnraisableHookArgs) -> None:
-    """Where Python lets no exception out, such as a finaliser, the one that ends the command is not lost."""
+    """Raise the exception that ends the command again if Python has dropped it, as in a finaliser."""
     if isinstance(lost.exc_value, _Terminated):
         signal.setitimer(signal.ITIMER_REAL, _AGAIN_S)
     else:

@@ -92,7 +92,7 @@ class Game:
         self._ended = False
 
     def play(self, seed: int | None) -> None:
-        """Ask for actions until `:quit`.
+        """Prompt for actions until `:quit`.
 
         Raises:
             EOFError: The input ended.
@@ -157,7 +157,7 @@ class Game:
             print(f"The episode is {'over' if terminated else 'cut off by a limit'}{verdict}.")
 
     def _show(self, observation: Any) -> None:
-        """Show what the agent sees, and what a person would rather look at."""
+        """Show the agent's observation, and the rendering for a person."""
         space = self._env.observation_space
         if isinstance(observation, str):
             print(wrapped(observation))
@@ -188,7 +188,7 @@ def save_episode(env: RemoteEnv, path: Path) -> str:
 
 
 def describe_actions(space: Space[Any]) -> str:
-    """Say what may be typed."""
+    """Describe the actions that may be typed."""
     if isinstance(space, (UnicodeText, spaces.Text)):
         return "any text"
     if isinstance(space, spaces.Discrete):
@@ -218,7 +218,7 @@ def read_action(space: Space[Any], line: str) -> Any:
 def _ask(prompt: str) -> str:
     line = ask(prompt)
     if not sys.stdin.isatty():
-        print(line)  # a terminal shows what is typed; a pipe does not
+        print(line)  # a terminal echoes the input; a pipe does not
     return line
 
 

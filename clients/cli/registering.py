@@ -30,10 +30,10 @@ _TIMEOUT_S = 120.0
 # A registration that is kept outlives a gateway or a server that is away for a while.
 _AGAIN_S = 2.0
 _LONGEST_PAUSE_S = 3600.0
-# What a gateway that does not say it gives to those who ask for nothing else.
+# The time to live at a gateway that does not report one, unless another was requested.
 _USUAL_TTL_S = 60.0
 _MAY_PASS = RETRY_LATER | {"probe_failed"}
-# The addresses that a server started for a probe may connect to: the user of the command knows what the URL leads to.
+# The addresses that a server started for a probe may connect to: the user of the command is responsible for the URL.
 _ANYWHERE = ("--gateway", "--allow-network", "loopback", "--allow-network", "private")
 
 
@@ -91,7 +91,7 @@ def run_unregister(options: argparse.Namespace) -> int:
 
 
 def run_probe(options: argparse.Namespace) -> int:
-    """Register with a gateway that is started for this, show what it saw, and call the environment's tools."""
+    """Register with a gateway that is started for this, show its findings, and call the environment's tools."""
     with LocalServer(_ANYWHERE) as server, _client(server.url, None) as client:
         try:
             findings = _findings_of(_register(client, options, {}).report)
@@ -104,7 +104,7 @@ def run_probe(options: argparse.Namespace) -> int:
 
 
 def _findings_of(report: Any) -> list[Finding]:
-    """Return what a gateway's probe saw.
+    """Return the findings of a gateway's probe.
 
     Raises:
         DecodeError: The report has another form.
@@ -173,7 +173,7 @@ def _keep(
 
 
 def _beat(client: httpx.Client, reply: RegisterReply, register: Callable[[], RegisterReply]) -> RegisterReply:
-    """Send a heartbeat, or register again; gives the registration as it is now."""
+    """Send a heartbeat, or register again; return the present registration."""
     try:
         beat = _call(client, "POST", f"/v1/registrations/{reply.registration_id}/heartbeat", {})
     except ProblemError as problem:

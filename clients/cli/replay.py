@@ -41,11 +41,11 @@ class EpisodeError(Exception):
 
 
 class ReplayFailed(Exception):  # noqa: N818 - the name says what happened
-    """The server or the environment refused what it once did.
+    """The server or the environment refused a recorded action.
 
     Args:
         step: The step that was refused; None for the begin of the episode.
-        reason: What was answered.
+        reason: The answer.
     """
 
     def __init__(self, step: int | None, reason: str) -> None:
@@ -55,16 +55,16 @@ class ReplayFailed(Exception):  # noqa: N818 - the name says what happened
 
 
 class ReplayedStep(NamedTuple):
-    """What a step returned this time, and whether it is what it returned when the episode was recorded.
+    """The return value of a replayed step, and whether it equals the recorded one.
 
     Attributes:
         step: Index of the step; None for the reset.
         action: The action, in JSON's encoding; None for the reset.
-        observation: What was observed this time.
+        observation: The observation in the replay.
         reward: The reward; 0 for the reset.
         terminated: Whether the task ended.
         truncated: Whether a limit cut the episode.
-        digest: The digest of what was returned this time.
+        digest: The digest of the replayed return value.
         recorded: The digest in the episode.
     """
 
@@ -84,7 +84,7 @@ class ReplayedStep(NamedTuple):
 
 
 def place(step: int | None) -> str:
-    """Say where in an episode something is."""
+    """Name a place in an episode."""
     return "the reset" if step is None else f"step {step}"
 
 
@@ -197,15 +197,15 @@ def _array_summary(array: np.ndarray[Any, Any]) -> Any:
 
 
 class Verdict(NamedTuple):
-    """What came of a replay.
+    """The result of a replay.
 
     Attributes:
         result: `same`, `differs` or `failed`.
         steps: Steps that were to be replayed.
         same: Steps that were the same, before the first one that was not.
-        at: The place that differs or failed; None where all is the same.
-        detail: What happened there.
-        notes: What may explain it.
+        at: The place that differs or failed; None if all is the same.
+        detail: The difference or the failure.
+        notes: Possible explanations.
     """
 
     result: str

@@ -1,4 +1,4 @@
-"""`roll-env show`: what an environment takes, shows and pays, and what it can be made with."""
+"""`roll-env show`: the actions, observations, rewards and kwargs of an environment."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What a user holds of a fleet: client, sessions, and Gymnasium environments and verifiers over them; all may enter."""
+"""The user's side of a fleet: client, sessions, and Gymnasium environments and verifiers over them; all may enter."""

@@ -1,4 +1,4 @@
-"""Answers of servers that are not what they should be: the one way to read what may have any form."""
+"""Malformed answers of servers: the one way to read answers that may have any form."""
 
 from collections.abc import Mapping
 from types import TracebackType
@@ -13,7 +13,7 @@ _UNREADABLE = (LookupError, TypeError, ValueError, AttributeError, OverflowError
 
 
 class _Reading:
-    """Turns what comes of an answer of another form into `DecodeError`; no generator, since each step is read so."""
+    """Turns errors from malformed answers into `DecodeError`; not a generator, for speed, since every step uses it."""
 
     __slots__ = ("_op",)
 
@@ -36,10 +36,10 @@ def reading(op: str) -> _Reading:
     """Read an answer that may have any form while the context is open.
 
     Args:
-        op: What was asked for, for the message.
+        op: The operation, for the message.
 
     Raises:
-        DecodeError: In place of what comes of an answer of another form.
+        DecodeError: Raised in place of errors that an answer of another form causes.
     """
     return _Reading(op)
 
@@ -52,7 +52,7 @@ def _reason(error: BaseException) -> str:
 
 
 def member(answer: Any, name: str, kind: type[_T]) -> _T:
-    """Return a member of an answer, which is of one type; called where an answer is read.
+    """Return a member of an answer, which is of one type; called while an answer is read.
 
     Raises:
         DecodeError: It is of another type.
@@ -71,7 +71,7 @@ def reward_of(answer: Any) -> float:
     """
     wire = answer["reward"]
     if wire in ("NaN", "Infinity", "-Infinity"):
-        # How JSON has them. What is made of a reward that is not finite is the caller's affair.
+        # JSON's forms of them. The caller handles a reward that is not finite.
         return float(wire)
     if isinstance(wire, bool) or not isinstance(wire, int | float):
         raise DecodeError(f"the reward of a step is a number, not {type(wire).__name__}")

@@ -112,7 +112,7 @@ class Batch:
     async def _run_later(
         self, process: int, positions: Sequence[int], problem: ProblemError, attempt: int
     ) -> None:
-        """Run what the server has put off once it has had its time; past the deadline, what it said is the result."""
+        """Retry the refused operations after the server's delay; past the deadline, its refusal is the result."""
         try:
             await self._caller.postpone(problem, attempt, self._deadline)
         except ProblemError:
@@ -133,7 +133,7 @@ class Batch:
             self._note(position, reply.payload, reply.plain)
 
     def _note(self, position: int, payload: Any, plain: bool) -> None:
-        """Note what the server gave; what cannot be read is one operation's problem, and not the others'."""
+        """Store the server's result; an unreadable one fails its own operation only."""
         operation = self._operations[position]
         try:
             with reading(operation.fields["op"]):

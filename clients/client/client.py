@@ -35,8 +35,8 @@ CONNECT_TIMEOUT_S = 15.0
 class EnvClient:
     """Environments on one server, over one WebSocket to each of its I/O processes.
 
-    Any number of sessions share the sockets. Broken sockets are made again and what was asked is asked again, which
-    the protocol makes safe; `rate_limited`, `at_capacity`, `draining` and `overloaded` are waited out.
+    Any number of sessions share the sockets. The client reopens broken sockets and retries operations in flight, which
+    the protocol makes safe; it also retries after `rate_limited`, `at_capacity`, `draining` and `overloaded`.
 
     Examples:
         >>> async with EnvClient("http://127.0.0.1:8000") as client:
@@ -52,12 +52,12 @@ class EnvClient:
         connect_timeout_s: How long to wait for a server that was never reached, whether it refuses, is not found, or
             says nothing.
         reconnect_timeout_s: How long to wait for a server that was reached before.
-        on_outage: Called when the server cannot be reached, once, with why; and with None when it can again. In its
-            place a warning is logged.
+        on_outage: Called once with the reason when the server cannot be reached, and with None when it can again.
+            Without it, a warning is logged.
 
     Attributes:
         url: The server's address.
-        opener: Opens what its sessions need.
+        opener: Opens its sessions.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class EnvClient:
     # -- the server
 
     async def info(self) -> ServerInfo:
-        """Return what the server says about itself."""
+        """Return the server's description of itself."""
         reply = await self._caller.call({"op": "info"}, None, self._caller.deadline())
         with reading("info"):
             return ServerInfo.model_validate(reply.payload)
@@ -134,9 +134,9 @@ class EnvClient:
         """Make a session.
 
         Args:
-            env_id: One of the catalog.
-            kwargs: What the environment's `kwargs_schema` allows.
-            idle_timeout_s: The server evicts the session when it is not used for so long.
+            env_id: An id of the catalog.
+            kwargs: Kwargs that the environment's `kwargs_schema` allows.
+            idle_timeout_s: The server evicts the session after so many idle seconds.
 
         Raises:
             ProblemError: `unknown_env`, `invalid_kwargs`, `at_capacity` past the time-out, ...
@@ -181,7 +181,7 @@ class EnvClient:
         """Make a session at the point of a portable episode, from this server or from another.
 
         Raises:
-            ProblemError: `session_gone` with reason `replay_diverged` where the replay is not the same.
+            ProblemError: `session_gone` with reason `replay_diverged` if the replay differs.
         """
         env = self._envs.get(episode.env_id) or await self.env(episode.env_id)
         payload, process, theirs = await self.opener.restore(episode, self._caller.deadline())

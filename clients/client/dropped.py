@@ -1,4 +1,4 @@
-"""Environments that a program drops without closing them: what they have is closed all the same, with a warning."""
+"""Environments that a program drops without closing: their connections are closed all the same, with a warning."""
 
 from __future__ import annotations
 

@@ -33,23 +33,24 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
     Args:
         url: The server's address.
         env_id: One of the server's catalog.
-        env_kwargs: What the environment's `kwargs_schema` allows.
+        env_kwargs: Kwargs that the environment's `kwargs_schema` allows.
         token: Bearer token; that of the environment variable `ROLLGYM_TOKEN` if None.
         encoding: `json`, or `msgpack` for large arrays.
-        render_mode: One of the environment's `metadata["render_modes"]`; what `render` returns. `human` shows each
-            reset and step in a window on this machine, if the server draws `rgb_array` and pygame is installed.
+        render_mode: One of the environment's `metadata["render_modes"]`, which decides the return value of `render`.
+            `human` shows each reset and step in a window on this machine, if the server draws `rgb_array` and pygame is
+            installed.
         timeout_s: How long one call may take, with all reconnects and retries.
         connect_timeout_s: How long making waits for a server that does not answer. Once it has answered, it may be away
             for minutes.
 
     Raises:
         ProblemError: The server refuses.
-        ConnectionError: The server cannot be reached; it names the address and what to do.
+        ConnectionError: The server cannot be reached; the message names the address and the remedy.
         ValueError: The environment does not have this render mode.
         gymnasium.error.DependencyNotInstalled: `human` needs pygame.
     """
 
-    # What `gymnasium.make` looks at before there is a server to ask; an instance has its environment's own.
+    # `gymnasium.make` reads this before a server is known; an instance has its environment's own.
     metadata: ClassVar[dict[str, Any]] = {  # type: ignore[misc]
         "render_modes": ["human", "ansi", "rgb_array"],
         "render_fps": 4,

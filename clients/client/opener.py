@@ -19,11 +19,11 @@ from rollgym.clients.protocol.values import encode_value
 _TAKE_BACK_S = 60.0
 
 UNANSWERED = (asyncio.CancelledError, TimeoutError, ConnectionError)
-"""What a request ends in that the server may have done, or may still do."""
+"""Errors of a request that the server may have carried out, or may still carry out."""
 
 
 class SessionOpener:
-    """Has a server open sessions, for the client and for sessions that were lost.
+    """Opens sessions on a server, for the client and in place of lost sessions.
 
     Args:
         caller: How to reach the server.
@@ -42,7 +42,7 @@ class SessionOpener:
         process: int,
         deadline: float,
     ) -> tuple[list[dict[str, Any]], int]:
-        """Make sessions; return what the server says of each, and their process."""
+        """Make sessions; return the server's answer for each, and their process."""
         fields: dict[str, Any] = {
             "op": "make",
             "env_id": env_id,
@@ -85,7 +85,7 @@ class SessionOpener:
         """Restore an episode that was lost; return the id of its session, its process, and its own portable episode.
 
         Raises:
-            ProblemError: `session_gone`, where the replay is not the same.
+            ProblemError: `session_gone`, if the replay differs.
         """
         payload, process, theirs = await self.restore(mine, deadline)
         # The restoring server compares digests too; a third party's server may not.
@@ -136,7 +136,7 @@ class SessionOpener:
         """Close sessions in a background task."""
 
         async def close() -> None:
-            # What cannot be closed ends by its idle time-out, or with the socket.
+            # Sessions that cannot be closed end by their idle time-out, or with the socket.
             with suppress(ConnectionError, TimeoutError, ProblemError, DecodeError):
                 await closing()
 
@@ -150,7 +150,7 @@ class SessionOpener:
             task.cancel()
 
     async def _open(self, fields: dict[str, Any], process: int, deadline: float) -> Reply:
-        """Ask for what opens sessions; those whose answer is not waited for any more are taken back."""
+        """Send a request that opens sessions; if the caller is cancelled, the sessions are closed."""
         try:
             return await self._caller.call(fields, process, deadline)
         except UNANSWERED:

@@ -1,4 +1,4 @@
-"""Operations on sessions, so that many can go in one frame, and what resets and steps lead to."""
+"""Operations on sessions, many of which can go in one frame, and the results of resets and steps."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def wire_seed(seed: int) -> int:
 
 
 class ResetResult(NamedTuple):
-    """How an episode begins: what `Env.reset` returns."""
+    """The start of an episode: the return value of `Env.reset`."""
 
     observation: Any
     info: dict[str, Any]
 
 
 class StepResult(NamedTuple):
-    """What an action led to: what `Env.step` returns."""
+    """The result of an action: the return value of `Env.step`."""
 
     observation: Any
     reward: float

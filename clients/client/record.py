@@ -1,4 +1,4 @@
-"""What a client keeps of a session's episode: enough to rebuild the session on another server."""
+"""A client's record of a session's episode: enough to rebuild the session on another server."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class EpisodeRecord:
     Args:
         env_id: The environment.
         env_version: The version that the server named.
-        kwargs: What the session was made with, in JSON's encoding.
+        kwargs: The kwargs of the session, in JSON's encoding.
     """
 
     __slots__ = (

@@ -20,12 +20,12 @@ def server_token(given: str | None) -> str | None:
 
 
 def explain_refusal(problem: ProblemError, token: str | None, option: str = "token=...") -> ProblemError:
-    """Return a server's refusal with the place where its token goes; any other problem as it is.
+    """Add to a server's refusal how to pass its token; return any other problem unchanged.
 
     Args:
-        problem: What the server answered.
-        token: The token that it was sent.
-        option: Where the user passes one.
+        problem: The server's problem.
+        token: The token that was sent.
+        option: The option by which the user passes one.
     """
     if problem.code != "unauthorized":
         return problem

@@ -36,15 +36,15 @@ class EnvSession:
 
     Attributes:
         session_id: The server's id; another one after a rebuild.
-        env_id: What it is a session of.
-        kwargs: What it was made with.
+        env_id: The environment's id.
+        kwargs: The kwargs that it was made with.
         action_space: The environment's.
         observation_space: The environment's.
         episode: Index of the episode in the session; -1 before the first reset.
         step_index: Steps taken in the episode.
         seed: Seed of the episode.
         process: Index of the I/O process that owns it.
-        env: What the server says of the environment.
+        env: The server's description of the environment.
     """
 
     def __init__(
@@ -285,13 +285,13 @@ class EnvSession:
                 fields["episode"] = self.episode
 
     def broken_off(self, problem: ProblemError, fields: Mapping[str, Any]) -> ProblemError | None:
-        """Return what to say of a step that another one stands in the way of, whose answer was too large to be sent.
+        """Return the problem of a step that an earlier step blocks, because its answer was too large to be sent.
 
-        Such a step was taken: the server is one ahead of what is known here, and only the very same action is answered
-        (again, that it is too large).
+        The earlier step was taken: the server is one step ahead of this client, and answers only the same action (with
+        the same problem).
 
         Args:
-            problem: What the operation was answered.
+            problem: The problem that answered the operation.
             fields: The operation.
         """
         place = (self.episode, self.step_index) if fields["op"] == "step" else None
@@ -371,7 +371,7 @@ class EnvSession:
         """Replace the lost session by one at the same point."""
         async with self._rebuilding:
             if self.session_id != lost_id:
-                return  # another operation of this session did it meanwhile
+                return  # another operation of this session has done it
             if self._record.seed is None or op == "reset":
                 session_id, process = await self._client.remake(self.env.env_id, self.kwargs, deadline)
             else:
@@ -379,7 +379,7 @@ class EnvSession:
             self.session_id, self.process = session_id, process
 
     def _is_elsewhere(self, problem: ProblemError, fields: Mapping[str, Any]) -> bool:
-        """Whether the server has the session behind what it has answered, or past an answer that never came."""
+        """Whether the server's session is behind its own answers, or ahead by an answer that was lost."""
         episode, step = problem.extra.get("episode"), problem.extra.get("step")
         if type(step) is not int or type(episode) not in (int, type(None)) or "step" not in fields:
             return False

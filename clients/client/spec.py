@@ -1,4 +1,4 @@
-"""What `gymnasium.Env.spec` says of a remote environment."""
+"""The `gymnasium.Env.spec` of a remote environment."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _LIMIT = "max_episode_steps"
 
 
 class RemoteSpec:
-    """The attribute `spec` of environments on a server: their id, and how long their episodes get at most.
+    """The attribute `spec` of environments on a server: their id, and their step limit.
 
     `gymnasium.make` sets the spec of `rollgym/Remote-v0`, which knows no step limit. The limit that the server knows is
-    added to it, so that wrappers which ask for one (`TimeAwareObservation`) find it.
+    added to it, so that wrappers which need one (`TimeAwareObservation`) find it.
     """
 
     def __get__(self, env: Any, owner: type) -> EnvSpec | None:
@@ -37,7 +37,7 @@ def remote_spec(
     """Return the spec of an environment that was made without `gymnasium.make`.
 
     Args:
-        env_class: What makes it again.
+        env_class: The class that makes it again.
         env_id: The served environment.
         arguments: Keyword arguments that make it again, without the token: specs are printed and written down.
         max_episode_steps: The step limit that the catalog names. One among the kwargs of the environment overrides it.

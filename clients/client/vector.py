@@ -74,7 +74,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
         url: The server's address.
         env_id: One of the server's catalog.
         num_envs: How many sessions.
-        env_kwargs: What the environment's `kwargs_schema` allows.
+        env_kwargs: Kwargs that the environment's `kwargs_schema` allows.
         token: Bearer token; that of the environment variable `ROLLGYM_TOKEN` if None.
         encoding: `json`, or `msgpack` for large arrays.
         render_mode: One of the environment's `metadata["render_modes"]`. `human` shows all of them in one window.
@@ -85,7 +85,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
 
     Raises:
         ProblemError: The server refuses.
-        ConnectionError: The server cannot be reached; it names the address and what to do.
+        ConnectionError: The server cannot be reached; the message names the address and the remedy.
         ValueError: `num_envs` is below 1, or the environment does not have this render mode.
         gymnasium.error.DependencyNotInstalled: `human` needs pygame.
     """
@@ -147,7 +147,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
 
         Args:
             seed: One for each; an integer stands for `seed, seed + 1, ...`.
-            options: What the environment takes, and `reset_mask`.
+            options: Options of the environment, and `reset_mask`.
         """
         seeds = self._spread(seed)
         options = None if options is None else dict(options)
@@ -219,12 +219,12 @@ class RemoteVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
         return self._draw()
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-        """Return what each sub-environment has under a name, or what its method of that name returns.
+        """Return an attribute of each sub-environment, or the result of its method of that name.
 
         Args:
             name: `render`, or one of the attributes that the wire knows: `action_space`, `metadata`,
                 `observation_space`, `render_mode` and `spec`.
-            *args: What the method takes.
+            *args: Arguments of the method.
             **kwargs: Likewise.
 
         Raises:
@@ -248,7 +248,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
         """Refuse: the environments are on a server.
 
         Raises:
-            AttributeError: Always; what can be set of an environment are its `env_kwargs` and the options of a reset.
+            AttributeError: Always; use `env_kwargs` or the options of a reset instead.
         """
         raise AttributeError(
             f"{name!r} cannot be set: the environments are on a server. Use env_kwargs, or the options of reset"
@@ -321,7 +321,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
 
 
 def _raise_first(problems: Mapping[int, ProblemError]) -> None:
-    """Raise the problem of the first sub-environment that has one; what the others did is noted by then."""
+    """Raise the problem of the first sub-environment that has one; the results of the others are stored before."""
     for index, problem in problems.items():
         problem.add_note(f"in sub-environment {index}")
         raise problem

@@ -63,11 +63,11 @@ class RemoteVerifier:
             item_timeout_s: How long one item may take; the server's setting if None.
 
         Returns:
-            Verdicts in the order of the items. `outcome` tells a wrong answer from a verifier that failed.
+            Verdicts in the order of the items. `outcome` distinguishes a wrong answer from a verifier that failed.
 
         Raises:
             ProblemError: The server refuses.
-            ConnectionError: The server cannot be reached; it names the address and what to do.
+            ConnectionError: The server cannot be reached; the message names the address and the remedy.
         """
         return self._background.run(self._client.verify(self.env_id, items, timeout_s=item_timeout_s))
 

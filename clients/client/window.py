@@ -26,12 +26,12 @@ _Frame = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 def checked_mode(env_id: str, modes: Sequence[str], render_mode: str | None) -> str | None:
-    """Return the mode that the server is asked for, given the one that the user wants.
+    """Return the mode to request from the server, given the one that the user wants.
 
     Args:
         env_id: The environment, for the message.
-        modes: What `offered_modes` returns for it.
-        render_mode: What the user wants.
+        modes: The return value of `offered_modes` for it.
+        render_mode: The mode that the user wants.
 
     Raises:
         ValueError: The environment does not have this render mode.
@@ -77,7 +77,7 @@ class Window:
 
 
 class _Frames(gymnasium.Env[Any, Any]):
-    """What `HumanRendering` looks at: an environment that does nothing but draw."""
+    """The environment that `HumanRendering` wraps; it only renders."""
 
     def __init__(self, draw: Callable[[], _Frame], frames_per_second: Any) -> None:
         self.metadata = {"render_modes": [DRAWN_FROM], "render_fps": frames_per_second}
@@ -95,7 +95,7 @@ class _Frames(gymnasium.Env[Any, Any]):
 
 
 def tiled(frames: Sequence[_Frame]) -> _Frame:
-    """Return frames of one size side by side, in rows of equal length; what is left over is black."""
+    """Return frames of one size side by side, in rows of equal length; the remaining cells are black."""
     columns = int(np.ceil(np.sqrt(len(frames))))
     rows = -(-len(frames) // columns)
     height, width = frames[0].shape[:2]

@@ -1,4 +1,4 @@
-"""A model behind an OpenAI-compatible chat API: one request, one reply, and what goes wrong by name."""
+"""A model behind an OpenAI-compatible chat API: one request, one reply, and named failures."""
 
 from __future__ import annotations
 
@@ -55,10 +55,10 @@ class EndpointError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class RequestedCall:
-    """A call of a tool, as the model asked for it.
+    """A call of a tool, as the model requested it.
 
     Attributes:
-        call_id: By which its result is named.
+        call_id: The id that its result refers to.
         name: The tool.
         arguments: JSON text, as the model wrote it.
     """
@@ -216,7 +216,7 @@ class ChatModel:
             ) from None
 
     def _problem(self, response: httpx.Response) -> Exception:
-        """Return what an answer that is not a success means."""
+        """Return the error of an unsuccessful answer."""
         status, said = response.status_code, self._safe(_reason_of(response))
         if status in (401, 403):
             remedy = (
@@ -245,7 +245,7 @@ class ChatModel:
         return ReplyError(failure, f"{status}: {said}")
 
     def _safe(self, text: str) -> str:
-        """Return what others said in one line, without the key, which some servers repeat."""
+        """Return a server's text in one line, without the key, which some servers repeat."""
         if self.api_key:
             text = text.replace(self.api_key, "***")
         return " ".join(text.split())[:_LONGEST_REASON]
@@ -259,7 +259,7 @@ class _RetryableError(Exception):
 
 
 def _wait_s(attempt: int, retry_after_s: float | None) -> float:
-    """Return how long to wait: as long as the server asks for, or twice as long each time, never all at once."""
+    """Return how long to wait: the server's delay, or twice as long each time, with jitter."""
     if retry_after_s is not None:
         return min(_LONGEST_WAIT_S, retry_after_s) + random.uniform(0.0, 0.1)
     return min(_LONGEST_WAIT_S, _FIRST_WAIT_S * 2.0**attempt) * random.uniform(0.75, 1.25)
@@ -291,7 +291,7 @@ def _answered_at(headers: httpx.Headers) -> float:
 
 
 def _reason_of(response: httpx.Response) -> str:
-    """Return what an error's body says: `error.message` as OpenAI has it, `detail`, or the text."""
+    """Return the message in an error's body: `error.message` as OpenAI has it, `detail`, or the text."""
     try:
         body = orjson.loads(response.content)
     except orjson.JSONDecodeError:

@@ -40,7 +40,7 @@ class Conversation:
         self._reply = Reply()
         if system:
             self.messages.append({"role": "system", "content": system})
-        # Where tools are offered by the API, how to write calls as text would only mislead.
+        # If the API offers the tools, instructions for calls as text would only mislead.
         told = info.get("rules", info.get("instruction")) if self.tools else info.get("instruction")
         opening = [str(told)] if told else []
         self.messages.append({"role": "user", "content": "\n\n".join([*opening, observation])})
@@ -71,7 +71,7 @@ class Conversation:
             return None
 
     def observe(self, observation: str, info: Mapping[str, Any]) -> None:
-        """Take what the environment answered to the last action."""
+        """Add the environment's answer to the last action."""
         if not self._reply.calls:
             self.messages.append({"role": "user", "content": answer_text(observation, info)})
             return

@@ -1,4 +1,4 @@
-"""What an evaluated episode leaves behind."""
+"""The record of an evaluated episode."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ class Outcome(StrEnum):
 
 @dataclass(slots=True)
 class EvaluatedTurn:
-    """A reply, and what the environment made of it.
+    """A reply, and the environment's response to it.
 
     Attributes:
-        observation: What the model was shown.
-        reply: What it said.
-        action: What the environment was given; None where nothing was.
-        reward: Of the step.
+        observation: The observation that the model was shown.
+        reply: The model's reply.
+        action: The action that the environment received; None if it received none.
+        reward: The reward of the step.
         valid: Whether the environment could read the action.
         format_penalty: The part of the reward that punishes an unreadable action.
-        anchor: The key of the state, where the environment says so.
+        anchor: The key of the state, if the environment gives one.
     """
 
     observation: str

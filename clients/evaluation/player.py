@@ -29,11 +29,11 @@ class NotPlayableError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """What is evaluated.
+    """The settings of an evaluation.
 
     Attributes:
         env_id: An environment of the server's catalog.
-        env_kwargs: What it is made with.
+        env_kwargs: The kwargs that it is made with.
         seeds: One episode each.
         max_turns: Replies after which an episode is cut off.
         concurrency: Episodes at a time.
@@ -59,7 +59,7 @@ async def evaluate(
     Args:
         client: The environment's server.
         model: The model, entered.
-        evaluation: What is evaluated.
+        evaluation: The settings of the evaluation.
         finished: Takes each episode when it ends, in the order in which they end.
 
     Raises:
@@ -70,7 +70,7 @@ async def evaluate(
     env = await client.env(evaluation.env_id)
     _check_text(env)
     kwargs = _with_calls_of_the_api(env, evaluation.env_kwargs)
-    # The first session shows whether the kwargs are right, before anything is asked of the model.
+    # The first session shows whether the kwargs are valid, before the first request to the model.
     first = await client.make(evaluation.env_id, kwargs)
     episodes = iter(enumerate(evaluation.seeds))
     players = [
@@ -94,7 +94,7 @@ def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
 
 
 def _check_text(env: EnvInfo) -> None:
-    """Refuse what no text can play.
+    """Refuse an environment that text cannot play.
 
     Raises:
         NotPlayableError: The environment's actions or observations are not text.
@@ -229,6 +229,6 @@ def _text(value: Any) -> str | None:
 
 
 def _is_of_the_reply(problem: ProblemError) -> bool:
-    """Whether what the model said is the cause: an answer of the environment may be too large, too."""
+    """Whether the model's reply is the cause: an answer of the environment may be too large, too."""
     is_too_long = problem.code == "too_large" and problem.extra.get("part") != "reply"
     return problem.kind.fault == "action" or is_too_long

@@ -26,13 +26,13 @@ _EPISODE_FORMAT = 1
 
 
 class ResultsFolder:
-    """Writes each episode when it ends, so that an evaluation that is interrupted keeps what came.
+    """Writes each episode when it ends, so that an interrupted evaluation keeps its results.
 
     Args:
         directory: A folder that does not exist yet, or is empty.
-        config: What was evaluated, for people; no secrets.
+        config: The settings of the evaluation, for people; without secrets.
         env_id: The environment's name in the records.
-        env_kwargs: What it was made with.
+        env_kwargs: The kwargs that it was made with.
 
     Raises:
         FileExistsError: The folder holds files.
@@ -144,7 +144,7 @@ def _turn_record(turn: EvaluatedTurn) -> dict[str, Any]:
 
 
 def _reply_metrics(episode: EvaluatedEpisode) -> dict[str, float]:
-    """Return what replies took, of what is known of all of them."""
+    """Return the costs of replies, as far as they are known of all of them."""
     replies = [turn.reply for turn in episode.turns]
     found = {"reply_seconds": sum(reply.seconds for reply in replies)}
     for name in ("prompt_tokens", "completion_tokens"):
@@ -155,7 +155,7 @@ def _reply_metrics(episode: EvaluatedEpisode) -> dict[str, float]:
 
 
 def _transcript(episode: EvaluatedEpisode, env_id: str) -> dict[str, Any]:
-    """Return the conversation as a chat API has it, with what the environment made of each reply."""
+    """Return the conversation as a chat API has it, with the environment's response to each reply."""
     return {
         "env_id": env_id,
         "seed": episode.seed,
@@ -185,6 +185,6 @@ def _transcript(episode: EvaluatedEpisode, env_id: str) -> dict[str, Any]:
 
 
 def _write_line(file: IO[bytes], record: Mapping[str, Any]) -> None:
-    # `json` writes halves of surrogate pairs as escapes, where orjson refuses them.
+    # `json` writes lone surrogates as escapes, while orjson refuses them.
     file.write(json.dumps(record).encode() + b"\n")
     file.flush()

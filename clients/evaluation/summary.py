@@ -1,4 +1,4 @@
-"""What an evaluation came to: rates with intervals, tokens, cost, latency, and what went wrong, counted."""
+"""The summary of an evaluation: rates with intervals, tokens, cost, latency, and counts of failures."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rollgym.clients.measuring.statistics import Interval, mean_interval, succes
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """What a million tokens cost, in any currency.
+    """The price of a million tokens, in any currency.
 
     Attributes:
         prompt: Of tokens that the model reads.
@@ -48,18 +48,18 @@ class ReplyCounts:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What an evaluation came to. Rates and means are over the episodes that the model has played to an end.
+    """The result of an evaluation. Rates and means are over the episodes that the model has played to an end.
 
     Attributes:
-        asked: Episodes that were asked for.
-        played: Episodes that ended, whatever way.
-        results: Those of them that say something of the model.
-        success: Share that succeeded, with its Wilson interval; None where the environment does not say.
+        asked: Requested episodes.
+        played: Episodes that ended in any way.
+        results: Those of them that measure the model.
+        success: Share that succeeded, with its Wilson interval; None if the environment does not report it.
         reward: Mean reward of an episode; None without results.
         turns: Mean turns of an episode; None without results.
-        prompt_tokens: Of all replies; None where the server does not report every one.
-        completion_tokens: Of all replies; None where the server does not report every one.
-        cost: Of all replies; None where neither prices nor the server say.
+        prompt_tokens: Of all replies; None if the server does not report every one.
+        completion_tokens: Of all replies; None if the server does not report every one.
+        cost: Of all replies; None if neither prices nor the server give it.
         cost_source: `prices`, `server` or empty.
         latency_median_s: Of a reply.
         latency_p95_s: Of a reply.
@@ -104,7 +104,7 @@ def summarise(
     prices: Prices | None,
     seconds: float,
 ) -> Summary:
-    """Return what episodes came to."""
+    """Return the summary of episodes."""
     results = [episode for episode in episodes if episode.outcome.is_result]
     told = [episode for episode in results if episode.success is not None]
     turns = [turn for episode in episodes for turn in episode.turns]

@@ -12,17 +12,17 @@ TEXT_BYTES = 1_000_000
 """How long such a text is on the wire: a little under the largest request that servers take by default."""
 
 SIZES = (1_000, 4_000, 16_000, 64_000, 256_000, TEXT_BYTES)
-"""How much of each is tried, one after the other: what is quadratic shows before it takes minutes."""
+"""How much of each is tried, one after the other: quadratic cost shows before it takes minutes."""
 
 LIMIT_S = 0.05
-"""What an environment may hold up its process for, on a reset or on one of these texts."""
+"""How long an environment may block its process, on a reset or on one of these texts."""
 
 BEYOND_CHANCE_S = 0.25
-"""What takes longer was not slow by chance, and is not measured again."""
+"""A longer duration is not due to chance, and is not measured again."""
 
 _CHARACTERS = "a0 \n\t<>[](){}`~\\\"'.,:;!?-+*/=$#|_^%é漢"
 _TAGS = ("think", "answer", "action", "tool_call", "code", "search", "python")
-# Calls in Python's syntax: how one begins, what its argument repeats, and how it ends.
+# Calls in Python's syntax: the start, the repeated part of the argument, and the end.
 _CALLS = (
     ("search(query='", "a", "')"),
     ("search(query=f'", "{1}", "')"),

@@ -1,4 +1,4 @@
-"""Numbers of a server's `/metrics`, and how long threads were ready to run and had no processor."""
+"""Numbers of a server's `/metrics`, and how long threads have waited for a processor."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _OPENER = urllib.request.build_opener(_NoRedirects)
 
 
 def sum_of_metric(url: str, token: str | None, name: str) -> float | None:
-    """Return the sum of a metric over its labels; None where the server's metrics do not tell.
+    """Return the sum of a metric over its labels; None if the server's metrics lack it.
 
     Args:
         url: The server's address.
         token: Bearer token.
-        name: Of the metric.
+        name: The name of the metric.
     """
     return sums_of_metrics(url, token, name)[0]
 
@@ -84,7 +84,7 @@ def seconds_out_of_line() -> float:
 
 
 def queued_by_metrics(url: str, token: str | None) -> float | None:
-    """Return how long the loop of a server has stood in line; None where its metrics do not tell, or it has several."""
+    """Return how long a server's loop has waited for a processor; None without that metric, or with several loops."""
     processes, seconds = sums_of_metrics(
         url, token, "rollgym_processes", "rollgym_event_loop_queued_seconds_total"
     )
@@ -95,13 +95,13 @@ _RESIDENT = re.compile(r"^VmRSS:\s+(\d+) kB", re.MULTILINE)
 
 
 def resident_of_tree(process_id: int) -> int | None:
-    """Return the resident bytes of a process and all below it; None where /proc does not tell."""
+    """Return the resident bytes of a process and all below it; None if /proc does not report them."""
     total = 0
     for home in _tree(process_id):
         try:
             found = _RESIDENT.search((home / "status").read_text())
         except OSError:
-            continue  # it has ended meanwhile
+            continue  # it has ended in the meantime
         if found is not None:
             total += int(found.group(1)) * 1024
     return total or None
@@ -115,7 +115,7 @@ def _tree(process_id: int) -> Iterator[Path]:
             for task in (home / "task").iterdir():
                 waiting.extend(int(child) for child in (task / "children").read_text().split())
         except OSError:
-            continue  # it has ended meanwhile
+            continue  # it has ended in the meantime
         yield home
 
 

@@ -1,4 +1,4 @@
-"""Calls that survive: sent again after a broken connection, and waited out where the server says later."""
+"""Calls with retries: after a broken connection, and after a refusal with a retry delay."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _log = logging.getLogger(__name__)
 
 
 class Backpressure(NamedTuple):
-    """What a client has waited because its server had too much to do.
+    """How much a client has waited because its server was overloaded.
 
     Attributes:
         overloaded: How often the server has answered `overloaded`: for a batch, once for all of its operations that
             were refused.
-        waited_s: How long operations have waited before they were asked again, together.
+        waited_s: The total wait of operations before their retries, in seconds.
     """
 
     overloaded: int = 0
@@ -39,7 +39,7 @@ def bearer_headers(token: str | None) -> dict[str, str]:
     """Return the header that a token goes in.
 
     Raises:
-        ValueError: It holds what no header can.
+        ValueError: It contains characters that a header cannot.
     """
     if token is None:
         return {}
@@ -58,13 +58,13 @@ class Caller:
         url: The server's address.
         token: Bearer token.
         binary: Whether frames are MessagePack.
-        timing: How long to wait for what.
-        address: Where to connect to instead of what the URL's name leads to.
+        timing: The time-outs.
+        address: The address to connect to instead of resolving the URL's host name.
         max_message_bytes: A larger message of the server ends the connection.
 
     Attributes:
         pool: Its connections.
-        backpressure: What was waited because the server was overloaded.
+        backpressure: The waits caused by an overloaded server.
 
     Raises:
         ValueError: The token cannot be sent.
@@ -151,7 +151,7 @@ class Caller:
                 delay = pool.backoff.delay(attempt - 1) if attempt else 0.0
             except ProblemError as problem:
                 if connection is None:
-                    raise  # Connecting, it was asked again for as long as it is waited for.
+                    raise  # While connecting, it was retried until the deadline already.
                 if problem.code in passed_on:
                     raise
                 # `busy` after a break: the request that the break cut off still runs.
@@ -163,15 +163,15 @@ class Caller:
             attempt += 1
 
     async def postpone(self, problem: ProblemError, attempt: int, deadline: float) -> None:
-        """Wait as a server has asked for that says later.
+        """Wait for the delay that a server's refusal asks for.
 
         Args:
-            problem: What it said.
-            attempt: How often it has said so before.
+            problem: The refusal.
+            attempt: The number of refusals before.
             deadline: When to give up, on the loop's clock.
 
         Raises:
-            ProblemError: This one, where the time to come again is past the deadline.
+            ProblemError: The refusal, if the retry would be past the deadline.
         """
         await self._wait(problem, self.pool.backoff.delay_after(problem, attempt), deadline)
 

@@ -16,7 +16,7 @@ _TICK_S = 1.0
 
 
 class Reply(NamedTuple):
-    """What came back.
+    """The answer to a request.
 
     Attributes:
         payload: The `ok` object, or the list of `results` of a batch.
@@ -38,13 +38,13 @@ class Connection:
     Args:
         socket: The open WebSocket.
         binary: Whether frames are MessagePack.
-        silence_s: While something is waited for, a peer that was silent for so long is asked for a sign of life ...
-        pong_s: ... and given up when that does not come either. A client that waits for nothing never asks.
+        silence_s: Seconds of silence, while answers are pending, after which the peer gets a ping ...
+        pong_s: ... and seconds to wait for its pong before the connection is dropped. An idle client sends no pings.
 
     Attributes:
         process: Index of the I/O process at the other end.
         open: Whether requests can be sent.
-        heard_nonsense: Whether it was given up because what came was not our protocol.
+        heard_nonsense: Whether it was dropped because the peer does not speak this protocol.
         on_lost: Called when the connection breaks; not when it is closed from here.
     """
 
@@ -74,7 +74,7 @@ class Connection:
         return len(self._waiting)
 
     def request(self, fields: dict[str, Any], deadline: float, max_bytes: int) -> asyncio.Future[Reply]:
-        """Send a request; the future gives the reply, or raises what the error codes and the socket say.
+        """Send a request; the future gives the reply, or raises the error of the server or of the socket.
 
         Args:
             fields: The frame without its id.
@@ -119,7 +119,7 @@ class Connection:
         self._take(message, data)
 
     async def _receive_long(self, data: bytes) -> None:
-        """Take in what others on this loop would have to wait for."""
+        """Parse a long message in pieces, so that other tasks of the loop do not wait."""
         try:
             message = await read_long(data, binary=self._binary)
         except DecodeError:
@@ -132,9 +132,9 @@ class Connection:
         except (TypeError, KeyError):
             request_id = ""
         if request_id is None:
-            return  # said of a frame whose id could not be read, which is none of ours
+            return  # the problem of a frame with an unreadable id, which this client never sends
         if type(request_id) is not int:
-            # Not our protocol: nothing after this can be trusted to answer what it seems to.
+            # Another protocol: later messages cannot be matched to requests.
             self.heard_nonsense = True
             self._socket.abort()
             return
@@ -154,7 +154,7 @@ class Connection:
         self._pinged_at = None
 
     def _tick(self) -> None:
-        """Give up what is overdue, and look whether the peer is still there."""
+        """Fail overdue requests, and check whether the peer is still alive."""
         now = self._loop.time()
         for request_id, (future, deadline) in list(self._waiting.items()):
             if future.done():  # its task was cancelled

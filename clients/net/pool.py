@@ -1,4 +1,4 @@
-"""The connections of one client: one to each I/O process of the server, made again when they break."""
+"""The connections of one client: one to each I/O process of the server, reopened when they break."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ class Timing(NamedTuple):
         connect_s: For a server that was never reached.
         reconnect_s: For a server that was reached before.
         operation_s: For one operation, reconnects and retries included.
-        silence_s: A server that owes an answer and was silent for so long is asked for a sign of life ...
-        pong_s: ... and given up when that does not come in this time.
+        silence_s: Seconds of silence, while answers are pending, after which the server gets a ping ...
+        pong_s: ... and seconds to wait for its pong before the connection is dropped.
     """
 
     connect_s: float
@@ -67,7 +67,7 @@ class Backoff:
         return ceiling * self._jitter.uniform(0.5, 1.0)
 
     def delay_after(self, problem: ProblemError, attempt: int) -> float:
-        """Return what the server asked for, if it did, and the usual delay otherwise.
+        """Return the delay that the server asked for, or else the usual one.
 
         An overloaded server sends all waiting clients the same delay: jitter spreads their retries over half of it.
         """
@@ -91,15 +91,15 @@ class ConnectionPool:
         headers: Headers of each handshake.
         binary: Whether frames are MessagePack.
         timing: How long to wait.
-        jitter: An own stream of random numbers for the delays.
-        address: Where to connect to instead of what the URL's name leads to.
+        jitter: A separate random generator for the delays.
+        address: The address to connect to instead of resolving the URL's host name.
         max_message_bytes: A larger message of the server ends the connection.
 
     Attributes:
-        info: What the server said about itself when it was last connected to.
+        info: The server's description of itself at the last connect.
         on_lost: Called with the index of a process when the connection to it breaks.
-        on_outage: Called when no process can be reached any more, once, with why; and with None when one can again.
-        explain: Given a problem that the server refused a connection with; returns the one that is raised.
+        on_outage: Called once with the reason when no process can be reached, and with None when one can again.
+        explain: Maps the problem of a refused connection to the one to raise.
     """
 
     def __init__(

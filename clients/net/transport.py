@@ -35,7 +35,7 @@ _SCHEMES = {"http": "ws", "https": "wss", "ws": "ws", "wss": "wss"}
 
 
 class ConnectionLost(ConnectionError):  # noqa: N818 - it says what happened, as its built-in base classes do
-    """The socket is gone; what was asked on it may or may not have happened."""
+    """The socket is gone; its pending requests may or may not have been carried out."""
 
 
 def socket_url(url: str) -> str:
@@ -140,7 +140,7 @@ class WebSocket(asyncio.Protocol):
 
     @property
     def subprotocol(self) -> str | None:
-        """What the two sides agreed to speak."""
+        """The negotiated subprotocol."""
         return self._protocol.subprotocol
 
     # -- called by the event loop

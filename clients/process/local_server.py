@@ -40,7 +40,7 @@ class LocalServer:
         """Start it and wait until it is ready.
 
         Raises:
-            ConnectionError: It ended, or did not get ready; the message has what it said.
+            ConnectionError: The server ended, or did not get ready; the message contains its output.
         """
         self._log: IO[bytes] = tempfile.TemporaryFile()
         self.process = subprocess.Popen(
@@ -67,12 +67,12 @@ class LocalServer:
 
     @property
     def log(self) -> str:
-        """What it has written to stderr."""
+        """The server's output on stderr."""
         self._log.seek(0)
         return self._log.read().decode(errors="replace")
 
     def _read(self, lines: queue.SimpleQueue[str | None]) -> None:
-        """Hand on what it prints, and keep its pipe empty afterwards."""
+        """Pass its output on, and keep its pipe empty afterwards."""
         for line in self.process.stdout or ():
             lines.put(line)
         lines.put(None)

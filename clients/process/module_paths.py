@@ -1,4 +1,4 @@
-"""Paths `module:attribute` in settings, from before all packages of ours were parts of `rollgym`."""
+"""Paths `module:attribute` in settings, from before all packages were parts of `rollgym`."""
 
 import re
 import warnings
@@ -13,13 +13,13 @@ _PACKAGE = Path(__file__).absolute().parents[2]
 
 
 def current_path(path: str) -> str:
-    """Return the path of a module of ours as it is today, and warn if it was written as it was before.
+    """Return the present path of a module of this package, and warn if the old path was written.
 
-    `envs.games.frozen_lake:FrozenLakeEnv` becomes `rollgym.envs.games.frozen_lake:FrozenLakeEnv`. A module of the
-    user's wins: where Python finds a package `envs` that is not ours, the path is returned as it is.
+    `envs.games.frozen_lake:FrozenLakeEnv` becomes `rollgym.envs.games.frozen_lake:FrozenLakeEnv`. A module of the user
+    takes precedence: if Python finds another package `envs`, the path is returned unchanged.
 
     Args:
-        path: `module:attribute`, or `name=module:attribute`; any other text is returned as it is.
+        path: `module:attribute`, or `name=module:attribute`; any other text is returned unchanged.
     """
     match = _FORMER.fullmatch(path)
     if match is None or _is_of_the_user(match[2]) or not _is_module(_PACKAGE.joinpath(*match[2].split("."))):
@@ -32,7 +32,7 @@ def current_path(path: str) -> str:
 
 
 def with_current_paths(values: Any) -> Any:
-    """Return plain data, in which each text that is a path of a module of ours is the path of today."""
+    """Return plain data, in which old paths of this package's modules are replaced by present ones."""
     match values:
         case str():
             return current_path(values)
@@ -52,7 +52,7 @@ def _is_of_the_user(module: str) -> bool:
         return False
     places = spec.submodule_search_locations or []
     if [Path(place).resolve() for place in places] == [(_PACKAGE / floor).resolve()]:
-        # The working directory is a checkout of ours, where the floors' folders lie at the top.
+        # The working directory is a checkout of this package, with the floors' folders at the top.
         return False
     if spec.origin is not None:
         return True

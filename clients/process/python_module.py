@@ -1,4 +1,4 @@
-"""The command that runs a module of ours in another Python process."""
+"""The command that runs a module of this package in another Python process."""
 
 import sys
 from pathlib import Path
@@ -8,15 +8,15 @@ _HOME = Path(__file__).absolute().parents[3]
 
 
 def python_module(module: str, *arguments: str) -> list[str]:
-    """Return the command that runs a module of ours.
+    """Return the command that runs a module of this package.
 
-    `python -m` alone would look for every import in the working directory first, where a `rollgym.py`, a `random.py`
-    or a folder `numpy` of the user's would take the place of what the process needs.
+    `python -m` alone would search the working directory first for every import, and a `rollgym.py`, a `random.py` or a
+    folder `numpy` of the user would shadow the module that the process needs.
 
     Args:
         module: Its name.
         arguments: Its arguments.
     """
-    # In a tree that is not installed, the working directory may be the only place where `rollgym` is found.
+    # With a source tree that is not installed, only the working directory may lead to `rollgym`.
     path = [] if Path.cwd() == _HOME else ["-P"]
     return [sys.executable, *path, "-m", module, *arguments]

@@ -1,4 +1,4 @@
-"""What a process keeps for itself when it connects to Ray, its breakpoints and its signals, and what Ray says."""
+"""Keeps a process's own breakpoints and signal handlers when it connects to Ray, and shortens Ray's messages."""
 
 import contextlib
 import os
@@ -11,7 +11,7 @@ _LONGEST_REASON = 300
 
 @contextlib.contextmanager
 def own_breakpoints() -> Iterator[None]:
-    """Keep what `breakpoint()` does in this process; Ray would have it call a debugger of its own, away from here."""
+    """Keep the debugger of `breakpoint()` in this process; Ray would replace it by a remote one."""
     before = os.environ.get("PYTHONBREAKPOINT")
     try:
         yield
@@ -31,8 +31,8 @@ def take_back_signals() -> None:
 
 
 def gist(error: BaseException) -> str:
-    """The first and the last line of what Ray says: between them are often stacks of other processes."""
-    # What it supposes to be the reason is the same each time.
+    """The first and the last line of Ray's message: between them are often stacks of other processes."""
+    # The reason that it guesses is the same each time.
     text = str(error).partition("Some common causes include")[0].partition("There are some potential root")[0]
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if not lines:

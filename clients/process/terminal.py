@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 
 _LONGEST_LINE, _SHORTEST_LINE = 100, 20
 _OBEYED = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]|\r(?!\n)")
-"""What a terminal obeys in place of showing it, ends of lines and tabulators aside."""
+"""Control characters that a terminal obeys in place of showing them, except line ends and tabulators."""
 
 
 def visible(text: str) -> str:
-    """Write what a terminal would obey as escapes: others' words may set its title, or hide what stands before them."""
+    """Escape control characters: a foreign text could set the terminal's title, or hide earlier text."""
     return _OBEYED.sub(lambda found: repr(found.group())[1:-1], text)
 
 
@@ -39,7 +39,7 @@ def ask(prompt: str) -> str:
     Raises:
         EOFError: The input ended.
     """
-    # `input` passes over errors of what it has to write, and with them over a termination that comes meanwhile.
+    # `input` ignores errors of its output, and with them a termination that arrives at that moment.
     if sys.stdin.isatty():
         sys.stdout.flush()
         return input(prompt)
@@ -65,7 +65,7 @@ def picture_text(picture: NDArray[np.uint8], *, coloured: bool) -> str:
     """Draw a picture for a terminal, two pixels in a character; without colours, return its size as text.
 
     Args:
-        picture: Of shape (height, width, 3).
+        picture: The pixels, of shape (height, width, 3).
         coloured: Whether the output shows 24-bit colours.
     """
     height, width, _ = picture.shape
@@ -86,7 +86,7 @@ def _wrap(line: str, width: int) -> str:
     if len(line) <= width:
         return line
     indent = line[: len(line) - len(line.lstrip())][: width // 2]
-    # What has no spaces to break at, such as a path or a number, stays whole and can be copied.
+    # Text without spaces, such as a path or a number, stays whole and can be copied.
     return textwrap.fill(
         line.strip(),
         width,

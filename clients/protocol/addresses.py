@@ -1,4 +1,4 @@
-"""Addresses of servers, as users write them: what can never be asked for is refused before anything is sent there."""
+"""Addresses of servers, as users write them: invalid ones are refused before anything is sent there."""
 
 from collections.abc import Collection
 from urllib.parse import SplitResult, urlsplit
@@ -43,7 +43,7 @@ def server_parts(url: str, schemes: Collection[str]) -> SplitResult:
 
 
 def _shown(url: str) -> str:
-    """Return as much of an address as tells which it is, without a password in it."""
+    """Return enough of an address to recognize it, without its password."""
     user, at, rest = url.rpartition("@")
     text = f"...@{rest}" if at else user + rest
     return repr(text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]} ...")

@@ -30,7 +30,7 @@ DTYPES = frozenset(_DTYPES)
 """The names of the dtypes that have a form on the wire."""
 _NAMES = {np.dtype(name): name for name in _DTYPES}
 MAX_DIMENSIONS = 32
-"""Arrays on the wire have at most so many dimensions, which all releases of NumPy can hold."""
+"""The largest number of dimensions of arrays on the wire, which all releases of NumPy support."""
 
 _SHOWN = 40
 _SMALL = 32
@@ -42,7 +42,7 @@ class EncodeError(ValueError):
 
 
 class DecodeError(ValueError):
-    """What came over the wire does not fit the schema that it should have."""
+    """A value from the wire does not fit its schema."""
 
 
 def float_name(value: float) -> str:
@@ -51,9 +51,9 @@ def float_name(value: float) -> str:
 
 
 def encode_array(array: Array, *, binary: bool, raw: bool = False, as_lists: bool = False) -> Any:
-    """Encode an array whose dtype the reader knows, or any array when `raw` asks for `__nd__`.
+    """Encode an array whose dtype the reader knows, or any array if `raw` selects `__nd__`.
 
-    With `as_lists`, lists are given of an array of any size; None where its numbers need another form.
+    With `as_lists`, lists are given of an array of any size; None if its numbers need another form.
 
     Raises:
         EncodeError: The dtype is not boolean, integer or float of at most 64 bits.
@@ -92,8 +92,8 @@ def _name_special(plain: Any) -> Any:
 def decode_array(wire: Any, dtype: np.dtype[Any], shape: tuple[int, ...] | None) -> Array:
     """Decode a list, a number or `__nd__` to a fresh array of exactly this dtype (and shape, if given).
 
-    What a stranger sent is looked at before anything is built of it: types, depth and number of elements cost no more
-    than a look at each part, and lists that do not have the shape are left at the first of them.
+    Untrusted data is checked before anything is built from it: the check of types, depth and number of elements visits
+    each part once, and stops at the first list of another shape.
 
     Raises:
         DecodeError: It is something else, ragged, of another shape, or a value does not fit the dtype.
@@ -150,7 +150,7 @@ def decode_bytes(content: Any) -> bytes:
 
 
 def shown(value: Any) -> str:
-    """Return what a stranger sent for a message: cut, so that refusing a megabyte does not send it back."""
+    """Return untrusted data for a message: cut, so that refusing a megabyte does not send it back."""
     try:
         text = repr(value[:_SHOWN] if isinstance(value, str | bytes | list) else value)
     except RecursionError:
@@ -259,7 +259,7 @@ def encode_media(content: bytes | bytearray | memoryview, *, binary: bool) -> di
 
 
 def decode_media(wire: dict[str, Any]) -> bytes:
-    """Decode bytes: plain `bytes` where the media type says nothing, `MediaBytes` otherwise.
+    """Decode bytes: plain `bytes` without a specific media type, `MediaBytes` otherwise.
 
     Raises:
         DecodeError: The object does not fit its schema.

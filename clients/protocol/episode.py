@@ -71,7 +71,7 @@ class PortableEpisode(BaseModel):
         return {**dict(self), "reseeds": [list(each) for each in self.reseeds]}
 
     def refuse_misfit(self) -> None:
-        """Refuse what no session can have left behind: a part that is missing would be dropped without a word.
+        """Refuse an episode that no session can have produced: a missing part would be dropped silently.
 
         Raises:
             ValueError: Its parts do not fit together.
@@ -90,7 +90,7 @@ class PortableEpisode(BaseModel):
 
 
 def step_digest(observation: Any, reward: float, terminated: bool, truncated: bool) -> str:
-    """Digest what a step returned: 16 hexadecimal characters.
+    """Digest a step's return value: 16 hexadecimal characters.
 
     Args:
         observation: The observation in JSON's encoding, `encode_value(space, observation, binary=False)`; that form

@@ -31,7 +31,7 @@ class ProblemError(Exception):
         **extra: Further members of the problem object, such as `reason`, `errors` or `retry_after`.
 
     Attributes:
-        kind: What is known of all problems with this code.
+        kind: The properties of all problems with this code.
 
     Raises:
         ValueError: The code is not one of the protocol's, or an extra member hides a standard one.

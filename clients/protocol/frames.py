@@ -23,12 +23,12 @@ def dumps(obj: Any, *, binary: bool) -> bytes:
     """Serialise plain data; values went through `encode_value` before.
 
     Raises:
-        EncodeError: It holds what the encoding has no form for: lists in lists without end, numbers or texts out of
-            range, objects. Encodings differ in what they bear, so that what was read as one may be no other.
+        EncodeError: It contains a value that the encoding cannot represent: too deeply nested lists, numbers or texts
+            out of range, objects. Encodings differ in what they bear, so that what was read as one may be no other.
     """
     try:
         if binary:
-            # Only a packer that keeps what it has packed returns nothing, and this one does not.
+            # Only a packer that keeps its output returns None, and this one does not.
             return cast(bytes, msgpack.packb(obj))
         return orjson.dumps(obj)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:

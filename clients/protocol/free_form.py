@@ -1,7 +1,6 @@
 """Free-form values of requests: anything in JSON whose integers are exact in every reader.
 
-The schema alone says so. Nothing is validated here: `decode_value` refuses what does not fit, once it is known what a
-value is for.
+Only the schema says so. Nothing is validated here: `decode_value` refuses invalid values, once their space is known.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ FreeForm = TypeAliasType(
     "FreeForm",
     "Annotated[bool | _Integer | _Float | str | list[FreeForm] | dict[str, FreeForm] | None, _MEANING]",
 )
-"""What the schema has at each free-form value."""
+"""The schema of each free-form value."""
 _FORM = TypeAdapter(FreeForm)
 
 

@@ -1,4 +1,4 @@
-"""JSON read exactly: integers beyond 64 bits, of which a fast reader makes floats, stay what they are."""
+"""JSON parsed exactly: integers beyond 64 bits, which a fast parser turns into floats, stay integers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DEEPEST = 200
 _NESTED = (dict, list, tuple)
 _STRIDE = 6
 _SAMPLED = b"0" * (len(_LONG) // _STRIDE)
-"""What at least stands of them in every sixth byte."""
+"""The digits of such an integer in a sample of every sixth byte, at least."""
 
 
 def read_json(data: bytes | str) -> Any:
@@ -24,11 +24,11 @@ def read_json(data: bytes | str) -> Any:
 
     Raises:
         orjson.JSONDecodeError: It is not valid JSON; this includes what Python's own parser accepts, such as NaN and
-        lone surrogates.
+            lone surrogates.
     """
     value = orjson.loads(data)
-    # Asked of every frame, so of a sample first: an expression takes six times as long. Texts may hold them, too. And
-    # `find`: to `in`, which allows integers, bytes are first of all a wrong integer.
+    # This runs for every frame, so a sample is tested first: an expression takes six times as long. Texts may hold
+    # them, too. And `find`: to `in`, which allows integers, bytes are first of all a wrong integer.
     content = data.encode() if isinstance(data, str) else data
     if (
         content[::_STRIDE].translate(_DIGITS).find(_SAMPLED) >= 0

@@ -18,13 +18,13 @@ from rollgym.clients.protocol.arrays import DecodeError
 from rollgym.clients.protocol.frames import loads
 
 LONG = 2**17
-"""What has fewer bytes takes a few milliseconds at most to be read in one go."""
+"""A shorter message takes a few milliseconds at most to parse in one go."""
 
 _PIECE = 2**15
 _SLICE_S = 0.005
 # As deep as the readers go themselves.
 _MAX_DEPTH = 1024
-# What is nested deeper is read in one go.
+# Deeper values are parsed in one go.
 _MOST_OPEN = 32
 _BLANK = b" \t\r\n"
 _BLANKS = re.compile(rb"[ \t\r\n]*")
@@ -35,7 +35,7 @@ _OPENING, _CLOSING = b"[{", b"]}"
 _OTHER_BRACKET = {_ARRAY: b"]", _OBJECT: b"}"}
 
 Reading = Generator[None, None, Any]
-"""Yields after each piece, and returns what was read."""
+"""Yields after each piece, and returns the value."""
 
 
 async def read_long(data: bytes, *, binary: bool) -> Any:
@@ -90,10 +90,10 @@ class _Container:
     """An array or an object that has begun and not ended.
 
     Attributes:
-        bracket: With what it has begun.
-        content: What was read of it.
-        may_end: Whether no comma stands before what comes next.
-        needs_comma: Whether what comes next, if not its end, is a comma.
+        bracket: The opening bracket.
+        content: The elements read so far.
+        may_end: Whether no comma precedes the next token.
+        needs_comma: Whether the next token, if not the closing bracket, is a comma.
     """
 
     __slots__ = ("bracket", "content", "may_end", "needs_comma")
@@ -106,10 +106,10 @@ class _Container:
 
 
 class _Json:
-    """Reads JSON in runs, which are what stands side by side in one array or object.
+    """Reads JSON in runs: sequences of elements within one array or object.
 
     A piece that is cut at a comma and can be read is a run: if the comma stood in a text, or in something nested, this
-    would have no end. Where a piece cannot be read, its texts and brackets are looked at one by one.
+    would have no end. If a piece cannot be parsed, its texts and brackets are scanned one by one.
     """
 
     def __init__(self, data: bytes) -> None:
@@ -158,7 +158,7 @@ class _Json:
         return True
 
     def _take_tokens(self) -> Generator[None]:
-        """Take what is whole of a piece, but no more than to the end of the innermost array or object that is open."""
+        """Take the complete tokens of a piece, up to the end of the innermost open array or object at most."""
         data, at = self._data, self._at
         opened: list[tuple[int, int]] = []
         comma = text = -1
@@ -216,7 +216,7 @@ class _Json:
         return container
 
     def _descend(self, place: int, text: int) -> None:
-        """Go into what is nested, after what stands before it side by side; in an object, its name is the last text."""
+        """Enter a nested value, after the elements before it; in an object, its name is the last text."""
         data, top = self._data, self._open[-1]
         name = None
         start = place
@@ -255,7 +255,7 @@ class _Json:
         self._at = place + 1
 
     def _take_run(self, end: int) -> None:
-        """Take what stands side by side from here on; in brackets, as deep as it stands, it is a value by itself."""
+        """Take the run of elements from here on; in brackets, at its depth, it is a value by itself."""
         run, top, around = self._data[self._at : end], self._open[-1], len(self._open) - 1
         if top.needs_comma or not run.strip(_BLANK):
             raise self._unreadable()
@@ -265,7 +265,7 @@ class _Json:
         )
         for _ in range(around):
             if len(content) != 1:
-                # It has ended what it stands in, and begun the like.
+                # It has closed its container, and opened a similar one.
                 raise self._unreadable()
             content = content[0]
         if top.bracket == _ARRAY:

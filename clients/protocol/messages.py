@@ -11,7 +11,7 @@ from rollgym.clients.protocol.free_form import FreeFields, FreeValue, VerifyItem
 from rollgym.clients.protocol.whole_numbers import WHOLE
 
 IDENTIFIER = r"^[A-Za-z0-9._-]{1,128}$"
-"""What environment, session and registration ids look like."""
+"""The pattern of environment, session and registration ids."""
 
 Identifier = Annotated[str, Field(pattern=IDENTIFIER)]
 MAX_SEED = 2**53
@@ -188,7 +188,7 @@ class HeartbeatRequest(Request):
 
 
 class RegisterReply(Reply):
-    """A registration, until when it lives without a heartbeat (seconds since 1970), and what the probe saw."""
+    """A registration, its expiry without a heartbeat (seconds since 1970), and the findings of the probe."""
 
     registration_id: str
     env_id: str
@@ -200,7 +200,7 @@ class RegisterReply(Reply):
 
 
 class AnnounceAnswer(Reply):
-    """What became of one environment: it is registered, being probed still, or refused."""
+    """The result for one environment: it is registered, still being probed, or refused."""
 
     env_id: str
     registration_id: str | None = None
@@ -238,7 +238,7 @@ class ResetReply(Reply):
 
 
 class StepReply(Reply):
-    """What an action led to."""
+    """The result of an action."""
 
     observation: Any
     reward: float
@@ -349,7 +349,7 @@ class Capacity(Reply):
 
 
 class ServerInfo(Reply):
-    """What a server says about itself."""
+    """A server's description of itself."""
 
     name: str
     version: str

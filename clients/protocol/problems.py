@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 Fault = Literal["call", "values", "caller", "action", "state", "environment", "server"]
-"""What a failure comes from: what is called (an operation, a path, an environment that is not there), the values that
-the call carries, who calls, the action of a policy, what the server has (a session elsewhere, a name that is taken),
-the environment, or the server."""
+"""The cause of a failure: the target of a call (an operation, a path, a missing environment), the values of the call,
+the caller, the action of a policy, the state of the server (a session elsewhere, a name in use), the environment, or
+the server."""
 
 Answers = Literal["any", "session", "run", "make", "score"]
-"""What calls it answers: any; those on a session; those that run an environment there; those that make one; those that
-score responses without a session."""
+"""The calls that it answers: any; those on a session; those that run an environment there; those that make one; those
+that score responses without a session."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +26,7 @@ class ProblemKind:
         retry_later: The server did nothing, and the same request may succeed after `retry_after` seconds.
         told_to_agents: An agent that acts by tools receives it as the result of its call, since its next call may be
             right. All other problems go to its client.
-        session_is_gone: The server does not have the session any more, or never had it.
+        session_is_gone: The server has lost the session, or never had it.
         kept_from_clients: A gateway does not pass it on from its node: it concerns only the two of them.
         of_gateways: Only gateways send it.
         answers: The calls that it may answer, if they are too many for each description to name it.
@@ -45,7 +45,7 @@ class ProblemKind:
 
     @property
     def is_final(self) -> bool:
-        """Whether who asks for the same again is answered the same, in a new session too: it has to ask otherwise."""
+        """Whether a retry of the same request gets the same problem, even in a new session: the request must change."""
         return self.fault in ("call", "values", "caller")
 
     @property

@@ -14,12 +14,12 @@ _NAMES = {
 
 
 def wanted(schema: Mapping[str, Any], *, none: str = "None") -> str:
-    """Say what a schema allows.
+    """Describe the values that a schema allows.
 
     Args:
         schema: The JSON Schema of one value; keywords other than those of types, bounds, lengths, patterns and choices
             are passed over.
-        none: What null is called: None in Python, null in JSON.
+        none: The word for null: None in Python, null in JSON.
     """
     if "enum" in schema:
         return _one_of(schema["enum"], none)

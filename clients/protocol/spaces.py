@@ -24,22 +24,22 @@ _SAMPLE_MAX_LENGTH = 16
 _LONGEST_MESSAGE = 200
 
 MAX_ELEMENTS = 2**24
-"""A space that is read from the wire has at most so many elements; its observations would fit no reply."""
+"""The largest number of elements of a space from the wire; observations of a larger one would fit no reply."""
 
 MAX_BYTES = 2**26
-"""Its bounds take at most so much memory, each of the two."""
+"""The largest size of each of its two bounds, in bytes."""
 
 MAX_SPACES = 2**14
-"""It has at most so many parts, all those within others counted."""
+"""The largest number of its parts, including nested ones."""
 
 MAX_SPACE_DEPTH = 64
-"""Parts stand in at most so many others."""
+"""The largest depth of nested parts."""
 
 
 class UnicodeText(Space[str]):
     """The space of all strings, the empty one included.
 
-    Gymnasium's `Text` has a fixed alphabet and a maximum length; what a language model says has neither.
+    Gymnasium's `Text` has a fixed alphabet and a maximum length; texts of language models have neither.
 
     Args:
         seed: Seed of the generator that `sample` uses.
@@ -158,7 +158,7 @@ def _elements(description: dict[str, Any]) -> int:
         sizes = description.get("n")
         sizes = [sizes] if type(sizes) is int else sizes
     if not isinstance(sizes, list) or not all(type(size) is int for size in sizes):
-        return 1  # what it is instead is found out when it is read
+        return 1  # its real type is checked when it is parsed
     if 0 in sizes:
         return 1
     elements = 1
@@ -189,7 +189,7 @@ def _parse(description: Any) -> Space[Any]:
 
 
 def _describe_bound(bound: np.ndarray[Any, Any]) -> Any:
-    """Give one number where a bound is the same everywhere, which keeps images' spaces small."""
+    """Return one number if a bound is the same everywhere, which keeps images' spaces small."""
     first = bound.flat[0] if bound.size else bound.dtype.type(0)
     if bool((bound == first).all()):
         return encode_array(np.asarray(first), binary=False)

@@ -15,9 +15,9 @@ class ToolCall:
     """One call.
 
     Attributes:
-        name: Of the tool.
-        arguments: By the names of its parameters.
-        id: What the policy calls the call; empty in formats that have no ids.
+        name: The name of the tool.
+        arguments: The values, by the names of its parameters.
+        id: The policy's id of the call; empty in formats without ids.
     """
 
     name: str
@@ -30,8 +30,8 @@ class ToolDeclaration:
     """A tool of an environment.
 
     Attributes:
-        name: What calls name it.
-        description: What it does, for the model.
+        name: The name that calls use.
+        description: Its description for the model.
         parameters: JSON Schema of its arguments, of type `object`.
     """
 
@@ -52,8 +52,8 @@ class ToolDeclaration:
 def declared_tools(info: Mapping[str, Any]) -> list[ToolDeclaration]:
     """Return the tools that an environment declares at a reset.
 
-    Declarations without a name are left out, and all of them where the environment reads calls in another format than
-    one of `CALL_FORMATS`.
+    Declarations without a name are left out, and so are all if the environment reads calls in a format that is not in
+    `CALL_FORMATS`.
 
     Args:
         info: The `info` of a reset.
@@ -88,12 +88,12 @@ def tool_results(info: Mapping[str, Any]) -> list[str]:
 
 
 def other_messages(info: Mapping[str, Any]) -> list[str]:
-    """Return what the environment said in a step beside the results of calls."""
+    """Return the environment's messages of a step other than the results of calls."""
     return [text for role, text in _messages(info) if role != "tool"]
 
 
 def answer_text(observation: str, info: Mapping[str, Any]) -> str:
-    """Return what one call of a tool returns to the model: the results, or else the observation."""
+    """Return the text that one tool call returns to the model: the results, or else the observation."""
     messages = _messages(info)
     return "\n".join(text for _, text in messages) if messages else observation
 

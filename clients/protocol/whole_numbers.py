@@ -12,7 +12,7 @@ def _as_integer(value: Any) -> Any:
 
 
 WHOLE = BeforeValidator(_as_integer)
-"""Makes an integer of a float without a fraction, before a strict field looks at it; booleans stay what they are."""
+"""Makes an integer of a float without a fraction, before a strict field validates it; booleans are unchanged."""
 
 
 def _no_boolean(value: Any) -> Any:
@@ -22,4 +22,4 @@ def _no_boolean(value: Any) -> Any:
 
 
 NO_BOOLEAN = BeforeValidator(_no_boolean)
-"""Refuses booleans where a field is one of several numbers: to Python, true is 1."""
+"""Refuses booleans for a field of several allowed numbers: to Python, true is 1."""

@@ -1,4 +1,4 @@
-"""YAML that people write: words mean what YAML 1.2 says, and what would be left out in silence is an error.
+"""YAML that people write: words have the meaning of YAML 1.2, and silently dropped parts are errors.
 
 By YAML 1.1, which PyYAML reads, `no` is false, `010` is 8, `1:30` is 90, `2024-01-02` is a date, and `1e-6` is text.
 """
@@ -42,21 +42,21 @@ def read_yaml(text: str, name: str) -> Any:
 
     Raises:
         yaml.YAMLError: If the document is invalid, repeats a key in a mapping, is nested too deep, or has an invalid
-        value, such as the day 2024-13-45.
+            value, such as the day 2024-13-45.
     """
     try:
         loader = _Loader(text)
         loader.name = name
         return loader.get_single_data()
     except yaml.MarkedYAMLError as error:
-        # A bracket that is not closed is found at the end of the text, and was opened where the context is.
+        # An unclosed bracket is found at the end of the text, but was opened at the context's place.
         mark = error.context_mark or error.problem_mark
         place = f"line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
         raise yaml.YAMLError(": ".join(filter(None, (place, error.problem or error.context)))) from error
     except RecursionError as error:
         raise yaml.YAMLError("it is nested too deep") from error
     except (ValueError, TypeError, LookupError, AttributeError) as error:
-        # What makes numbers, dates and truth values of words lets these out where a word is none.
+        # The constructors of numbers, dates and truth values let these errors out if a word is invalid.
         raise yaml.YAMLError(f"{name} has a value that is none of its kind: {error}") from error
 
 
@@ -129,7 +129,7 @@ class _Loader(yaml.SafeLoader):
 
 
 class _Dumper(yaml.SafeDumper):
-    """Puts into quotes what either version of YAML would read as something else."""
+    """Quotes texts that either version of YAML would read as another type."""
 
     yaml_implicit_resolvers = _of_both(_core_resolvers(), yaml.SafeDumper.yaml_implicit_resolvers)
 

@@ -1,4 +1,4 @@
-"""Writes a new folder whole or not at all, and never over what is there."""
+"""Writes a new folder completely or not at all, and never overwrites files."""
 
 import os
 import shutil
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 class FolderError(Exception):
-    """The folder cannot be written; the message says why and what to do."""
+    """The folder cannot be written; the message gives the reason and the remedy."""
 
 
 def write_folder(folder: Path, files: Mapping[str, str]) -> None:

@@ -23,7 +23,7 @@ KINDS: Mapping[str, str] = {
     "tools": "tasks that are solved by calling tools: a ToolEnv",
     "verifier": "questions whose answers are checked: a function",
 }
-"""The kinds of packages, each with what it holds; each is a folder of `templates/`."""
+"""The kinds of packages, each with its description; each is a folder of `templates/`."""
 
 _COMMON = "common"
 _FUNCTIONS = frozenset({"verifier"})
@@ -48,24 +48,24 @@ class PackageNames:
     """The names of an environment package.
 
     Attributes:
-        module: What is imported: `word_ladder`.
+        module: The module to import: `word_ladder`.
     """
 
     module: str
 
     @property
     def project(self) -> str:
-        """What pip calls it: `word-ladder`."""
+        """Its name for pip: `word-ladder`."""
         return self.module.replace("_", "-")
 
     @property
     def camel(self) -> str:
-        """What its class is called: `WordLadder`."""
+        """The name of its class: `WordLadder`."""
         return "".join(part[:1].upper() + part[1:] for part in self.module.split("_"))
 
     @property
     def env_id(self) -> str:
-        """What servers call it: `WordLadder-v0`."""
+        """Its id on servers: `WordLadder-v0`."""
         return f"{self.camel}-v0"
 
 

@@ -1,4 +1,4 @@
-"""The templates of new folders: files that can be read as they stand, whose marks are replaced by names."""
+"""The templates of new folders: readable files with marks that are replaced by names."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,7 +14,7 @@ def rendered(templates: Sequence[str], names: Mapping[str, str]) -> dict[str, st
 
     Args:
         templates: Folders of `templates/`; a file of a later one replaces that of an earlier one.
-        names: What stands in place of each mark, in paths and in texts.
+        names: The text that replaces each mark, in paths and in texts.
 
     Returns:
         The texts, by path.

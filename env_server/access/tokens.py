@@ -28,7 +28,7 @@ _Count = Annotated[int, Field(ge=1)]
 
 
 class Quota(BaseModel):
-    """What one token may use. What is unset is as the server's settings say for all tokens.
+    """The limits of one token. An unset limit is that of the server's settings for all tokens.
 
     Attributes:
         max_sessions: Sessions (`max_sessions_per_token`).
@@ -160,7 +160,7 @@ def revoke_tokens(path: Path, name: str) -> None:
 
 
 def digest_of(token: str) -> bytes:
-    """What is kept of a token. Tokens are 256 random bits, so a plain hash cannot be guessed back."""
+    """The stored form of a token. Tokens are 256 random bits, so a plain hash cannot be guessed back."""
     return hashlib.sha256(token.encode("utf-8", "surrogatepass")).digest()
 
 
@@ -197,9 +197,9 @@ class Caller:
 
     Attributes:
         name: The name of the token; sessions belong to it.
-        roles: What the token may do; `admin` may do everything.
-        quota: What the token may use.
-        digest: The hash of the token, by which it is known again when the file has changed.
+        roles: The operations that the token allows; `admin` may do everything.
+        quota: The token's limits.
+        digest: The hash of the token, which identifies it after the file has changed.
     """
 
     name: str
@@ -226,7 +226,7 @@ ANYONE = Caller("anyone", frozenset(ROLES))
 """The caller of a server without tokens."""
 
 NOBODY = Caller("nobody", frozenset())
-"""The caller of what needs no token."""
+"""The caller of operations that need no token."""
 
 
 class Tokens:
@@ -318,7 +318,7 @@ class Tokens:
         return None if header is None else self.caller(_token_of(header))
 
     def _with_digest(self, digest: bytes) -> Caller | None:
-        # Each is compared, and in constant time: how long it takes says nothing of what the hashes are.
+        # Each is compared in constant time, so that the duration reveals nothing about the hashes.
         found: Caller | None = None
         for caller in self._callers:
             if hmac.compare_digest(digest, caller.digest):

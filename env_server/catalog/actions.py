@@ -11,15 +11,15 @@ from rollgym.clients.protocol.spaces import UnicodeText
 from rollgym.clients.protocol.values import DecodeError, decode_value, encode_value, stacked_rows
 
 ActionReader = Callable[[Any], tuple[Any, Any]]
-"""Turns what a client sent into (the action, its form in JSON's encoding), or raises `invalid_action`.
+"""Decodes a client's action into (the action, its form in JSON's encoding), or raises `invalid_action`.
 
-The second form is what journals keep and what repeated steps are compared by, whatever encoding they came in.
+Journals keep the second form, and repeated steps are compared by it, so that both encodings are equal.
 """
 
 
 _ARRAYS = (spaces.Box, spaces.MultiDiscrete, spaces.MultiBinary)
 _SIMPLE = (spaces.Box, spaces.MultiDiscrete, spaces.Discrete, spaces.Text)
-# Items of sequences, by what it costs to look at one: 1,024 of any kind, or 32,768 numbers, texts or plain arrays, take
+# Items of sequences, by the cost of checking one: 1,024 of any kind, or 32,768 numbers, texts or plain arrays, take
 # tens of milliseconds.
 _CHEAP, _DEAR, _MOST = 1, 32, 32_768
 
@@ -34,7 +34,7 @@ def action_reader(space: Space[Any]) -> ActionReader:
 
 
 def _read_text(wire: Any) -> tuple[Any, Any]:
-    # A text is never refused: what it means is the environment's business.
+    # A text is never refused: its meaning is up to the environment.
     if type(wire) is not str:
         raise ProblemError("invalid_action", f"the action must be text, not {type(wire).__name__}")
     return wire, wire
@@ -81,7 +81,7 @@ def _parts(space: Space[Any]) -> Iterable[Space[Any]]:
 
 
 def _count_items(space: Space[Any], wire: Any, cost: int) -> int:
-    """Count what the items of sequences cost to look at; what does not fit is for the decoder to say.
+    """Count the cost of checking the items of sequences; the decoder reports values that do not fit.
 
     Raises:
         ProblemError: `invalid_action`: they cost more than others may be kept waiting for.
@@ -118,7 +118,7 @@ def _count_sequence(feature: Space[Any], wire: Any, cost: int) -> int:
 
 
 def _contains(space: Space[Any], action: Any) -> bool:
-    """What `space.contains` says of an action that was decoded, without looking at numbers one by one."""
+    """The result of `space.contains` for a decoded action, without checking numbers one by one."""
     if isinstance(space, spaces.Dict):
         return all(_contains(part, action[key]) for key, part in space.spaces.items())
     if isinstance(space, spaces.Tuple):

@@ -18,9 +18,9 @@ from rollgym.env_server.workers.base import EnvSource
 class CatalogEntry:
     """One environment that the server offers.
 
-    The spaces are those of the environment as it is made without kwargs; they are known once it was probed. What other
-    servers have registered says how many replicas there are at present, and whether those keep the sessions. What is
-    `built_in` may be made in this process to be looked at. `label` is what metrics call it.
+    The spaces are those of the environment as it is made without kwargs; they are known once it was probed. For an
+    environment of registered servers, `replicas` counts them, and the entry says whether they keep the sessions. A
+    `built_in` environment may be probed in this process. `label` is its name in metrics.
     """
 
     env_id: str
@@ -55,7 +55,7 @@ class CatalogEntry:
 
     @property
     def forkable(self) -> bool:
-        """Whether a session can be copied: what is deterministic can, by replay."""
+        """Whether a session can be copied, by replay of a deterministic environment."""
         return bool(self.metadata.get("forkable", self.deterministic)) and self.deterministic
 
     @property
@@ -100,7 +100,7 @@ class CatalogEntry:
 
 
 def _plain(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """What of an environment's metadata can go over the wire."""
+    """The part of an environment's metadata that can be encoded."""
     plain: dict[str, Any] = {}
     for name, value in metadata.items():
         try:

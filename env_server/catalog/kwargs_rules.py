@@ -1,4 +1,4 @@
-"""Which kwargs a client may set."""
+"""The kwargs that a client may set."""
 
 from collections.abc import Callable, Iterator, Mapping, Set
 from functools import cached_property
@@ -25,7 +25,7 @@ _VALUES = frozenset({"const", "enum", "default", "examples"})
 
 
 class KwargsRules:
-    """The JSON Schema of what a client may set, and the names that only the operator sets.
+    """The JSON Schema of a client's kwargs, and the names that only the operator sets.
 
     Args:
         env_id: The environment, for messages.
@@ -59,7 +59,7 @@ class KwargsRules:
 
     @cached_property
     def schema(self) -> dict[str, Any]:
-        """JSON Schema of what a client may set."""
+        """JSON Schema of the kwargs that a client may set."""
         return dict(self._declared() if callable(self._declared) else self._declared)
 
     @cached_property
@@ -101,7 +101,7 @@ class KwargsRules:
 
 
 def _told(misfit: Any, reserved: Set[str]) -> Iterator[dict[str, str]]:
-    """What does not fit, as the fields and reasons of a problem; names that there are not, one by one."""
+    """The violations, as fields and reasons of a problem; unknown names one by one."""
     path = ["kwargs", *(str(part) for part in misfit.absolute_path)]
     if misfit.validator != "additionalProperties" or "patternProperties" in misfit.schema:
         yield {"field": ".".join(path)[:_MAX_REASON], "reason": misfit.message[:_MAX_REASON]}
@@ -121,7 +121,7 @@ def _unknown(name: str, named: Mapping[str, Any]) -> str:
 
 
 def without_descriptions(schema: Any, *, names: bool = False) -> Any:
-    """What a schema allows and what its defaults are, without the words on it."""
+    """A schema's constraints and defaults, without its descriptions."""
     if isinstance(schema, list):
         return [without_descriptions(part) for part in schema]
     if not isinstance(schema, Mapping):

@@ -1,4 +1,4 @@
-"""Entries for what is named in settings or installed: classes, and ids of Gymnasium."""
+"""Entries for environments that settings name or packages install: classes, and ids of Gymnasium."""
 
 import importlib
 import re
@@ -21,7 +21,7 @@ from rollgym.extensions import Extension
 from rollgym.user_code import misnamed, missing_attribute, missing_module
 
 ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
-"""What can be the id of an environment."""
+"""The pattern of an environment's id."""
 _NOT_IN_IDS = re.compile(r"[^A-Za-z0-9._-]")
 _Schema = Mapping[str, Any] | Callable[[], Mapping[str, Any]]
 
@@ -60,7 +60,7 @@ def class_entry(
     """The entry of a class, either built in or an author's.
 
     Raises:
-        ConfigurationError: It cannot be imported, or declares what cannot be read.
+        ConfigurationError: It cannot be imported, or its declaration is invalid.
     """
     env_class = _load_class(target)
     schema, operator_kwargs = _declared_kwargs(env_class, target, ours=ours)

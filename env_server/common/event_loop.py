@@ -1,4 +1,4 @@
-"""What work within the event loop shares: answers that come later, and slices of the loop's time."""
+"""Tools for work within the event loop: answers that come later, and slices of the loop's time."""
 
 import asyncio
 from collections.abc import Callable, Generator, Sequence

@@ -1,4 +1,4 @@
-"""One I/O process of a server: which it is, whether it is starting, ready or draining, and why it takes no sessions."""
+"""One I/O process of a server: its rank, its phase (starting, ready or draining), and why it takes no sessions."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -23,7 +23,7 @@ ReasonCode = Literal[
 
 @dataclass(frozen=True, slots=True)
 class ProcessRank:
-    """Which of its server's I/O processes one is.
+    """The rank of an I/O process in its server.
 
     Attributes:
         index: Its rank, from 0; also the first part of the ids of the sessions that this process owns.
@@ -68,7 +68,7 @@ class Lifecycle:
         self.phase = Phase.STARTING
 
     def require_open(self) -> None:
-        """Refuse what would begin a new session, unless the server is ready.
+        """Refuse an operation that would begin a new session, unless the server is ready.
 
         Raises:
             ProblemError: `draining`.
@@ -77,7 +77,7 @@ class Lifecycle:
             raise self._problem()
 
     def require_started(self) -> None:
-        """Refuse what needs the sessions and the environments, until they are known.
+        """Refuse an operation that needs the sessions and environments, until they are known.
 
         Raises:
             ProblemError: `draining`.

@@ -55,7 +55,7 @@ class Settings(
 
     @property
     def max_portable_bytes(self) -> int:
-        """The largest reply that holds a portable episode: each can be had, and what can be had can be restored."""
+        """The largest reply that holds a portable episode: every episode can be exported, and then restored."""
         return max(self.max_reply_bytes, self.max_restore_bytes)
 
     def request_limit(self, op: str) -> int:

@@ -1,4 +1,4 @@
-"""The handler of announce: a server says in one call what it has, and that it is still there."""
+"""The handler of announce: a server lists its environments in one call, which is its heartbeat, too."""
 
 import asyncio
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ _Key = tuple[str, tuple[str, str, str]]
 
 
 class Announcements:
-    """Takes many environments of one server at once, each by itself: what one fails does not touch the others.
+    """Registers many environments of one server at once, each by itself: a failure of one does not affect the others.
 
     Args:
         registering: Takes one environment.
@@ -40,7 +40,7 @@ class Announcements:
         self._probes: dict[_Key, asyncio.Task[Registration]] = {}
 
     async def announce(self, context: Context, fields: Mapping[str, Any]) -> Reply:
-        """Register what is not registered yet, and note of the rest that its server is there."""
+        """Register the new environments, and renew the other registrations."""
         request = requested(AnnounceRequest, fields)
         _refuse_twice(request.envs)
         target = await self._registering.check(request.url, request.ttl_s)
@@ -65,7 +65,7 @@ class Announcements:
         }
 
     async def shutdown(self) -> None:
-        """Give up on what is being probed."""
+        """Cancel the running probes."""
         probes = list(self._probes.values())
         for probe in probes:
             probe.cancel()
@@ -83,7 +83,7 @@ class Announcements:
         target: Target,
         room: asyncio.Semaphore,
     ) -> _Key:
-        """Have an environment probed, unless it is being probed still since the call before."""
+        """Start the probe of an environment, unless one from an earlier call still runs."""
         key = (caller.name, _place(each, target))
         if key not in self._probes:
             one = RegisterRequest(

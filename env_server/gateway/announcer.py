@@ -59,7 +59,7 @@ class Patience:
 
 @dataclass(slots=True)
 class _Refusals:
-    """What one environment is refused for, and when it is offered again, on the loop's clock."""
+    """The reason why one environment was refused, and when to offer it again, on the loop's clock."""
 
     patience: Patience = field(default_factory=Patience)
     again_at: float = 0.0
@@ -91,7 +91,7 @@ class _Gateway:
         ]
 
     def take(self, answer: AnnounceAnswer, now: float) -> None:
-        """Note what became of an environment."""
+        """Record a gateway's answer for an environment."""
         if answer.registration_id is not None:
             self.registered[answer.env_id] = answer.registration_id
             self.refusals.pop(answer.env_id, None)
@@ -173,7 +173,7 @@ class Announcer:
         await self._client.aclose()
 
     async def _announce(self, gateway: _Gateway) -> None:
-        """Say what there is, again and again; a gateway that is away is tried until it answers."""
+        """Repeat the announcement for ever; retry a gateway that is away until it answers."""
         loop = asyncio.get_running_loop()
         patience, told = Patience(), ""
         while True:
@@ -224,7 +224,7 @@ class SaysNo(Exception):  # noqa: N818 - never leaves the announcer
     """The gateway does not take the call.
 
     Attributes:
-        problem: What it said; empty if that cannot be read.
+        problem: The gateway's problem; empty if that cannot be read.
     """
 
     def __init__(self, message: str, problem: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""What gateways that share a journal write into it and find there, as plain data."""
+"""The entries that gateways write to and read from their shared journal, as plain data."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from rollgym.env_server.common.event_loop import in_slices
 from rollgym.env_server.journal.journal import EndReason
 
 Arguments = tuple[Any, ...]
-"""What the journal's script takes of one session."""
+"""The arguments of the journal's script for one session."""
 
 LEASE_S = 6.0
 """A gateway that moves a session and dies keeps the others waiting for no longer than this."""
@@ -42,7 +42,7 @@ class JournalAway(Exception):  # noqa: N818 - the name says what happened
 
 
 class Unreadable(Exception):  # noqa: N818 - the name says what happened
-    """What the journal has of a session is not what was written there."""
+    """The journal's data of a session is damaged."""
 
 
 class Head(NamedTuple):
@@ -66,7 +66,7 @@ class Head(NamedTuple):
 
     @classmethod
     def read(cls, content: bytes) -> "Head | None":
-        """What was packed; None before the first episode."""
+        """Unpack a head; None before the first episode."""
         if not content:
             return None
         seed, options, reset_digest, reseeds = msgpack.unpackb(content, strict_map_key=False)
@@ -78,7 +78,7 @@ class Step(NamedTuple):
 
     Attributes:
         action: The action in JSON's encoding.
-        digest: The digest of what it returned.
+        digest: The digest of its return value.
     """
 
     action: Any
@@ -101,7 +101,7 @@ class About(NamedTuple):
     Attributes:
         env_id: Its environment.
         env_version: The version of that.
-        kwargs: What the client set.
+        kwargs: The client's kwargs.
         idle_timeout_s: When it is evicted.
         spaces: Its action space and its observation space, if its kwargs change those.
     """
@@ -175,7 +175,7 @@ class Opened(NamedTuple):
 
     Attributes:
         session_id: Its id.
-        about: What never changes.
+        about: The constant facts of the session.
         node: The key of its node.
         upstream_id: Its id there.
         episode: Its episode.
@@ -223,12 +223,12 @@ def begun(generation: int, episode: int, head: Head) -> Arguments:
 
 
 def stepped(generation: int, episode: int, index: int, step: Step, over: tuple[bool, bool]) -> Arguments:
-    """That a step was taken."""
+    """The entry that a step was taken."""
     return "step", generation, episode, index, step.pack(), flags(over)
 
 
 def stepped_on(generation: int, episode: int, index: int, step: Step, following: Head) -> Arguments:
-    """That a step was taken which has begun the next episode in the same call."""
+    """The entry that a step was taken which began the next episode in the same call."""
     return "last", generation, episode, index, step.pack(), following.pack()
 
 

@@ -44,7 +44,7 @@ class JournalWatch:
 
     @property
     def settling_s(self) -> float:
-        """How much longer other gateways may take to say what they have answered; infinite without a connection."""
+        """How many seconds other gateways still have to report their answered steps; infinite without a connection."""
         return max(0.0, self._settled_at - self._loop.time())
 
     async def run(self) -> None:

@@ -119,7 +119,7 @@ class Moves:
     # -- reading -------------------------------------------------------------------------------------------------
 
     def _take_over(self, path: Path) -> None:
-        """Take in what the gateway before this one wrote down."""
+        """Read the moves that the previous gateway wrote."""
         incomplete = path.with_suffix(".incomplete")
         if path.exists():
             self._lacks_earlier = not self._read(path.read_bytes())

@@ -19,7 +19,7 @@ _ROUNDS = 4
 
 
 class Made(NamedTuple):
-    """A session at a node that has no name here yet, and what the node said of it."""
+    """A session at a node that has no name here yet, and the node's answer."""
 
     home: Registration
     upstream_id: str
@@ -195,14 +195,14 @@ async def _end_opened(node: Node, fields: Mapping[str, Any], binary: bool, proce
         reply = await caller.call(dict(fields), process, caller.deadline())
         opened = [str(each) for each in opened_sessions(reply.payload)]
     except (ConnectionError, TimeoutError, ProblemError, KeyError, TypeError, AttributeError):
-        # Its own idle time-out ends what it has.
+        # The node's idle time-out ends those sessions.
         return
     for upstream_id in opened:
         node.close_session(upstream_id)
 
 
 def _leaves_it_to_others(error: BaseException) -> bool:
-    """Whether another node may take what one has refused."""
+    """Whether another node may accept a request that one has refused."""
     if isinstance(error, ProblemError):
         return error.kind.retry_later or error.kind.fault == "caller"
     return isinstance(error, ConnectionError | TimeoutError)

@@ -1,4 +1,4 @@
-"""The handlers of register, heartbeat and unregister, and what they refuse: a gateway behind itself."""
+"""The handlers of register, heartbeat and unregister; they refuse a gateway behind itself."""
 
 import asyncio
 import logging
@@ -306,7 +306,7 @@ class Registering:
 
 
 def catalog_entry(registration: Registration, registry: Registry, settings: Settings) -> CatalogEntry:
-    """What the catalog shows of an environment that other servers have."""
+    """The catalog's entry for an environment of registered servers."""
     env_id, spec = registration.env_id, registration.spec
     metadata = {
         **spec.metadata,

@@ -88,7 +88,7 @@ class Registration:
 
     @property
     def place(self) -> tuple[str, str, str]:
-        """What makes two registrations the same server."""
+        """The key by which two registrations are the same server's."""
         return self.env_id, self.target.url, self.upstream_env_id
 
 

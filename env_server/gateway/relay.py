@@ -93,7 +93,7 @@ class Relay:
         if write_ahead is not None and not operation.is_safe_to_repeat:
             write_ahead.number(operation)
         elif not session.is_placed or (op != "cancel" and session.lock is not None and session.lock.locked()):
-            # Who gives up what runs does not wait for it.
+            # A cancel must not wait for the operation that it cancels.
             self.ask_again(operation, gone=False)
         else:
             session.node.link(binary).send(operation)
@@ -157,7 +157,7 @@ class Relay:
                 task.cancel()
 
     async def shutdown(self) -> None:
-        """Give up on what is still on its way."""
+        """Cancel the operations in flight."""
         for task in self._running:
             task.cancel()
         await asyncio.gather(*self._running, return_exceptions=True)
@@ -222,7 +222,7 @@ class Relay:
         self._metrics.upstream_seconds["step", _PROTOCOL].add(seconds, steps)
 
     def learn(self, session: RelayedSession) -> None:
-        """Have the steps of a session looked up that went through other gateways."""
+        """Start to look up the steps of a session that went through other gateways."""
         if session.entry.deterministic:
             self._start(self._ask_for_steps(session))
 
@@ -338,7 +338,7 @@ class Relay:
             session.incomplete = True
 
     def spawn(self, operation: "InFlight", body: Coroutine[Any, Any, None]) -> None:
-        """Do what takes time and ends with an answer to an operation, or with the problem that is one."""
+        """Run a task that ends with the answer of an operation, or with its problem."""
         self._start(body).add_done_callback(partial(self._spawned, operation))
 
     def _spawned(self, operation: "InFlight", task: asyncio.Task[None]) -> None:

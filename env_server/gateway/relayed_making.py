@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class RelayedOpening(NamedTuple):
-    """What the answer to a call that opened a session at a node holds, in the encoding in which it came.
+    """The contents of an answer that opened a session at a node, in the encoding in which it came.
 
     It is remembered for long, and so holds nothing of the session, which may end before.
     """

@@ -139,7 +139,7 @@ class RelayedSession(BaseSession):
         return self.episode >= 0 and not (self.terminated or self.truncated)
 
     def let_go(self, reason: EndReason) -> Coroutine[Any, Any, None] | None:
-        """Have the node end it."""
+        """Tell the node to end the session."""
         return self._session_release.to(self, reason)
 
     # -- operations on their way ---------------------------------------------------------------------------------

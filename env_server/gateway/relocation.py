@@ -334,7 +334,7 @@ class Relocation:
 
 
 def renamed(problem: ProblemError, upstream_id: str, session_id: str) -> ProblemError:
-    """A node's problem for the client: with the id that it knows, and without what is between us and the node."""
+    """A node's problem for the client: with the client's id of the session, and without details of the node."""
     if problem.kind.kept_from_clients:
         problem = ProblemError("upstream_error", f"the node answers {problem}")
     if upstream_id not in problem.detail:

@@ -31,9 +31,9 @@ class Enrolled(BaseModel):
     """A registration as the file keeps it. It holds no token: a server presents its own when it registers again.
 
     Attributes:
-        env_id: What the environment is called.
+        env_id: The environment's id.
         url: The server that has it.
-        upstream_env_id: What the environment is called there.
+        upstream_env_id: The environment's id at the server.
         returns: Whether that server registers again by itself, as nodes do.
         ttl_s: How long the registration lives past its last heartbeat.
     """
@@ -48,7 +48,7 @@ class Enrolled(BaseModel):
 
     @property
     def place(self) -> tuple[str, str, str]:
-        """What makes two of them the same."""
+        """The key by which two of them are the same."""
         return self.env_id, self.url, self.upstream_env_id
 
 
@@ -138,7 +138,7 @@ class Roster:
         return sorted(env_id for env_id in expected if not self._is_present(env_id))
 
     def close(self) -> None:
-        """Write down what is there now; it is expected after the next start."""
+        """Write the present registrations; they are expected after the next start."""
         if self._saving is not None:
             self._save()
         if self._saving is not None:
@@ -146,7 +146,7 @@ class Roster:
             self._saving.cancel()
 
     def _save_soon(self) -> None:
-        """Servers register much at a time: that is one write."""
+        """Servers register many environments at a time, which are written once."""
         if self._path is not None and self._saving is None:
             self._saving = self._loop.call_later(_SAVE_AFTER_S, self._save)
 

@@ -19,13 +19,13 @@ _PATTERN = re.compile(rf"([sh])([a-z2-7]{{{NODE_KEY_CHARACTERS}}})([a-z2-7]{{{_P
 
 @dataclass(frozen=True, slots=True)
 class SessionName:
-    """What the id of a session says.
+    """The parts of a session's id.
 
     Attributes:
         lingers: Whether the session was made on a socket, and ends some time after its last one.
         node: The key of the node that has it.
         upstream_id: Its id there.
-        proof: That its owner was given it.
+        proof: A signature that proves that the owner received the id.
     """
 
     lingers: bool
@@ -57,7 +57,7 @@ def session_name(key: bytes, lingers: bool, node: str, upstream_id: str) -> str:
 
 
 def parse_session_name(session_id: str) -> SessionName | None:
-    """What an id says; None for one that no gateway gave."""
+    """Parse an id; None for one that no gateway issued."""
     found = _PATTERN.fullmatch(session_id) if len(session_id) <= _LONGEST else None
     if found is None:
         return None

@@ -37,7 +37,7 @@ class SessionRelease:
         if reason == "evicted":
             return self._unless_used(session)
         if reason == "lost" and session.home.has_other_gateways and self._journal is None:
-            # What this gateway does not know, another one may.
+            # Another gateway may know a session that this one does not.
             self._registry.released(session.home)
             return None
         session.node.close_session(session.upstream_id)

@@ -74,7 +74,7 @@ _log = logging.getLogger(__name__)
 
 
 Answered = Callable[[], Mapping[str, tuple[int, int]]]
-"""What a gateway has answered of its sessions: the episode of each, and how many steps that has."""
+"""The last answers of a gateway: the episode of each session, and the number of its steps."""
 
 
 class SharedJournal:
@@ -144,10 +144,10 @@ class SharedJournal:
         return self._watch.settling_s
 
     async def start(self, answered: Answered = dict) -> None:
-        """Look whether the journal is there; one that is not yet is waited for in the background.
+        """Connect to the journal; if it is away, keep trying in the background.
 
         Args:
-            answered: Gives what this gateway has answered of each session: its episode, and steps of that.
+            answered: Returns the last answer of each session here: its episode, and the number of its steps.
         """
         self._answered = answered
         self._watching = self._loop.create_task(self._watch.run())
@@ -159,7 +159,7 @@ class SharedJournal:
         await self._warn()
 
     async def close(self) -> None:
-        """Write what is waiting, and disconnect."""
+        """Write the pending entries, and disconnect."""
         if self._flushing is not None:
             await asyncio.wait([self._flushing], timeout=2 * _ANSWER_S)
         for task in (self._flushing, self._reaching, self._watching):
@@ -168,7 +168,7 @@ class SharedJournal:
         await self._redis.aclose()
 
     def require(self) -> None:
-        """Refuse what could not be written down.
+        """Refuse operations that could not be recorded.
 
         Raises:
             ProblemError: `draining`.
@@ -179,13 +179,13 @@ class SharedJournal:
     # -- what gateways see ---------------------------------------------------------------------------------------
 
     def write(self, write: Write) -> None:
-        """Write down what was seen of a session, at the end of this turn of the loop."""
+        """Write an event of a session, at the end of this turn of the loop."""
         self._queue.append((write, time.perf_counter()))
         if self._flushing is None:
             self._flushing = self._loop.create_task(self._flush())
 
     async def written(self, session_id: str, arguments: Arguments) -> str:
-        """The same, and what has become of it; see `Write.done`."""
+        """Write an event and wait for its result; see `Write.done`."""
         status: asyncio.Future[str] = self._loop.create_future()
         self.write(
             Write(session_id, arguments, lambda each: None if status.done() else status.set_result(each))
@@ -210,7 +210,7 @@ class SharedJournal:
             self._flushing = None
 
     def _next_writes(self) -> list[tuple[Write, float]]:
-        """What goes out together: no more than the server takes in one call without keeping others waiting."""
+        """The next batch: no larger than the server can process in one call without blocking others."""
         count = size = 0
         for write, _ in self._queue[:_MOST_WRITES]:
             size += sum(len(each) for each in write.arguments if isinstance(each, bytes))

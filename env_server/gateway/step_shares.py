@@ -1,4 +1,4 @@
-"""Batches of steps: what a training loop sends most, passed on without an object for each step.
+"""Batches of steps: the most frequent message of a training loop, passed on without an object for each step.
 
 This is for batches that hold nothing but steps, at most one for each session, of environments that answer at once. Any
 other batch is passed on operation by operation.
@@ -91,7 +91,7 @@ class Share(Passage):
     def refused(self, problem: ProblemError) -> None:
         """Look after each step by itself."""
         for step in self._steps:
-            # One of them may be what could not be passed on.
+            # One of them may be the operation that could not be passed on.
             self._refuse(step, problem, by_itself=problem.code == "invalid_request" and len(self._steps) > 1)
         self._batch.complete()
 
@@ -129,7 +129,7 @@ class StepShares:
     """Shares the steps of a batch out to the nodes that have the sessions.
 
     Args:
-        relay: Looks after what goes wrong.
+        relay: Handles failures.
         sessions: The sessions by their ids.
     """
 

@@ -28,7 +28,7 @@ _ENDED = "ended:"
 
 
 class Answering(Protocol):
-    """What answers clients, and asks nodes again."""
+    """Answers clients, and retries at nodes."""
 
     def finish(self, operation: "InFlight", answer: "Reply | ProblemError") -> None:
         """Send the answer to the client."""
@@ -37,7 +37,7 @@ class Answering(Protocol):
         """Find the session and retry at its node; `gone` if the node does not have it as it was."""
 
     def spawn(self, operation: "InFlight", body: Coroutine[Any, Any, None]) -> None:
-        """Do what takes time and ends with an answer to an operation, or with the problem that is one."""
+        """Run a task that ends with the answer of an operation, or with its problem."""
 
 
 class WriteAhead:
@@ -55,7 +55,7 @@ class WriteAhead:
         self._answering = answering
 
     def require(self) -> None:
-        """Refuse what could not be written down.
+        """Refuse operations that could not be recorded.
 
         Raises:
             ProblemError: `draining`.
@@ -108,7 +108,7 @@ class WriteAhead:
             self._answering.finish(operation, problem)
 
     def _refusal(self, operation: "InFlight", status: str) -> ProblemError:
-        """The problem that what was answered could not be written down."""
+        """The problem that an answer could not be recorded."""
         session = operation.session
         if status == "missing" or status.startswith(_ENDED):
             reason = _reason(status.removeprefix(_ENDED))
@@ -141,7 +141,7 @@ class WriteAhead:
         return await self._journal.written(session.session_id, arguments)
 
     async def _mismatched(self, operation: "InFlight", problem: ProblemError) -> None:
-        """Look what is behind a step that names another place than its node has the session at."""
+        """Find the cause of a step whose episode or index differs from the node's."""
         found = await self._load(operation)
         if found is None or found.ended is not None:
             reason = None if found is None else found.ended

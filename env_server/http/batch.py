@@ -97,8 +97,8 @@ def run_batch(
 ) -> Results | Pending | Awaitable[Results] | Unfinished:
     """Run the operations of a batch; each fails alone.
 
-    What is answered at once is done in order. What runs in workers runs side by side, but the operations on one
-    session run one after another. What other servers are asked goes to them in order.
+    Operations with an immediate answer run in order. Operations in workers run concurrently, but those on one session
+    one after another. Operations for other servers are sent in order.
     """
     shared = operations.share_out(context, ops)
     if shared is not None:
@@ -109,7 +109,7 @@ def run_batch(
 
 
 class _Chain:
-    """Operations that are done one after another, in the order of the batch, and the names of what they are on."""
+    """Operations that run one after another, in the order of the batch, and the names of their sessions."""
 
     __slots__ = ("links", "names")
 
@@ -201,7 +201,7 @@ class _Batch:
         found = {id(chains[each]): chains[each] for each in named if each in chains}
         if not found:
             return None
-        # It waits for all that is on any of its sessions, and what comes on one of them waits for it.
+        # It waits for the operations on all of its sessions, and later ones on any of these wait for it.
         first, *others = sorted(found.values(), key=lambda chain: len(chain.names), reverse=True)
         for other in others:
             first.take_in(other)
@@ -212,7 +212,7 @@ class _Batch:
         return first
 
     def outcome(self) -> Results | Pending | Awaitable[Results]:
-        """The results, or what they are awaited by."""
+        """The results, or an awaitable of them."""
         if self._chains:
             return self._finish()
         return self._results if self._waiting is None else self._waiting.begin()
@@ -290,7 +290,7 @@ def encode_results(
 
 
 def _size(result: dict[str, Any], binary: bool) -> int:
-    """How many bytes a result takes in an answer, with what parts it from the next.
+    """The bytes of a result in an answer, with the separator to the next.
 
     Raises:
         EncodeError: It has no form there.

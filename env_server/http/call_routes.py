@@ -1,4 +1,4 @@
-"""How calls come over HTTP: who asks is known and the body is read, within its limit, before a request is validated."""
+"""Calls over HTTP: the caller is authenticated and the body read, within its limit, before validation."""
 
 import asyncio
 import inspect
@@ -58,23 +58,23 @@ class Call(Request):
 
     @property
     def headers(self) -> Headers:
-        """What FastAPI is to know of the body that it is given."""
+        """The headers of the placeholder body that FastAPI receives."""
         return Headers({"content-type": "application/json"})
 
     async def body(self) -> bytes:
-        """A body that is not empty, so that FastAPI asks what it holds."""
+        """A placeholder body, so that FastAPI calls `json`."""
         return b"{}"
 
     async def json(self) -> Any:
-        """What it holds, once that is known."""
+        """The fields of the body, filled in later."""
         return self.fields
 
     async def run(self, request: BaseModel | None = None, /, **named: str) -> Response:
         """Answer with the operation that the route is named after.
 
         Args:
-            request: What the route has validated, if the call has a body or a query.
-            **named: What the path names.
+            request: The validated request, if the call has a body or a query.
+            **named: The parameters of the path.
 
         Raises:
             ProblemError: Any of the operation's problems.
@@ -109,13 +109,13 @@ class Call(Request):
         )
 
     async def refuse(self, problem: ProblemError) -> Response:
-        """Answer a request that does not fit, as an operation answers a frame: its session and its rate come first.
+        """Refuse an invalid request, as operations refuse frames: checks of its session and its rate come first.
 
         Args:
             problem: Why it does not fit.
 
         Raises:
-            ProblemError: That one, or one that comes before it.
+            ProblemError: The given problem, or one of the earlier checks.
         """
         try:
             return await self.run(**self.scope["route"].named(self.scope))
@@ -130,7 +130,7 @@ class Call(Request):
             ClientDisconnect: If the client disconnected; its operation was cancelled.
         """
         answer_ready = asyncio.create_task(answering)
-        # The body has been read; what comes next is that the client has gone.
+        # The body has been read, so the next message is the disconnect.
         gone: asyncio.Future[Any] = asyncio.ensure_future(self.receive())
         try:
             await asyncio.wait({answer_ready, gone}, return_when=asyncio.FIRST_COMPLETED)
@@ -156,7 +156,7 @@ class Needs:
         """Read a call.
 
         Raises:
-            ProblemError: The caller may not make it, its body cannot be read, or it holds what the call does not take.
+            ProblemError: The caller lacks the role, or the body or a field of it is invalid.
         """
         services, headers, route = call.services, call.scope[HEADERS], call.scope["route"]
         # Before its body is read, which is for its client to send.
@@ -192,7 +192,7 @@ class CallRoute(APIRoute):
         self.summary, self.description = self.description.removesuffix("."), ""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """What answers requests; every failure is a problem."""
+        """Return the handler; every failure becomes a problem."""
         respond = super().get_route_handler()
 
         async def handle(request: Request) -> Response:
@@ -210,7 +210,7 @@ class CallRoute(APIRoute):
         return await call.refuse(problem)
 
     def named(self, scope: Scope) -> dict[str, str]:
-        """What the path names: an application around this one may have named more."""
+        """The path's parameters of this route: an enclosing application may have added others."""
         return {name: scope["path_params"][name] for name in self.param_convertors}
 
 
@@ -218,7 +218,7 @@ class PlainRoute(CallRoute):
     """A call that FastAPI describes but does not run: a hot one, most of whose cost would be FastAPI's.
 
     Its function is called as FastAPI would call it, but for the request of an operation: that is left to the operation,
-    and None here. `benchmarks/serving/http_routes.py` says what each way costs.
+    and None here. `benchmarks/serving/http_routes.py` measures both ways.
     """
 
     def __init__(self, path: str, endpoint: Callable[..., Any], **described: Any) -> None:
@@ -241,7 +241,7 @@ class PlainRoute(CallRoute):
 
     async def _answer(self, call: Call) -> Response:
         await self._needs(call)
-        # An operation validates what comes in frames, and so what comes here: most steps need no model.
+        # Operations validate frames themselves, and so requests from here: most steps need no model.
         request = None if self.name in SOCKET_OPS else validate(self._model, call.fields)
         response: Response = await self.endpoint(call, request=request, **self.named(call.scope))
         return response
@@ -255,7 +255,7 @@ class _NoAnswer(Response):
 
 
 async def answered(scope: Scope, answering: Awaitable[Response]) -> Response:
-    """A response whatever happens: what fails is a problem."""
+    """Always return a response: failures become problems."""
     unanswered = scope[SERVICES].unanswered
     task = unanswered.enter()
     try:

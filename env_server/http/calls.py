@@ -1,4 +1,4 @@
-"""The calls of the protocol over HTTP; what each does is the operation of its name."""
+"""The calls of the protocol over HTTP; each runs the operation of its name."""
 
 from typing import Annotated, Any
 
@@ -40,13 +40,13 @@ from rollgym.env_server.operations.information import EnvsQuery, SessionsQuery
 from rollgym.sandbox.remote.run_code import RunCodeReply, RunCodeRequest, SandboxReply
 
 HOT_CALLS = call_router(route_class=PlainRoute)
-"""What is called for each step, episode or score."""
+"""The calls for each step, episode or score."""
 CALLS = call_router()
-"""What every server answers beside these."""
+"""The further calls of every server."""
 REGISTRATION_CALLS = call_router("register")
-"""What a gateway answers beside these."""
+"""The further calls of a gateway."""
 RUN_CODE_CALLS = call_router()
-"""What a server with a sandbox of its own answers beside these."""
+"""The further calls of a server with a sandbox of its own."""
 
 _SESSION = "/v1/sessions/{session_id}"
 _REGISTRATION = "/v1/registrations/{registration_id}"
@@ -196,7 +196,7 @@ async def register(call: Call, request: RegisterRequest) -> Response:
 
 @REGISTRATION_CALLS.post("/v1/registrations", response_model=AnnounceReply, responses=problems("draining"))
 async def announce(call: Call, request: AnnounceRequest) -> Response:
-    """Register what a server has, and say that it is there."""
+    """Register a server's environments, or renew them as a heartbeat."""
     return await call.run(request)
 
 
@@ -228,5 +228,5 @@ async def run_code(call: Call, request: RunCodeRequest) -> Response:
 
 @RUN_CODE_CALLS.get("/v1/sandbox", response_model=SandboxReply, responses=problems("draining"))
 async def sandbox(call: Call) -> Response:
-    """What the sandbox keeps to."""
+    """Return the guarantees and limits of the sandbox."""
     return await call.run()

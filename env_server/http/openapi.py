@@ -1,4 +1,4 @@
-"""What FastAPI's description of the calls lacks: problems, MessagePack, pages and sockets."""
+"""Additions to FastAPI's description of the calls: problems, MessagePack, pages and sockets."""
 
 import re
 from collections.abc import Collection, Mapping
@@ -16,16 +16,16 @@ from rollgym.env_server.messages.negotiation import PROBLEM_MEDIA_TYPE
 from rollgym.version import __version__
 
 ON_SESSION = codes_of(lambda problem: "session" in problem.answers)
-"""What calls on a session may be answered with."""
+"""The problems of calls on a session."""
 
 RUNS = ON_SESSION | codes_of(lambda problem: "run" in problem.answers)
-"""What calls may be answered with that run the environment of a session."""
+"""The problems of calls that run the environment of a session."""
 
 MAKES = codes_of(lambda problem: "make" in problem.answers)
-"""What calls may be answered with that make an environment."""
+"""The problems of calls that make an environment."""
 
 SCORES = codes_of(lambda problem: "score" in problem.answers)
-"""What calls may be answered with that score responses."""
+"""The problems of calls that score responses."""
 
 _SCHEMAS = "#/components/schemas/"
 _OPENENV_VERSION = "1.0.0"
@@ -61,8 +61,8 @@ def problems(*codes: str, always: Collection[str] = _ALWAYS) -> dict[int | str, 
     """The answers of a call that are problems, by their status, for its route's `responses`.
 
     Args:
-        *codes: What it may be answered with.
-        always: What every call may be answered with beside these.
+        *codes: The problems of this call.
+        always: The problems of every call.
     """
     by_status: dict[int, list[str]] = {}
     for code in dict.fromkeys((*always, *codes)):
@@ -91,7 +91,7 @@ def describe(
 
     Args:
         routes: Its calls.
-        sockets: What its WebSockets are for, by their paths.
+        sockets: The purposes of its WebSockets, by their paths.
         others: Calls of other protocols, described by their methods, by their paths.
         needs_token: Whether it has tokens.
     """
@@ -205,7 +205,7 @@ def _references(value: Any) -> set[str]:
 
 
 def _complete(described: dict[str, Any], method: str, path: str) -> None:
-    """Give an operation what tools that read the document want of each: a tag, an id, a description."""
+    """Add the parts of an operation that readers of the document require: a tag, an id, a description."""
     tag, explained = next((tag, page) for prefix, tag, _, page in _TAGS if path.startswith(prefix))
     described["tags"] = [tag]
     words = re.findall(r"\w+", path.removeprefix("/v1"))

@@ -254,10 +254,10 @@ class Socket:
             self._context.waited_s = waited if is_refused else 0.0
 
     async def _wait_for_room(self) -> None:
-        """Wait until a frame is answered, which is what slows a client down that asks faster than it is answered.
+        """Wait until a frame is answered: back-pressure for a client that sends faster than it is answered.
 
-        After a while what else there is is taken all the same, to be refused. What is not refused is little, and would
-        be without a bound if nothing were waited for.
+        After a while further frames are read all the same, and refused. Few are accepted, but without the wait their
+        number would be unbounded.
         """
         self._room = asyncio.get_running_loop().create_future()
         patience_s = self._overload.limit_s if len(self._in_flight) < 2 * self._max_in_flight else None
@@ -267,7 +267,7 @@ class Socket:
         self._room = None
 
     def _changed(self) -> None:
-        """Note what has become of the token."""
+        """Handle the revocation or the change of the token."""
         if not self._slot.revoked:
             assert self._slot.caller is not None
             self._context.caller = self._slot.caller
@@ -304,7 +304,7 @@ class Socket:
                 await self._send(_message(content, self._binary))
 
     def _handle(self, frame: Any, data: str | bytes) -> bytes | None:
-        """Handle what one frame holds; the answer, if it is ready at once."""
+        """Handle the contents of one frame; return the answer, if it is ready at once."""
         number: FrameId = None
         try:
             number = frame_id(frame)
@@ -353,7 +353,7 @@ class Socket:
         return results()
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Begin what has to be done before the next frame is read."""
+        """Begin work that must end before the next frame is read."""
         self._beginning = asyncio.get_running_loop().create_task(work)
         self._services.unanswered.add(self._beginning)
         return self._beginning
@@ -397,7 +397,7 @@ class Socket:
             self._forget(number)
 
     def _take_answer(self, number: FrameId, answer: Reply | Results | ProblemError) -> None:
-        """Answer a frame with what another server has answered; the answers of one turn of the loop share a task."""
+        """Answer a frame with another server's answer; the answers of one turn of the loop share a task."""
         if number not in self._passed_on:
             # It was given up.
             return
@@ -432,7 +432,7 @@ class Socket:
         """Note that a frame is answered."""
         self._in_flight.discard(number)
         if self._dropped and not self._in_flight:
-            # What ran when the socket dropped may have made sessions, or used some, since.
+            # Operations that ran when the socket dropped may have made or used sessions since.
             self._services.socket_dropped(self._context)
         if self._room is not None:
             if not self._room.done():

@@ -1,1 +1,1 @@
-"""What was done in a session, and the proof that doing it again gives the same; sessions and rooms above enter."""
+"""Records of a session's actions, with digests that prove a replay equal; sessions and rooms above enter."""

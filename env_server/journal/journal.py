@@ -24,7 +24,7 @@ _MAX_PENDING_TEXT = 512
 _MAX_PENDING_TEXTS = 2048
 
 
-# What a step takes in a portable episode beside its action: a digest in quotation marks, and two commas.
+# The bytes of a step in a portable episode beside its action: a digest in quotation marks, and two commas.
 _STEP_BYTES = 2 * DIGEST_BYTES + 4
 _RESEED_BYTES = 40
 _INT_BYTES = 24
@@ -77,14 +77,14 @@ class EndedStep(NamedTuple):
 
 
 class Journal:
-    """Seed, options and actions of a session's present episode, with a digest of what each step returned.
+    """Seed, options and actions of a session's present episode, with a digest of each step's return value.
 
     Observations, actions and infos are given in JSON's encoding.
 
     Args:
         env_id: The environment's id.
         env_version: Its version.
-        kwargs: What the client set.
+        kwargs: The client's kwargs.
 
     Attributes:
         seed: Seed of the episode; None before the first one.
@@ -94,7 +94,7 @@ class Journal:
         ended: Whether the last step terminated, and whether it truncated the episode.
         before: The step that began this episode, if one did; it is the last one answered until another is taken.
         request_id: The id of the request that began this episode, if it had one.
-        most: What `size` is at most, which is known without measuring.
+        most: An upper bound of `size`, known without measuring.
     """
 
     __slots__ = (
@@ -143,7 +143,7 @@ class Journal:
 
     @property
     def reset_digest(self) -> str | None:
-        """The digest of what the reset returned; None before the first one."""
+        """The digest of the reset's return value; None before the first one."""
         return self._reset
 
     @property
@@ -159,7 +159,7 @@ class Journal:
 
     @property
     def pending_outcome(self) -> tuple[Any, float, bool, bool] | None:
-        """What the last step returned, if its digest was not made yet."""
+        """The return value of the last step, if its digest has not been computed yet."""
         return self._pending[-1] if self._pending else None
 
     def packed_digests(self) -> bytes:
@@ -241,7 +241,7 @@ class Journal:
             episode: The index of the episode in its session.
             digests: Its digests, if they were unpacked before.
         """
-        # What is in a journal has been validated, and there may be a great deal of it.
+        # A journal's contents have been validated already, and may be large.
         return PortableEpisode.model_construct(
             env_id=self.env_id,
             env_version=self.env_version,

@@ -31,7 +31,7 @@ _GROWTH = 1024 * 1024
 _SLACK = 1024 * 1024
 # Rewriting all sessions takes the event loop's time, and a disk that was full a moment ago is likely still full.
 _RETRY_S = 10.0
-# What a record may raise that has the right checksum and makes no sense all the same.
+# Errors of records that have the right checksum but invalid contents.
 _UNREADABLE = (TypeError, ValueError, LookupError, msgpack.exceptions.UnpackException)
 
 _OPENED, _BEGAN, _RETURNED, _STEPPED, _CLOSED = range(5)
@@ -73,7 +73,7 @@ class JournaledSession:
         opened_by: The request that opened it, if that had an id.
         journal: Its present episode.
         episode: The index of that; -1 before the first reset.
-        number: What records call it.
+        number: Its number in records.
         opening: Bytes of the record that opened it.
         playing: Bytes of the records of its present episode.
     """
@@ -91,9 +91,9 @@ class JournaledSession:
 
 
 class JournalFile:
-    """An append-only file of what happened to sessions.
+    """An append-only file of the events of sessions.
 
-    Records are copied into a mapping of the file: that costs no system call, and the kernel keeps what was copied when
+    Records are copied into a mapping of the file: that costs no system call, and the kernel keeps the copied bytes when
     the process is killed. A power failure may lose any part of it: a session that may lack records is lost, and never
     resumes from an earlier point. Space is reserved before it is mapped, so that a full disk is an error here and not a
     signal. When most of the file belongs to sessions and episodes that are over, the rest is written to a new file,
@@ -146,7 +146,7 @@ class JournalFile:
 
     @property
     def _stale(self) -> Path:
-        """What there is of a file that could not grow."""
+        """The contents of a file that could not grow."""
         return self._path.with_suffix(".stale")
 
     @property
@@ -166,7 +166,7 @@ class JournalFile:
 
     @property
     def is_kept(self) -> bool:
-        """Whether what happens is written down; not so while the file cannot grow."""
+        """Whether events are written; False while the file cannot grow."""
         return self._view is not None
 
     def resume(self) -> None:
@@ -239,7 +239,7 @@ class JournalFile:
         if outcome is None:
             record = (_STEPPED, *place, journal.actions[-1], journal.last_digest(), journal.ended)
         else:
-            # Making the digest costs more than writing down what it is made of.
+            # Computing the digest costs more than writing its input.
             record = (_RETURNED, *place, journal.actions[-1], *outcome)
         session.playing += self._append(self._pack(record))
 
@@ -312,7 +312,7 @@ class JournalFile:
         return self._view
 
     def _give_up(self, error: OSError) -> None:
-        """Keep no journals until there is room: what is in the file must not be taken for the truth later."""
+        """Stop writing until there is room: the file's contents must not be trusted later."""
         _log.error("no journals from here on, until there is room: cannot write to %s: %s", self._path, error)
         self._retry_at = time.monotonic() + _RETRY_S
         try:
@@ -340,7 +340,7 @@ class JournalFile:
             self._path.with_suffix(".new").unlink()
 
     def _compact(self) -> None:
-        """Write what is not over to a new file, in the place of the old one."""
+        """Write open sessions and episodes to a new file, which replaces the old one."""
         mark = new_mark()
         records: list[bytes] = []
         sizes = []
@@ -399,11 +399,11 @@ class JournalFile:
 
 
 class _Reader:
-    """Does again what records say, and knows of which sessions something may be missing.
+    """Replays records, and tracks the sessions that may lack some.
 
     Attributes:
-        known: The sessions that are not closed, by what records call them.
-        sound: Those of which nothing is missing.
+        known: The open sessions, by their numbers in records.
+        sound: Those that lack no records.
         ended: Id, owner and reason of those that were closed.
         gaps: At how many places something was missing.
     """
@@ -420,7 +420,7 @@ class _Reader:
         self.sound.clear()
 
     def take(self, record: bytes | None) -> None:
-        """Do again what a record says; None is a gap."""
+        """Apply a record; None is a gap."""
         if record is None:
             self.note_gap()
             return

@@ -1,7 +1,7 @@
 """The format of a journal's file: it shows any record that is damaged, missing, doubled or out of place.
 
 A file begins with a mark of its own, four random bytes, which stands before each record and is part of its checksum:
-so what clients have sent never passes for a record, and the next whole record is found after a damaged one. Records are
+so data of clients never passes for a record, and the next whole record is found after a damaged one. Records are
 numbered. The head says up to which byte they are complete; what follows is the record that was being written when the
 process was killed.
 """
@@ -14,7 +14,7 @@ from typing import NamedTuple
 from zlib import crc32
 
 MAGIC = b"RGJRNL04"
-"""What a file begins with."""
+"""The first bytes of a file."""
 
 _HEAD = struct.Struct("<8s4sQQ")
 _USED = struct.Struct("<QQ")
@@ -39,7 +39,7 @@ class _Whole(NamedTuple):
 
 
 def new_mark() -> bytes:
-    """The mark of a new file; what was never written is zero, and so none of its bytes are."""
+    """The mark of a new file; unwritten space is zero, so none of its bytes are."""
     return bytes(1 + secrets.randbelow(255) for _ in range(4))
 
 
@@ -70,7 +70,7 @@ def write_record(view: mmap, used: int, mark: bytes, seed: int, number: int, con
 
 
 def seed_of(mark: bytes) -> int:
-    """What the checksums of a file's records begin with, beside their numbers."""
+    """The seed of the checksums of a file's records, beside their numbers."""
     return int.from_bytes(mark, "little")
 
 

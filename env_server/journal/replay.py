@@ -15,7 +15,7 @@ from rollgym.env_server.workers.base import EnvironmentRaised, EnvSource, StepOu
 
 
 class ReplayDiverged(Exception):  # noqa: N818 - the name says what happened
-    """The environment did not do again what the journal says that it did."""
+    """The environment's replay differs from the journal."""
 
 
 class RebuiltPoint(NamedTuple):
@@ -50,7 +50,7 @@ async def rebuild(
         worker: The worker that will hold it.
         key: Its key there.
         source: Its entry point and arguments.
-        kwargs: What the client set.
+        kwargs: The client's kwargs.
         journal: The actions to replay; the environment must be deterministic.
         timeout: The time-out of each operation, in seconds.
         slices: Schedules replays that run in the event loop, so that other tasks get their turns in between.
@@ -110,7 +110,7 @@ async def _replay(
 
 
 class _Differs(Exception):  # noqa: N818 - never leaves this module
-    """What was returned has another digest."""
+    """A return value has another digest."""
 
 
 def _compare(space: Space[Any], outcome: StepOutcome, expected: str | None) -> None:

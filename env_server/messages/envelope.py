@@ -40,14 +40,14 @@ def as_problem(error: Exception) -> ProblemError:
     if isinstance(error, ProblemError):
         return error
     if isinstance(error, EncodeError):
-        # What this server answers of its own was encoded before.
+        # This server's own answers were encoded before.
         return ProblemError("upstream_error", f"the answer of a registered server {error}")
     _log.error("an operation failed inside the server", exc_info=error)
     return ProblemError("internal", "the server failed; its log says more")
 
 
 def sendable(problem: ProblemError, *, binary: bool) -> dict[str, Any]:
-    """A problem as an object; without what a registered server has said and no frame can hold."""
+    """A problem as an object, without members of a registered server that a frame cannot hold."""
     content = problem.to_problem()
     try:
         # As deep as it stands in an answer: in the results of a batch.

@@ -1,4 +1,4 @@
-"""HTTP bodies: which encoding, how large, and what they hold."""
+"""HTTP bodies: their encoding, their size, and their contents."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -18,7 +18,7 @@ PROBLEM_MEDIA_TYPE = "application/problem+json"
 
 
 def own_path(scope: Mapping[str, Any]) -> str:
-    """The path of a request or socket, without the prefix of what the server is mounted in."""
+    """The path of a request or socket, without the prefix of the application that the server is mounted in."""
     path: str = scope["path"]
     prefix: str = scope.get("root_path") or ""
     return path[len(prefix) :] if prefix and path.startswith(f"{prefix}/") else path
@@ -120,7 +120,7 @@ def answer(
     """An HTTP answer.
 
     Args:
-        content: What it holds.
+        content: The content of the body.
         binary: Whether it is MessagePack.
         limit: Bytes that it may have.
         portable_limit: Bytes that it may have if it is a portable episode.

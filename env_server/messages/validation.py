@@ -1,4 +1,4 @@
-"""What a frame or a call holds: fields of the envelope, and those that are a request, checked against its model."""
+"""The fields of a frame or a call: those of the envelope, and those of the request, checked against its model."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
@@ -21,14 +21,14 @@ class Validated(dict[str, Any]):
     """The fields of a call, as they came; its route validates them.
 
     Attributes:
-        request: What they were found to be, once they are validated.
+        request: The validated request, once it exists.
     """
 
     request: BaseModel | None = None
 
 
 def requested(model: type[_Model], fields: Mapping[str, Any], *names: str) -> _Model:
-    """The request that the fields of an operation are: what a route has not validated is validated here.
+    """The request in the fields of an operation, validated here unless a route has done so.
 
     Args:
         model: The request's model.

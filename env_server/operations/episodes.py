@@ -37,7 +37,7 @@ class Resetting:
     Args:
         settings: Time-outs and the expert gate.
         metrics: Counts resets.
-        runner: Runs what does not run inline.
+        runner: Runs operations that are not inline.
         journal_file: The journal of episodes, if there is one.
     """
 

@@ -1,4 +1,4 @@
-"""What I/O processes counted, in Prometheus' text: of one process, and of all of them together."""
+"""The counters of I/O processes in Prometheus' text format: of one process, and of all together."""
 
 from collections.abc import Iterable, Iterator
 

@@ -1,4 +1,4 @@
-"""What went wrong in an environment, as problems that show no more than a client may see."""
+"""Failures of environments as problems that show no more than a client may see."""
 
 import re
 

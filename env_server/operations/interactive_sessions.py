@@ -132,7 +132,7 @@ class InteractiveSession:
             raise ProblemError("session_gone", "the program has ended", reason="closed") from error
 
     async def read(self, timeout_s: float) -> bytes:
-        """What it has written; nothing at the time-out, or at its end."""
+        """Return the program's output; empty at the time-out, or at its end."""
         return await self._do(lambda: self._started.read(timeout_s))
 
     async def alive(self) -> bool:

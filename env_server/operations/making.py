@@ -248,7 +248,7 @@ class Making:
             raise _refused(session.entry, session.kwargs, error) from error
 
     def recall(self, restored: Iterable[JournaledSession]) -> None:
-        """Take note of what the process before this one answered with sessions that are here again."""
+        """Restore the answers of the previous process whose sessions were restored."""
         groups: defaultdict[tuple[str, Opening], list[Session]] = defaultdict(list)
         for journaled in restored:
             if journaled.opened_by is not None:

@@ -1,4 +1,4 @@
-"""Sessions under names: protocols in which a client names a session before it says what the session is of."""
+"""Sessions under names: for protocols in which a client names a session before it chooses the environment."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
@@ -43,7 +43,7 @@ class NamedSessions:
 
     Args:
         rank: Which process this is.
-        sessions: Those that are here.
+        sessions: The sessions of this process.
         making: Makes them.
         closing: Closes them.
         call: Runs operations on them, wherever they are.

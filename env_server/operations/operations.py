@@ -49,7 +49,7 @@ OPEN_NAMED, FIND_NAMED, CLOSE_NAMED = "open_named", "find_named", "close_named"
 """The operations of protocols that name sessions beforehand; no frame may name them."""
 
 _BEGINS = frozenset({"make", "reset", "step", "render", "fork", "restore", "verify", "run_code", OPEN_NAMED})
-"""What a server that is behind refuses. All else costs little, or leaves it with less to do."""
+"""The operations that an overloaded server refuses. All others cost little, or reduce its load."""
 
 _MAX_SHOWN = 100
 
@@ -60,7 +60,7 @@ Handler = Callable[[Context, Mapping[str, Any]], "Reply | Awaitable[Reply]"]
 
 
 class Calls(Protocol):
-    """What operations are called through."""
+    """The interface for calling operations."""
 
     def call(self, context: Context, op: str, fields: Mapping[str, Any]) -> Reply | Awaitable[Reply]:
         """Run an operation and return its answer."""

@@ -20,14 +20,14 @@ _MOST_NAMED = 3
 
 
 class Readiness:
-    """What keeps one I/O process from taking new sessions.
+    """The reasons that keep one I/O process from taking new sessions.
 
     Args:
         rank: Which process it is.
         lifecycle: Whether it is starting or draining.
         pools: Its workers.
         journal_file: The journal of its sessions, if there is one.
-        roster: What other servers had registered before this process restarted.
+        roster: The registrations of other servers from before a restart.
         shared_journal: The journal that gateways share for sessions at nodes, if they share one.
     """
 
@@ -95,7 +95,7 @@ def _not_back(env_ids: list[str]) -> str:
 
 
 def _write(path: Path) -> str | None:
-    """Write a small file; what went wrong, if anything did."""
+    """Write a small file; return the error, if one occurred."""
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         try:

@@ -91,13 +91,13 @@ class ServedSandbox:
 
 
 class Slots:
-    """How many there may be of something, in all and of one token.
+    """A limit of concurrent uses, in all and for each token.
 
     Args:
         limit: In all.
-        per_token: Of a token whose entry says nothing.
+        per_token: The limit of a token whose entry sets none.
         name: The setting of the limit.
-        what: What is counted, for people.
+        what: The name of the counted things, for people.
     """
 
     def __init__(self, limit: int, per_token: int, name: str, what: str) -> None:
@@ -233,6 +233,6 @@ def asked_for(served: ServedSandbox, request: RunCodeRequest, longest_s: float, 
 
 
 def _give_up(running: "asyncio.Future[Reply]", cancellation: Cancellation) -> None:
-    """Take out of the queue what has not begun; end what runs, and free its thread with it."""
+    """Remove a queued run, or end a running one, which frees its thread."""
     running.cancel()
     cancellation.cancel()

@@ -193,7 +193,7 @@ class Services:
     def _verifier(self, entry: CatalogEntry) -> Worker:
         if entry.source.kind == "registered":
             return self._worker_pools.of(entry)
-        # What waits for a network would keep a child process from everything else.
+        # A wait for the network would block a child process for all others.
         return self._worker_pools.get("thread" if entry.isolation == "thread" else "process")
 
     def _appeared(self, registration: Registration) -> None:
@@ -232,7 +232,7 @@ class Services:
         self.lifecycle.phase = Phase.READY
 
     def reload_tokens(self) -> None:
-        """Read the token file again; what a token that was revoked has here ends."""
+        """Read the token file again; end the sessions and sockets of revoked tokens."""
         try:
             self.tokens.reload()
         except ConfigurationError as error:
@@ -253,7 +253,7 @@ class Services:
         return self._tracing is not None
 
     def about(self, session_id: str | None) -> dict[str, str]:
-        """What a record of the log is about, if it is about a session of this process."""
+        """The subject of a log record, if that is a session of this process."""
         session = None if session_id is None else self._sessions.by_id.get(session_id)
         return {} if session is None else {"env_id": session.entry.env_id}
 
@@ -403,7 +403,7 @@ def _shared_journal(settings: Settings) -> "SharedJournal | None":
     if settings.journal_url is None:
         return None
     try:
-        # Gateways that keep what they know to themselves need none of it.
+        # Gateways without a shared journal need none of it.
         from rollgym.env_server.gateway.shared_journal import SharedJournal
     except ImportError as error:
         raise ConfigurationError(

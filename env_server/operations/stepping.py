@@ -52,7 +52,7 @@ class Stepping:
     Args:
         settings: The settings that bound an episode.
         metrics: Counts steps.
-        runner: Runs what does not run inline.
+        runner: Runs operations that are not inline.
         resetting: Begins the next episode if a step requests it.
         journal_file: The journal of steps, if there is one.
     """
@@ -185,7 +185,7 @@ class Stepping:
         return reply if isinstance(reply, dict) else await reply
 
     def _taken(self, session: Session, written: Any, outcome: StepOutcome) -> StepRecord:
-        """Move a session on by what its environment answered."""
+        """Advance a session by its environment's answer."""
         try:
             observation, reward, terminated, truncated, info = outcome
             if (
@@ -292,7 +292,7 @@ class Stepping:
 
 
 def _only_seeds(reset: Any) -> bool:
-    """Whether what a step says of the next episode is a seed and nothing else, as vector clients say with each step."""
+    """Whether a step sets only a seed for the next episode, as vector clients do with each step."""
     if type(reset) is not dict or len(reset) != 1:
         return False
     seed = reset.get("seed")

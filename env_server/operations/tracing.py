@@ -114,7 +114,7 @@ class TracedOperations:
         return answer
 
     async def close(self) -> None:
-        """Send what was not sent yet; a collector that takes too long for that does not get it."""
+        """Send the remaining spans; they are dropped if the collector takes too long."""
         loop, sent = asyncio.get_running_loop(), asyncio.Event()
 
         def shut_down() -> None:

@@ -177,7 +177,7 @@ class Forwarder:
             try:
                 is_problem, answer = await link.ask(caller, op, fields, binary)
             except EncodeError as error:
-                # Some of what JSON holds, such as lists in lists without end, MessagePack does not.
+                # Some JSON values, such as very deeply nested lists, do not fit MessagePack.
                 raise ProblemError("invalid_request", f"this call cannot be passed on: {error}") from error
             except _LinkLost:
                 self._forget(index, link)

@@ -37,7 +37,7 @@ class Peers:
         """Call an operation in another process.
 
         Raises:
-            ProblemError: What it answers there, or `draining` while the process is away.
+            ProblemError: The problem that it answers there, or `draining` while the process is away.
         """
         if self._forwarder is None or context.forwarded:
             raise RuntimeError(f"process {index} is not a peer of process {self._rank.index}")

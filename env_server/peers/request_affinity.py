@@ -1,4 +1,4 @@
-"""Which I/O process answers a request that may come again, wherever it comes again."""
+"""The I/O process that answers a request and its retries, whichever process receives them."""
 
 import mmap
 import struct

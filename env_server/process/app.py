@@ -43,7 +43,7 @@ class App:
     """Answers HTTP requests and sockets.
 
     Args:
-        services: What does the work.
+        services: Carries out the operations.
     """
 
     def __init__(self, services: Services) -> None:
@@ -156,14 +156,14 @@ class App:
         ]
         # A path with a route of its own is not an id in another route.
         named = [route for route in routes if route.path == path] or routes
-        # MCP's routes leave methods to what answers them.
+        # MCP's routes leave the choice of methods to their handler.
         methods = {method for route in named for method in (route.methods or MCP_METHODS)}
         if "GET" in methods:
             methods.add("HEAD")
         return sorted({*methods, "OPTIONS"}) if methods else []
 
     def _counted(self, receive: Receive) -> Receive:
-        """What a request is read with, its bytes counted."""
+        """Wrap the receive function of a request, to count its bytes."""
         metrics = self._services.metrics
 
         async def counted() -> MutableMapping[str, Any]:
@@ -277,7 +277,7 @@ class App:
 
     @cached_property
     def _description(self) -> dict[str, Any]:
-        """What FastAPI takes a tenth of a second to write: it is written once."""
+        """The OpenAPI document, written once, because FastAPI takes a tenth of a second for it."""
         others = {MCP_PATH: described_mcp(), OPENENV_MCP: described_mcp(openenv=True)}
         return describe(self._described, self._sockets, others, needs_token=self._tokens.required)
 

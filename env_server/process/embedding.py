@@ -27,8 +27,8 @@ async def serve_here(environments: Sequence[str], *, allow_expert: bool = False)
     Nothing of the process is changed: no signal handlers, no logging, no other event loop.
 
     Args:
-        environments: What is served beside the built-in ones, as `module:Class` or `name=module:Class`. They run in
-            the event loop's thread, whatever they declare.
+        environments: The environments to serve beside the built-in ones, as `module:Class` or `name=module:Class`. They
+            run in the event loop's thread, regardless of their declarations.
         allow_expert: Whether clients may ask environments for expert actions.
 
     Yields:

@@ -76,7 +76,7 @@ class MountedServer:
 
     @asynccontextmanager
     async def lifespan(self, around: object = None) -> AsyncIterator[None]:
-        """Serve while the context is open; what runs then ends within `drain_grace_s`.
+        """Serve while the context is open; at its end, running operations get `drain_grace_s` to finish.
 
         Args:
             around: The application that it is mounted in, as Starlette gives it; it is not looked at.

@@ -101,7 +101,8 @@ async def _serve(
         announcer.start()
         services.on_socket_dropped = announcer.socket_dropped
         server.on_drain = announcer.leave
-    # What is there before the first session stays; collections that looked through it would keep steps waiting.
+    # Objects from before the first session live as long as the process; garbage collections that scan them would delay
+    # steps.
     gc.collect()
     gc.freeze()
     announce()

@@ -42,7 +42,7 @@ _LOCK = "supervisor.lock"
 
 _SIGNS = 4096
 _READY_LINE = b"ready\n"
-"""What an I/O process writes to its standard output once it serves."""
+"""The line that an I/O process writes to its standard output once it serves."""
 
 _log = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ def supervise(settings: Settings, announce: Callable[[str], None]) -> int:
     """Run `settings.processes` I/O processes until SIGTERM or SIGINT.
 
     Args:
-        settings: What the operator set.
+        settings: The operator's settings.
         announce: Called with the server's URL once all processes serve.
 
     Returns:
@@ -152,7 +152,7 @@ class Supervisor:
             if self._stopping.is_set():
                 return
             if not served and len(self._serving) < self._settings.processes:
-                # The server as a whole has not begun to serve: what is wrong is for the operator to see.
+                # The server as a whole has not begun to serve: the operator must see the error.
                 self._exit_code = code if code > 0 else 1
                 self._stop()
                 return

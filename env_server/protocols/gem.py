@@ -19,7 +19,7 @@ GEM_CALLS = call_router(route_class=PlainRoute)
 
 
 class _Fields(BaseModel):
-    """What ROCK does not know it does not look at."""
+    """Unknown fields are ignored, as ROCK does."""
 
     model_config = ConfigDict(strict=True, extra="ignore")
 
@@ -72,7 +72,7 @@ class GemResetReply(BaseModel):
 
 
 class GemStepReply(BaseModel):
-    """What an action led to."""
+    """The result of an action."""
 
     observation: Any
     reward: float
@@ -130,5 +130,5 @@ async def gem_list(call: Call, request: GemListRequest) -> Response:
 
 
 def _only(model: type[BaseModel], reply: Reply) -> Reply:
-    """What GEM knows of an answer."""
+    """The fields of an answer that GEM has."""
     return {name: reply[name] for name in model.model_fields}

@@ -82,7 +82,7 @@ class McpAdapter:
     """Answers MCP's requests.
 
     Args:
-        services: What does the work.
+        services: Carries out the operations.
     """
 
     def __init__(self, services: Services) -> None:

@@ -92,7 +92,7 @@ def initialize_result(params: Mapping[str, Any], env_id: str, reply: Reply) -> d
     """The answer to `initialize`, which has begun an episode.
 
     Args:
-        params: Of the request.
+        params: The parameters of the request.
         env_id: The environment.
         reply: The answer to the reset.
     """
@@ -120,7 +120,7 @@ def listed_tools(info: Mapping[str, Any], described: Mapping[str, Any]) -> list[
     """All tools of an episode: `reset`, `step`, and the environment's own.
 
     Args:
-        info: Of the reset.
+        info: The info of the reset.
         described: The environment's `EnvInfo`.
     """
     own = own_tools(info)
@@ -216,7 +216,7 @@ def failed_result(problem: ProblemError) -> dict[str, Any] | None:
 
 
 def seen_text(reply: Reply) -> str:
-    """What an agent sees of a step: results of tools without the marks that a format puts around them."""
+    """The text of a step for an agent: results of tools without the marks that a format puts around them."""
     messages = reply["info"].get("messages")
     if isinstance(messages, list) and messages and all(isinstance(each, Mapping) for each in messages):
         texts = [message.get("content") for message in messages if message.get("role") == "tool"]
@@ -226,7 +226,7 @@ def seen_text(reply: Reply) -> str:
 
 
 def _tool_result(text: str, reply: Mapping[str, Any], *, is_error: bool) -> dict[str, Any]:
-    # The state and the like are for programs: agents are not shown what is in `_meta`.
+    # The state and the like are for programs: `_meta` is not shown to agents.
     return {
         "content": [{"type": "text", "text": text}],
         "isError": is_error,

@@ -1,4 +1,4 @@
-"""OpenEnv over HTTP: what it says of an environment, and calls that each have an environment of their own."""
+"""OpenEnv over HTTP: descriptions of an environment, and calls that each make an environment of their own."""
 
 from fastapi import Response
 
@@ -95,13 +95,13 @@ async def openenv_state(call: Call, env_id: PathId) -> Response:
 
 @OPENENV_CALLS.get(f"{PREFIX}/schema", response_model=OpenEnvSchemas, responses=_SAYS)
 async def openenv_schema(call: Call, env_id: PathId) -> Response:
-    """OpenEnv: what goes over the wire."""
+    """OpenEnv: the JSON Schemas of its messages."""
     return call.answer(schemas_payload(await _info(call, env_id)))
 
 
 @OPENENV_CALLS.get(f"{PREFIX}/metadata", response_model=OpenEnvMetadata, responses=_SAYS)
 async def openenv_metadata(call: Call, env_id: PathId) -> Response:
-    """OpenEnv: what the environment is."""
+    """OpenEnv: the environment's metadata."""
     return call.answer(metadata_payload(await _info(call, env_id)))
 
 

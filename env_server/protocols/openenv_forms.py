@@ -21,7 +21,7 @@ TEXT_SPACES = frozenset({"Text", "UnicodeText"})
 
 _OBJECT: dict[str, Any] = {"type": "object", "additionalProperties": True}
 _METADATA: dict[str, Any] = {**_OBJECT, "default": {}, "description": "Not looked at."}
-# What wants room; a token's rate and an end of the server are not what OpenEnv's clients wait for.
+# Problems of capacity; OpenEnv's clients do not wait for a token's rate or for a server that ends.
 _OF_CAPACITY = frozenset({"at_capacity", "overloaded"})
 
 META = "rollgym/answer"
@@ -40,7 +40,7 @@ EpisodeId = Annotated[str, Field(max_length=255)]
 
 
 class OpenEnvResetRequest(BaseModel):
-    """Begin an episode. What else a client sends is ignored, as OpenEnv ignores what an environment's reset lacks.
+    """Begin an episode. Other fields are ignored, as OpenEnv ignores those that an environment's reset lacks.
 
     `options` and `kwargs` are those of our own protocol; if `kwargs` differ from the session's, the session is made
     again.
@@ -131,7 +131,7 @@ class OpenEnvStepRequest(OpenEnvResetRequest):
 
 
 class OpenEnvReply(BaseModel):
-    """What a reset or a step led to."""
+    """The result of a reset or a step."""
 
     observation: dict[str, Any] = Field(
         description="`text` (or `value`, where observations are no text), `info`, `metadata`."
@@ -218,7 +218,7 @@ class OpenEnvState(BaseModel):
 
 
 class OpenEnvSchemas(BaseModel):
-    """JSON Schemas of what goes over the wire."""
+    """JSON Schemas of the messages."""
 
     action: dict[str, Any]
     observation: dict[str, Any]
@@ -273,12 +273,12 @@ def observation_payload(reply: Reply, observation_type: str) -> dict[str, Any]:
 
 
 def observation_field(observation_type: str) -> str:
-    """Which field of OpenEnv's observation holds ours."""
+    """The field of OpenEnv's observation that holds this server's."""
     return "text" if observation_type in TEXT_SPACES else "value"
 
 
 def state_payload(described: Mapping[str, Any], episode_id: str | None) -> dict[str, Any]:
-    """The state of a session, from its description; `episode_id` is what the client called the episode."""
+    """The state of a session, from its description; `episode_id` is the client's id of the episode."""
     episode = described["episode"]
     if episode_id is None and episode is not None:
         episode_id = f"{described['session_id']}.{episode}"
@@ -322,7 +322,7 @@ def schemas_payload(info: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def class_name(env_id: str) -> str:
-    """What OpenEnv's classes of an environment would begin with: `FrozenLake` for `FrozenLake-v0`.
+    """The prefix of OpenEnv's class names of an environment: `FrozenLake` for `FrozenLake-v0`.
 
     Clients go by the titles of schemas: an `Action` or a `CallToolAction` is a call of a tool to them.
     """
@@ -386,8 +386,8 @@ def tool_result(text: str, reply: Reply) -> dict[str, Any]:
     """The result of a tool in the form that OpenEnv's servers take from FastMCP, with `isError` as MCP has it.
 
     Args:
-        text: What the tool said.
-        reply: The answer of our protocol to the step that the call was, for programs.
+        text: The output of the tool.
+        reply: The answer of this server's protocol to the step of the call, for programs.
     """
     is_error = is_failed_call(reply["info"])
     return {
@@ -418,11 +418,11 @@ def metadata_payload(info: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def error_payload(problem: ProblemError, *, opening: bool = False) -> dict[str, Any]:
-    """A problem in OpenEnv's form, with ours beside it.
+    """A problem in OpenEnv's form, together with the original.
 
     Args:
-        problem: What went wrong.
-        opening: Whether it was the session that could not be made.
+        problem: The original problem.
+        opening: Whether the session could not be made.
     """
     ours = sendable(problem, binary=False)
     data: dict[str, Any] = {
@@ -431,7 +431,7 @@ def error_payload(problem: ProblemError, *, opening: bool = False) -> dict[str, 
         "problem": ours,
     }
     errors = ours.get("errors")
-    # A registered server may call by that name what it likes.
+    # A registered server may use that name for anything.
     if isinstance(errors, list) and all(isinstance(error, Mapping) for error in errors):
         data["errors"] = [
             {
@@ -455,7 +455,7 @@ def _code(problem: ProblemError) -> str:
 def _opening_code(problem: ProblemError) -> str:
     if problem.code in _OF_CAPACITY:
         return "CAPACITY_REACHED"
-    # What makes a registered environment is its server.
+    # A registered environment is made by its server.
     is_of_factory = problem.kind.fault == "environment" or problem.code == "upstream_error"
     return "FACTORY_ERROR" if is_of_factory else "SESSION_ERROR"
 
@@ -466,7 +466,7 @@ def wire_error(code: str, message: str) -> dict[str, Any]:
 
 
 def value_schema(described: Mapping[str, Any]) -> dict[str, Any]:
-    """The JSON Schema of a space; what JSON Schema cannot say is in `x-space`, as our protocol describes spaces."""
+    """The JSON Schema of a space; `x-space` has the rest, as this server's protocol describes spaces."""
     if described["type"] in TEXT_SPACES:
         return {"type": "string"}
     space = parse_space(dict(described))

@@ -51,12 +51,12 @@ async def serve_openenv_socket(
     """Accept one socket of OpenEnv's and serve it until it drops.
 
     Args:
-        services: What does the work.
+        services: Carries out the operations.
         env_id: The environment at its path.
         scope: The socket's; a query `session_id` names a session that was made over HTTP.
-        receive: Gives what comes.
-        send: Takes what goes.
-        socket_class: Which messages it takes: those of `/ws`, if it is None.
+        receive: Returns the next message.
+        send: Sends a message.
+        socket_class: The class that handles its messages; None for those of `/ws`.
     """
     await receive()
     try:
@@ -151,7 +151,7 @@ class OpenEnvSocket:
             self._services.socket_dropped(self._context)
 
     def _changed(self) -> None:
-        """Note what has become of the token."""
+        """Handle the revocation or the change of the token."""
         if not self._slot.revoked:
             assert self._slot.caller is not None
             self._context.caller = self._slot.caller
@@ -256,7 +256,7 @@ class OpenEnvSocket:
         return wire_error("INVALID_JSON", reason)
 
     async def _do(self, message: Any) -> dict[str, Any] | None:
-        """Do what a message of `/ws` says."""
+        """Carry out a message of `/ws`."""
         if not isinstance(message, dict):
             raise invalid("", "a message must be an object with a type")
         kind = message.get("type", "")
@@ -353,7 +353,7 @@ class OpenEnvSocket:
 
     @contextlib.asynccontextmanager
     async def _looked_into(self) -> AsyncIterator[None]:
-        """Have answers as plain data; those that only pass through may hold parts that are JSON already."""
+        """Request answers as plain data; answers that only pass through may hold encoded parts."""
         self._context.fragments = False
         try:
             yield

@@ -156,7 +156,7 @@ class OpenEnvTools:
 
 
 def _fault(message: Any) -> str | None:
-    """What keeps a message from being a request of JSON-RPC, as OpenEnv reads it."""
+    """The reason why a message is not a JSON-RPC request, as OpenEnv reads it."""
     if not isinstance(message, dict):
         return "a message must be an object"
     if message.get("jsonrpc") != "2.0":

@@ -1,4 +1,4 @@
-"""What all adapters are made of: operations of our own protocol."""
+"""The common part of all adapters: operations of this server's own protocol."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -57,7 +57,7 @@ async def step_by_text(
         except (DecodeError, EncodeError):
             raise problem from None
         except ProblemError as second:
-            # What is wrong with the action as it came says more.
+            # The problem of the original action says more.
             raise problem if second.code == "invalid_action" else second from None
 
 

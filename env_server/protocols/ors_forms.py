@@ -31,7 +31,7 @@ class _Message(BaseModel):
 
 
 class OrsOpening(BaseModel):
-    """What comes with a request for a session's name; nothing of it counts."""
+    """The body of a request for a session's name; all of it is ignored."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -116,7 +116,7 @@ class OrsVersion(BaseModel):
 
 
 class OrsSplit(BaseModel):
-    """A split and what it is for."""
+    """A split and its purpose."""
 
     name: str
     type: Literal["train", "validation", "test"]
@@ -291,7 +291,7 @@ def tools_payload(described: Mapping[str, Any], info: Mapping[str, Any]) -> dict
 
     Args:
         described: The environment's `EnvInfo`.
-        info: Of the reset; empty to leave out the environment's own tools.
+        info: The info of the reset; empty to leave out the environment's own tools.
     """
     own = own_tools(info)
     tools = [
@@ -417,7 +417,7 @@ def action_of(described: Mapping[str, Any], info: Mapping[str, Any], call: OrsCa
 
     Args:
         described: The environment's `EnvInfo`.
-        info: Of the reset.
+        info: The info of the reset.
         call: The call.
 
     Raises:
@@ -483,7 +483,7 @@ def event(name: str, data: str = "") -> bytes:
 
 
 PING = b": ping\n\n"
-"""What keeps a stream from looking dead; clients ignore it."""
+"""A comment that keeps a stream alive; clients ignore it."""
 
 
 def result_events(payload: Mapping[str, Any], limit: int) -> Iterator[bytes]:

@@ -35,11 +35,11 @@ class SeedTasks:
         return cls(names or (_ONLY,), bool(names))
 
     def described(self) -> list[dict[str, str]]:
-        """The splits, with what each is for."""
+        """The splits, each with its purpose."""
         return [{"name": name, "type": _TYPES.get(name, "validation")} for name in self.splits]
 
     def task(self, split: str, index: int) -> dict[str, Any]:
-        """One task: what a reset takes to begin it.
+        """One task: the fields of a reset that begins it.
 
         Raises:
             ProblemError: `invalid_request`, if the task does not exist.

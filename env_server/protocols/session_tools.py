@@ -65,7 +65,7 @@ class SessionTools:
         return await operate(self._operations, context, "envs", {"env_id": self._env_id})
 
     async def begun(self, context: Context, session_id: str) -> Reply:
-        """What the reset of a session's episode has answered; no episode is begun for that.
+        """The answer of the reset of a session's episode; this begins no episode.
 
         Raises:
             ProblemError: `not_reset`, if there has been none, or its answer is not known any more.

@@ -1,4 +1,4 @@
-"""What handlers answer, as plain data for one encoding."""
+"""The answers of handlers, as plain data for one encoding."""
 
 from collections import OrderedDict
 from collections.abc import Mapping

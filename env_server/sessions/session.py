@@ -97,7 +97,7 @@ class BaseSession(ABC):
 
     @abstractmethod
     def let_go(self, reason: EndReason) -> Coroutine[Any, Any, None] | None:
-        """Give running operations up and close the environment; what takes time is left to the caller."""
+        """Cancel running operations and close the environment; return slow work for the caller to await."""
 
     def use_from(self, socket: str) -> None:
         """Register a socket that uses the session for the first time."""
@@ -105,7 +105,7 @@ class BaseSession(ABC):
         self.orphaned_at = None
 
     def describe(self, now: float) -> dict[str, Any]:
-        """What lists of sessions show."""
+        """The entry of the session in lists."""
         return {
             "session_id": self.session_id,
             "env_id": self.entry.env_id,
@@ -153,9 +153,8 @@ class Running(NamedTuple):
 
     Attributes:
         kind: The operation's name.
-        task: What it runs in; to cancel it is to give the operation up.
-        outcome: What its handler turns into a reply, or the problem that it ended in. Once it is there, the session
-            runs nothing any more.
+        task: The task that runs it; cancelling the task abandons the operation.
+        outcome: The result for its handler, or the problem that it ended in. Once it is set, the session is idle.
         episode: For a step: the episode that it belongs to.
         step: For a step: its index.
         action: For a step: the action in JSON's encoding.
@@ -173,7 +172,7 @@ class Session(BaseSession):
     """A session whose environment belongs to this process.
 
     Attributes:
-        kwargs: What the client set.
+        kwargs: The client's kwargs.
         worker: The worker that holds the environment, under the session's id as key.
         inline: The same worker if it runs inline, so that a step needs no await.
         attached: Whether the worker holds the environment. It does not after a crash or a time-out.

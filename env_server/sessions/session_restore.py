@@ -49,7 +49,7 @@ class SessionRestore:
         self._waiting: dict[str, list[JournaledSession]] = {}
 
     def begin(self) -> None:
-        """Take in what can be taken in now."""
+        """Restore the sessions that can be restored now."""
         for session_id, owner, reason in self._journal_file.ended:
             self._sessions.bury(session_id, owner, reason)
         known = self._journal_file.sessions

@@ -9,7 +9,7 @@ BOUNDS = (
     *(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05),
     *(0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0),
 )
-"""The upper bounds of the buckets, in seconds; what took longer is in one more."""
+"""The upper bounds of the buckets, in seconds; longer durations go to one more."""
 
 
 TIMED_STEPS = 16
@@ -46,9 +46,9 @@ class LongRun(NamedTuple):
     """An operation that took long.
 
     Attributes:
-        op: Which.
-        env_id: Of which environment.
-        seconds: How long.
+        op: The operation.
+        env_id: The environment's id.
+        seconds: The duration.
         ended: When, on the clock of `time.perf_counter`.
     """
 

@@ -12,7 +12,7 @@ CURRENT_TRACE: ContextVar[str | None] = ContextVar("traceparent", default=None)
 """Set while a traced operation runs; its calls to other servers and processes belong to the same trace."""
 
 LOGGED = ("session_id", "env_id", "request_id")
-"""Fields of operations that records carry. No others: what clients send may be private, and is large."""
+"""Fields of operations that records carry. No others: data of clients may be private or large."""
 
 _LONGEST = 128
 
@@ -29,14 +29,14 @@ def log_fields(fields: Mapping[str, Any]) -> dict[str, str]:
 
 
 class _Bounded(logging.Formatter):
-    """Cuts what is long: an exception may hold what a client has sent, a megabyte each time."""
+    """Cuts long records: an exception may contain a megabyte of a client's data each time."""
 
     def formatException(self, ei: Any) -> str:  # noqa: N802 - the name in the standard library
         return _bounded(super().formatException(ei))
 
 
 class _Text(_Bounded):
-    """Lines for people; what a record is about stands at the end of its first line."""
+    """Lines for people; the subject of a record stands at the end of its first line."""
 
     def __init__(self, process: str) -> None:
         super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
@@ -98,19 +98,19 @@ def configure_logs(level: str, form: LogFormat, process: str) -> None:
     Args:
         level: The lowest level that is written.
         form: How lines look.
-        process: What this process is called in them; nothing to leave that out of text.
+        process: The name of this process in them; empty to leave it out of text.
     """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Json(process) if form == "json" else _Text(process))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     for name in _TALKATIVE:
         logging.getLogger(name).setLevel(logging.WARNING)
-    # What is only a warning must not break the rule of one object a line.
+    # Warnings, too, must keep the rule of one object per line.
     logging.captureWarnings(form == "json")
 
 
 def describe_records(find: Callable[[str | None], dict[str, str]]) -> None:
-    """Have what records are about added to them, from now on."""
+    """Add the subjects of records to them, from now on."""
     for handler in logging.getLogger().handlers:
         handler.addFilter(About(find))
 

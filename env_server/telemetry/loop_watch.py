@@ -1,4 +1,4 @@
-"""How late the event loop comes to what it should have done, and which environment kept it."""
+"""Measures how late the event loop runs its timers, and which environment blocked it."""
 
 import asyncio
 import logging
@@ -14,7 +14,7 @@ from rollgym.env_server.telemetry.durations import LONG_S, LongRun, OperationTim
 from rollgym.env_server.telemetry.metrics import Metrics
 
 _INTERVAL_S = 0.5
-# What runs in a thread is to blame for nothing that is shorter: others run beside it.
+# An operation in a thread is not blamed for shorter delays: others run beside it.
 _LATE_S = 0.25
 _TOLD_AGAIN_S = 60.0
 _STANDSTILL_S = 5.0

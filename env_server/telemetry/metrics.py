@@ -1,4 +1,4 @@
-"""What one I/O process counts, as plain numbers; `exposition` makes Prometheus' text of them."""
+"""The counters of one I/O process, as plain numbers; `exposition` turns them into Prometheus' text."""
 
 from collections import Counter, defaultdict
 from typing import Any, Literal
@@ -124,7 +124,7 @@ class Metrics:
             self.refusals[reason] += 1
 
     def episode_finished(self, label: str, info: Any, *, terminated: bool) -> None:
-        """Count an episode that came to its end, by what its last step said of it."""
+        """Count an episode that came to its end, by the outcome of its last step."""
         success = info.get("success")
         if isinstance(success, bool | np.bool_) and success:
             outcome: EpisodeOutcome = "success"

@@ -1,4 +1,4 @@
-"""A metric of a server: declared once, with what it says, and how figures of several processes become one."""
+"""A metric of a server: declared once, with its meaning, and how to combine the figures of several processes."""
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping
@@ -47,7 +47,7 @@ class ServerMetric(Generic[StateT]):
 
     @property
     def described(self) -> str:
-        """What the documentation says of it."""
+        """The text for the documentation."""
         return self.meaning or self.help[0].lower() + self.help[1:]
 
     def measured(self, state: StateT) -> Metric:

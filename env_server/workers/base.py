@@ -1,4 +1,4 @@
-"""What a worker is: the place where environment objects live, with the same small interface in each of them."""
+"""The interface of workers, which hold environment objects in different places."""
 
 import importlib
 from abc import ABC, abstractmethod
@@ -15,17 +15,17 @@ Spaces = tuple[Space[Any], Space[Any]]
 """An environment's action space and observation space."""
 
 Verdict = dict[str, Any]
-"""What a verifier says of one response: `score`, `outcome` and `detail`."""
+"""A verifier's judgement of one response: `score`, `outcome` and `detail`."""
 
 
 @dataclass(frozen=True, slots=True)
 class EnvSource:
-    """How an environment is built, wherever that is done.
+    """How to build an environment, in any worker.
 
     Attributes:
         kind: Whether `target` is `module:Class`, a Gymnasium id, or an environment that other servers have.
-        target: What to build.
-        env_id: What the environment is called, for the log.
+        target: The entry point to build.
+        env_id: The environment's id, for the log.
         operator_kwargs: Kwargs that the operator set; they win over a client's.
         pinned_thread: Whether all calls of one environment must come from one thread.
     """
@@ -40,7 +40,7 @@ class EnvSource:
         """Build the environment. This runs code of its author: call it within `boundary` only."""
         merged = {**kwargs, **self.operator_kwargs}
         if self.kind == "gymnasium":
-            # The checker repeats at every first step what `roll-env check` says once to the author.
+            # Gymnasium's checker would repeat at every first step the findings of `roll-env check`.
             return gymnasium.make(self.target, disable_env_checker=True, **merged)
         module_name, _, class_name = self.target.partition(":")
         try:
@@ -52,7 +52,7 @@ class EnvSource:
 
 
 class StepOutcome(NamedTuple):
-    """What an environment answers to a step."""
+    """An environment's answer to a step."""
 
     observation: Any
     reward: float

@@ -159,7 +159,7 @@ def _score(environment: Environment, item: Mapping[str, Any]) -> Verdict:
     response = task.pop("response")
     verdict: Any = environment.unwrapped.score(response, task)  # type: ignore[attr-defined]
     if is_dataclass(verdict) and not isinstance(verdict, type):
-        # Field by field: `asdict` would copy what is plain already, at more than the price of most verdicts.
+        # Field by field: `asdict` would copy plain data, which costs more than most verdicts.
         found: Any = verdict
         detail = getattr(found, "detail", None)
         return {

@@ -57,7 +57,7 @@ class Household:
         return self._about.get(self._running, {})
 
     def turn_to(self, what: int | bytes) -> None:
-        """Note what the next operation is on: the number of an environment, or how a verifier is built."""
+        """Record the target of the next operation: the number of an environment, or the source of a verifier."""
         self._running = what
 
     def make(
@@ -123,7 +123,7 @@ def _score(verifier: boundary.Environment, item: Mapping[str, Any]) -> Verdict:
     try:
         verdict = boundary.score(verifier, item)
         if type(verdict["detail"]) is not str:
-            # What has no form on the wire costs its own verdict, and not those beside it.
+            # A verdict that cannot be encoded fails alone, without the others of its batch.
             boundary.guarded(dump_result, verdict["detail"])
         return verdict
     except EnvironmentRaised as error:
@@ -175,7 +175,7 @@ def main(descriptor: int, log_format: LogFormat) -> None:
     configure_logs("warning", log_format, f"worker-{os.getpid()}")
     describe_records(household.about)
     threading.Thread(target=_end_with, args=(connection,), daemon=True).start()
-    # What was imported so far lives as long as the process; collections need not look at it.
+    # The modules imported so far live as long as the process; garbage collections need not scan them.
     gc.freeze()
     exit_code = 1
     try:

@@ -113,7 +113,8 @@ class ChildProcess(asyncio.Protocol):
                 # The server's own standard output is for its ready line.
                 stdout=2,
                 pass_fds=(theirs.fileno(),),
-                # A group of its own: what environments start is ended with it, and Ctrl-C is for the server alone.
+                # A process group of its own: processes that environments start end with it, and Ctrl-C reaches the
+                # server alone.
                 start_new_session=True,
             )
         self._connecting = self._loop.create_task(self._connect(ours))
@@ -297,8 +298,8 @@ class ChildProcess(asyncio.Protocol):
             self._loop.call_soon_threadsafe(self._exited)
 
     def _exited(self) -> None:
-        # Its last replies may still be in the socket. What an environment has started may hold the socket open, so
-        # that its end says nothing.
+        # Its last replies may still be in the socket. A process that an environment has started may hold the socket
+        # open, so an open socket proves nothing.
         if self.alive:
             self._loop.call_later(_LAST_WORDS_S, self._end, "the worker process died", True)
 
@@ -324,7 +325,7 @@ class ChildProcess(asyncio.Protocol):
             operation.future.set_exception(WorkerLost(reason, at_fault=at_fault))
 
     def kill(self) -> None:
-        """End the child and what it has started, at once."""
+        """Kill the child and all processes that it has started."""
         # The group may be empty already.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)

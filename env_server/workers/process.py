@@ -1,4 +1,4 @@
-"""Environments in child processes: what hangs or crashes there costs that child, and nothing here."""
+"""Environments in child processes: a hang or a crash costs that child only, not the server."""
 
 import asyncio
 import functools
@@ -141,7 +141,7 @@ class ProcessWorker(Worker):
             self._start_failed(f"worker process {child.pid} ended before it was ready")
 
     def _start_failed(self, trouble: str) -> None:
-        """Wait before the next try: what fails once is likely to do so again."""
+        """Wait before the next try: a failed start is likely to fail again."""
         backoff = min(_MAX_BACKOFF_S, _FIRST_BACKOFF_S * 2**self._failed_starts)
         self._failed_starts += 1
         _log.error("%s; next try in %g s", trouble, backoff)

@@ -28,7 +28,8 @@ _PREPARE_TIMEOUT_S = 120.0
 _TRIES = 3
 _MOMENT_S = 0.004
 _MOST_TOGETHER = 64
-# What is expected to take a moment and has taken this long has one among it that hangs, for which others do not wait.
+# A batch that was expected to take a moment but takes this long contains a response that hangs; the others do not wait
+# for it.
 _TOGETHER_TIMEOUT_S = 1.0
 # Weight of the newest measurement if it is shorter than the average; a longer one replaces the average at once.
 _NEWEST = 0.2
@@ -39,7 +40,7 @@ _log = logging.getLogger(__name__)
 
 
 class _Call:
-    """What one caller wants scored."""
+    """The responses of one caller."""
 
     __slots__ = ("env_id", "items", "left", "scored", "shares", "verdicts")
 
@@ -101,7 +102,7 @@ class Scoring:
                 self._leave(call)
 
     def _content(self, source: EnvSource) -> bytes:
-        # What is kept with its content keeps its id.
+        # An object that is kept with its content keeps its id.
         known = self._contents.get(id(source))
         if known is None:
             known = self._contents[id(source)] = source, dump_request(source)
@@ -142,7 +143,7 @@ class Scoring:
 
     @staticmethod
     def _leave(call: _Call) -> None:
-        """A caller waits no more; what others do not wait for either is given up."""
+        """Remove a caller that has left; cancel responses that no other caller waits for."""
         for share in call.shares:
             if share.task is not None and all(other.verdicts.done() for other, _ in share.members):
                 share.task.cancel()

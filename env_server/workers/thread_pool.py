@@ -65,7 +65,7 @@ class _Call:
         self.timer: asyncio.TimerHandle | None = None
 
     def begin(self, thread: "_Thread") -> None:
-        """Have a thread make it."""
+        """Run the call in a thread."""
         self.thread = thread
         self._began = time.perf_counter()
         thread.put(self.run)
@@ -156,8 +156,8 @@ class ThreadPool:
         """Make a call in a thread, now or when one is free.
 
         Args:
-            function: What to call; of its exceptions, only `EnvironmentRaised` is expected.
-            arguments: What to call it with.
+            function: The function to call; of its exceptions, only `EnvironmentRaised` is expected.
+            arguments: Its arguments.
             timeout: How long it may take, once a thread is free.
             given_up: Called in a thread if the call took too long or was cancelled: after the function, or instead of
                 it.
@@ -264,7 +264,7 @@ class ThreadPool:
 
 
 def _give_up(call: _Call) -> None:
-    """Do what a call that will not be made is followed by; no thread of the pool may be free for that."""
+    """Run the `given_up` of a call that will not be made; the pool may have no free thread for that."""
     try:
         spare = _Thread()
     except RuntimeError as error:

@@ -1,7 +1,7 @@
 """Frames between an I/O process and its worker children: a short header and a pickle.
 
-What an I/O process sends is its own. What comes back was made by code of environments, so it is read with nothing
-but plain data and NumPy arrays allowed: reading a reply never imports a third party's module and never runs its code.
+Requests come from the trusted I/O process. Replies come from code of environments, so they may contain only plain data
+and NumPy arrays: reading a reply never imports a third party's module and never runs its code.
 """
 
 import io
@@ -42,7 +42,7 @@ _WRITABLE = frozenset(map(id, _KINDS))
 
 
 class Frame(NamedTuple):
-    """One frame: what it answers, how, and its pickled body."""
+    """One frame: the number of its request, its status, and its pickled body."""
 
     number: int
     status: int
@@ -82,7 +82,7 @@ def dump_request(request: Any) -> bytes:
 
 
 def load_request(body: bytes) -> Any:
-    """Read what an I/O process asks."""
+    """Unpickle a request of an I/O process."""
     return pickle.loads(body)
 
 
@@ -115,7 +115,7 @@ class _ResultPickler(pickle.Pickler):
 
 
 def dump_result(result: Any) -> bytes:
-    """Pickle what an environment gave.
+    """Pickle an environment's result.
 
     Raises:
         TypeError: It holds something that has no form on the wire. Objects of the environment may raise anything.
@@ -134,7 +134,7 @@ class _ResultUnpickler(pickle.Unpickler):
 
 
 def load_result(body: bytes) -> Any:
-    """Read what a child answers.
+    """Unpickle the answer of a child, with plain data and arrays only.
 
     Raises:
         pickle.UnpicklingError: It is more than plain data and arrays, or cannot be put together again: a mapping

@@ -1,1 +1,1 @@
-"""Warm containers of a Docker Engine, a process of ours in each, for one program after another; `selection` enters."""
+"""Warm containers of a Docker Engine: a process in each runs one program after another; `selection` enters."""

@@ -54,8 +54,8 @@ class ContainerLostError(Exception):
     """A container has ended, or does not answer.
 
     Args:
-        message: What is known of it.
-        facts: What that says of the program in it; None if nothing does.
+        message: The known cause.
+        facts: The facts about the program in it; None if there are none.
     """
 
     def __init__(self, message: str, facts: Facts | None = None) -> None:
@@ -63,7 +63,7 @@ class ContainerLostError(Exception):
         self._facts = facts
 
     def as_result(self, limits: Limits) -> RunResult:
-        """What became of the program in it."""
+        """The result of the program in it."""
         if self._facts is None:
             return failed(str(self))
         outcome, detail = classify(self._facts, limits)
@@ -77,15 +77,15 @@ def failed(reason: str) -> RunResult:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """A run, all but its command line.
+    """A run without its command line.
 
     Attributes:
-        files: What is laid into the working directory.
+        files: The files for the working directory.
         executable: Which of the files are programs.
-        stdin: What the program can read; sessions are sent theirs later.
-        limits: What it may use.
-        collect: Which files are brought back.
-        collect_bytes: How large they may be.
+        stdin: The program's input; sessions receive theirs later.
+        limits: Its resource limits.
+        collect: The files to bring back.
+        collect_bytes: Their largest total size, in bytes.
         session: Whether it is an interactive session.
     """
 
@@ -102,10 +102,10 @@ class Container:
     """A container that runs one program after another; `start` makes one.
 
     Args:
-        made: What Docker has made.
+        made: Docker's container object.
         attached: The socket of its streams.
         shape: How much programs may use.
-        guarantees: What its results say of it.
+        guarantees: The guarantees that its results report.
     """
 
     def __init__(self, made: DockerContainer, attached: Any, shape: Shape, guarantees: Guarantees) -> None:
@@ -137,7 +137,7 @@ class Container:
             image: With Python 3 in it.
             shape: How much programs may use.
             cpus: How many processors it may use, on average.
-            guarantees: What its results say of it.
+            guarantees: The guarantees that its results report.
             read_only: What programs see of the engine's machine.
 
         Raises:
@@ -203,15 +203,15 @@ class Container:
         self._send(RUN, json.dumps(message).encode(), *parts, deadline=time.monotonic() + _START_S)
 
     def give_input(self, data: bytes, deadline: float, held_until: float) -> None:
-        """Send a session what it can read; waits for a program that does not read, or is not read from.
+        """Send input to a session; wait while the program does not read, or while its output is not read.
 
         Args:
-            data: What it can read.
-            deadline: When it must have been taken.
-            held_until: Until then no more output is taken than is kept for who reads it.
+            data: The input.
+            deadline: When the program must have read it.
+            held_until: Until then, output is read only up to the buffer's bound.
 
         Raises:
-            ContainerLostError: If the container is gone, or does not take it.
+            ContainerLostError: If the container is gone, or does not read the input.
         """
         self._send(INPUT, data, deadline=deadline, held_until=held_until)
 
@@ -228,7 +228,7 @@ class Container:
         return self._conversation.has_frame(deadline)
 
     def news(self, order: Order) -> bytes | RunResult:
-        """The next output of a session, or what became of a run; waits for it.
+        """Wait for the next output of a session, or for the result of a run.
 
         Raises:
             ContainerLostError: If the container is gone, or does not answer in time.
@@ -259,7 +259,7 @@ class Container:
         return result
 
     def hang_up(self) -> None:
-        """Give up what runs, from any thread; the container is lost."""
+        """Abandon the running program, from any thread; the container is lost."""
         self._conversation.hang_up()
 
     def remove(self) -> None:

@@ -1,4 +1,4 @@
-"""What is said with the process in a container: frames over the attached streams, which Docker frames once more."""
+"""The exchange with the process in a container: frames over the attached streams, which Docker frames once more."""
 
 import contextlib
 import select
@@ -19,7 +19,7 @@ _NOT_YET = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
 class ConversationEndedError(Exception):
-    """The process in the container is gone; the text is what it wrote last to its standard error."""
+    """The process in the container is gone; the text is the end of its standard error."""
 
 
 class Conversation:
@@ -42,7 +42,8 @@ class Conversation:
     ) -> None:
         """Send a frame and what follows it.
 
-        Incoming bytes are read meanwhile, to avoid a deadlock: the other side may block in a write until we read.
+        Incoming bytes are read at the same time, to avoid a deadlock: the other side may block in a write until we
+        read.
 
         Args:
             kind: The kind of the frame.
@@ -98,7 +99,7 @@ class Conversation:
         return data
 
     def has_frame(self, deadline: float) -> bool:
-        """Whether a frame comes before a moment; what is broken has one, which cannot be read."""
+        """Whether a frame arrives before the deadline; True for a broken connection, whose read then fails."""
         with contextlib.suppress(TimeoutError):
             while not (self._ended or self._has_whole_frame()):
                 self._wait(deadline)
@@ -110,7 +111,7 @@ class Conversation:
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Let go of the socket."""
+        """Close the socket."""
         self._socket.close()
 
     def _has_whole_frame(self) -> bool:
@@ -134,7 +135,7 @@ class Conversation:
         return bool(poller.poll(max(0.0, deadline - time.monotonic()) * 1000))
 
     def _wait(self, deadline: float, *, write: bool = False) -> None:
-        """Wait until something can be read, or written; takes what can be read."""
+        """Wait until the socket is readable, or writable; read the available bytes."""
         poller = select.poll()
         wanted = (0 if self._ended else select.POLLIN) | (select.POLLOUT if write else 0)
         poller.register(self._socket, wanted)
@@ -146,7 +147,7 @@ class Conversation:
 
     def _take(self) -> None:
         try:
-            # TLS may hold more than a look at the socket tells.
+            # TLS may hold more bytes than the socket shows.
             while data := self._socket.recv(_CHUNK):
                 self._raw += data
                 if len(self._raw) > _KEPT_BYTES and not getattr(self._socket, "pending", int)():

@@ -1,7 +1,7 @@
 """Programs in warm containers of a Docker Engine.
 
-Needs the extra `docker`. Who may speak to a Docker Engine is root on its machine: a server with this back-end belongs
-on a machine of its own, which others reach through `remote`.
+Needs the extra `docker`. A process with access to a Docker Engine is root on its machine: run a server with this
+back-end on a machine of its own, which others reach through `remote`.
 """
 
 import os
@@ -35,7 +35,7 @@ class DockerSandbox:
     """A back-end; see `Sandbox`.
 
     Args:
-        image: What programs find: Python 3 must be there, Bash and g++ may be (`deploy/sandbox/Dockerfile`).
+        image: The image of programs: it must have Python 3, and may have Bash and g++ (`deploy/sandbox/Dockerfile`).
         containers: How many there are at most, and so how many programs run at one time; by default half as many again
             as this machine has processors.
         runs_per_container: After how many programs a container is replaced; with 1, each has its own.
@@ -169,9 +169,9 @@ class DockerSandbox:
         )
 
     def _build(self, program: Program, order: Order, cancellation: Cancellation) -> "_Built | RunResult":
-        """Make what can be started; a result where the compiler has made nothing.
+        """Compile the program; return a result only if the compiler failed.
 
-        A compiler gets a container of its own, whose limits are other ones.
+        A compiler gets a container of its own, with other limits.
         """
         beside = tuple(order.files)
         what = commands(program, Toolchain(), files=beside)

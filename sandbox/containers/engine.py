@@ -1,4 +1,4 @@
-"""The Docker Engine: whether it is there, and can do what is needed of it."""
+"""The Docker Engine: whether it is reachable, and has the needed features."""
 
 import docker
 import requests
@@ -7,9 +7,9 @@ from rollgym.sandbox.containers.flags import LABEL
 from rollgym.sandbox.core.base import SandboxUnavailableError
 
 ENGINE_ERRORS = (docker.errors.DockerException, requests.exceptions.RequestException, OSError)
-"""What the Docker SDK raises where the engine cannot be reached or refuses."""
+"""Errors of the Docker SDK when the engine cannot be reached or refuses."""
 
-# What it reports of the kernel's groups, and what would not be kept without it.
+# The features of control groups that it must report, and the limit that fails without each.
 _NEEDED = {"MemoryLimit": "memory", "PidsLimit": "processes", "CpuCfsQuota": "processors"}
 
 
@@ -17,10 +17,10 @@ def connect(image: str) -> docker.DockerClient:
     """Find the engine that the environment names (`DOCKER_HOST`), or this machine's.
 
     Args:
-        image: That it must have.
+        image: The image that it must have.
 
     Raises:
-        SandboxUnavailableError: If there is none, or it cannot do what is needed.
+        SandboxUnavailableError: If none is found, or it lacks a needed feature.
     """
     try:
         engine = docker.from_env()

@@ -12,19 +12,19 @@ from rollgym.sandbox.core.limits import Limits
 
 LABEL = "rollgym.sandbox"
 _NOBODY = 65534
-# What the process in the container needs itself, beside its programs.
+# The needs of the process in the container itself, beside its programs.
 _OWN_MEMORY_MB = 32
 _OWN_PIDS = 1
 _SHARED_MEMORY_MB = 16
 _SPOOLED_INODES = 16
-# What a kernel tells of its machine; Docker covers some of it by itself. The container's groups stay to be seen: they
-# say when memory was exhausted.
+# Files by which a kernel describes its machine; Docker masks some of them by itself. The container's control groups
+# stay visible: they report exhausted memory.
 _COVERED = ("/sys/block", "/sys/bus", "/sys/class", "/sys/dev", "/sys/devices", "/sys/kernel", "/sys/module")
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What of the limits a container is made with; the others are of a run.
+    """The limits that a container is made with; the others belong to a run.
 
     Attributes:
         memory_mb: MiB of all processes of a program.
@@ -40,7 +40,7 @@ class Shape:
 
     @classmethod
     def of(cls, limits: Limits) -> "Shape":
-        """The shape that limits ask for."""
+        """The shape that fits the limits."""
         return cls(limits.memory_mb, limits.pids, limits.disk_mb, limits.inodes)
 
 
@@ -97,7 +97,7 @@ def _file_systems(shape: Shape) -> Mapping[str, str]:
 
 
 def run_limits(limits: Limits) -> list[tuple[str, int, int]]:
-    """Limits of each process of a run: names of Python's `resource`, what applies, and how far it may be raised."""
+    """Limits of each process of a run: names of Python's `resource`, each with its soft and its hard limit."""
     cpu_seconds = max(1, round(limits.cpu_seconds or limits.wall_seconds))
     size = limits.disk_mb * 2**20
     return [

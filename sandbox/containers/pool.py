@@ -13,12 +13,12 @@ _HARMLESS = frozenset({Outcome.OK, Outcome.NON_ZERO_EXIT, Outcome.TIME_LIMIT, Ou
 
 
 class Containers:
-    """At most so many containers; who wants one more waits.
+    """A bounded pool of containers; a borrower waits if none is free.
 
     Args:
-        make: Makes one.
-        limit: How many there may be.
-        runs: How many programs one may run.
+        make: Makes a container.
+        limit: The maximum number of containers.
+        runs: How many programs a container may run.
     """
 
     def __init__(self, make: Callable[[Shape], Container], *, limit: int, runs: int) -> None:
@@ -54,7 +54,7 @@ class Containers:
             try:
                 loan.container.get_ready()
             except ContainerLostError:
-                # What the program before has left could not be deleted, or it has broken the container.
+                # The files of the previous program could not be deleted, or it has broken the container.
                 self.give_back(loan)
                 continue
             return loan
@@ -95,7 +95,7 @@ class Containers:
             self._one_less()
 
     def close(self) -> None:
-        """Take all idle containers away; those in use go when they are given back. New ones are made when asked for."""
+        """Remove idle containers now, and those in use when they are given back; new ones are made on demand."""
         with self._changed:
             self._epoch += 1
             idle, self._idle = self._idle, []

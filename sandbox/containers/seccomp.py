@@ -1,4 +1,4 @@
-"""The system calls of containers, as Docker wants them: what is not listed does not exist.
+"""The system calls of containers, in Docker's form: calls that are not listed do not exist.
 
 `python -m rollgym.sandbox.containers.seccomp` writes the profile that the `sandbox` service of compose.yaml
 is started with.
@@ -43,14 +43,14 @@ _SOCKETS = """
     accept accept4 bind connect getpeername getsockname getsockopt listen recvfrom recvmmsg recvmsg sendmmsg sendmsg
     sendto setsockopt shutdown socketpair
 """
-# What a server needs on top to make namespaces for programs, and what of it those programs are denied by a filter of
-# their own.
+# The additional calls of a server that makes namespaces for programs, which a filter of their own denies to these
+# programs.
 _NAMESPACES = """
     capset clone memfd_create mount mount_setattr pivot_root prlimit64 sched_setaffinity sched_setattr sched_setparam
     sched_setscheduler sethostname setpriority umount2 unshare
 """
-# Allowed where these arguments are 0, which is the process that asks: what starts programs has the same user as they,
-# and would hand down whatever limits it was given to later ones.
+# Allowed if these arguments are 0, which means the calling process: the process that starts programs has the same user,
+# and would pass limits that it was given on to later programs.
 _FOR_ITSELF = {
     "prlimit64": (0,),
     "sched_setaffinity": (0,),
@@ -79,7 +79,7 @@ def build_profile(*, namespaces: bool) -> dict[str, Any]:
         # The C library takes `clone` instead, and the flags of that one can be seen.
         {"names": ["clone3"], "action": "SCMP_ACT_ERRNO", "errnoRet": _ENOSYS},
         *(_allow("socket", (0, _EQUAL, family)) for family in (_AF_UNIX, _AF_INET, _AF_INET6)),
-        # What interfaces there are.
+        # Queries of the network interfaces.
         _allow("socket", (0, _EQUAL, _AF_NETLINK), (2, _EQUAL, _NETLINK_ROUTE)),
     ]
     if not namespaces:

@@ -17,7 +17,7 @@ class ContainerSession:
 
     Args:
         loan: The container, in which the program was started.
-        order: What was started.
+        order: The order that was started.
         compiling: How the compiler ended, if there was one.
         give_back: Called with the loan in the end.
     """
@@ -30,7 +30,7 @@ class ContainerSession:
         self._compiling = compiling
         self._give_back = give_back
         self._ends = time.monotonic() + order.limits.wall_seconds
-        # By then the program has been ended, and what it has not read is thrown away.
+        # By then the program has been ended, and its unread input is dropped.
         self._latest = self._ends + _LATE_S
         self._unread = bytearray()
         self._result: RunResult | None = None
@@ -52,7 +52,7 @@ class ContainerSession:
             raise BrokenPipeError(str(error)) from error
 
     def read(self, timeout_seconds: float) -> bytes:
-        """Return what it has written since; see `SandboxSession`."""
+        """Return the new output; see `SandboxSession`."""
         deadline = time.monotonic() + timeout_seconds
         self._look(time.monotonic())
         if not self._unread and self._result is None:

@@ -1,4 +1,4 @@
-"""What every sandbox can do: run a program once, or hold an interactive session with it."""
+"""The interface of every sandbox: run a program once, or hold an interactive session with it."""
 
 from collections.abc import Iterable, Mapping
 from typing import Protocol
@@ -19,14 +19,14 @@ class SandboxSession(Protocol):
         """
 
     def read(self, timeout_seconds: float) -> bytes:
-        """Return what it has written since, as soon as there is something; nothing at the end or at the time-out."""
+        """Return new output as soon as there is some; empty at the end or at the time-out."""
 
     @property
     def alive(self) -> bool:
         """Whether the program is still running."""
 
     def close(self) -> RunResult:
-        """End the program, and everything that it started; return what became of it."""
+        """End the program, and everything that it started; return its result."""
 
 
 class Sandbox(Protocol):
@@ -35,7 +35,7 @@ class Sandbox(Protocol):
     name: str
 
     def probe(self) -> Guarantees:
-        """Run a control program and an attempt to escape, and return what is kept.
+        """Run a control program and an attempt to escape, and return the verified guarantees.
 
         Raises:
             SandboxUnavailableError: If it does not work on this machine, with the reason and the remedy.
@@ -67,7 +67,7 @@ class Sandbox(Protocol):
         """Start an interactive session with a program; `wall_seconds` bounds all of it."""
 
     def close(self) -> None:
-        """End what is kept warm."""
+        """End all warm processes."""
 
 
 class SandboxUnavailableError(RuntimeError):

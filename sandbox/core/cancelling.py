@@ -28,7 +28,7 @@ class Cancellation:
 
     @contextmanager
     def calling(self, call: Callable[[], None]) -> Iterator[None]:
-        """While this lasts, what ends the run; it is called at once if that was said before."""
+        """Register the function that ends the run for this context; call it at once if the run was cancelled."""
         with self._lock:
             self._call = call
             if self._cancelled:
@@ -53,4 +53,4 @@ class CancellableSandbox(Sandbox, Protocol):
         collect: Iterable[str] = (),
         cancellation: Cancellation | None = None,
     ) -> RunResult:
-        """Run a program to its end, or until it is cancelled; what is returned then is of no use."""
+        """Run a program to its end, or until it is cancelled; the result is then meaningless."""

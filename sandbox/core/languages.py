@@ -40,7 +40,7 @@ class Toolchain:
 
 @dataclass(frozen=True, slots=True)
 class Commands:
-    """What is run for a program.
+    """The commands for a program.
 
     Attributes:
         source_name: The file that its source goes to, in the working directory.

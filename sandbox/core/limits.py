@@ -1,4 +1,4 @@
-"""What one run may use."""
+"""The limits of one run."""
 
 from dataclasses import dataclass, fields
 
@@ -13,12 +13,12 @@ class Limits:
     Attributes:
         wall_seconds: From the start of the program to its forced end.
         cpu_seconds: Of each process; None for as much as the wall time.
-        memory_mb: MiB of all processes together, or of each where a back-end guarantees no more than that.
+        memory_mb: MiB of all processes together, or of each if a back-end guarantees no more than that.
         pids: Processes and threads at one time.
         disk_mb: MiB of files in the working directory.
         inodes: Files and directories in the working directory.
         open_files: Descriptors of each process.
-        output_kb: KiB kept of each of the two streams; what follows is read and dropped.
+        output_kb: KiB kept of each of the two streams; further output is read and dropped.
         compile_seconds: Wall time of a compiler, which has a memory limit of its own.
         compile_memory_mb: MiB of a compiler.
 

@@ -18,17 +18,17 @@ _COMPLAINT_BYTES = 512
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What a back-end saw of a program that has ended.
+    """The observations of a back-end about a program that has ended.
 
     Attributes:
         exit_code: None if a signal ended it, or if it is not known how it ended.
         signal: None if none ended it.
         stopped_for: Why the sandbox ended it; None if it did not.
-        memory_exhausted: Whether the kernel ended a process for want of memory.
+        memory_exhausted: Whether the kernel killed a process because memory was exhausted.
         disk_full: Whether no room was left in the end.
         pids_refused: Whether a process was refused for their number.
         cpu_seconds: Of all processes.
-        stderr: The end of what it wrote there.
+        stderr: The end of its standard error.
     """
 
     exit_code: int | None = None

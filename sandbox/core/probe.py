@@ -1,4 +1,4 @@
-"""A control program and an attempt to escape: what a back-end keeps is what they find, not what it says."""
+"""A control program and an attempt to escape: they verify the guarantees that a back-end claims."""
 
 import json
 import os
@@ -18,7 +18,7 @@ from rollgym.sandbox.core.program import Program
 from rollgym.sandbox.core.result import Guarantees, Outcome, RunResult
 
 _LIMITS = Limits(wall_seconds=20, memory_mb=256, pids=32, disk_mb=2, inodes=256)
-# Its findings are true where something was possible that should not be.
+# A finding is true if a forbidden action was possible.
 _ATTEMPT = """
 import ctypes, json, os, signal, socket, sys
 asked = json.loads(sys.stdin.read())
@@ -86,7 +86,7 @@ class Probed(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Bait:
-    """What only the host has."""
+    """Resources that only the host has."""
 
     secret: str
     port: int
@@ -97,7 +97,7 @@ class _Bait:
 
 
 def probe_sandbox(sandbox: Probed) -> Guarantees:
-    """Return what a back-end keeps of what it claims.
+    """Return the claims of a back-end that hold.
 
     Raises:
         SandboxUnavailableError: If the control program does not run.
@@ -134,7 +134,7 @@ def probe_sandbox(sandbox: Probed) -> Guarantees:
 def _judge(
     claims: Guarantees, found: dict[str, Any], survived: bool, reached_out: bool, result: RunResult
 ) -> Guarantees:
-    """Take back each claim that the attempt has disproved; one that is disproved takes the level, too."""
+    """Withdraw each claim that the attempt has disproved; a disproved claim lowers the level, too."""
     seen = replace(
         claims,
         files=claims.files and not (found["reads"] or found["writes"] or reached_out),
@@ -163,7 +163,7 @@ def _bait() -> Iterator[_Bait]:
     ):
         secret = Path(directory, "secret")
         secret.write_text(token)
-        # All may read it: what keeps a program from it must be the sandbox.
+        # All users may read it: only the sandbox must keep a program from it.
         os.chmod(directory, 0o777)
         os.chmod(secret, 0o644)
         udp.bind(tcp.getsockname())

@@ -1,4 +1,4 @@
-"""What is run: source text in a language. Apart from back-ends, so that environments need none to speak of programs."""
+"""Programs as source text in a language; apart from back-ends, so that environments can name programs without one."""
 
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -12,7 +12,7 @@ class Program:
     """A program as source text.
 
     Attributes:
-        language: What it is written in; compiled languages are compiled inside the sandbox, too.
+        language: Its language; compiled languages are compiled inside the sandbox, too.
         source: The text of its one file.
         arguments: Words of its command line.
     """

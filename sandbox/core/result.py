@@ -1,4 +1,4 @@
-"""What became of a run, in one of a few words, and what the isolation around it was worth."""
+"""The result of a run: its outcome, as one of a few words, and the guarantees of its isolation."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -7,7 +7,7 @@ from typing import Literal
 
 
 class Outcome(StrEnum):
-    """How a run ended. Only `SANDBOX_ERROR` is a fault of ours, and says nothing about the program."""
+    """How a run ended. Only `SANDBOX_ERROR` is a fault of the sandbox, and says nothing about the program."""
 
     OK = "ok"
     NON_ZERO_EXIT = "non_zero_exit"
@@ -22,7 +22,7 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Guarantees:
-    """What a back-end keeps to, as its probe has seen it on this machine.
+    """The guarantees of a back-end, as its probe has verified them on this machine.
 
     Attributes:
         backend: Its name.
@@ -34,7 +34,7 @@ class Guarantees:
         system_calls: Rare and dangerous system calls are refused.
         memory: Whether the limit is kept for the sum of the processes by the kernel or by a watcher, or for each.
         disk: The sum of the files is bounded.
-        fresh: Every run starts from nothing; False where runs share a warm sandbox.
+        fresh: Every run starts from nothing; False if runs share a warm sandbox.
     """
 
     backend: str
@@ -51,14 +51,14 @@ class Guarantees:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunResult:
-    """What a run left behind.
+    """The result of a run.
 
     Attributes:
         outcome: How it ended.
-        exit_code: Of the program; None if a signal or the sandbox ended it.
-        signal: That ended it; None if none did.
-        stdout: What it wrote, cut at the limit.
-        stderr: The same.
+        exit_code: The program's exit code; None if a signal or the sandbox ended it.
+        signal: The signal that ended it; None if none did.
+        stdout: Its standard output, cut at the limit.
+        stderr: Its standard error, cut likewise.
         stdout_truncated: Whether something was cut.
         stderr_truncated: The same.
         wall_seconds: From start to end, without the sandbox's own preparation.

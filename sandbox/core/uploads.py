@@ -1,4 +1,4 @@
-"""What a run is given to begin with, under the limits of what it writes itself; without room, it never begins."""
+"""The initial files of a run, under the limits of its own writes; if they do not fit, it never begins."""
 
 from collections.abc import Mapping
 
@@ -67,5 +67,5 @@ class EndedSession:
         return False
 
     def close(self) -> RunResult:
-        """Return what became of it."""
+        """Return its result."""
         return self._result

@@ -1,1 +1,1 @@
-"""What the Linux kernel is asked for by ctypes, as Python has no functions for it; `supervisor` and `local` enter."""
+"""System calls of Linux by ctypes, for which Python has no functions; `supervisor` and `local` enter."""

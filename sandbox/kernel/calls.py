@@ -1,4 +1,4 @@
-"""System calls that Python's standard library does not have (some came with 3.12, which is not asked for)."""
+"""System calls that Python's standard library does not have (some came with 3.12, which is not required)."""
 
 import ctypes
 import fcntl
@@ -48,7 +48,7 @@ _locked_libc = ctypes.PyDLL(None, use_errno=True)
 
 
 class KernelError(OSError):
-    """A system call failed; the text names it and what it was about."""
+    """A system call failed; the text names the call and its target."""
 
 
 def supported_machine() -> bool:
@@ -92,7 +92,7 @@ def mount(source: str, target: str, kind: str, flags: int, data: str = "") -> No
 
 
 def make_read_only(target: str) -> None:
-    """Make a mount and what is mounted below it read-only, without devices and set-uid programs."""
+    """Make a mount and all mounts below it read-only, without devices and set-uid programs."""
     attributes = struct.pack("=QQQQ", MS_RDONLY | MS_NOSUID | MS_NODEV, 0, 0, 0)
     result = _libc.syscall(
         ctypes.c_long(_SYS_MOUNT_SETATTR),

@@ -13,7 +13,7 @@ _VERSION_FLAG, _RULE_PATH_BENEATH = 1, 1
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIRECTORY = 1, 2, 4, 8
 _REFER, _TRUNCATE, _IOCTL_DEVICE = 1 << 13, 1 << 14, 1 << 15
 _ALL_OF_VERSION_1 = (1 << 13) - 1
-# What may be done to a file that is not a directory; rules about single files must not say more.
+# The rights that apply to files that are not directories; rules about single files must name no others.
 _OF_FILES = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL_DEVICE
 _READ = _EXECUTE | _READ_FILE | _READ_DIRECTORY
 _BIND_AND_CONNECT_TCP = 3

@@ -104,8 +104,8 @@ REFUSED: dict[str, tuple[int | None, int | None]] = {
     "get_kernel_syms": (177, None),
     "query_module": (178, None),
 }
-# Allowed where these arguments are 0, which is the process that asks: what starts programs may have the same user as
-# they, and would hand down to later ones whatever limits it was given. First the numbers as above, then the arguments.
+# Allowed if these arguments are 0, which means the calling process: the process that starts programs may have the same
+# user, and would pass limits that it was given on to later programs. First the numbers as above, then the arguments.
 FOR_ITSELF: dict[str, tuple[int, int, tuple[int, ...]]] = {
     "prlimit64": (302, 261, (0,)),
     "sched_setaffinity": (203, 122, (0,)),
@@ -114,7 +114,7 @@ FOR_ITSELF: dict[str, tuple[int, int, tuple[int, ...]]] = {
     "sched_setscheduler": (144, 119, (0,)),
     "setpriority": (141, 140, (0, 1)),
 }
-# What came later than the calls that were looked at is unknown to the filter, and the C library can do without it.
+# Newer system calls are unknown to the filter, and the C library works without them.
 _LAST_KNOWN = 450
 
 _LOAD, _JUMP_EQUAL, _JUMP_GREATER_EQUAL, _JUMP_ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
@@ -132,7 +132,7 @@ Instruction = tuple[int, int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class _Machine:
-    """What differs between machines in a filter."""
+    """The parts of a filter that differ between machines."""
 
     audit_architecture: int
     column: int
@@ -172,7 +172,8 @@ def build_filter(machine: str, *, network: bool = True) -> bytes:
     if machine == "x86_64":
         program += [(_JUMP_GREATER_EQUAL, 0, 1, _X32_BIT), _return(_KILL_PROCESS)]
     program += [(_JUMP_GREATER_EQUAL, 0, 1, _LAST_KNOWN + 1), _refuse(errno.ENOSYS)]
-    # The C library takes the old `clone` where this one does not exist, and the flags of that one can be seen.
+    # The C library falls back to the old `clone` if this one does not exist, and the filter can see the flags of that
+    # one.
     program += _when(numbers.clone3, [_refuse(errno.ENOSYS)])
     program += _when(
         numbers.clone,

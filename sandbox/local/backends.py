@@ -84,7 +84,7 @@ class HostDirectorySandbox(SupervisedSandbox):
     """A back-end whose programs work in a new directory of the host.
 
     Args:
-        scratch: Where these directories are made; every user must be able to reach it. None for the usual place of
+        scratch: The parent of these directories; every user must be able to reach it. None for the usual place of
             temporary files.
         options: As for all back-ends.
     """

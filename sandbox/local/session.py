@@ -46,7 +46,7 @@ class SupervisedSession:
             rest = rest[os.write(self._to_program, rest) :]
 
     def read(self, timeout_seconds: float) -> bytes:
-        """Return what it has written since, as soon as there is something; nothing at the end or at the time-out."""
+        """Return new output as soon as there is some; empty at the end or at the time-out."""
         if self._result is not None:
             return b""
         return os.read(self._from_program, _CHUNK) if _readable(self._from_program, timeout_seconds) else b""
@@ -63,7 +63,7 @@ class SupervisedSession:
             self._connection.shutdown(socket.SHUT_WR)
 
     def close(self) -> RunResult:
-        """End the program, and everything that it started; return what became of it."""
+        """End the program, and everything that it started; return its result."""
         if self._result is None:
             self.hang_up()
             try:

@@ -1,4 +1,4 @@
-"""What the back-ends that share our own launcher have in common; each differs in its confinement only."""
+"""The common part of the back-ends that share the launcher; each differs in its confinement only."""
 
 import os
 import signal
@@ -32,7 +32,7 @@ from rollgym.sandbox.local.session import SupervisedSession
 from rollgym.sandbox.supervisor.frames import Frame, FrameError, receive_frame, send_frame
 from rollgym.sandbox.supervisor.order import Confinement, Order, Stage
 
-# `rollgym` is an empty package there: what its own `__init__` does is nothing for a process without site-packages.
+# `rollgym` is an empty package there: its own `__init__` cannot run in a process without site-packages.
 _START = """
 import sys, types
 package = sys.modules["rollgym"] = types.ModuleType("rollgym")
@@ -48,7 +48,7 @@ class Launcher:
     """The process that forks a monitor for each run; started at the first run, and again if it was lost.
 
     Args:
-        confinement: What its runs are mostly surrounded by.
+        confinement: The usual confinement of its runs.
     """
 
     def __init__(self, confinement: Confinement) -> None:
@@ -102,7 +102,7 @@ class Launcher:
         arguments = [sys.executable, "-I", "-S", "-c", _START, _PACKAGE]
         arguments += [str(theirs.fileno()), self._confinement]
         with theirs:
-            # An empty environment: what a program may learn by breaking out of everything else is not there.
+            # An empty environment: even a program that breaks out can learn nothing from it.
             self._process = subprocess.Popen(
                 arguments,
                 pass_fds=[theirs.fileno()],
@@ -136,7 +136,7 @@ class SupervisedSandbox:
         self._seen: Guarantees | None = None
 
     def probe(self) -> Guarantees:
-        """Run a control program and an attempt to escape, and return what is kept.
+        """Run a control program and an attempt to escape, and return the verified guarantees.
 
         Raises:
             SandboxUnavailableError: If it does not work on this machine, with the reason and the remedy.
@@ -206,7 +206,7 @@ class SupervisedSandbox:
         return session
 
     def close(self) -> None:
-        """End what is kept warm."""
+        """End the launcher."""
         self._launcher.close()
 
     def _run(
@@ -261,7 +261,7 @@ class SupervisedSandbox:
         return WORKING_DIRECTORY
 
     def _environment(self, directory: str) -> Mapping[str, str]:
-        """Return what the environment variables of a run have besides the usual ones."""
+        """Return the environment variables of a run besides the usual ones."""
         return {}
 
     def _result(self, answer: Frame | None, order: Order) -> RunResult:

@@ -42,13 +42,13 @@ _REMEDIES: Mapping[int, str] = {
 class RemoteSandbox:
     """A back-end; see `Sandbox`.
 
-    What was not begun is tried again, and what a server refuses for want of room is asked for again when it says. A
-    connection that breaks while a program runs is answered by one more attempt: a run leaves nothing behind.
+    A run that was not begun is retried, and one that a full server refuses is retried after the server's delay. If a
+    connection breaks while a program runs, the run is tried once more: a run leaves nothing behind.
 
     Args:
-        url: Of the server.
-        token: That it knows.
-        token_file: Holds the token, instead.
+        url: The server's address.
+        token: The bearer token.
+        token_file: A file that holds the token, instead.
         patience_s: How long a run waits for a server that is away or has no room.
     """
 
@@ -112,7 +112,7 @@ class RemoteSandbox:
         return open_remote_session(self._url, self._headers, body, limits.wall_seconds, self._largest_request)
 
     def probe(self) -> Guarantees:
-        """Ask what the server's own probe has seen, and run a control program; see `Sandbox`."""
+        """Request the results of the server's own probe, and run a control program; see `Sandbox`."""
         if self._seen is None:
             try:
                 told = SandboxReply.model_validate(self._ask("GET", "/v1/sandbox", None, _MARGIN_S))
@@ -165,7 +165,7 @@ class RemoteSandbox:
                     ) from error
                 if attempts_left == 0:
                     raise _NotAnsweredError(reason) from error
-                # What ended the server may have been this program: it is not tried on and on.
+                # This program may have crashed the server: it is not retried for ever.
                 continue
             else:
                 if answer.status_code == 200:

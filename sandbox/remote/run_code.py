@@ -1,6 +1,7 @@
-"""`POST /run_code` as data: what is asked for and what is answered, in SandboxFusion's words and some of ours.
+"""`POST /run_code` as data: requests and answers, with SandboxFusion's fields and some further ones.
 
-A client that knows SandboxFusion only sees what it expects. What ours adds keeps every limit, outcome and byte.
+A client that knows SandboxFusion only sees the fields it expects. The further fields preserve every limit, outcome and
+byte.
 """
 
 import base64
@@ -23,7 +24,7 @@ Seconds = Annotated[float, Field(gt=0, le=_MOST_SECONDS, allow_inf_nan=False)]
 
 
 class RunCodeLimits(BaseModel):
-    """Limits that SandboxFusion has no words for; what is unset is as the server has it."""
+    """Limits that SandboxFusion lacks; an unset one is the server's."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -55,7 +56,7 @@ class RunCodeRequest(BaseModel):
 
 
 class CommandRunResult(BaseModel):
-    """What became of a compiler or of a program. What follows `stderr` is ours."""
+    """The result of a compiler or of a program. The fields after `stderr` extend SandboxFusion's."""
 
     status: Literal["Finished", "Error", "TimeLimitExceeded"]
     execution_time: float | None
@@ -88,7 +89,7 @@ class RunCodeReply(BaseModel):
 
 
 class SandboxReply(BaseModel):
-    """What a server's sandbox keeps to, and what may be asked of it."""
+    """The guarantees of a server's sandbox, and the limits of requests."""
 
     guarantees: dict[str, str | bool]
     languages: list[str]
@@ -97,7 +98,7 @@ class SandboxReply(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What a sandbox is asked for."""
+    """A run that a sandbox must carry out."""
 
     program: Program
     files: Mapping[str, bytes]
@@ -109,7 +110,7 @@ class Run:
 def build_request(
     program: Program, files: Mapping[str, bytes], stdin: bytes, limits: Limits, collect: Iterable[str]
 ) -> dict[str, Any]:
-    """Return the body that asks for a run."""
+    """Return the body of a request for a run."""
     return {
         "code": program.source,
         "language": program.language,
@@ -161,8 +162,8 @@ def build_reply(result: RunResult, *, host: str | None) -> dict[str, Any]:
     """Return the body that answers with a result.
 
     Args:
-        result: What became of the run.
-        host: Who has run it.
+        result: The result of the run.
+        host: The name of the machine that has run it.
     """
     if result.outcome is Outcome.OK:
         status = "Success"
@@ -186,11 +187,11 @@ def read_reply(body: Any) -> RunResult:
     """Return the result that a reply holds.
 
     Raises:
-        ValueError: If it is none of ours.
+        ValueError: If it is not a reply of such a server.
     """
     reply = RunCodeReply.model_validate(body)
     compiling = None if reply.compile_result is None else _read_part(reply.compile_result)
-    # Where the compiler has failed, what it said is the result.
+    # If the compiler has failed, its output is the result.
     part = reply.run_result or reply.compile_result
     result = RunResult(outcome=reply.outcome) if part is None else _read_part(part)
     return replace(
@@ -204,7 +205,7 @@ def read_reply(body: Any) -> RunResult:
 
 
 def read_guarantees(body: Mapping[str, Any]) -> Guarantees:
-    """Return what the sandbox of a server keeps to; members of a newer server are left out.
+    """Return the guarantees of a server's sandbox; members of a newer server are left out.
 
     Raises:
         ValueError: If some are missing.

@@ -38,17 +38,17 @@ class RemoteSession:
         self._refused_size = False
 
     def begin(self, request: Mapping[str, Any], largest: Callable[[], float]) -> str | None:
-        """Start the program; gives why not, if it was refused.
+        """Start the program; return the reason if it was refused.
 
-        A server closes the socket over a message that is far too large, while most of it is still on its way. Its
-        reason may be lost on that, and is asked for then.
+        A server closes the socket on a message that is far too large, while most of it is still in flight. Its reason
+        may be lost then, and is requested separately.
 
         Args:
-            request: What to run.
-            largest: Asks the server how many bytes it takes at once.
+            request: The request for the run.
+            largest: Returns the largest request that the server accepts, in bytes.
 
         Raises:
-            UploadRefusedError: The server takes no request as large.
+            UploadRefusedError: The server accepts no request of that size.
         """
         message = json.dumps(request)
         answer = self._ask(message)
@@ -71,7 +71,7 @@ class RemoteSession:
                 raise BrokenPipeError(_reason(answer))
 
     def read(self, timeout_seconds: float) -> bytes:
-        """Return what it has written since; see `SandboxSession`."""
+        """Return the new output; see `SandboxSession`."""
         deadline = time.monotonic() + timeout_seconds
         while True:
             left = max(0.0, deadline - time.monotonic())
@@ -102,7 +102,7 @@ class RemoteSession:
         return self._result
 
     def _ask(self, message: str | bytes) -> Any:
-        """Send a message; gives the answer, as bytes or as an object, or None where the server is gone."""
+        """Send a message; return the answer, as bytes or as an object, or None if the server is gone."""
         if self._result is not None:
             return None
         patience_s = max(0.0, self._ends_at - time.monotonic()) + _ANSWER_S
@@ -137,10 +137,10 @@ def open_remote_session(
     """Start an interactive session with a program.
 
     Args:
-        url: Of the server.
-        headers: Of the handshake.
-        request: What to run.
-        wall_seconds: After which the program has ended in any case.
+        url: The server's address.
+        headers: Headers of the handshake.
+        request: The request for the run.
+        wall_seconds: The time after which the program has ended in any case.
         largest: Asks the server how many bytes it takes at once.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The command line of bubblewrap, and what our first process needs inside."""
+"""The command line of bubblewrap, and the needs of the first process inside."""
 
 import functools
 import importlib.util
@@ -14,7 +14,7 @@ from rollgym.sandbox.supervisor.order import Order
 
 PROGRAM = "bwrap"
 CODE = "/run/rollgym.zip"
-# Python of the system starts it: the interpreter of the server may lie where only the server can read.
+# The system's Python starts it: the server's interpreter may be readable for the server only.
 _START = f"import sys; sys.path.insert(0, {CODE!r}); from rollgym.sandbox.supervisor.init import main; main()"
 _PACKAGES = ("", "core", "kernel", "supervisor")
 _UNCHECKED = (1).to_bytes(4, "little")
@@ -23,7 +23,7 @@ _MIB = 1 << 20
 
 
 def path() -> str | None:
-    """Return where bubblewrap is installed."""
+    """Return the path of the installed bubblewrap."""
     return shutil.which(PROGRAM, path="/usr/local/bin:/usr/bin:/bin")
 
 
@@ -59,7 +59,7 @@ def command_line(order: Order, shown: Mapping[str, str], data: Mapping[str, int]
 
     Args:
         order: The run.
-        shown: Where each path lies that is shown besides the system's programs.
+        shown: The source of each path that is shown besides the system's programs.
         data: Descriptors of the contents of files, by their paths inside.
         channel: The descriptor of the channel to the monitor.
     """

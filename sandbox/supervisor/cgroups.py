@@ -13,11 +13,11 @@ _LEFT_BEHIND_SECONDS = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a group has counted.
+    """The counters of a group.
 
     Attributes:
-        memory_exhausted: Whether a process was ended for want of memory.
-        pids_refused: Whether a process was refused for their number.
+        memory_exhausted: Whether a process was killed because memory was exhausted.
+        pids_refused: Whether a new process was refused because of the limit.
         peak_bytes: Most memory at one time; 0 if unknown.
     """
 
@@ -31,9 +31,9 @@ class Parents:
     """The directories in which groups of runs can be made.
 
     Attributes:
-        version: Of the interface, 1 or 2.
-        memory: Where memory is counted.
-        pids: Where processes are counted; the same directory in version 2.
+        version: The version of the interface, 1 or 2.
+        memory: The directory of the memory controller.
+        pids: The directory of the pids controller; the same one in version 2.
     """
 
     version: int
@@ -42,9 +42,9 @@ class Parents:
 
 
 def find_parents() -> Parents | None:
-    """Return where groups can be made below this process's own, or None if that is not allowed.
+    """Return the parent directories for groups below this process's own, or None if that is not allowed.
 
-    Trying is the only proof: a group is made and removed.
+    Only a trial proves it: a group is made and removed.
     """
     for parents in candidates(_read("/proc/self/cgroup"), _read("/proc/self/mountinfo")):
         if parents.version == 2 and not _enable_controllers(parents.memory):
@@ -80,7 +80,7 @@ def _remove_left_behind(parents: Parents) -> None:
 
 
 def candidates(own_groups: str, mounts: str) -> list[Parents]:
-    """Return where groups might be made.
+    """Return the directories in which groups might be made.
 
     Args:
         own_groups: The text of `/proc/self/cgroup`.
@@ -104,7 +104,7 @@ def candidates(own_groups: str, mounts: str) -> list[Parents]:
 
 
 def _mounted(mounts: str) -> dict[str, tuple[str, str]]:
-    """Where each controller is mounted, with the path within the hierarchy that is seen there; "" is version 2."""
+    """The mount point of each controller, with the path within the hierarchy that is seen there; "" is version 2."""
     found: dict[str, tuple[str, str]] = {}
     for line in mounts.splitlines():
         before, _, after = line.partition(" - ")
@@ -182,7 +182,7 @@ class ControlGroup:
         _write(f"{self._pids}/pids.max", str(count))
 
     def add(self, pid: int) -> None:
-        """Move a process into it; what the process starts later is in it as well."""
+        """Move a process into it; processes that it starts later belong to it as well."""
         for directory in self._directories():
             _write(f"{directory}/cgroup.procs", str(pid))
 
@@ -211,7 +211,7 @@ class ControlGroup:
                 except OSError:
                     if time.monotonic() >= deadline:
                         break
-                    time.sleep(0.01)  # The kernel does not tell in version 1 when a group has become empty.
+                    time.sleep(0.01)  # Version 1 sends no event when a group becomes empty.
                 else:
                     break
 

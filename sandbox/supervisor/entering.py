@@ -145,16 +145,16 @@ def _exec_bubblewrap(order: Order, code: bytes, user: int | None) -> None:
 
 
 def _shown_to(user: int | None, paths: list[str]) -> dict[str, str]:
-    """Return where bubblewrap finds what it shows: as another user it may not get through the folders above."""
+    """Return the paths from which bubblewrap mounts: as another user it may not pass the folders above."""
     if user is not None and paths:
-        # Root of a container may have no right to mount: then what the user cannot reach is missing inside.
+        # Root of a container may have no right to mount: then paths that the user cannot reach are missing inside.
         with contextlib.suppress(OSError):
             return rootfs.stage(paths)
     return {path: path for path in paths}
 
 
 def _user_of_a_run() -> int:
-    """Return a user id that no other run uses, or the user `nobody` if the container lacks such an id."""
+    """Return a user that nothing else uses, or nobody where the container has no such user."""
     with open("/proc/self/uid_map", encoding="ascii") as file:
         ranges = [tuple(map(int, line.split())) for line in file]
     user = _FIRST_USER + random.SystemRandom().randrange(_USERS)

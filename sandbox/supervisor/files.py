@@ -54,7 +54,7 @@ def exceeds(directory: str, most_bytes: int, most_entries: int) -> bool:
                     if entry.is_dir(follow_symlinks=False):
                         waiting.append(entry.path)
         except OSError:
-            continue  # It is gone, or closed to us; what is in it counts again when it is opened.
+            continue  # It is gone, or not readable; its contents count again when it is opened.
     return False
 
 
@@ -95,7 +95,8 @@ def _read_plain(directory: str, name: str, most_bytes: int) -> bytes | None:
             below = os.open(part, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=here)
             os.close(here)
             here = below
-        # What is opened before it is known to be a plain file could be a device or a pipe, and opening acts on those.
+        # A path that is opened before it is known to be a plain file could be a device or a pipe, and opening acts on
+        # those.
         known = os.stat(parts[-1], dir_fd=here, follow_symlinks=False)
         if not _acceptable(known, most_bytes):
             return None

@@ -15,7 +15,7 @@ _MOST_BYTES = 1 << 30
 
 
 class FrameError(ValueError):
-    """What came is not a message."""
+    """The received bytes are not a message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Frame:
     """One message.
 
     Attributes:
-        head: What it says.
+        head: Its JSON object.
         blobs: Raw bytes that belong to it.
         descriptors: Open files that came with it; the receiver closes them.
     """
@@ -61,7 +61,7 @@ def receive_frame(connection: socket.socket, most_bytes: int = _MOST_BYTES) -> F
     """Wait for a message; None at the end of the stream.
 
     Raises:
-        FrameError: If what came is none, or one of more than `most_bytes`.
+        FrameError: If the bytes are not a message, or one of more than `most_bytes`.
     """
     data, descriptors, _, _ = socket.recv_fds(connection, _PREFIX.size, _MOST_DESCRIPTORS)
     if not data:

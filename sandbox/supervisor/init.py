@@ -1,6 +1,6 @@
-"""The sandbox's first process: starts the stages, reaps what they leave behind, brings files back.
+"""The sandbox's first process: it starts the stages, reaps their remaining processes, and brings files back.
 
-It holds no secret and does what the monitor says; if the monitor goes away, it ends, and all of the sandbox with it.
+It holds no secret and obeys the monitor; if the monitor disappears, it ends, and all of the sandbox with it.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ _REAP_SECONDS = 2.0
 
 
 def serve(channel: socket.socket, jail: Jail) -> None:
-    """Do what the monitor says until it closes the channel."""
+    """Obey the monitor until it closes the channel."""
     init = _Init(channel, jail)
     try:
         jail.enter()

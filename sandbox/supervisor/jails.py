@@ -1,4 +1,4 @@
-"""What surrounds a program, seen from the sandbox's first process: how to get in, to confine, to end everything."""
+"""The surroundings of a program, seen from the sandbox's first process: how to enter, confine and end them."""
 
 import contextlib
 import os
@@ -18,7 +18,7 @@ class Jail(Protocol):
 
     directory: str
     owner: int | None
-    """To whom files in the working directory are given; None for the calling process's own user."""
+    """The owner of files in the working directory; None for the calling process's own user."""
 
     def enter(self) -> None:
         """Get ready, before anything untrusted runs."""
@@ -33,7 +33,7 @@ class Jail(Protocol):
         """Return the number for the limit of a user's threads, so that the run can have `wanted`."""
 
     def leave(self) -> None:
-        """Remove what the run leaves behind on the host."""
+        """Remove the remains of the run on the host."""
 
 
 class NamespaceJail:
@@ -144,7 +144,7 @@ class PlainJail:
         self._bounded, self._read_only = bounded, read_only
 
     def enter(self) -> None:
-        """Make the working directory, and adopt what loses its parent."""
+        """Make the working directory, and adopt orphaned processes."""
         calls.prctl(calls.PR_SET_CHILD_SUBREAPER, 1)
         os.mkdir(self.directory, 0o700)
         os.mkdir(f"{self.directory}/tmp", 0o700)
@@ -153,7 +153,7 @@ class PlainJail:
                 os.chown(path, self.owner, self.owner)
 
     def confine(self) -> None:
-        """Become the user, and give up what is not needed."""
+        """Become the user, and drop privileges."""
         calls.die_with_parent(signal.SIGKILL)
         if self.owner is not None:
             os.setgroups([])
@@ -170,7 +170,7 @@ class PlainJail:
             seccomp.install_filter(seccomp.build_filter(platform.machine(), network=False))
 
     def kill_all(self) -> None:
-        """End what was started from here, however it was detached."""
+        """End all processes started from here, even detached ones."""
         tree.kill_all_below(os.getpid())
 
     def task_limit(self, wanted: int) -> int:
@@ -178,12 +178,12 @@ class PlainJail:
         return wanted if self.owner is not None else wanted + tree.tasks_of_user(os.getuid())
 
     def leave(self) -> None:
-        """Remove the working directory, also where the program has taken rights away."""
+        """Remove the working directory, even if the program has removed permissions."""
         remove_tree(self.directory)
 
 
 def remove_tree(directory: str) -> None:
-    """Remove a directory in which no process is left, also where rights were taken away or it is deep without end."""
+    """Remove a directory in which no process is left, even without permissions, or with unbounded depth."""
     with contextlib.suppress(RecursionError):
         shutil.rmtree(directory, ignore_errors=True)
     if os.path.lexists(directory):

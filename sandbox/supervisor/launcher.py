@@ -38,7 +38,7 @@ def main() -> None:
             _become_monitor(server, descriptors[0], parents)
         for descriptor in descriptors:
             os.close(descriptor)
-    # Monitors whose server is gone end their runs; after this nothing of ours is left.
+    # Monitors whose server is gone end their runs; after this no process of the sandbox is left.
     with contextlib.suppress(ChildProcessError):
         os.wait()
 

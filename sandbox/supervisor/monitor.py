@@ -96,7 +96,7 @@ class _Run:
             os.kill(self._first.pid, signal.SIGKILL)
 
     def clean_up(self) -> None:
-        """Wait for the kernel, which takes its time over namespaces, and remove what is left."""
+        """Wait for the kernel, which takes its time over namespaces, and remove the remains."""
         if self._first is None:
             return
         with contextlib.suppress(ChildProcessError):
@@ -166,7 +166,7 @@ class _Run:
             # The file system is to be the one that refuses, as it tells afterwards; on the host there is only this.
             "disk_bytes": (limits.disk_mb + (0 if self._host_directory else 1)) * _MIB,
             "open_files": limits.open_files,
-            # The group is to be the one that refuses, as it is the one that tells.
+            # The group should refuse first, because only it reports that.
             "tasks": limits.pids if group is None else limits.pids + _SPARE_TASKS,
         }
         try:
@@ -262,7 +262,7 @@ class _Run:
             self._tell({"do": "stop"})
 
     def _look(self, stage: Stage) -> None:
-        """Add up what the processes use, where the kernel does not."""
+        """Add up the usage of the processes, if the kernel does not."""
         assert self._first is not None
         limits = self._order.limits
         if self._host_directory and exceeds(

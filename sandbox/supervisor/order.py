@@ -1,4 +1,4 @@
-"""What a run is asked to be, from the server to the monitor."""
+"""The order for a run, from the server to the monitor."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -16,7 +16,7 @@ class Stage:
     Attributes:
         arguments: Its command line.
         wall_seconds: How long it may take.
-        cpu_seconds: Of each of its processes.
+        cpu_seconds: The limit of each of its processes.
         memory_mb: MiB of memory.
     """
 

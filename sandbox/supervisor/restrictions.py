@@ -1,4 +1,4 @@
-"""What a program is put under by the last of our code that runs before it, in its own process."""
+"""Restrictions that a program's own process takes on, just before it becomes the program."""
 
 import fcntl
 import os

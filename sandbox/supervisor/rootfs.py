@@ -23,7 +23,7 @@ from rollgym.sandbox.kernel.calls import (
 )
 
 WRITABLE = ("work", "tmp", "dev/shm")
-"""The only places where a program can write; they share one bound."""
+"""The only directories that a program can write to; they share one bound."""
 
 SYSTEM_DIRECTORIES = ("usr", "bin", "sbin", "lib", "lib64", "lib32", "libx32")
 SYSTEM_FILES = ("etc/alternatives", "etc/ld.so.cache", "etc/localtime")
@@ -42,14 +42,14 @@ OWN_FILES = {
 }
 _SPARE_INODES = 96
 _SPARE_KIB = 256
-# Where the new root is put together: any directory will do that holds nothing which is shown, since the new root covers
+# The directory in which the new root is assembled: any directory without shown paths will do, since the new root covers
 # it, in this mount namespace alone.
 _STAGINGS = ("/tmp", "/mnt", "/media", "/srv", "/opt", "/var/tmp", "/run", "/boot")
 _OLD_ROOT = "old"
 
 
 def open_shown(paths: Iterable[str]) -> dict[str, int]:
-    """Return descriptors of what is to be shown, by path; what is missing or closed to this process is left out.
+    """Return descriptors of the paths to show; missing or unreadable ones are left out.
 
     A first process opens them while it is still the user that shows them: a folder above, such as a home, may be closed
     to the user that it becomes.
@@ -62,7 +62,7 @@ def open_shown(paths: Iterable[str]) -> dict[str, int]:
 
 
 def stage(paths: list[str]) -> dict[str, str]:
-    """Show paths again where every user finds them, to the calling process alone; return these places by path.
+    """Mount paths again where every user can reach them, for the calling process alone; return the new places by path.
 
     Raises:
         OSError: If the kernel refuses.
@@ -85,7 +85,7 @@ def build_root(disk_mb: int, inodes: int, read_only: Mapping[str, int]) -> None:
     Args:
         disk_mb: MiB of all writable places.
         inodes: Files in them.
-        read_only: What is shown besides the system's programs, as `open_shown` opened it; closed here.
+        read_only: The paths to show besides the system's programs, as `open_shown` opened it; closed here.
 
     Raises:
         KernelError: If a mount is refused.
@@ -113,7 +113,7 @@ def build_root(disk_mb: int, inodes: int, read_only: Mapping[str, int]) -> None:
     for name, text in OWN_FILES.items():
         with open(name, "w", encoding="ascii") as file:
             file.write(text)
-    # Where the surrounding container covers parts of /proc, the kernel refuses a new one; then there is none.
+    # If the surrounding container masks parts of /proc, the kernel refuses a new /proc; then the jail has none.
     with contextlib.suppress(KernelError):
         mount("proc", "proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC | MS_RDONLY, "hidepid=2")
     for name in WRITABLE:
@@ -126,7 +126,7 @@ def build_root(disk_mb: int, inodes: int, read_only: Mapping[str, int]) -> None:
 
 
 def _staging(shown: Iterable[str]) -> str:
-    """Return a directory that holds nothing of what is shown."""
+    """Return a directory that contains no shown path."""
     paths = [each for path in shown for each in (path, os.path.realpath(path))]
     for staging in _STAGINGS:
         if os.path.isdir(staging) and not any(
@@ -144,7 +144,7 @@ def _show_opened(descriptor: int, target: str) -> None:
 
 
 def _show(source: str, target: str) -> None:
-    """Show a directory or a file of the host read-only; a link is made again, and what is missing is left out."""
+    """Mount a directory or a file of the host read-only; copy a link, and skip a missing path."""
     if os.path.islink(source) and os.path.dirname(source) == "/":
         os.symlink(os.readlink(source), target)
     elif os.path.isdir(source):

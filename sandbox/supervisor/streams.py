@@ -27,7 +27,7 @@ class CappedStream:
         return self.total > len(self.kept)
 
     def read_some(self) -> bool:
-        """Read what is there once; False if there is nothing now, or the end was reached."""
+        """Read the available bytes once; False if there is nothing now, or the end was reached."""
         try:
             data = os.read(self.descriptor, _CHUNK)
         except BlockingIOError:
@@ -42,7 +42,7 @@ class CappedStream:
         return True
 
     def drain(self, most: int) -> None:
-        """Read what is there now, up to so many bytes in all since the start."""
+        """Read the available bytes, up to this total since the start."""
         while self.open and self.total < most and self.read_some():
             pass
 
@@ -58,7 +58,7 @@ class Feed:
 
     Args:
         descriptor: The writing end, which this object closes.
-        data: What the program can read.
+        data: The program's input.
     """
 
     def __init__(self, descriptor: int, data: bytes) -> None:

@@ -10,12 +10,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class TreeUsage:
-    """What the processes below one use.
+    """The usage of the processes below one.
 
     Attributes:
         processes: How many there are.
         tasks: How many threads they have in all.
-        memory_bytes: Their memory, what they share counted once; 0 for a single process, which has a limit of its own.
+        memory_bytes: Their memory, with shared pages counted once; 0 for a single process, which has a limit of its
+            own.
     """
 
     processes: int
@@ -59,7 +60,7 @@ def kill_descendants(pid: int) -> bool:
 def kill_all_below(pid: int) -> None:
     """Kill until none is left: when a parent dies, its children become those of the process that adopts orphans."""
     while kill_descendants(pid):
-        time.sleep(0.001)  # A signal takes effect in its own time; each round finds what was missed.
+        time.sleep(0.001)  # A signal takes effect in its own time; each round finds missed processes.
 
 
 def tasks_of_user(uid: int) -> int:

@@ -26,7 +26,7 @@ _SERVER_MEMORY_MB = 64
 _GRACE_SECONDS = 2.0
 _LIFETIME_SECONDS = 3600.0
 _PREFIX = struct.Struct("<I")
-# What reading an answer raises that is none.
+# Errors of reading an invalid answer.
 _GARBLED = (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError)
 
 
@@ -134,7 +134,7 @@ class WarmPool:
 
 
 class _Place:
-    """Where a sandbox is kept between runs."""
+    """The place of a sandbox between runs."""
 
     def __init__(self, worker: "_Worker | None") -> None:
         self.worker = worker
@@ -159,7 +159,7 @@ class _Worker:
     def run(
         self, program: Program, files: Mapping[str, bytes], stdin: bytes, limits: Limits, collect: list[str]
     ) -> tuple[RunResult, bool]:
-        """Run a program; tell whether the sandbox is as it was before."""
+        """Run a program; return whether the sandbox is as it was before."""
         self.runs += 1
         cpu_seconds = limits.cpu_seconds or limits.wall_seconds + 1
         head = {
@@ -187,11 +187,11 @@ class _Worker:
         return (self._lost(limits, time.monotonic() - began), False) if ended is None else ended
 
     def close(self) -> RunResult:
-        """End the sandbox, and return what became of it."""
+        """End the sandbox, and return its result."""
         return self._session.close()
 
     def _lost(self, limits: Limits, seconds: float) -> RunResult:
-        """Say what became of a program that took the sandbox down, or stopped it."""
+        """Return the result of a program that took the sandbox down, or stopped it."""
         ended = self._session.close()
         if ended.outcome in (Outcome.MEMORY_LIMIT, Outcome.SANDBOX_ERROR):
             return replace(ended, wall_seconds=seconds)

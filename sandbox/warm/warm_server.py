@@ -1,7 +1,7 @@
 """The program inside a warm sandbox: it forks for each run, so that no run waits for an interpreter to start.
 
-It is sent as source text, and imports nothing of ours. A message is a JSON head and raw bytes; the head says how long
-each of these is. The child of a run leaves `serve` and continues as the program, at the end of this file.
+It is sent as source text, and imports no module of this package. A message is a JSON head and raw bytes; the head says
+how long each of these is. The child of a run leaves `serve` and continues as the program, at the end of this file.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
-# What most programs import is there already; the child of a run finds it in memory.
+# Modules that most programs import are loaded already; the child of a run finds them in memory.
 for _name in (
     "bisect", "collections", "copy", "dataclasses", "datetime", "decimal", "enum", "fractions", "functools", "heapq",
     "io", "itertools", "math", "operator", "re", "statistics", "string", "traceback", "typing", "unittest",
@@ -74,10 +74,10 @@ def serve(requests: BinaryIO, answers: BinaryIO) -> bytes:
     _libc.prctl(_SET_DUMPABLE, 0, 0, 0, 0)
     _clean(
         None
-    )  # What this process was started from is in its memory, and would be where programs leave notes.
+    )  # The file that this process started from is in memory already, and programs could leave notes in it.
     before = _condition()
     gc.collect()
-    gc.freeze()  # The collector of a child must not touch, and thereby copy, what it has inherited.
+    gc.freeze()  # The collector of a child must not touch, and thereby copy, inherited memory.
     while (message := read_message(requests)) is not None:
         head, blobs = message
         directory = f"/work/{os.urandom(8).hex()}"
@@ -198,7 +198,7 @@ def _feed(descriptor: int, data: bytes) -> bytes:
 
 
 def _drain_once(descriptor: int, output: _Output, keep: int) -> bool:
-    """Read once; false at the end, or where nothing is there."""
+    """Read once; False at the end, or if nothing is available."""
     try:
         data = os.read(descriptor, 1 << 16)
     except BlockingIOError:
@@ -235,7 +235,7 @@ def _collect(directory: str, names: Sequence[str], most_bytes: int) -> dict[str,
 
 
 def _condition() -> list[Any]:
-    """What a program could have changed of this process and of the places, which later ones would find."""
+    """The state of this process and of the directories that a program could have changed for later ones."""
     limits = [
         resource.getrlimit(getattr(resource, name)) for name in dir(resource) if name.startswith("RLIMIT_")
     ]

@@ -1,4 +1,4 @@
-"""What a registered server is to a gateway, whatever protocol it speaks."""
+"""The interface of a registered server to a gateway, for all protocols."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ LATER = frozenset({429, 503})
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentSpec:
-    """What a registered server says of its environment; a server that says nothing has text in and text out.
+    """The description of a registered environment; by default, actions and observations are texts.
 
     Attributes:
         version: Episodes of another version are not restored.
@@ -27,7 +27,7 @@ class EnvironmentSpec:
         description: For lists.
         action_space: Of an environment made without kwargs.
         observation_space: Likewise.
-        kwargs_schema: JSON Schema of what a client may set.
+        kwargs_schema: JSON Schema of the kwargs that a client may set.
         max_episode_steps: When it truncates.
         deterministic: Whether seed and actions rebuild the state.
         forkable: Whether a session may be copied.
@@ -85,10 +85,10 @@ class Upstream(ABC):
 
     @abstractmethod
     async def spec(self) -> EnvironmentSpec:
-        """What the server says of the environment."""
+        """Request the server's description of the environment."""
 
     async def acquaint(self) -> str | None:
-        """What was found of the connections to the server, at the end of a probe; None if that is nothing."""
+        """A sentence about the connections to the server, at the end of a probe; None if there is none."""
         return None
 
     @abstractmethod

@@ -113,7 +113,7 @@ class InterimAnswers:
         self._rest = b""
 
     def take(self, data: bytes) -> bool:
-        """Look at what came; whether more of them may come.
+        """Process an event; return whether more may come.
 
         Raises:
             httpcore.RemoteProtocolError: There are too many.
@@ -173,7 +173,7 @@ class Attempt:
     """One request, and the connection that it may have to make.
 
     Args:
-        limiter: What it keeps to.
+        limiter: The limiter that it obeys.
     """
 
     def __init__(self, limiter: "ConnectionLimiter") -> None:

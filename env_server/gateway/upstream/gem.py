@@ -124,7 +124,7 @@ class GemUpstream(Upstream):
     async def _run(
         self, key: str, sandbox: _Sandbox, path: str, body: dict[str, Any], timeout: float | None
     ) -> dict[str, Any]:
-        """Call what runs the environment. Any failure within is a 500, and what it leaves behind is not known."""
+        """Make a call that runs the environment. Any failure in it is a 500, and leaves an unknown state."""
         status, reply = await self._client.call("POST", self._prefix + path, body, timeout=timeout)
         if status == 500:
             sandbox.failed = True

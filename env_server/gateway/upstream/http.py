@@ -49,7 +49,7 @@ class HttpUpstream(Upstream):
         self._kwargs: dict[str, Mapping[str, Any]] = {}
 
     async def spec(self) -> EnvironmentSpec:
-        """What `GET /spec` says; a server without it has text in and text out."""
+        """The answer of `GET /spec`; a server without it has text in and text out."""
         status, reply = await self._client.call("GET", "/spec", timeout=_SPEC_TIMEOUT_S)
         if status not in _NO_SUCH_CALL:
             self._spec = read_spec(_answer("GET /spec", status, reply))

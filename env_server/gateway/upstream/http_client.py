@@ -27,7 +27,7 @@ _SLOWER = 4.0
 
 
 class TargetLimits(NamedTuple):
-    """What is expected of a target at most.
+    """The limits for replies of a target and for connections to it.
 
     Attributes:
         max_reply_bytes: Larger replies are refused.
@@ -227,7 +227,7 @@ class TargetClient:
 
 
 def detail_of(reply: Any) -> str:
-    """What an error reply says, in a line."""
+    """The text of an error reply, in one line."""
     if isinstance(reply, dict):
         for name in ("detail", "message", "error"):
             if isinstance(reply.get(name), str):

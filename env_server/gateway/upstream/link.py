@@ -101,7 +101,7 @@ class Link:
         for process, passages in queues.items():
             connection = self._pool.ready(process)
             if connection is None:
-                # Another process passes on what is for one that was started again, until it is connected to, too.
+                # Until a restarted process is connected, another process forwards its operations.
                 self._connect(process)
                 connection = self._pool.ready(None)
             if connection is None:
@@ -174,7 +174,7 @@ class Link:
             elif type(result) is dict and type(result.get("error")) is dict:
                 problem = ProblemError.from_problem(result["error"])
                 if problem.code == "too_large":
-                    # Together with others' answers; what was done is answered again.
+                    # The retries go together; operations that were done get the same answer.
                     passage.shares_frames = False
                     self.send(passage)
                 else:

@@ -85,7 +85,7 @@ class Node:
         self._to_close.append(upstream_id)
 
     def is_there(self) -> None:
-        """Note a sign of life: end what the node may still have from a time before it was away."""
+        """Note a heartbeat: end the sessions that the node may still have from before it was away."""
         abandoned, self.abandoned = self.abandoned, []
         for upstream_id in abandoned:
             self.close_session(upstream_id)

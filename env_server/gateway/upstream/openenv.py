@@ -177,7 +177,7 @@ class OpenEnvUpstream(Upstream):
         self._kwargs: dict[str, Mapping[str, Any]] = {}
 
     async def spec(self) -> EnvironmentSpec:
-        """What `/schema` and `/metadata` say."""
+        """The answers of `/schema` and `/metadata`."""
         schemas, metadata = await self._get("/schema"), await self._get("/metadata")
         self._messages = OpenEnvMessages.of(schemas, *self._fields)
         self._spec = EnvironmentSpec(
@@ -274,7 +274,7 @@ class OpenEnvUpstream(Upstream):
 
 
 def _failure(refused: OpenEnvRefused) -> Exception:
-    """What an error of the server means here."""
+    """Map an error of the server to one of the gateway."""
     if refused.code in _OF_THE_ENVIRONMENT:
         return EnvironmentRaised(refused.code, refused.message)
     return UpstreamError(str(refused))

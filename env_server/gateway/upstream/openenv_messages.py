@@ -35,7 +35,7 @@ class OpenEnvRefused(Exception):  # noqa: N818 - the name says what happened
 
     Args:
         code: One of OpenEnv's.
-        message: What it says.
+        message: The server's message.
     """
 
     def __init__(self, code: str, message: str) -> None:
@@ -77,7 +77,7 @@ class OpenEnvMessages:
         object.
 
         Args:
-            schemas: What the server answers to `GET /schema`.
+            schemas: The server's answer to `GET /schema`.
             action_field: The field that the registration names; `WHOLE` for the JSON of all.
             observation_field: Likewise.
 
@@ -105,10 +105,10 @@ class OpenEnvMessages:
     def step(self, text: str) -> bytes:
         """The message that takes a text as an action.
 
-        A text that should be JSON and is none goes as it is: what it is worth is the environment's to say.
+        A text that should be JSON but is not goes unchanged: the environment judges it.
         """
         if not self.action_is_text:
-            # What is nested more deeply than can be written again goes as it is, too.
+            # A text that is nested too deeply to be encoded again goes unchanged, too.
             with suppress(orjson.JSONDecodeError, EncodeError):
                 return self._step(exact_json.read_json(text))
         return self._step(text)
@@ -132,7 +132,7 @@ class OpenEnvMessages:
         return text, info
 
     def read_step(self, answer: bytes) -> StepOutcome:
-        """What an answer to a step says. Raises like `read_reset`."""
+        """Parse the answer to a step. Raises like `read_reset`."""
         text, info, data = _read(answer, self.observation_field, must_have=self.is_named)
         done, reward = data.get("done"), data.get("reward")
         if type(done) is not bool:
@@ -146,7 +146,7 @@ class OpenEnvMessages:
 
 
 def read_data(answer: bytes) -> dict[str, Any]:
-    """What an answer holds.
+    """Return the data of an answer.
 
     Raises:
         OpenEnvRefused: It is an error.
@@ -165,7 +165,7 @@ def read_data(answer: bytes) -> dict[str, Any]:
 
 
 def _message(data: Mapping[str, Any]) -> str:
-    """What an error says, and of which fields."""
+    """The message of an error, and the fields that it concerns."""
     parts = [str(data.get("message", ""))]
     errors = data.get("errors")
     for error in errors if isinstance(errors, list) else []:

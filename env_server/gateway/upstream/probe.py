@@ -1,4 +1,4 @@
-"""The conformance probe: what a server is asked before its environment is offered."""
+"""The conformance probe: tests of a server before its environment is offered."""
 
 import contextlib
 import secrets
@@ -20,7 +20,7 @@ _Result = TypeVar("_Result")
 
 
 class Check(NamedTuple):
-    """One check of a probe; `detail` says what is wrong."""
+    """One check of a probe; `detail` describes the failure."""
 
     check: str
     ok: bool

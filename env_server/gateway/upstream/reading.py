@@ -1,4 +1,4 @@
-"""Reading what registered servers say: their specs and their replies, whatever protocol they speak."""
+"""Parsing of the specs and replies of registered servers, for all protocols."""
 
 import math
 from collections.abc import Mapping
@@ -64,7 +64,7 @@ def _within_limits(value: Any, depth: int) -> Any:
     if type(value) is int and not -INTEGER_LIMIT < value < INTEGER_LIMIT:
         return str(value)
     if not depth:
-        # What is nested deeper is refused in any case.
+        # Deeper values are refused in any case.
         return value
     if isinstance(value, dict):
         return {name: _within_limits(each, depth - 1) for name, each in value.items()}
@@ -115,7 +115,7 @@ def read_spec(reply: dict[str, Any]) -> EnvironmentSpec:
     """Read a spec.
 
     Raises:
-        UpstreamError: A field is not what it should be.
+        UpstreamError: A field is invalid.
     """
     try:
         given = _SpecReply.model_validate(reply)

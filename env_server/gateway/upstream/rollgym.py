@@ -29,11 +29,11 @@ _PASSED_ON = frozenset({"overloaded", "too_large"})
 
 @dataclass(slots=True)
 class _Session:
-    """A session there.
+    """A session at the node.
 
     Attributes:
         session_id: Its id there.
-        process: Which of the server's I/O processes owns it.
+        process: The server's I/O process that owns it.
         action_space: Its action space.
         observation_space: Its observation space.
         episode: The index of its episode there.
@@ -69,7 +69,7 @@ class RollgymUpstream(Upstream):
         self._sessions: dict[str, _Session] = {}
 
     async def spec(self) -> EnvironmentSpec:
-        """What the server's catalog says."""
+        """The server's catalog entry."""
         reply, _ = await self._call({"op": "envs", "env_id": self._env_id}, None, _PATIENCE_S)
         return read_spec(reply)
 
@@ -211,7 +211,7 @@ class RollgymUpstream(Upstream):
 
 
 def _is_of_the_environment(problem: ProblemError) -> bool:
-    """Whether the node works, and its environment has refused what it was given, or failed."""
+    """Whether the environment has refused its input or failed, while the node works."""
     # Some environments' experts are forbidden; a token without the role for them has registered nothing.
     return problem.kind.fault in ("values", "action", "environment") or problem.code == "forbidden"
 

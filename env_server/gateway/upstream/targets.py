@@ -17,7 +17,7 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 _PORTS = {"http": 80, "https": 443}
-# What is not global and no loopback: machines of one's own, which may hold what the world must not see.
+# Private networks: neither global nor loopback addresses, whose machines must not be exposed.
 _LOOPBACK = (ipaddress.ip_network("127.0.0.0/8"), ipaddress.ip_network("::1/128"))
 _PRIVATE = tuple(
     ipaddress.ip_network(text)

@@ -48,7 +48,7 @@ CAME = "rollgym.came"
 """Where a request's scope says when it was read, on the clock of `perf_counter`."""
 
 _OF_BODIES = frozenset({b"content-length", b"transfer-encoding"})
-# A name or an address, in brackets if it has colons, and a port (RFC 3986); what is before an @ would be a user.
+# A name or an address, in brackets if it has colons, and a port (RFC 3986); text before an @ would be a user.
 _HOST = re.compile(rb"[A-Za-z0-9._~!$&'()*+,;=%:\[\]-]*")
 _NO_REQUEST = _Refusal(HTTPStatus.BAD_REQUEST, "invalid_request", "this is no request of HTTP/1.1")
 _TOO_SLOW = _Refusal(
@@ -56,14 +56,14 @@ _TOO_SLOW = _Refusal(
 )
 
 
-# What is on its way when a request has its answer is read on for so long, as nginx does: a connection that is closed
-# over it is reset, which can take the answer away from a client that still sends.
+# How long incoming bytes are read after the answer, as nginx does: closing the connection with unread bytes resets it,
+# and a client that still sends may then lose the answer.
 _LINGER_S = 5.0
 _LINGER_BYTES = 4 * 1024 * 1024
 
 
 class _Refused(Exception):  # noqa: N818 - never leaves the parser
-    """A request is refused for what its head says."""
+    """A request is refused because of its head."""
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
@@ -267,7 +267,7 @@ class _LastAnswer:
 
 
 def _wrong_with(version: str, headers: Sequence[tuple[bytes, bytes]]) -> _Refusal | None:
-    """What is wrong with the head of a request that another HTTP parser could read otherwise, if anything is."""
+    """The fault of a request's head that other HTTP parsers could read differently, if it has one."""
     hosts = 0
     codings = []
     for name, value in headers:
@@ -285,7 +285,7 @@ def _wrong_with(version: str, headers: Sequence[tuple[bytes, bytes]]) -> _Refusa
 
 
 def _wrong_with_upgrade(method: bytes, url: bytes, headers: Sequence[tuple[bytes, bytes]]) -> _Refusal | None:
-    """What is wrong with a handshake that the socket would answer in plain text, or never, if anything is."""
+    """The fault of a handshake that the socket would answer in plain text, or never, if it has one."""
     if method != b"GET":
         return _NO_REQUEST._replace(detail="a WebSocket is opened with GET")
     if [value.strip() for name, value in headers if name == b"sec-websocket-version"] != [b"13"]:

@@ -1,4 +1,4 @@
-"""What this package needs of uvicorn, which promises none of it: looked at when a server starts."""
+"""The internals of uvicorn that this package relies on; a check at the start of a server verifies them."""
 
 import asyncio
 import inspect
@@ -34,11 +34,11 @@ _READ: Mapping[type[Any], tuple[str, ...]] = MappingProxyType(
         ),
     }
 )
-"""The attributes of uvicorn's protocols that ours read. What ours override is found by looking at them."""
+"""The attributes of uvicorn's protocols that this package's read. Overridden methods are found by inspection."""
 
 
 def check_uvicorn(config: uvicorn.Config) -> None:
-    """Look whether the installed uvicorn has what is overridden, and what that reads.
+    """Check that the installed uvicorn has the overridden methods and the attributes that they read.
 
     Args:
         config: How HTTP and sockets will be served.

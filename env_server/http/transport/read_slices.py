@@ -52,7 +52,7 @@ class ReadSlices:
         return self._at < len(self._data)
 
     def take(self, data: bytes) -> None:
-        """Take in data, or keep it until what came before is taken in."""
+        """Parse data, or keep it until earlier data is parsed."""
         if self.are_left:
             self._data = self._data[self._at :] + data
             self._at = 0

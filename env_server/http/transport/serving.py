@@ -89,11 +89,11 @@ class EmbeddedServer(uvicorn.Server):
 
 
 class DrainingServer(uvicorn.Server):
-    """A server that finishes what runs before it closes its sockets.
+    """A server that finishes running operations before it closes its sockets.
 
     Args:
         config: How it serves.
-        drain: Lets what runs finish.
+        drain: Waits for the running operations.
     """
 
     def __init__(self, config: uvicorn.Config, drain: Callable[[], Awaitable[None]]) -> None:

@@ -24,7 +24,7 @@ AWAITS_TOKEN = "rollgym.awaits_token"
 """In the message to accept with, says that it is not known yet who asks, until a message says `TRUSTED`."""
 
 ARRIVALS = "rollgym.arrivals"
-"""The extension of a socket's scope that says when came what is received."""
+"""The extension of a socket's scope that gives the arrival times of received frames."""
 
 _MOST_COALESCED_BYTES = 65536
 # Before authentication: fragments of the first message, pings and pongs. After it: empty fragments of one message. Each
@@ -182,7 +182,7 @@ class CoalescingProtocol(WebSocketsSansIOProtocol):
         return not (self.read_paused or left) and self.writable.is_set()
 
     async def receive(self) -> Any:
-        """Give the next message; what was taken makes room for another only if the peer reads."""
+        """Return the next message; a received message makes room for another only if the peer reads."""
         message = await super().receive()
         if self.queue.empty():
             self._arrivals.read_on()

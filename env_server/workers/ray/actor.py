@@ -13,7 +13,7 @@ from rollgym.env_server.workers.ray.wire import UNANSWERED, Request, dump_reques
 # Two calls may wait at the actor for answers while a third is in flight; later operations go with the next call.
 _CALLS_IN_FLIGHT = 3
 _MAX_NUMBER = 2**32
-# What of an actor's time may be given away beforehand.
+# How many seconds of an actor's work may be sent in advance.
 _MOMENT_S = 0.1
 _SHORTEST_S = 1e-4
 # Enough that a child process never waits for the next one.
@@ -22,7 +22,7 @@ _NEWEST = 0.2
 
 
 Beginning = tuple[str, str]
-"""An operation with which sessions begin, and the environment that it is on: what takes about as long each time."""
+"""A make or a reset, with its environment: a kind of operation that takes about as long each time."""
 
 
 class ActorLost(WorkerLost):
@@ -204,7 +204,7 @@ class RayActor:
             else:
                 operation.future.set_exception(failure)
         self.average.change(self.load, self._loop.time())
-        # What the answers bring about in this turn of the event loop can go with the next call.
+        # Operations that the answers cause in this turn of the event loop can go with the next call.
         if self._unsent or not self._in_flight:
             self._flushing = True
             self._loop.call_soon(self._go_on)

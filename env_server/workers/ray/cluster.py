@@ -121,7 +121,7 @@ class RayCluster:
             ray.kill(handle, no_restart=True)
 
     async def disconnect(self) -> None:
-        """Leave the cluster, which ends what is left of this process's actors; one that was started here is ended."""
+        """Disconnect from the cluster, which ends this process's remaining actors; stop a cluster started here."""
         await asyncio.get_running_loop().run_in_executor(self._thread, ray.shutdown)
         self._thread.shutdown()
 

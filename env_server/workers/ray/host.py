@@ -36,7 +36,7 @@ class Host:
     """
 
     def __init__(self, processes: int, path: Sequence[str]) -> None:
-        # What environments print goes to the server's log, and its own standard output is for its ready line.
+        # Output of environments goes to the server's log; standard output is reserved for the ready line.
         os.dup2(2, 1)
         sys.path.extend(each for each in path if each not in sys.path and os.path.exists(each))
         self._worker = ProcessWorker(processes, "text")

@@ -1,6 +1,6 @@
-"""What an I/O process and a Ray actor say to each other: several operations in one call, several answers in one reply.
+"""Messages between an I/O process and a Ray actor: several operations in one call, several answers in one reply.
 
-As between an I/O process and its children, what comes back is read with nothing but plain data and arrays allowed.
+As between an I/O process and its children, replies may contain only plain data and arrays.
 """
 
 import pickle
@@ -47,7 +47,7 @@ class Request(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What became of an operation."""
+    """The result of an operation."""
 
     number: int
     result: Any

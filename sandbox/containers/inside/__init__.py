@@ -1,4 +1,4 @@
-"""The first process of a container: it runs one program after another, as the host tells it over its two streams.
+"""The first process of a container: it runs one program after another, by orders of the host over its two streams.
 
 The image's Python is given these files as text, so they may import nothing but the standard library of Python 3.8.
 Programs have the same user as this process, which is safe from them all the same: as process 1 it gets no signal that

@@ -1,4 +1,4 @@
-"""Files of programs in a container, where a program may have put traps; and what the kernel counts there."""
+"""Files of programs in a container, which a program may have prepared as traps; and the kernel's counters there."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def count(paths: tuple[str, ...], name: str) -> int:
 
 
 def shown() -> frozenset[str]:
-    """What is mounted below the folders that programs write into: before the first of them, what they are shown."""
+    """The mounts below the folders that programs can write to: before the first program, the paths shown to all."""
     found = set()
     with open("/proc/self/mountinfo", errors="surrogateescape") as stream:
         for line in stream:
@@ -64,7 +64,7 @@ def _is_below(path: str) -> bool:
 
 
 def wipe(kept: frozenset[str]) -> bool:
-    """Delete what a program has left, but for what it was shown; gives whether nothing else is there any more."""
+    """Delete all files of a program except its mounts; return whether nothing else is left."""
     if shown() != kept:
         return False  # it has moved a folder above what it was shown: nothing there must be walked through
     above = {path[:index] for path in kept for index, each in enumerate(path) if each == "/"}

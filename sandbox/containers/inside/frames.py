@@ -1,4 +1,4 @@
-"""What is said between the host and the first process of a container."""
+"""The frames between the host and the first process of a container."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import sys
 from collections.abc import Iterator
 
 HEADER = struct.Struct(">BI")
-"""Of a frame: its kind and the size of what follows."""
+"""The header of a frame: its kind, and the size of its content."""
 
 # From the host: a run (JSON; the bytes of its files and of its standard input follow), input of a session, its end.
 RUN, INPUT, STOP = 1, 2, 3
-# To the host: ready for a run (JSON), output of a session, what became of a run (JSON; its streams and files follow).
+# To the host: ready for a run (JSON), output of a session, result of a run (JSON; its streams and files follow).
 READY, OUTPUT, RESULT = 4, 5, 6
 
 CHUNK = 64 * 1024
@@ -54,7 +54,7 @@ class Host:
             yield self.frame()
 
     def read_some(self) -> None:
-        """Take what there is to read; waits for something."""
+        """Wait until bytes can be read, and read them."""
         data = os.read(0, CHUNK)
         if not data:
             # The host is gone, and this container with it.
@@ -69,7 +69,7 @@ class Host:
             self.send_some()
 
     def send_some(self) -> None:
-        """Send what goes at once."""
+        """Send as much as possible without waiting."""
         try:
             del self.unsent[: os.write(1, self.unsent[:CHUNK])]
         except BlockingIOError:

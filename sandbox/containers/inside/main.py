@@ -38,6 +38,6 @@ def main() -> None:
         host.send(frame(READY, json.dumps({"clean": clean, "tools": tools}).encode()))
         kind, payload = host.frame()
         while kind != RUN:
-            # What was said to a session that had ended by itself.
+            # Messages for a session that had ended by itself.
             kind, payload = host.frame()
         Run(json.loads(payload), host).carry_out(wakeup)

@@ -25,7 +25,7 @@ _PIDS_FILES = ("/sys/fs/cgroup/pids/pids.events", "/sys/fs/cgroup/pids.events")
 
 
 class _Stream:
-    """One of a program's two streams: what is kept of it, and how much there was."""
+    """One of a program's two streams: the kept part, and its total size."""
 
     def __init__(self, descriptor: int, keep: int) -> None:
         self.descriptor = descriptor
@@ -65,7 +65,7 @@ class Run:
         self._selector = selectors.DefaultSelector()
 
     def carry_out(self, wakeup: int) -> None:
-        """Run it, and tell the host what became of it."""
+        """Run the program, and send its outcome to the host."""
         self._directory = os.open(WORKING_DIRECTORY, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             self._lay_files()
@@ -96,7 +96,7 @@ class Run:
                 descriptor = os.open(path, flags, 0o755 if executable else 0o644, dir_fd=self._directory)
             except OSError as error:
                 failure = failure or error
-            # What the host sends has to be read, whether there is room for it or not.
+            # The host's data must be read, even without room to store it.
             failure = self._spool(size, descriptor) or failure
             if descriptor >= 0:
                 os.close(descriptor)
@@ -193,7 +193,7 @@ class Run:
         os.set_blocking(1, True)
 
     def _listen_to_host(self) -> None:
-        """Wait for what can be dealt with: the host's words, its readiness for ours, the program's for its input."""
+        """Wait for a message of the host, for its readiness to read, or for the program's readiness for input."""
         self._watch(1, selectors.EVENT_WRITE, bool(self._host.unsent), "unsent")
         self._watch(0, selectors.EVENT_READ, len(self._input) < _UNSENT_BYTES, "host")
         if self._input_end >= 0:
@@ -307,7 +307,7 @@ class Run:
             self._host.send(content)
 
     def _close(self) -> None:
-        """Close what is open, which would hold memory on to the next program."""
+        """Close open descriptors, which would hold memory until the next program."""
         for descriptor in (self._directory, self._spooled, self._input_end):
             if descriptor >= 0:
                 os.close(descriptor)

@@ -86,7 +86,7 @@ class ScaffoldName(ToolEnv):
     # -- an episode --------------------------------------------------------------------
 
     def start_episode(self, options: Mapping[str, Any]) -> str:
-        """Fill the database, and ask for something."""
+        """Fill the database, and choose a question."""
         for table in ("stock", "orders"):
             self._database.execute(f"DROP TABLE IF EXISTS {table}")
             self._database.execute(f"CREATE TABLE {table} (item TEXT, count INTEGER)")
@@ -111,11 +111,11 @@ class ScaffoldName(ToolEnv):
         return TurnResult(says, float(solved), terminated=True, success=solved)
 
     def state_info(self) -> dict[str, Any]:
-        """Return what clients see of the state: never the solution."""
+        """Return the state that clients may see: never the solution."""
         return {"state": {"orders": [list(order) for order in self._orders()]}}
 
     def expert_turn(self) -> ToolCall | str:
-        """Return what an expert would do now. Remove it if there is none."""
+        """Return an expert's next turn. Remove it if there is none."""
         if self._orders():
             return "done"
         return ToolCall("order", {"item": self._item, "count": self._missing()})

@@ -10,7 +10,7 @@ _MOST_READ = 200
 
 
 def draw_task(random: np.random.Generator) -> Mapping[str, Any]:
-    """Draw a task: its question, and what is needed to check an answer.
+    """Draw a task: its question, and the data to check an answer.
 
     Args:
         random: Seeded with the episode; the only source of chance.
@@ -28,11 +28,11 @@ def scaffold_name(response: str, task: Mapping[str, Any]) -> Verdict:
     """Score a response to a question.
 
     Args:
-        response: What the model says, which may be anything.
+        response: The model's text, which may be anything.
         task: A task of `draw_task`, or a row of a data set with the same fields.
 
     Returns:
-        A score from 0 to 1, and what was read. `return response == ...` does as well.
+        A score from 0 to 1, and the text read. `return response == ...` does as well.
     """
     said = response.strip()[:_MOST_READ]
     if not (said.isascii() and said.isdecimal()):
