@@ -9,6 +9,7 @@ from rollgym.extensions import extensions
 from rollgym.extras import missing_extra
 from rollgym.sandbox.core.base import Sandbox, SandboxUnavailableError
 from rollgym.sandbox.core.cancelling import CancellableSandbox
+from rollgym.sandbox.core.kinds import BY_NAME, SANDBOXES
 from rollgym.sandbox.core.naming import parse_name
 from rollgym.sandbox.core.result import Guarantees
 
@@ -16,20 +17,10 @@ Level = Literal["container", "namespaces", "landlock", "none"]
 LEVELS: tuple[Level, ...] = get_args(Level)
 """From the strongest to none."""
 
-_CLASSES: Mapping[str, str] = {
-    "namespaces": "rollgym.sandbox.local.backends:NamespaceSandbox",
-    "bubblewrap": "rollgym.sandbox.local.backends:BubblewrapSandbox",
-    "docker": "rollgym.sandbox.containers.docker:DockerSandbox",
-    "landlock": "rollgym.sandbox.local.backends:LandlockSandbox",
-    "unsafe": "rollgym.sandbox.local.backends:UnsafeSandbox",
-    "remote": "rollgym.sandbox.remote.remote:RemoteSandbox",
-}
-BACKENDS = tuple(_CLASSES)
+BACKENDS = tuple(BY_NAME)
 """Ours. Other packages have theirs in the entry points of `GROUP`."""
 GROUP = "rollgym.sandboxes"
 """Entry points `name = "module:Class"` of back-ends in other packages."""
-# What starts in milliseconds comes before what takes a second; the last two are for who asks for them.
-_AUTOMATIC = ("namespaces", "bubblewrap", "docker", "landlock")
 
 
 def open_sandbox(name: str | None = None, *, minimum_level: Level = "landlock", **options: Any) -> Sandbox:
@@ -52,13 +43,15 @@ def open_sandbox(name: str | None = None, *, minimum_level: Level = "landlock", 
     name, named = parse_name(name)
     if name != "auto":
         sandbox = make_sandbox(name, **named, **options)
-        return _probed(sandbox, "none" if name == "unsafe" else minimum_level)
+        return _probed(sandbox, "none" if name in BY_NAME and BY_NAME[name].bounds_nothing else minimum_level)
     if options:
         raise ValueError("options belong to one back-end: name it")
     reasons = []
-    for candidate in _AUTOMATIC:
+    for candidate in SANDBOXES:
+        if not candidate.automatic:
+            continue
         try:
-            return _probed(make_sandbox(candidate), minimum_level)
+            return _probed(make_sandbox(candidate.name), minimum_level)
         except SandboxUnavailableError as error:
             reasons.append(f"- {error}")
     raise SandboxUnavailableError(
@@ -91,9 +84,9 @@ def make_sandbox(name: str, **options: Any) -> Sandbox:
         SandboxUnavailableError: If a package that it needs is not installed, or that of another author is broken.
         ValueError: If there is none of this name.
     """
-    if name not in _CLASSES:
+    if name not in BY_NAME:
         return _installed(name, options)
-    module_name, _, class_name = _CLASSES[name].partition(":")
+    module_name, _, class_name = BY_NAME[name].path.partition(":")
     try:
         # Imported by name, so that a command for one back-end does not load the others.
         module = importlib.import_module(module_name)
@@ -133,7 +126,7 @@ def _installed(name: str, options: Mapping[str, Any]) -> Sandbox:
 def survey() -> Iterator[tuple[str, Guarantees | SandboxUnavailableError]]:
     """Probe every back-end that needs no address, one after another; those of other packages come last."""
     for name in known_backends():
-        if name == "remote":
+        if name in BY_NAME and BY_NAME[name].needs_argument:
             continue
         try:
             sandbox = make_sandbox(name)

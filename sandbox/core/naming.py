@@ -3,9 +3,11 @@
 import os
 from urllib.parse import parse_qsl, urlsplit, urlunsplit
 
+from rollgym.sandbox.core.kinds import SANDBOXES
+
 VARIABLE = "ROLLGYM_SANDBOX"
 _REMOTE_OPTIONS = frozenset({"token_file"})
-_WITHOUT_ARGUMENT = frozenset({"auto", "namespaces", "bubblewrap", "landlock", "unsafe"})
+_WITHOUT_ARGUMENT = frozenset({"auto", *(each.name for each in SANDBOXES if not each.argument)})
 
 
 def parse_name(text: str | None) -> tuple[str, dict[str, str]]:

@@ -12,14 +12,14 @@ from rollgym.sandbox.core.result import Guarantees
 from rollgym.sandbox.kernel import calls, landlock, seccomp
 from rollgym.sandbox.local.supervised import SupervisedSandbox
 from rollgym.sandbox.supervisor import bwrap
-from rollgym.sandbox.supervisor.order import Confinement
+from rollgym.sandbox.supervisor.order import ConfinementName
 
 
 class NamespaceSandbox(SupervisedSandbox):
     """Runs each program in namespaces of its own, on a file system in memory, behind a filter of system calls."""
 
     name = "namespaces"
-    confinement: ClassVar[Confinement] = "namespaces"
+    confinement: ClassVar[ConfinementName] = "namespaces"
     claims = Guarantees(
         backend="namespaces",
         level="namespaces",
@@ -64,7 +64,7 @@ class BubblewrapSandbox(SupervisedSandbox):
     """Runs each program in namespaces made by `bwrap`, behind our own filter of system calls."""
 
     name = "bubblewrap"
-    confinement: ClassVar[Confinement] = "bubblewrap"
+    confinement: ClassVar[ConfinementName] = "bubblewrap"
     claims = replace(NamespaceSandbox.claims, backend="bubblewrap")
 
     def remedy(self, reason: str) -> str:
@@ -104,7 +104,7 @@ class LandlockSandbox(HostDirectorySandbox):
     """Runs each program under Landlock and a filter of system calls that leaves it no sockets but Unix pairs."""
 
     name = "landlock"
-    confinement: ClassVar[Confinement] = "landlock"
+    confinement: ClassVar[ConfinementName] = "landlock"
     claims = replace(NamespaceSandbox.claims, backend="landlock", level="landlock", disk=False)
 
     def remedy(self, reason: str) -> str:
@@ -125,7 +125,7 @@ class UnsafeSandbox(HostDirectorySandbox):
     """Runs each program as the server's own user, with limits of time, memory and file size. Used by name only."""
 
     name = "unsafe"
-    confinement: ClassVar[Confinement] = "unsafe"
+    confinement: ClassVar[ConfinementName] = "unsafe"
     claims = Guarantees(
         backend="unsafe",
         level="none",

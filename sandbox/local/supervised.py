@@ -30,7 +30,7 @@ from rollgym.sandbox.core.result import Guarantees, Outcome, RunResult
 from rollgym.sandbox.core.uploads import EndedSession, refused
 from rollgym.sandbox.local.session import SupervisedSession
 from rollgym.sandbox.supervisor.frames import Frame, FrameError, receive_frame, send_frame
-from rollgym.sandbox.supervisor.order import Confinement, Order, Stage
+from rollgym.sandbox.supervisor.order import ConfinementName, Order, Stage
 
 # `rollgym` is an empty package there: its own `__init__` cannot run in a process without site-packages.
 _START = """
@@ -51,7 +51,7 @@ class Launcher:
         confinement: The usual confinement of its runs.
     """
 
-    def __init__(self, confinement: Confinement) -> None:
+    def __init__(self, confinement: ConfinementName) -> None:
         self._confinement = confinement
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
@@ -125,7 +125,7 @@ class SupervisedSandbox:
 
     name: str
     claims: Guarantees
-    confinement: ClassVar[Confinement]
+    confinement: ClassVar[ConfinementName]
 
     def __init__(self, *, read_only: Sequence[str] = (), cgroups: bool = True) -> None:
         self._read_only, self._cgroups = tuple(read_only), cgroups

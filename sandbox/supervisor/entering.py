@@ -3,17 +3,16 @@
 import contextlib
 import fcntl
 import os
-import random
 import signal
 import socket
 from dataclasses import dataclass
-from typing import assert_never
+from typing import NoReturn
 
 from rollgym.sandbox.kernel import calls
 from rollgym.sandbox.supervisor import bwrap, rootfs
 from rollgym.sandbox.supervisor.cgroups import ControlGroup, Parents, unique_name
+from rollgym.sandbox.supervisor.confinements import CONFINEMENTS, user_of_a_run
 from rollgym.sandbox.supervisor.init import run_init
-from rollgym.sandbox.supervisor.jails import Jail, NamespaceJail, PlainJail
 from rollgym.sandbox.supervisor.order import Order
 
 _NEW_NAMESPACES = (
@@ -25,9 +24,6 @@ _NEW_NAMESPACES = (
     | calls.CLONE_NEWUTS
     | calls.CLONE_NEWCGROUP
 )
-# Root gives each run a user of its own, from a range that nothing else uses; a container may not have it.
-_FIRST_USER, _USERS = 0x70000000, 0x0FFFFFFF
-_NOBODY = 65534
 _CHANNEL = 3
 _OUT_OF_THE_WAY = 64
 
@@ -48,17 +44,18 @@ def enter(order: Order, parents: Parents | None) -> FirstProcess:
         OSError: If the kernel refuses; nothing is left behind.
     """
     is_root = os.geteuid() == 0
+    confinement = CONFINEMENTS[order.confinement]
     group = _make_group(parents)
     ours, theirs = socket.socketpair()
     reading, writing = os.pipe()
     pid = 0
     try:
-        pid = calls.clone(_NEW_NAMESPACES) if order.confinement == "namespaces" else os.fork()
+        pid = calls.clone(_NEW_NAMESPACES) if confinement.own_namespaces else os.fork()
         if pid == 0:
             os.close(writing)
             _become_first(order, theirs, reading, is_root)
         # It waits for the letter: until then it has no user, and nothing counts what it uses.
-        if order.confinement == "namespaces":
+        if confinement.own_namespaces:
             _map_user(pid, is_root)
         if group is not None:
             group.add(pid)
@@ -94,39 +91,19 @@ def _become_first(order: Order, channel: socket.socket, reading: int, is_root: b
         if os.read(reading, 1) != b"g":
             os._exit(1)
         os.setsid()
-        inner = order.confinement == "bubblewrap"
-        code = bwrap.inner_code() if inner else None
-        os.dup2(channel.fileno(), _CHANNEL, inheritable=inner)
+        jail = CONFINEMENTS[order.confinement].jail
+        code = bwrap.inner_code() if jail is None else b""
+        os.dup2(channel.fileno(), _CHANNEL, inheritable=jail is None)
         channel.detach()
-        if code is not None:
-            _exec_bubblewrap(order, code, _user_of_a_run() if is_root else None)
+        if jail is None:
+            _exec_bubblewrap(order, code, user_of_a_run() if is_root else None)
         os.closerange(_CHANNEL + 1, 1 << 16)
-        run_init(socket.socket(fileno=_CHANNEL), _jail(order, is_root))
+        run_init(socket.socket(fileno=_CHANNEL), jail(order, is_root))
     finally:
         os._exit(1)
 
 
-def _jail(order: Order, is_root: bool) -> Jail:
-    read_only = list(order.read_only)
-    match order.confinement:
-        case "namespaces":
-            limits = order.limits
-            return NamespaceJail(
-                take_user=is_root, disk_mb=limits.disk_mb, inodes=limits.inodes, read_only=read_only
-            )
-        case "landlock":
-            user = _user_of_a_run() if is_root else None
-            return PlainJail(order.directory, user, bounded=True, read_only=read_only)
-        case "unsafe":
-            return PlainJail(order.directory, None, bounded=False, read_only=read_only)
-        case "bubblewrap":
-            raise ValueError("bubblewrap confines a run before its first process begins")
-        case never:
-            # A name that is not known is never taken for one without bounds.
-            assert_never(never)
-
-
-def _exec_bubblewrap(order: Order, code: bytes, user: int | None) -> None:
+def _exec_bubblewrap(order: Order, code: bytes, user: int | None) -> NoReturn:
     """Become bubblewrap, which starts the first process inside; as root, become an ordinary user first."""
     contents = {bwrap.CODE: code}
     contents |= {f"/{name}": text.encode() for name, text in rootfs.OWN_FILES.items()}
@@ -153,18 +130,10 @@ def _shown_to(user: int | None, paths: list[str]) -> dict[str, str]:
     return {path: path for path in paths}
 
 
-def _user_of_a_run() -> int:
-    """Return a user that nothing else uses, or nobody where the container has no such user."""
-    with open("/proc/self/uid_map", encoding="ascii") as file:
-        ranges = [tuple(map(int, line.split())) for line in file]
-    user = _FIRST_USER + random.SystemRandom().randrange(_USERS)
-    return user if any(first <= user < first + count for first, _, count in ranges) else _NOBODY
-
-
 def _map_user(pid: int, is_root: bool) -> None:
     """Give the new user namespace its one user."""
     if is_root:
-        user = group = _user_of_a_run()
+        user = group = user_of_a_run()
     else:
         user, group = os.geteuid(), os.getegid()
         _write(f"/proc/{pid}/setgroups", "deny")

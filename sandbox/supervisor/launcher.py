@@ -3,16 +3,16 @@
 import contextlib
 import gc
 import os
-import platform
 import signal
 import socket
 import sys
+from typing import cast
 
-from rollgym.sandbox.kernel import seccomp
-from rollgym.sandbox.supervisor import bwrap
 from rollgym.sandbox.supervisor.cgroups import Parents, find_parents
+from rollgym.sandbox.supervisor.confinements import CONFINEMENTS
 from rollgym.sandbox.supervisor.frames import FrameError
 from rollgym.sandbox.supervisor.monitor import monitor
+from rollgym.sandbox.supervisor.order import ConfinementName
 
 
 def main() -> None:
@@ -24,10 +24,7 @@ def main() -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # Monitors need no burial.
     parents = find_parents()
     # Made once, and inherited by every monitor.
-    if sys.argv[3] == "bubblewrap":
-        bwrap.inner_code()
-    elif sys.argv[3] != "unsafe":
-        seccomp.build_filter(platform.machine(), network=sys.argv[3] == "namespaces")
+    CONFINEMENTS[cast(ConfinementName, sys.argv[3])].make_ready()
     gc.collect()
     gc.freeze()
     while True:

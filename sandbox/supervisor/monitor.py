@@ -13,6 +13,7 @@ from typing import Any
 from rollgym.sandbox.kernel import calls
 from rollgym.sandbox.supervisor import tree
 from rollgym.sandbox.supervisor.cgroups import Parents
+from rollgym.sandbox.supervisor.confinements import CONFINEMENTS
 from rollgym.sandbox.supervisor.entering import FirstProcess, enter
 from rollgym.sandbox.supervisor.files import exceeds
 from rollgym.sandbox.supervisor.frames import Frame, FrameError, receive_frame, send_frame
@@ -63,8 +64,8 @@ class _Run:
         self._stopped_for: str | None = None
         self._peak_bytes = 0
         self._pids_reached = False
-        self._host_directory = order.confinement in ("landlock", "unsafe")
-        if self._host_directory:
+        self._confinement = CONFINEMENTS[order.confinement]
+        if self._confinement.on_host:
             calls.prctl(calls.PR_SET_CHILD_SUBREAPER, 1)
 
     def carry_out(self) -> tuple[dict[str, Any], list[bytes]]:
@@ -90,7 +91,7 @@ class _Run:
         if self._first is None:
             return
         self._first.channel.close()
-        if self._host_directory:
+        if self._confinement.on_host:
             self._wait_for_first(_GRACE_SECONDS)
         with contextlib.suppress(ProcessLookupError):
             os.kill(self._first.pid, signal.SIGKILL)
@@ -101,7 +102,7 @@ class _Run:
             return
         with contextlib.suppress(ChildProcessError):
             os.waitpid(self._first.pid, 0)
-        if self._host_directory:  # The first process has done this, unless it was killed.
+        if self._confinement.on_host:  # The first process has done this, unless it was killed.
             tree.kill_all_below(os.getpid())
             remove_tree(self._order.directory)
         if self._first.group is not None:
@@ -164,7 +165,7 @@ class _Run:
             "address_space_bytes": stage.memory_mb * _MIB if group is None else _ROOMY_ADDRESS_SPACE,
             "cpu_seconds": stage.cpu_seconds,
             # The file system is to be the one that refuses, as it tells afterwards; on the host there is only this.
-            "disk_bytes": (limits.disk_mb + (0 if self._host_directory else 1)) * _MIB,
+            "disk_bytes": (limits.disk_mb + (0 if self._confinement.on_host else 1)) * _MIB,
             "open_files": limits.open_files,
             # The group should refuse first, because only it reports that.
             "tasks": limits.pids if group is None else limits.pids + _SPARE_TASKS,
@@ -210,7 +211,7 @@ class _Run:
         channel, deadline = self._first.channel, time.monotonic() + stage.wall_seconds
         killed_at: float | None = None
         next_look = time.monotonic() + _WATCH_SECONDS
-        watched = self._first.group is None or self._host_directory
+        watched = self._first.group is None or self._confinement.on_host
         with selectors.DefaultSelector() as selector:
             selector.register(channel, selectors.EVENT_READ)
             selector.register(self._server, selectors.EVENT_READ)
@@ -265,7 +266,7 @@ class _Run:
         """Add up the usage of the processes, if the kernel does not."""
         assert self._first is not None
         limits = self._order.limits
-        if self._host_directory and exceeds(
+        if self._confinement.on_host and exceeds(
             self._order.directory, (limits.disk_mb + 1) * _MIB, limits.inodes + _OWN_ENTRIES
         ):
             self._stop("disk")
@@ -282,14 +283,14 @@ class _Run:
             self._stop("memory")
 
     def _innermost(self) -> int:
-        """Return our first process, which bubblewrap has started below itself."""
+        """Return our first process, which another program may have started below itself."""
         assert self._first is not None
-        below = tree.descendants(self._first.pid) if self._order.confinement == "bubblewrap" else []
+        below = tree.descendants(self._first.pid) if self._confinement.jail is None else []
         return below[0] if below else self._first.pid
 
     def _files_bytes(self, inside: int) -> int:
         """The files of the sandbox lie in memory, too, unless they are the host's."""
-        if self._host_directory:
+        if self._confinement.on_host:
             return 0
         try:
             room = os.statvfs(f"/proc/{inside}/root{self._order.directory}")

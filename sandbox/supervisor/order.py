@@ -6,7 +6,8 @@ from typing import Any, Literal
 
 from rollgym.sandbox.core.limits import Limits
 
-Confinement = Literal["namespaces", "bubblewrap", "landlock", "unsafe"]
+ConfinementName = Literal["namespaces", "bubblewrap", "landlock", "unsafe"]
+"""What surrounds a run; what each does is in `confinements.py`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,7 @@ class Order:
         follows_input: Whether the last stage's input is read from a descriptor that comes with the order.
     """
 
-    confinement: Confinement
+    confinement: ConfinementName
     stages: Sequence[Stage]
     limits: Limits
     environment: Mapping[str, str]

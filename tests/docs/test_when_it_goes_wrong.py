@@ -19,8 +19,8 @@ from rollgym.sandbox.core.base import SandboxUnavailableError
 from rollgym.sandbox.selection import open_sandbox
 from rollgym.trainer.backends.skipping import SkippedSteps
 from rollgym.trainer.commands.resume import keep_settings
-from rollgym.trainer.config.inference import vllm_lora_rank
 from rollgym.trainer.config.load import settings_from
+from rollgym.trainer.config.server_kinds import vllm_lora_rank
 from rollgym.trainer.core.errors import TrainerError
 from rollgym.trainer.core.run_files import write_errors
 from rollgym.trainer.core.run_lock import run_lock

@@ -283,7 +283,7 @@ def test_every_setting_is_read_by_code(tmp_path):
     algorithms = ROOT / "trainer" / "algorithms"
     declared = {*algorithms.glob("*settings.py"), *algorithms.glob("*presets.py")}
     declared |= set((ROOT / "trainer" / "config").glob("*.py"))
-    reads = attribute_reads(ROOT, "trainer", tmp_path)
+    reads = attribute_reads(ROOT, "rollgym.trainer", tmp_path)
     unread = {name for name in every_field() if not reads.get(name, set()) - declared}
     assert unread == set()
 
