@@ -63,7 +63,7 @@ class Plugin:
             with self.running():
                 return await self.function(*arguments)
         async with self._turn:
-            given = await _beside_the_loop(partial(self._called, arguments))
+            given = await beside_the_loop(partial(self._called, arguments))
         with self.running():
             return await given if inspect.isawaitable(given) else given
 
@@ -252,7 +252,7 @@ def _is_coroutine(function: Any) -> bool:
     )
 
 
-async def _beside_the_loop(call: Callable[[], Any]) -> Any:
+async def beside_the_loop(call: Callable[[], Any]) -> Any:
     """Return the result of a call in a daemon thread, which is abandoned on cancellation and at exit."""
     loop, context = asyncio.get_running_loop(), contextvars.copy_context()
     done: asyncio.Future[Any] = loop.create_future()
@@ -274,5 +274,5 @@ async def _beside_the_loop(call: Callable[[], Any]) -> Any:
         with suppress(RuntimeError):  # the loop is closed
             loop.call_soon_threadsafe(tell, result, error)
 
-    threading.Thread(target=work, name="plug-in", daemon=True).start()
+    threading.Thread(target=work, name="beside the loop", daemon=True).start()
     return await done

@@ -1,9 +1,9 @@
 """Weights from device to device: announced over HTTP, carried by a group in which the trainer is rank 0.
 
-Each server has a group of its own, so one that dies in the middle of an update takes no other server with it. With
-gloo the trainer notices the death, and continues. With NCCL it may not: the broadcast hangs on the trainer's device,
-and nothing here ends it. The wait for a vLLM server has no end; for an SGLang server torch's watchdog ends the trainer
-after the group's timeout. If that is unacceptable, send weights by disk.
+Each server has a group of its own, so one that dies in the middle of an update takes no other server with it. A
+broadcast in flight would wait for it: with NCCL, on the trainer's device, without end. So the group is aborted as soon
+as the update is given up, after an error of the server's HTTP or the time limit of an update. The next update of that
+server meets in a new group.
 
 The trainer holds one bucket of tensors beside its weights.
 """
@@ -12,6 +12,7 @@ import asyncio
 import socket
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from functools import partial
 from typing import Any, Literal, Protocol
 
 import torch
@@ -21,8 +22,9 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 
 from rollgym.extras import install_line
 from rollgym.trainer.config.server_kinds import SERVERS, ServerName
+from rollgym.trainer.core.ending import to_its_end
 from rollgym.trainer.core.errors import ConfigError
-from rollgym.trainer.core.plugins import load_attribute
+from rollgym.trainer.core.plugins import beside_the_loop, load_attribute
 from rollgym.trainer.inference.base import WeightSource
 from rollgym.trainer.inference.dialect import Bucket, GroupAddress
 from rollgym.trainer.inference.errors import ServerGoneError
@@ -30,6 +32,8 @@ from rollgym.trainer.inference.errors import ServerGoneError
 Collective = Literal["nccl", "gloo"]
 
 _ROOT = 0
+# Aborting a communicator takes milliseconds, unless something on the device holds it.
+_ABORTED_IN_S = 10.0
 
 
 class Group(Protocol):
@@ -37,6 +41,10 @@ class Group(Protocol):
 
     def broadcast(self, tensor: Tensor) -> None:
         """Send a tensor to all ranks; returns when it may be overwritten."""
+        ...
+
+    def abort(self) -> None:
+        """End a broadcast that another thread has begun, and the group with it."""
         ...
 
 
@@ -74,6 +82,10 @@ class TorchGroup:
         options.rootTensor = 0
         self._group.broadcast([tensor], options).wait()
 
+    def abort(self) -> None:
+        """End what waits for other ranks."""
+        self._group.abort()
+
 
 class VllmGroup:
     """The NCCL group of vLLM's own workers, which is none of torch's.
@@ -105,6 +117,11 @@ class VllmGroup:
         """Send a tensor to all ranks."""
         self._communicator.broadcast(tensor, src=_ROOT)
         torch.accelerator.synchronize(self._device)
+
+    def abort(self) -> None:
+        """Take the broadcast that waits for other ranks off the device."""
+        with torch.accelerator.device_index(self._device.index):
+            self._communicator.nccl.ncclCommAbort(self._communicator.comm)
 
 
 def buckets(
@@ -232,14 +249,24 @@ class TensorBroadcast:
     async def send(self, bucket: Bucket) -> None:
         """Send the tensors of the bucket that `buckets` gave last.
 
-        If it is cancelled, the thread that sends goes on, by NCCL maybe for ever.
+        If it is cancelled, the group is aborted: what was sent in part can be used for nothing.
 
         Raises:
             ServerGoneError: If the server's ranks are gone, as far as the collective says so: gloo does.
         """
         held, self._held = self._held, []
         assert [name for name, _ in held] == list(bucket.names)
-        await self._in_thread("left the group of the weights", self._broadcast, held)
+        group = self._group
+        assert group is not None
+        sending = asyncio.ensure_future(
+            self._in_thread("left the group of the weights", _broadcast, group, held, self._device)
+        )
+        try:
+            await asyncio.shield(sending)
+        except asyncio.CancelledError:
+            self._group = None
+            await to_its_end(_aborted(group, sending))
+            raise
 
     async def leave(self) -> None:
         """Part."""
@@ -248,16 +275,26 @@ class TensorBroadcast:
     def _meet(self, address: GroupAddress) -> Group:
         return self._join(address, self._collective, self._device, self._timeout_s)
 
-    def _broadcast(self, tensors: list[tuple[str, Tensor]]) -> None:
-        assert self._group is not None
-        for _, tensor in tensors:
-            self._group.broadcast(tensor.detach().to(self._device).contiguous())
-
     async def _in_thread(self, what: str, call: Callable[..., Any], *arguments: object) -> Any:
         try:
-            return await asyncio.to_thread(call, *arguments)
+            # Who is gone may be waited for as long as a group may take: nobody waits for that at the end.
+            return await beside_the_loop(partial(call, *arguments))
         except RuntimeError as error:  # torch's own of all that its groups run into
             raise ServerGoneError(f"the inference server's ranks {what}: {error}") from error
+
+
+def _broadcast(group: Group, tensors: list[tuple[str, Tensor]], device: torch.device) -> None:
+    for _, tensor in tensors:
+        group.broadcast(tensor.detach().to(device).contiguous())
+
+
+async def _aborted(group: Group, sending: "asyncio.Future[Any]") -> None:
+    """Abort a group, and wait a moment for the thread that sends: its memory is used until then."""
+    aborting = asyncio.ensure_future(beside_the_loop(group.abort))
+    done, _ = await asyncio.wait((aborting, sending), timeout=_ABORTED_IN_S)
+    for each in done:
+        # Whether it ends with an error or not, nobody asks any more.
+        each.exception()
 
 
 def _free_port() -> int:

@@ -1,6 +1,7 @@
 """Weights on their way to servers of both dialects: by folders and by a group, each looked at after it arrived."""
 
 import asyncio
+import threading
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
@@ -19,6 +20,7 @@ from rollgym.trainer.inference.server_client import ServerClient
 from rollgym.trainer.learn.weights.broadcast import TensorBroadcast, buckets
 from rollgym.trainer.learn.weights.folders import ModelLayout, WeightFolders
 from rollgym.trainer.learn.weights.publisher import WeightPublisher
+from rollgym.trainer.learn.weights.source import ModelWeights
 from rollgym.trainer.learn.weights.verification import (
     WeightCheck,
     log_probabilities,
@@ -58,8 +60,8 @@ def servers(request, start):
         yield [first, second]
 
 
-def client_of(server, way):
-    carrier = TensorBroadcast(
+def client_of(server, way, carrier=TensorBroadcast):
+    carrier = carrier(
         server.dialect,
         collective="gloo",
         host="127.0.0.1",
@@ -311,6 +313,111 @@ async def test_a_server_that_was_killed_takes_the_next_broadcast_at_once(start, 
             assert metrics["sync/probe_difference"] < 1e-4
             assert server.url in pool.serving
     assert not any("sent them again" in line for line in said)
+
+
+class BrokenBroadcast(TensorBroadcast):
+    """Something happens to the server while it waits for the second bucket; notes which sends came to their end."""
+
+    happens = None
+
+    def __init__(self, *arguments, **settings):
+        super().__init__(*arguments, **settings)
+        self.sent, self.sending = 0, []
+
+    async def send(self, bucket):
+        self.sent += 1
+        if self.sent == 2 and self.happens is not None:
+            self.happens()
+        await super().send(bucket)
+
+    async def _in_thread(self, what, call, *arguments):
+        thread = asyncio.ensure_future(super()._in_thread(what, call, *arguments))
+        if call != self._meet:
+            self.sending.append(thread)
+        return await asyncio.shield(thread)
+
+
+class WaitingGroup:
+    """A group whose other ranks are gone, and that says nothing of it, as NCCL's."""
+
+    def __init__(self):
+        self.begun, self.aborted = threading.Event(), threading.Event()
+
+    def broadcast(self, tensor):
+        self.begun.set()
+        assert self.aborted.wait(60)
+
+    def abort(self):
+        self.aborted.set()
+
+
+async def test_a_broadcast_that_waits_for_who_is_gone_is_ended_with_its_update():
+    carrier = BrokenBroadcast(
+        "vllm", collective="gloo", host="127.0.0.1", bucket_bytes=10**6, device=torch.device("cpu")
+    )
+    group = carrier._group = WaitingGroup()
+    (bucket,) = carrier.buckets(ModelWeights(sharp_model(1)))
+    sending = asyncio.ensure_future(carrier.send(bucket))
+    await asyncio.to_thread(group.begun.wait, 60)
+    sending.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await sending
+    assert group.aborted.is_set()
+    assert carrier.sending[-1].done(), "no thread waits any more"
+    assert carrier._group is None, "the next update meets in another"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("ending", "dialect"), [("kill", "vllm"), ("kill", "sglang"), ("stand_still", "vllm")]
+)
+async def test_a_server_that_ends_in_the_middle_of_a_broadcast_takes_nobody_with_it(
+    start, tmp_path, ending, dialect
+):
+    """Others have the version, nothing waits for it any more, and it gets the next version in a group of its own."""
+    said = []
+    with (
+        InferenceServer(dialect, model=start) as other,
+        InferenceServerProcess(dialect, "--model", str(start)) as server,
+    ):
+        way = {"way": "broadcast", "carrier": BrokenBroadcast}
+        clients = {each.url: client_of(each, **way) for each in (other, server)}
+        carrier = clients[server.url]._updates._carrier
+        check = WeightCheck(
+            probe_prompts([3, 4, 5], VOCABULARY, 64, tolerance_for("float32", None)),
+            1.0,
+            tolerance_for("float32", None),
+            seed=0,
+        )
+        async with ServerPool(
+            clients,
+            max_concurrent=8,
+            patience_s=60.0,
+            check=check,
+            look_every_s=0.1,
+            update_timeout_s=10.0,
+            say=said.append,
+        ) as pool:
+            publisher = WeightPublisher([pool], None, check)
+            carrier.happens = getattr(server, ending)
+            metrics = await publisher.publish(backend_of(sharp_model(8)), 8)
+            assert metrics["sync/probe_difference"] < 1e-4
+            assert pool.serving == [other.url]
+            assert carrier.sent == 2
+            # Of one that stands still, gloo's thread waits as long as its group may take.
+            assert ending == "stand_still" or all(each.done() for each in carrier.sending)
+            assert server.url in (await pool.health()).detail
+            carrier.happens = None
+            (server.start if ending == "kill" else server.go_on)()
+            async with asyncio.timeout(60):
+                while "are the trainer's no more" not in (await pool.health()).detail:
+                    await asyncio.sleep(0.05)
+            await publisher.publish(backend_of(sharp_model(9)), 9)
+            async with asyncio.timeout(60):
+                while len(pool.serving) < 2:
+                    await publisher.publish(backend_of(sharp_model(9)), 9)
+            (expected,) = log_probabilities(backend_of(sharp_model(9)), [([3, 4], [5, 6])])
+            assert server.logprobs([3, 4, 5, 6])[1:] == pytest.approx(expected, abs=1e-4)
 
 
 def tensors_of(model):
