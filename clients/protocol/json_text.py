@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -62,7 +63,11 @@ def write_json(value: Any) -> bytes:
         ValueError: It holds a number or a character that JSON has no form for.
     """
     try:
-        return orjson.dumps(value)
+        text = orjson.dumps(value)
+        # It writes a null for NaN.
+        if b"null" in text and not _is_finite(value):
+            raise ValueError("NaN and infinite numbers have no form in JSON")
+        return text
     except orjson.JSONEncodeError:
         if not is_shallow(value):
             raise
@@ -83,6 +88,16 @@ def _parts(value: Any) -> Iterable[Any]:
     if isinstance(value, dict):
         return value.values()
     return value if isinstance(value, _NESTED) else ()
+
+
+def _is_finite(value: Any) -> bool:
+    """Whether all numbers in plain data are finite."""
+    level = [value]
+    while level:
+        if not all(math.isfinite(each) for each in level if isinstance(each, float)):
+            return False
+        level = [part for each in level for part in _parts(each)]
+    return True
 
 
 def _too_deep(data: bytes | str) -> orjson.JSONDecodeError:

@@ -22,6 +22,7 @@ _NAME = re.compile(
     r"\\?[a-zA-Z]{1,12}'*(?:_(?:\w|\{\w{1,5}\}))?(?:\s?\([^()=+*/^-]{0,20}\))?(?:\s+[A-Z]{1,4})?"
 )
 _APPROXIMATELY = re.compile(r"\\(?:approx|simeq|doteq)(?![a-zA-Z])|≈")
+_EQUALS = re.compile(r"=|≈|≡|\\(?:approx|equiv|simeq|doteq)(?![a-zA-Z])")
 _NOT_EQUAL = re.compile(r"\\(?:neq?|leq?|geq?|not)(?![a-zA-Z])|[!<>:=]=|[≠<>≤≥]|\\pm")
 _DENIAL = re.compile(r"(?:\\?[a-zA-Z]\w?)?\s*(?:\\neq?(?![a-zA-Z])|\\not\s*=|!=|≠)\s*(.+)", re.DOTALL)
 # An inequality around a letter, or before a number; what was cut off behind its sign is none.
@@ -211,9 +212,11 @@ def _read_form(answer: str, is_denied: bool) -> Answer:
         return Answer(text, form.percent, denied=read_answer(denial[1], is_denied=True))
     if "=" in text and (named := _named_tuple(text)):
         return Answer(text, form.percent, parts=named)
-    if "=" in text and (side := _last_side(text)) is not None:
+    if not _holds(text):
         # What is not true is no answer, whatever it ends with.
-        return read_answer(side) if _holds(text) else Answer(text, form.percent, relation=True)
+        return Answer(text, form.percent, relation=True)
+    if "=" in text and (side := _last_side(text)) is not None:
+        return read_answer(side)
     said = words(text)
     if said is not None and (spelt := spelt_number(said)) is not None:
         return Answer(text, form.percent, value=value_of(Fraction(spelt)), unit=form.unit)
@@ -277,19 +280,18 @@ def _last_side(text: str) -> str | None:
     return others[-1].strip() if _NAME.fullmatch(first.strip()) or _is_number(first) else None
 
 
-def _holds(equation: str) -> bool:
-    """Whether two numbers are about equal, such as `2/3 = 0.67`; what is worked out in steps is not looked at."""
-    sides = equation.split("=")
-    if len(sides) != 2 or not _is_number(sides[0]) or decimals(sides[0]) is None:
+def _holds(chain: str) -> bool:
+    """Whether numbers that are called equal are about so, as in `0.67 = 2/3`; what is worked out is not looked at."""
+    *plainly, last = _EQUALS.split(chain)
+    if not plainly or not _is_number(last) or any(decimals(each) is None for each in plainly):
         return True
-    first, second = (plain(each) for each in sides)
-    if first.unit or second.unit:
+    end = plain(last)
+    if end.unit:
         return True
-    one, other = (
-        approximate(read_value(each.text)) * each.scale / (100 if each.percent else 1)
-        for each in (first, second)
-    )
-    return one == other or abs(one - other) <= _ABOUT_EQUAL * abs(other)
+    share = Fraction(end.scale, 100 if end.percent else 1)
+    values = [*(read_value(each) for each in plainly), scale(read_value(end.text), share)]
+    one, *others = map(approximate, values)
+    return all(each == one or abs(each - one) <= _ABOUT_EQUAL * abs(one) for each in others)
 
 
 def _is_number(text: str) -> bool:

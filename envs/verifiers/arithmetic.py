@@ -22,12 +22,12 @@ _SIGN_APART = re.compile(r"(\A\s*|[=:]\s*|\b(?:is|are|equals)\s+)([-+])[ \t]+(?=
 # What makes another number of the digits before it; an exclamation mark ends a sentence, and is a factorial elsewhere.
 _MADE_ANOTHER = re.compile(
     r"[²³⁰¹⁴-⁹½¼¾^°′?\w]|\s?(?:\\?%|‰|percent\b|(?:\*\*?|[/×÷!])\s*[\d(!]|\+\s*(?:[a-zA-Z(]|\Z))"
-    r"|\s(?:dozen|hundred|thousand|million|billion)|[)\]}]{1,3}\s?[!^]|\W{0,4}(?:is\s+)?(?:wrong|incorrect)\b"
+    r"|\.\.|\s(?:dozen|hundred|thousand|million|billion)|[)\]}]{1,3}\s?[!^]|\W{0,4}(?:is\s+)?(?:wrong|incorrect)\b"
 )
 _PART_OF_ANOTHER = re.compile(r"(?:[A-Za-z_^√±]|\d[/*^×÷.]\s?|[\d)]\s*[/*^×÷]\s*|-\s*[(\[{\n]\s*)\Z")
 _TAKEN_FROM = re.compile(r"[\d)]\s*\Z")
 _DENIED = re.compile(
-    r"(?:\b(?:not|never|than|least|most|except|isn't|about|between(?:\s+\S{1,12}\s+and)?)|[≠<>≤≥~≈]|!=)(?:\s+(?:equal\s+to|be|an?))?\s*\Z",
+    r"(?:\d\s*(?:[,;|]|\b(?:or|to)\b)|\b(?:not|never|than|least|most|except|isn't|about|between(?:\s+\S{1,12}\s+and)?)|[≠<>≤≥~≈]|!=)(?:\s+(?:equal\s+to|be|an?))?\s*\Z",
     re.IGNORECASE,
 )
 _NEAR = 24

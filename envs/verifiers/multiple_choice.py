@@ -79,7 +79,7 @@ _CONCLUDING = re.compile(
     r"[,;.]\s*+(?=(?:so|thus|therefore|hence)\b)|,\s*+(?=option\s++[A-J]\W*+$)", re.IGNORECASE
 )
 _MATH_MARKS = re.compile(r"\\[()\[\]]")
-_LONE_LETTER = re.compile(r"[\s_*`$.,:;!?\"'()\[\]{}]*+([A-J])[\s_*`$.,:;!?\"'()\[\]{}]*+")
+_LONE_LETTER = re.compile(r"[-+•>\s_*`$.,:;!?\"'()\[\]{}]*+([A-J])[\s_*`$.,:;!?\"'()\[\]{}]*+")
 # Signs that change what is said, as in formulas and names of languages, are no punctuation.
 _PUNCTUATION = re.compile(r"[^\w\s.%/+<>=≤≥≠^&|#@~§°−-]|[.](?=\s|$)")
 _PROSE = re.compile(r"(?<![^\W\d_])(?<!\\)[^\W\d_]{2,}")
@@ -193,8 +193,8 @@ def read_choice(response: str, options: Mapping[str, str]) -> tuple[frozenset[st
     if len(unwrapped(whole).strip()) <= 3 and (letters := _said(whole, options)):
         return letters, "letter"
     lines = whole.splitlines()[-_MOST_LINES:]
-    if lines and (behind := _letter_behind(lines[-1], options)):
-        return behind, "letter"
+    if lines and _letter_behind(lines[-1], options):
+        return frozenset().union(*(_letter_behind(line, options) for line in lines)), "letter"
     if lines and (letter := _concluded(lines[-1].strip(), options)):
         return frozenset({letter, *_lone_letters(lines)}), "letter"
     own = {letter for line in lines if (letter := _own_line(line, options))}
@@ -207,9 +207,16 @@ def read_choice(response: str, options: Mapping[str, str]) -> tuple[frozenset[st
         letter = match["round"] or match["bold"] or match["line"]
         if letter not in options:
             continue
-        together = end >= 0 and _ALTERNATIVE.fullmatch(text[end : match.start()]) is not None
+        together = end >= 0 and _is_one_list(text[end : match.start()], options)
         letters, end = (letters | {letter} if together else frozenset({letter})), match.end()
     return letters, "letter"
+
+
+def _is_one_list(between: str, options: Mapping[str, str]) -> bool:
+    """Whether two letters belong to one list, as in "B or C" and "London (B), Paris (C)"."""
+    separator = _ALTERNATIVE.match(between)
+    rest = between if separator is None else between[separator.end() :]
+    return not rest or (len(rest) <= _LONGEST_SENTENCE and bool(_with_text(rest.strip(" \t\n,;-*"), options)))
 
 
 def _lone_letters(lines: Sequence[str]) -> Iterator[str]:

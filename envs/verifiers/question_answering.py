@@ -54,6 +54,7 @@ _ORDINALS = {
     },
 }
 _LONGEST_AMOUNT = 200
+_WORD, _DIGITS = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z]{3,}"), re.compile(r"\d")
 _FACTORIAL = re.compile(r"\s*[$\\(]*\d[\d,]*\s?!+[$\\)]*\s*")
 _TRUE, _FALSE = frozenset({"true", "yes", "correct"}), frozenset({"false", "no", "incorrect"})
 _BOOLEAN = re.compile(r"\b(not\s+)?(true|false|yes|no|correct|incorrect)\b", re.IGNORECASE)
@@ -199,9 +200,12 @@ def read_number(text: str, *, scaled: bool = True) -> Fraction | float | None:
     try:
         value = _value(form.text)
     except NotExact:
+        text = unwrapped(text)
         numbers = numbers_in(text)
         if len(numbers) != 1 or numbers[0] == text:
             return None
+        if _WORD.search(text) is None and len(_DIGITS.findall(text.replace(numbers[0], "", 1))) > 0:
+            return None  # of a formula, no number in it is its value
         return read_number(numbers[0], scaled=scaled)
     exact = rational(value)
     return (form.scale if scaled else 1) * (approximate(value) if exact is None else exact)

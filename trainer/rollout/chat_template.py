@@ -179,14 +179,25 @@ class ChatTemplate:
         turns.append(turns[0])
         opened = [self._tried([_message(role, _THIRD), *turns]) for role in _OPENING]
         around = "\n".join([self._apply(turns, generation_prompt=False, tools=()), *opened])
-        declared, own = self._tried(turns, _OFFERED), self._tried([turns[0], _CALLING, turns[0]])
+        # Beside tools, and before a reply, templates also write what a policy writes itself.
+        declared, asked = self._tried(turns, _OFFERED), self._tried(turns, generation_prompt=True)
+        own = self._tried([turns[0], _CALLING, turns[0]])
         added = [str(token) for token in getattr(self._tokenizer, "added_tokens_decoder", {}).values()]
-        return [each for each in added if each and (each in around or (each in declared and each not in own))]
+        return [
+            each
+            for each in filter(None, added)
+            if each in around
+            or (
+                each not in own and (each in declared or (each in asked and not _closing_of(each) & {*added}))
+            )
+        ]
 
-    def _tried(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> str:
+    def _tried(
+        self, messages: Sequence[Message], tools: Sequence[Tool] = (), *, generation_prompt: bool = False
+    ) -> str:
         """Return what the template makes of a conversation; nothing where it refuses it."""
         try:
-            return self._apply(messages, generation_prompt=False, tools=tools)
+            return self._apply(messages, generation_prompt=generation_prompt, tools=tools)
         except ConfigError:
             return ""
 
@@ -238,6 +249,20 @@ class ChatTemplate:
             else:
                 joined.append(message)
         return joined
+
+
+def _closing_of(mark: str) -> set[str]:
+    """Return how a mark may be called that closes what another opens: a thought that a prompt opens is the policy's."""
+    pairs = (
+        ("<", "</"),
+        ("<|", "<|/"),
+        ("[", "[/"),
+        ("begin", "end"),
+        ("start", "end"),
+        ("START", "END"),
+        ("BEGIN", "END"),
+    )
+    return {mark.replace(opening, closing, 1) for opening, closing in pairs if opening in mark}
 
 
 def _too_deep() -> ConfigError:

@@ -1,6 +1,7 @@
 """Examples to learn from: rows as conversations, as pairs of replies, or as replies that are good or bad."""
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -31,9 +32,12 @@ _WEIGHTS = (
 )
 _MASKED = "masked"
 """The same, the other way round."""
+# What may be another name for it, where its value is one that says yes or no.
+_LIKE_A_WEIGHT = re.compile(r"loss|mask|weight|learn|train|ignore", re.IGNORECASE)
+_MESSAGES_AS_TEXT = re.compile(r"""\s*\[\s*\{\s*["'](?:role|from)["']\s*:""")
 # What says that only a part of a message is learnt, and what is seen beside the text.
 _NOT_LEARNT_SO = ("train_detail", "training_detail")
-_MEDIA = ("images", "videos", "audios")
+_MEDIA = ("images", "videos", "audios", "image", "video", "audio")
 _LISTS = ("messages", "conversations")
 """Columns that hold messages, and never a text that is one."""
 _ARGUMENTS = ("arguments", "parameters")
@@ -270,6 +274,11 @@ def _conversation(place: str, row: Row, messages: tuple[Message, ...], learnt_fr
 def _declaration(place: str, tool: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the declaration of a tool as chat templates know it, also where it is that of its function alone."""
     tool = _plain_data(place, tool, "tools")
+    function = tool.get("function", tool)
+    if not isinstance(function, dict) or not isinstance(function.get("name", ""), str):
+        raise ConfigError(
+            f"data set {place}: a declaration in 'tools' must have a function with a name, not {_shown(tool)}"
+        )
     if "function" in tool or "name" not in tool:
         return tool
     return {"type": "function", "function": {key: each for key, each in tool.items() if key != "type"}}
@@ -278,6 +287,11 @@ def _declaration(place: str, tool: Mapping[str, Any]) -> Mapping[str, Any]:
 def _messages(place: str, value: Any, name: str, role: str) -> tuple[Message, ...]:
     """Return a column as messages: a text is one message of a role."""
     if isinstance(value, str) and name not in _LISTS:
+        if name == "prompt" and _MESSAGES_AS_TEXT.match(value) is not None:
+            raise ConfigError(
+                f"data set {place}: 'prompt' is a list of messages written as JSON text, and would be learnt as that "
+                "text: write it as a list, or its one message as text"
+            )
         return ({"role": role, "content": value},)
     if not isinstance(value, list | tuple) or not value:
         raise ConfigError(
@@ -306,6 +320,16 @@ def _message(place: str, value: Any, name: str) -> Message:
             f"data set {place}: {name}.{odd} has parts of a message learnt, and here a message is learnt or it is not: "
             "leave the row out, or give the message a 'weight' of 0 or 1"
         )
+    if odd := next((key for key in value if _is_unknown_weight(key, value[key])), None):
+        raise ConfigError(
+            f"data set {place}: {name}.{odd} may say whether the message is learnt, and that name is not known here: "
+            f"call it 'weight', with 0 for a message that is not learnt, or leave it out"
+        )
+    thoughts = value.get("reasoning_content")
+    if thoughts is not None and not isinstance(thoughts, str):
+        raise ConfigError(
+            f"data set {place}: {name}.reasoning_content must be a text, not {_shown(thoughts)}"
+        )
     calls = value.get("tool_calls")
     if isinstance(calls, str) and calls:
         calls = _json(place, calls, f"{name}.tool_calls")
@@ -322,6 +346,11 @@ def _message(place: str, value: Any, name: str) -> Message:
             _call(place, call, f"{name}.tool_calls[{number}]") for number, call in enumerate(calls)
         ]
     return {**message, "content": content, **_weight(place, value, name)}
+
+
+def _is_unknown_weight(key: str, value: Any) -> bool:
+    known = (*_WEIGHTS, _MASKED, *_NOT_LEARNT_SO)
+    return key not in known and _LIKE_A_WEIGHT.search(key) is not None and value in (0, 1)
 
 
 def _content(place: str, content: Any, name: str, *, optional: bool) -> str:

@@ -75,3 +75,11 @@ def test_arguments_of_a_models_call_reach_the_environment_exactly() -> None:
     action = conversation.hear(Reply(calls=(RequestedCall("1", "count", f'{{"to": {2**70}}}'),)))
     assert action is not None
     assert f'"to": {2**70}' in action
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf")])
+def test_numbers_that_json_has_no_form_for_are_refused_wherever_they_stand(number: float) -> None:
+    for value in (number, [None, {"a": [number]}], {"a": {"b": number, "c": 2**70}}):
+        with pytest.raises(ValueError, match="JSON"):
+            write_json(value)
+    assert write_json([None, 1.5, "null"]) == b'[null,1.5,"null"]'

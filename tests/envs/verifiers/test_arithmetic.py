@@ -142,7 +142,7 @@ async def test_the_same_scorer_answers_over_the_wire():
     "said",
     [
         *("12!", "12²", "12%", r"12\%", "12th", "not 12", "1e12", "12/5", "x12", "12 million"),
-        *("12?", "±12", "12+i", "(12)!", "12 is wrong", "12 (wrong)", "12 !"),
+        *("12?", "±12", "12+i", "(12)!", "12 is wrong", "12 (wrong)", "12 !", "11 or 12", "11, 12", "12..14"),
     ],
 )
 def test_a_number_that_is_part_of_another_or_denied_is_none(said):

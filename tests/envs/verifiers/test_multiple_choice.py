@@ -326,6 +326,7 @@ def test_the_right_option_is_read_in_a_sentence_and_a_line(said):
         *("The answer is B? No, C.", "B) London\n\nNo, wait, C) Paris.", "B) London\n\nWait, that is wrong."),
         *("It is not London.", "It is London or Paris", "B is not correct", "I think B is wrong"),
         *("The answer is B, no, C", "The answer is B. Wait, C.", "The answer is B (wrong)", "Paris (B)"),
+        *("- A\n- B", "Berlin (A), London (B)", "Berlin (A)\nLondon (B)", "Berlin (A) or London (B)"),
         *("B, because it is not A. No, C.", "B because C is wrong", "A) London is correct."),
         *(
             "B) London\n\nOr Paris.",

@@ -244,6 +244,23 @@ def test_what_is_said_in_another_way_is_the_same(one, other):
         assert verdict.outcome == "correct", (gold, said)
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        r"5 \le x \le 7",
+        "5..7",
+        r"5 \pm 2",
+        r"5\text{ or }6",
+        r"5,\text{ but maybe }6",
+        "5:6:7",
+        r"5 \cup 6",
+        "5+0x",
+    ],
+)
+def test_a_number_in_a_formula_is_not_its_value(said):
+    assert QuestionAnsweringEnv().score(rf"\boxed{{{said}}}", {"question": "q", "answer": "5"}).score == 0.0
+
+
 def test_a_percentage_is_a_share_and_no_number_a_hundred_times_as_large():
     def score(gold, said, question="q"):
         return (

@@ -196,6 +196,17 @@ def test_marks_of_thinking_and_calls_stay_words_that_the_policy_writes():
     assert control.quote("<think> <call>") == "<think> <call>"
 
 
+def test_marks_before_a_reply_are_the_templates_unless_they_open_a_thought():
+    tokenizer = tokenizer_of("qwen2.5")
+    tokenizer.add_tokens(
+        [AddedToken(each, normalized=False) for each in ("<|reply|>", "<think>", "</think>")]
+    )
+    tokenizer.chat_template += "{%- if add_generation_prompt -%}<|reply|><think>{%- endif -%}"
+    control = ChatRenderer(tokenizer).template.control
+    assert control.quote("a <|reply|> b") != "a <|reply|> b"
+    assert control.quote("<think> </think>") == "<think> </think>"
+
+
 def test_what_is_nested_too_deep_for_a_template_is_refused():
     renderer, _ = marking_renderer()
     value = "x"

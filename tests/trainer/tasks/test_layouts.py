@@ -571,6 +571,34 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         )
         for number in ("NaN", "Infinity", "1e999", '"\\ud800"')
     },
+    **{
+        f"a message's {name}": (
+            "sft",
+            {"messages": [u("q"), a("r") | {name: value}]},
+            rf"messages\[1\].{name} may say whether the message is learnt",
+        )
+        for name, value in {"mask": 0, "loss_weight": 0.0, "no_loss": True, "ignore": False}.items()
+    },
+    "thoughts that are no text": (
+        "sft",
+        {"messages": [u("q"), a("r") | {"reasoning_content": 5}]},
+        r"messages\[1\].reasoning_content must be a text",
+    ),
+    "a tool whose function is a text": (
+        "sft",
+        {"messages": TALK, "tools": [{"type": "function", "function": "look"}]},
+        "a declaration in 'tools' must have a function with a name",
+    ),
+    "a picture in a column of its own": (
+        "sft",
+        {"messages": TALK, "image": "x.png"},
+        "'image' holds what is seen",
+    ),
+    "a prompt as the JSON text of its messages": (
+        "sft",
+        {"prompt": '[{"role": "user", "content": "q"}]', "completion": "r"},
+        "'prompt' is a list of messages written as JSON text",
+    ),
     "a number as text": ("sft", {"messages": [u(5), a("r")]}, r"messages\[0\].content must be a text"),
 }
 
