@@ -56,7 +56,8 @@ def _marked(text: str, schemas: Schemas, programs: bool) -> list[tuple[int, int,
         rf"<(?P<name>{_any_of(schemas)})>"
         + (r"|<(?P<code>code)>|```(?:python|py)[^\S\n]*+\n" if programs else "")
     )
-    found, position = [], 0
+    found: list[tuple[int, int, str, str]] = []
+    position = 0
     closed: dict[str, bool] = {}
     for mark in begin.finditer(text):
         name = mark["name"] or (mark.groupdict().get("code") or "```")
