@@ -73,6 +73,17 @@ def split_thinking(text: str, *, begun: bool) -> tuple[str | None, str]:
     return (thought if opened is not None else thought.lstrip()).strip("\n"), said.lstrip("\n")
 
 
+def mentioned_tags(reply: str) -> list[re.Match[str]]:
+    """Return the tags of thinking in a reply that are text: all but those around what it thinks."""
+    tags = list(_TAG.finditer(reply))
+    if not tags:
+        return []
+    opened = _OPENS_WITH.match(reply)
+    begin = 0 if opened is None else opened.end()
+    said = len(reply) - len(strip_thinking(reply, len(reply)))
+    return [tag for tag in tags if tag.start() >= begin and not (tag[1] and tag.end() == said)]
+
+
 def ends_thinking(thought: str) -> bool:
     """Whether a closing tag ends thinking, whatever follows it: nothing that was thought before it is open.
 

@@ -5,9 +5,11 @@ and assistant alternate, some know no tools. What a template refuses is found ou
 every conversation is adapted in the same way from then on.
 """
 
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from rollgym.clients.replies.thinking import CLOSING, OPENING, mentioned_tags
 from rollgym.trainer.core.errors import ConfigError
 from rollgym.trainer.rollout.context import Message, prefixed
 from rollgym.trainer.rollout.control_tokens import ControlTokens
@@ -68,6 +70,8 @@ class ChatTemplate:
         self._shows_declarations: bool | None = None
         self._shows_calls: bool | None = None
         self._in_words = False
+        word = f"q{secrets.token_hex(16)}"
+        self._tag_words = {OPENING: f"{word}oz", CLOSING: f"{word}cz"}
         self._tokenizer = tokenizer
         self._options = dict(options)
         user, reply = _message("user", _FIRST), _message("assistant", _SECOND)
@@ -92,7 +96,7 @@ class ChatTemplate:
             ConfigError: If the template refuses the conversation in every form.
         """
         try:
-            quoted = [self._quoted(message) for message in messages]
+            quoted = [self._with_words(self._quoted(message)) for message in messages]
             tools = self.control.quoted(tools)
         except RecursionError as error:
             raise _too_deep() from error
@@ -102,7 +106,10 @@ class ChatTemplate:
                     "it passes over tools; they are offered in the system message, and calls stand in replies"
                 )
             quoted, tools = with_tools_in_words(quoted, tools), ()
-        return self._apply(self._adapted(quoted), generation_prompt=generation_prompt, tools=tools)
+        text = self._apply(self._adapted(quoted), generation_prompt=generation_prompt, tools=tools)
+        for tag, word in self._tag_words.items():
+            text = text.replace(word, tag)
+        return text
 
     def write_tools(self) -> None:
         """Write tools and calls of them into messages from now on, if the template passes over declarations."""
@@ -218,6 +225,17 @@ class ChatTemplate:
                 if quoted is not value:
                     changed[key] = quoted
         return {**message, **changed} if changed else message
+
+    def _with_words(self, message: Message) -> Message:
+        """Keep tags of thinking that a reply mentions from templates that cut a reply at its last one."""
+        content = message.get("content")
+        if message["role"] != "assistant" or not isinstance(content, str) or "think>" not in content:
+            return message
+        place, parts = 0, []
+        for tag in mentioned_tags(content):
+            parts += [content[place : tag.start()], self._tag_words.get(tag[0], tag[0])]
+            place = tag.end()
+        return {**message, "content": "".join([*parts, content[place:]])} if parts else message
 
     def _adapted(self, messages: Sequence[Message]) -> list[Message]:
         adapted = list(messages)

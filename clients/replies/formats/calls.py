@@ -288,6 +288,11 @@ def split_at_mark(text: str, mark: str, separator: re.Pattern[str]) -> tuple[str
     return (text, "", "") if place < 0 else (text[:place], mark, text[place + len(mark) :])
 
 
+def said_around(before: str, behind: str) -> str:
+    """Return what is said before and behind calls, without the blanks that lead over from them."""
+    return before + behind if before.strip() else behind.lstrip()
+
+
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """What is meant as a call.

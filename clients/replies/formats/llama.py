@@ -16,6 +16,7 @@ from rollgym.clients.replies.formats.calls import (
     collect_whole,
     is_meant_as_call,
     json_tag,
+    said_around,
     split_at_mark,
 )
 from rollgym.clients.replies.json_values import CallFault, as_json, as_json_of_calls, json_end, parse_json
@@ -38,6 +39,9 @@ def _read(text: str, schemas: Schemas, strict: bool) -> Reading:
             return Reading(content=plain, remaining=text)
         content, said = "", plain
     parts = _parts(said.strip(), separator)
+    if not strict and len(parts) > 1 and not parts[-1].startswith("{"):
+        # What was said behind calls is no part of them.
+        content = said_around(content, f"\n{parts.pop()}")
     return collect_whole(text, content, [partial(_call, part, strict) for part in parts])
 
 

@@ -18,6 +18,7 @@ from rollgym.clients.replies.formats.calls import (
     json_tag,
     parse_arguments,
     parse_name,
+    said_around,
     split_at_mark,
 )
 from rollgym.clients.replies.json_values import (
@@ -47,7 +48,13 @@ def _read(text: str, schemas: Schemas, strict: bool) -> Reading:
             return Reading(content=content.strip(), remaining=text)
         content, said = "", content
     if _LIST.match(said) is None and (_ARGUMENTS in said or _NAME_AND_ARGUMENTS.match(said)):
-        return collect_whole(text, content, [partial(_named_call, part, strict) for part in _parts(said)])
+        *others, last = _parts(said)
+        last, behind = (last, "") if strict else _split_behind(last, _behind_name(last, 0, len(last)))
+        parts = [*others, last]
+        return collect_whole(
+            text, said_around(content, behind), [partial(_named_call, part, strict) for part in parts]
+        )
+    said, behind = (said, "") if strict else _split_behind(said, 0)
     try:
         value = parse_json(said, strict=strict)
         if isinstance(value, dict) and not strict:
@@ -57,7 +64,13 @@ def _read(text: str, schemas: Schemas, strict: bool) -> Reading:
     except CallFault as fault:
         return Reading((), content.strip(), (str(fault),), text)
     readers = [partial(call_of_object, item, "arguments", strict=strict) for item in value]
-    return collect_whole(text, content, readers)
+    return collect_whole(text, said_around(content, behind), readers)
+
+
+def _split_behind(text: str, place: int | None) -> tuple[str, str]:
+    """Split a text behind the JSON at a place: what was said behind calls is no part of them."""
+    end = None if place is None else json_end(text, place)
+    return (text, "") if end is None else (text[:end], text[end:])
 
 
 def _is_meant(text: str, schemas: Schemas) -> bool:

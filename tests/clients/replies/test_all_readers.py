@@ -1,4 +1,6 @@
-"""Sixteen kinds of text that look like structure, held against the readers of environments, verifiers and agents."""
+"""Sixteen kinds of text that look like structure, held against all that read or write replies.
+
+Environments, verifiers and agents read them by the same pieces of code; SFT, demonstrations and prompts write them."""
 
 import json
 
@@ -11,7 +13,12 @@ from rollgym.clients.replies.thinking import LONGEST, split_thinking, strip_thin
 from rollgym.envs.code.extraction import extract
 from rollgym.envs.verifiers.extraction import marked_answer
 from rollgym.envs.verifiers.function_calls import FunctionCallsEnv
+from rollgym.trainer.learn.conversations import conversation_rows
 from rollgym.trainer.rollout.agents.replies import FAMILIES, read_reply
+from rollgym.trainer.rollout.rendering import ChatRenderer
+from rollgym.trainer.tasks.examples import Conversation
+from tests.support.chat_templates import FAMILIES as FAMILIES_OF_TEMPLATES
+from tests.support.chat_templates import tokenizer_of
 
 SCHEMAS = {"put": {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}}
 TEMPLATES = {
@@ -153,12 +160,12 @@ def test_a_call_in_thinking_is_none_and_one_behind_it_is_one(name):
 
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_a_call_in_a_fence_is_read_by_marks_and_by_nothing_else(name):
-    """As inference servers have it: a mark is one wherever it stands. Where a call is all of a reply, it is text."""
+    """As inference servers have it: a mark is one wherever it stands. For environments, calls are all behind theirs."""
     fenced = f"```\n{TEMPLATES[name]('x')}\n```"
     expected = {"openai": [], "llama": None, "mistral": None}.get(name, ["x"])
     assert called(name, fenced) == expected
     if name in FAMILIES:
-        assert agent_called(name, fenced) == (expected or [])
+        assert agent_called(name, fenced) == ["x"]
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
@@ -180,6 +187,50 @@ def test_a_right_call_pays_whatever_marks_are_in_it(name):
         }
         assert env.score(TEMPLATES[name](text), task).score == 1.0, text
         assert env.score(TEMPLATES[name]("other"), task).score == 0.0
+
+
+THINKING_TEMPLATES = ("qwen3", "deepseek")
+"""Chat templates that take the thinking of earlier turns away, up to the last closing tag that they see."""
+WRITTEN = {**{name: reply for name, (reply, *_) in TEXTS.items()}} | {
+    f"a call in {name} with {kind}": write(text)
+    for name, write in TEMPLATES.items()
+    for kind, text in ARGUMENTS.items()
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES_OF_TEMPLATES)
+def test_what_is_learnt_and_what_is_shown_is_the_whole_reply(family):
+    tokenizer = tokenizer_of(family)
+    renderer = ChatRenderer(tokenizer)
+    for name, reply in WRITTEN.items():
+        asked = {"role": "user", "content": "Which way?"}
+        said = Conversation("row", (asked, {"role": "assistant", "content": reply}))
+        (row,) = conversation_rows(renderer, said)
+        learnt = tokenizer.decode(row.ids[row.mask], skip_special_tokens=False)
+        assert learnt.partition(renderer.token_text(renderer.end_of_turn_id))[0].strip() == reply.strip(), (
+            name
+        )
+        # What a demonstration shows, and an expert's turn.
+        assert tokenizer.decode(renderer.reply_ids(reply)[:-1]) == reply, name
+
+
+@pytest.mark.parametrize("family", THINKING_TEMPLATES)
+def test_chat_templates_take_away_what_readers_take_for_thinking_and_nothing_else(family):
+    tokenizer = tokenizer_of(family)
+    renderer = ChatRenderer(tokenizer)
+    for name, reply in WRITTEN.items():
+        turns = [
+            {"role": "user", "content": "Which way?"},
+            {"role": "assistant", "content": reply},
+            {"role": "user", "content": "And now?"},
+        ]
+        shown = tokenizer.decode(renderer.prompt(turns), skip_special_tokens=False)
+        expected = TEXTS[name][1] if name in TEXTS else reply
+        # What was cut off in its thinking is shown as it is.
+        assert (expected or reply).strip("\n") in shown, name
+        plain = renderer.prompt([turns[0], {"role": "assistant", "content": "x"}, turns[2]])
+        rest = len(tokenizer.decode(plain, skip_special_tokens=False)) - 1
+        assert len(shown) - rest <= len(expected or reply), name
 
 
 LONG = {
