@@ -86,7 +86,7 @@ class Overload:
         self._arm()
 
     def stop(self) -> None:
-        """Stop watching the loop."""
+        """Stop watching the event loop."""
         if self._timer is not None:
             self._timer.cancel()
 

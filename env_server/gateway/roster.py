@@ -86,7 +86,7 @@ class Roster:
             self._expected[enrolled.place] = (enrolled, until)
 
     def came(self, enrolled: Enrolled) -> None:
-        """Record a new registration."""
+        """Record a new registration in the file."""
         self._expected.pop(enrolled.place, None)
         self._away.pop(enrolled.env_id, None)
         self._expired.pop(enrolled.env_id, None)

@@ -58,7 +58,7 @@ class EndedSession:
         raise BrokenPipeError(f"the program did not begin: {self._result.detail}")
 
     def read(self, timeout_seconds: float) -> bytes:
-        """Return no output."""
+        """Return no output, since nothing ran."""
         return b""
 
     @property
@@ -67,5 +67,5 @@ class EndedSession:
         return False
 
     def close(self) -> RunResult:
-        """Return its result."""
+        """Return the result that says why."""
         return self._result

@@ -53,7 +53,7 @@ class Backend(httpcore.AsyncNetworkBackend):
         local_address: str | None = None,
         socket_options: Iterable[Any] | None = None,
     ) -> httpcore.AsyncNetworkStream:
-        """Open a TCP connection."""
+        """Open a TCP connection to the address."""
         return _Stream(
             await self._backend.connect_tcp(
                 host, port, timeout, local_address, None if socket_options is None else list(socket_options)
