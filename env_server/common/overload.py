@@ -17,7 +17,7 @@ from time import perf_counter
 from rollgym.clients.protocol.errors import ProblemError
 
 _BEAT_S = 0.05
-# A read of so many bytes may have left some behind.
+# A read of this many bytes may have left some in the kernel.
 _LARGE_READ = 65536
 _MOST_RETRY_S = 30
 # So few late requests at one time do not count as a queue.
@@ -44,7 +44,7 @@ class QueueDelay:
         self._seen_at = 0.0
 
     def is_late(self, waited_s: float, now: float) -> bool:
-        """Whether what has waited for so long is to be refused, now."""
+        """Whether a request that has waited this long must be refused now."""
         if waited_s < self._half:
             self._late_since = None
             return False
