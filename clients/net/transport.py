@@ -202,7 +202,7 @@ class WebSocket(asyncio.Protocol):
         self._flush_soon()
 
     def ping(self) -> None:
-        """Ask the other side for a sign of life."""
+        """Send a ping to the other side."""
         if self._protocol.state is State.OPEN:
             self._protocol.send_ping(b"")
             self._flush_soon()

@@ -13,7 +13,7 @@ _MIB = 1 << 20
 def refused(program: Program, files: Mapping[str, bytes], limits: Limits) -> RunResult | None:
     """Return the outcome of a run whose files have no room in its working directory; None if there is room.
 
-    Every back-end asks this before anything is started, so that the answer is the same everywhere.
+    Every back-end calls this before it starts anything, so that the outcome is the same everywhere.
 
     Args:
         program: Its source is a file like the others.
