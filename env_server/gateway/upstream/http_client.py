@@ -21,7 +21,7 @@ _MAX_DETAIL = 300
 # Shorter than servers keep an idle connection (two seconds, as a rule, or five): one that is closed when a request is
 # sent on it leaves open whether that was read.
 _KEEP_ALIVE_S = 1.0
-# The longest answer on another connection: this many seconds, and this many times the usual duration.
+# The longest answer on another connection: this many seconds plus this many times the first duration.
 _SECOND_ANSWER_S = 2.0
 _SLOWER = 4.0
 
