@@ -40,7 +40,7 @@ async def draw_tasks(subject: Subject) -> list[Task]:
         return [Task(dict(fields)) for fields in subject.settings.items[:_MOST_TASKS]]
     seeds = subject.seeds("tasks", min(_MOST_TASKS, max(20, subject.settings.episodes)))
     told = await _resets(seeds, subject.arena(), None)
-    # A server that gives no tasks, and a verifier that knows no such option, have done nothing wrong.
+    # A server that shows no tasks, or a verifier without that option, is not at fault.
     unwatched = Arena(subject.client, subject.env.env_id, subject.kwargs, Watch(), 1)
     asked = await _resets(seeds, unwatched, {"expert": True})
     tasks = []

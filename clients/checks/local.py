@@ -73,7 +73,7 @@ _OUR_SPACES = "use the space types of Gymnasium, or clients' UnicodeText, as the
 
 
 def check_play(target: Target) -> Iterator[Finding]:
-    """Play at random and look at everything that comes back."""
+    """Play at random and check all answers."""
     env = target.build()
     play = _Play(env)
     for seed in SEEDS:

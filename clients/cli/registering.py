@@ -64,7 +64,7 @@ def add_parsers(commands: Any) -> None:
 
 
 def run_register(options: argparse.Namespace) -> int:
-    """Register, and stay if asked to."""
+    """Register, and keep the registration if requested."""
     if options.keep:
         # A container's stop is as good as Ctrl-C, and a shell's background ignores that.
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -121,7 +121,7 @@ def _findings_of(report: Any) -> list[Finding]:
 
 
 def _tools_at(gateway: str, env_id: str) -> list[Finding]:
-    """Call the tools of an environment at the gateway; an environment without tools is asked nothing."""
+    """Call the tools of an environment at the gateway; skip an environment without tools."""
     try:
         with closing(RemoteEnv(gateway, env_id)) as env:
             if env.metadata.get("kind") == "stateless" or not takes_text(env.action_space):

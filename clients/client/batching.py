@@ -143,6 +143,6 @@ class Batch:
 
 
 def _retry_after(problem: ProblemError) -> float:
-    """How long a server has asked to be left alone, as it may have said it."""
+    """The retry delay of a server's refusal, 0 if it names none."""
     asked = problem.extra.get("retry_after", 0)
     return float(asked)

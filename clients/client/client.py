@@ -210,7 +210,7 @@ class EnvClient:
     async def close(self) -> None:
         """Close all sessions of this client, then the sockets."""
         if self._pool.processes:
-            # A server that is gone, or goes, drops the sessions of a closed socket by itself.
+            # A server that has ended or is ending drops the sessions of a closed socket by itself.
             with suppress(ConnectionError, TimeoutError, ProblemError, DecodeError):
                 async with asyncio.timeout(_CLOSE_TIMEOUT_S):
                     await self.close_sessions(self._sessions)

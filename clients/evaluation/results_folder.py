@@ -144,7 +144,7 @@ def _turn_record(turn: EvaluatedTurn) -> dict[str, Any]:
 
 
 def _reply_metrics(episode: EvaluatedEpisode) -> dict[str, float]:
-    """Return the costs of replies, as far as they are known of all of them."""
+    """Return the time and the tokens of the replies, as far as known of all of them."""
     replies = [turn.reply for turn in episode.turns]
     found = {"reply_seconds": sum(reply.seconds for reply in replies)}
     for name in ("prompt_tokens", "completion_tokens"):

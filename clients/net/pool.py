@@ -25,7 +25,7 @@ _DEFAULT_MAX_BATCH = 1024
 _LAST_TRY_S = 0.2
 # A server that was reached before has this long for a handshake, however soon one that was not is given up.
 _RECONNECT_TRY_S = 5.0
-# As many as a server may have; one that says more is not asked until it has shown all of them.
+# The largest number of processes; a server that claims more is not searched for all of them.
 _MOST_PROCESSES = 256
 
 
@@ -52,7 +52,7 @@ class Timing(NamedTuple):
 
 
 class Backoff:
-    """Exponential delays with jitter, so that many clients do not come back in step.
+    """Exponential delays with jitter, so that many clients do not retry in step.
 
     Args:
         jitter: An own stream of random numbers.
@@ -267,7 +267,7 @@ class ConnectionPool:
         return ConnectionError(f"no server answers at {self.url}: {error}; waited {waited:.1f} s: {remedy}")
 
     async def _open(self, left_s: float) -> tuple[Connection, dict[str, Any]]:
-        """Open one connection and ask who answered, in the time that is left at most."""
+        """Open one connection and identify the process that answered, within the remaining time."""
         loop = asyncio.get_running_loop()
         timeout_s = self._timing.connect_s
         if self._reached:

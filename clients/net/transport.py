@@ -140,13 +140,13 @@ class WebSocket(asyncio.Protocol):
 
     @property
     def subprotocol(self) -> str | None:
-        """The negotiated subprotocol."""
+        """The subprotocol that the handshake negotiated."""
         return self._protocol.subprotocol
 
     # -- called by the event loop
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Send the handshake request."""
+        """Send the request of the handshake."""
         self._transport = cast("asyncio.Transport", transport)
         _keep_alive(transport.get_extra_info("socket"))
         request = self._protocol.connect()
@@ -202,7 +202,7 @@ class WebSocket(asyncio.Protocol):
         self._flush_soon()
 
     def ping(self) -> None:
-        """Ask the other side for a sign of life."""
+        """Send a ping to the other side."""
         if self._protocol.state is State.OPEN:
             self._protocol.send_ping(b"")
             self._flush_soon()

@@ -1,4 +1,4 @@
-"""An event loop on a thread of its own, for those who call from plain code."""
+"""An event loop on a thread of its own, for callers from synchronous code."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from rollgym.clients.protocol.errors import ProblemError
 from rollgym.env_server.common.admissions import Admissions
 
 _BEAT_S = 0.05
-# A read of so many bytes may have left some behind.
+# A read of this many bytes may have left some in the kernel.
 _LARGE_READ = 65536
 _MOST_RETRY_S = 30
 # So few late requests at one time do not count as a queue.
@@ -45,7 +45,7 @@ class QueueDelay:
         self._seen_at = 0.0
 
     def is_late(self, waited_s: float, now: float) -> bool:
-        """Whether what has waited for so long is to be refused, now."""
+        """Whether a request that has waited this long must be refused now."""
         if waited_s < self._half:
             self._late_since = None
             return False
@@ -89,7 +89,7 @@ class Overload:
         self._arm()
 
     def stop(self) -> None:
-        """Stop watching the loop."""
+        """Stop watching the event loop."""
         if self._timer is not None:
             self._timer.cancel()
 

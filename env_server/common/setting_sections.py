@@ -293,7 +293,7 @@ class SandboxSettings(Section):
 
     @property
     def runs_code(self) -> bool:
-        """Whether there is a sandbox here that others may use; that of another server they can ask themselves."""
+        """Whether a sandbox here serves clients; one on another server they can call directly."""
         return self.sandbox is not None and parse_name(self.sandbox)[0] != "remote"
 
 

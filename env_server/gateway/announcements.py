@@ -65,7 +65,7 @@ class Announcements:
         }
 
     async def shutdown(self) -> None:
-        """Cancel the running probes."""
+        """Cancel the probes that still run."""
         probes = list(self._probes.values())
         for probe in probes:
             probe.cancel()

@@ -30,7 +30,7 @@ class _Pauses(NamedTuple):
     longest_s: float
 
 
-# A gateway that is started again is found soon; one that says no is asked ever more seldom.
+# A restarted gateway is found soon; one that refuses is retried at growing intervals.
 _AWAY = _Pauses(0.1, 1.0)
 _SAYS_NO = _Pauses(1.0, 15.0)
 # An environment that is refused costs its gateway a probe, and this server a worker, each time ...

@@ -218,7 +218,7 @@ class Registering:
             if node is not None:
                 await self._lineage.refuse_circle(node)
             spec, report = await probe(upstream, spec_only=probed)
-            # While the server was asked, others may have registered.
+            # Others may have registered during the probe.
             self._refuse_local(request.env_id)
             self._registry.check_spec(request.env_id, request.protocol, spec)
             registration = self._registry.add(

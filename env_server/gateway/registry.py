@@ -281,7 +281,7 @@ class Registry:
         return {"expires_at": time.time() + left_s, "ttl_s": registration.ttl_s}
 
     async def shutdown(self) -> None:
-        """Disconnect from all servers."""
+        """Close the connections to all servers."""
         self._roster.close()
         if self._timer is not None:
             self._timer.cancel()

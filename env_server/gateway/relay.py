@@ -274,7 +274,7 @@ class Relay:
         self.spawn(operation, self._find_and_ask(operation, gone, after_s))
 
     async def _find_and_ask(self, operation: "InFlight", gone: bool, after_s: float) -> None:
-        """Ask the node again, once it is known that it answers and has the session."""
+        """Retry at the node, once it is known to answer and to have the session."""
         session = operation.session
         deadline = self._loop.time() + PATIENCE_S
         if session.lock is None:
@@ -327,7 +327,7 @@ class Relay:
             self._write_ahead.refused(operation, problem)
 
     async def _ask_for_steps(self, session: RelayedSession) -> None:
-        """Ask the node for the steps that went through other gateways."""
+        """Request the steps that went through other gateways from the node."""
         session.incomplete = False
         caller = session.node.link(False).caller
         fields = {"op": "episode", "session_id": session.upstream_id}

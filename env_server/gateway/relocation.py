@@ -79,13 +79,13 @@ class Relocation:
     # -- a node that is away -------------------------------------------------------------------------------------
 
     async def bring_back(self, session: RelayedSession, *, gone: bool, deadline: float, binary: bool) -> None:
-        """See to it that a session is at a node that answers.
+        """Make sure that a session is at a node that answers.
 
         Args:
             session: The session.
-            gone: Whether its node does not have it any more.
+            gone: Whether its node has lost it.
             deadline: When to give up, on the loop's clock.
-            binary: The encoding in which it will be asked: each has connections of its own.
+            binary: The encoding of the coming request: each encoding has connections of its own.
 
         Raises:
             ProblemError: `session_gone`, or `upstream_error` if no node answers in time.
@@ -275,7 +275,7 @@ class Relocation:
     async def _adopt_shared(
         self, shared: SharedRelocation, owner: Caller, session_id: str, name: SessionName
     ) -> RelayedSession:
-        """A session as the gateways know it together; it is looked for when it is asked something."""
+        """Adopt a session from the shared journal; its node is looked up at its first operation."""
         found = await shared.find(session_id)
         env_id = found.about.env_id
         deadline = self._loop.time() + PATIENCE_S

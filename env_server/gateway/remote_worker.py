@@ -115,7 +115,7 @@ class RemoteWorker(Worker):
                 self._registry.released(home)
 
     async def shutdown(self) -> None:
-        """Disconnect from all servers."""
+        """Close the connections to all servers."""
         if self._closing:
             _, late = await asyncio.wait(self._closing.values(), timeout=_GOODBYE_S)
             for task in late:
@@ -151,7 +151,7 @@ class RemoteWorker(Worker):
                 self._close_later(op, key, home, calling)
             raise ServerLost(str(error), at_fault=True) from error
         except (OperationTimeout, asyncio.CancelledError):
-            # The server may still be working on it: it is told to close the session.
+            # The server may still be working on it: it receives a close of the session.
             self._forget(key, home)
             self._close_later(op, key, home, calling)
             raise

@@ -86,7 +86,7 @@ class Roster:
             self._expected[enrolled.place] = (enrolled, until)
 
     def came(self, enrolled: Enrolled) -> None:
-        """Record a new registration."""
+        """Record a new registration in the file."""
         self._expected.pop(enrolled.place, None)
         self._away.pop(enrolled.env_id, None)
         self._expired.pop(enrolled.env_id, None)
@@ -109,7 +109,7 @@ class Roster:
             self._away[enrolled.env_id] = self._loop.time() + _RESTART_S
 
     def absence(self, env_id: str) -> ProblemError | None:
-        """The problem of asking for an environment that has no server at present; None if it never had one.
+        """The problem of a request for an environment that has no server at present; None if it never had one.
 
         It is `draining` as long as a server may come back, and names the registration that has expired after that.
         """
@@ -165,7 +165,7 @@ class Roster:
             self._saving = self._loop.call_later(_SAVE_AGAIN_S, self._save)
 
     def _still_expected(self) -> Iterator[Enrolled]:
-        """Those of the gateway before this one that have not come back; another start expects them, too."""
+        """Registrations of the previous gateway that have not come back; the next start expects them, too."""
         now = self._loop.time()
         return (enrolled for enrolled, until in self._expected.values() if until > now)
 

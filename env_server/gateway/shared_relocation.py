@@ -197,7 +197,7 @@ class SharedRelocation:
         raise session_gone(session_id, reason)
 
     async def _went_back(self, session: RelayedSession, generation: int) -> None:
-        """End a session whose journal has gone back: its server has failed over to a copy that lagged, say.
+        """End a session whose journal went back, for example after a fail-over to a lagging replica.
 
         Raises:
             ProblemError: `session_gone`, or `draining`.

@@ -248,7 +248,7 @@ class PlainRoute(CallRoute):
 
 
 class _NoAnswer(Response):
-    """For a client that has gone."""
+    """The response for a client that has disconnected."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         return

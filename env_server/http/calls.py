@@ -214,7 +214,7 @@ async def heartbeat(call: Call, registration_id: PathId, request: HeartbeatReque
     _REGISTRATION, status_code=204, responses=problems("unknown_registration", "draining")
 )
 async def unregister(call: Call, registration_id: PathId) -> Response:
-    """End a registration and remove its environments."""
+    """End a registration; its sessions continue until they end."""
     return await call.run(registration_id=registration_id)
 
 

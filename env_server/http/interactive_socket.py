@@ -33,7 +33,7 @@ from rollgym.env_server.operations.services import Services
 
 # A read occupies a thread; a client that wants to wait longer repeats it.
 _LONGEST_READ_S = 5.0
-# Messages that may wait while one is answered; who stopped reading at them would not notice that a client is gone.
+# The number of messages that may wait while one is answered; a server that stops reading misses the disconnect.
 _MOST_UNANSWERED = 8
 
 

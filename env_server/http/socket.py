@@ -98,7 +98,7 @@ def name_socket(rank: ProcessRank) -> str:
 
 
 async def close_revoked(send: Send) -> None:
-    """End a socket whose token was revoked; a client that is gone hears nothing of it."""
+    """End a socket whose token was revoked; a client that has disconnected receives nothing."""
     with contextlib.suppress(OSError):
         await send({"type": "websocket.close", "code": POLICY_VIOLATION, "reason": "unauthorized"})
 
@@ -299,7 +299,7 @@ class Socket:
             content = self._handle(frame, data)
         if content is not None:
             self._metrics.socket_sent += len(content)
-            # A client that has gone hears nothing of it.
+            # A client that has disconnected receives nothing.
             with contextlib.suppress(OSError):
                 await self._send(_message(content, self._binary))
 
@@ -390,7 +390,7 @@ class Socket:
         try:
             await self._send(_message(content, self._binary))
         except OSError:
-            # The client went away; it may ask again on another socket.
+            # The client has disconnected; it may retry on another socket.
             return
         finally:
             # Only now: an answer that a client does not read counts as one that it still waits for.
@@ -425,7 +425,7 @@ class Socket:
                 await self._send({**_message(content, self._binary), MORE: True})
             await self._send(_message(answers[-1], self._binary))
         except OSError:
-            # The client went away; it may ask again on another socket.
+            # The client has disconnected; it may retry on another socket.
             return
 
     def _forget(self, number: FrameId) -> None:

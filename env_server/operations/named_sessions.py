@@ -143,7 +143,7 @@ class NamedSessions:
         return named.session_id is not None and self._sessions.end_reason(named.session_id) is not None
 
     def _forget_ended(self) -> None:
-        """Forget the names of sessions that are gone, when they may be half of all: a name costs constant time."""
+        """Forget the names of ended sessions, when they may be half of all: amortized constant time for each name."""
         if len(self._named) < self._enough:
             return
         self._named = {

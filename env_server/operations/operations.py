@@ -215,7 +215,7 @@ class Operations:
     def _call_named(
         self, context: Context, session: BaseSession, op: str, fields: Mapping[str, Any]
     ) -> Reply | Awaitable[Reply]:
-        """An operation of a call that has a name; a cancellation with that name gives up this call and no other."""
+        """Run an operation of a named call; a cancellation by that name cancels this call only."""
         if op == "cancel" and session.call_id != context.call_id:
             return {}
         if type(session) is Session:

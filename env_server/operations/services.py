@@ -232,7 +232,7 @@ class Services:
         self.lifecycle.phase = Phase.READY
 
     def reload_tokens(self) -> None:
-        """Read the token file again; end the sessions and sockets of revoked tokens."""
+        """Read the token file again; end the sessions, sockets and registrations of revoked tokens."""
         try:
             self.tokens.reload()
         except ConfigurationError as error:

@@ -81,6 +81,6 @@ class Peers:
         if self._forwarder is None:
             return
         for index in context.remote:
-            # One that is away knows it: its connections to this process are gone, too.
+            # A process that is away knows it: its connections to this process have closed, too.
             with contextlib.suppress(ProblemError):
                 await self._forwarder.call(index, context.identity(), "socket_dropped", {}, False)

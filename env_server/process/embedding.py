@@ -1,4 +1,4 @@
-"""A server within a program that has an event loop of its own: its environments' code is in reach of a debugger."""
+"""A server within a program that has an event loop of its own: a debugger can reach its environments' code."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence

@@ -199,7 +199,7 @@ class Supervisor:
         return True
 
     async def _watch(self, index: int, process: asyncio.subprocess.Process) -> None:
-        """End a process that gives no sign of life: a stopped one would hold its connections for ever."""
+        """Kill a process that fails the liveness checks: a stopped one would hold its connections for ever."""
         assert process.stdin is not None
         assert process.stdout is not None
         silent = 0

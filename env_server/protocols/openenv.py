@@ -101,7 +101,7 @@ async def openenv_schema(call: Call, env_id: PathId) -> Response:
 
 @OPENENV_CALLS.get(f"{PREFIX}/metadata", response_model=OpenEnvMetadata, responses=_SAYS)
 async def openenv_metadata(call: Call, env_id: PathId) -> Response:
-    """OpenEnv: the environment's metadata."""
+    """OpenEnv: the metadata of an environment."""
     return call.answer(metadata_payload(await _info(call, env_id)))
 
 

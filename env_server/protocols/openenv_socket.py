@@ -210,7 +210,7 @@ class OpenEnvSocket:
         return content
 
     def _given_up(self) -> bytes:
-        """The answer to a message that the server waits for no longer, because it ends.
+        """The answer to a pending message when the server shuts down.
 
         Raises:
             asyncio.CancelledError: The client has gone.
@@ -290,7 +290,7 @@ class OpenEnvSocket:
         return self._observed(reply)
 
     async def _begin(self, **how: Any) -> Reply:
-        """Begin an episode; under a name, so that its tools can be asked for."""
+        """Begin an episode; under a request id, so that its tools can be requested."""
         self._resets += 1
         begin = {"session_id": self._session_id(), "request_id": f"{self._name}-{self._resets}", **how}
         reply = await self._operate("reset", begin)
@@ -333,7 +333,7 @@ class OpenEnvSocket:
         return {"type": "observation", "data": payload}
 
     async def _rpc(self, message: Any) -> dict[str, Any]:
-        """Answer a JSON-RPC message; the socket ends with a session that is gone."""
+        """Answer a JSON-RPC message; if the session is gone, the socket ends."""
         async with self._looked_into():
             try:
                 session_id = await self._begun_session_id()

@@ -60,7 +60,7 @@ class Expiry:
         self._compact()
 
     def stop(self) -> None:
-        """Stop the eviction timer."""
+        """Stop the timer and forget all deadlines."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -49,7 +49,7 @@ class LoopWatch:
         self._arm()
 
     def stop(self) -> None:
-        """Stop watching the loop."""
+        """Stop watching the event loop."""
         if self._timer is not None:
             self._timer.cancel()
 

@@ -159,7 +159,7 @@ def _run(operation: Callable[..., Any], arguments: tuple[Any, ...]) -> bytes:
 
 
 def _end_with(connection: socket.socket) -> None:
-    """End this process when the other side of the socket is gone, whatever the main thread does."""
+    """End this process when the other side of the socket is gone, even if the main thread is busy."""
     hangup = select.poll()
     hangup.register(connection, select.POLLHUP)
     while not any(events & (select.POLLHUP | select.POLLERR) for _, events in hangup.poll()):

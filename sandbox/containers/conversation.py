@@ -111,7 +111,7 @@ class Conversation:
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Close the socket."""
+        """Close the socket to the container."""
         self._socket.close()
 
     def _has_whole_frame(self) -> bool:

@@ -67,7 +67,7 @@ class Sandbox(Protocol):
         """Start an interactive session with a program; `wall_seconds` bounds all of it."""
 
     def close(self) -> None:
-        """End all warm processes."""
+        """End all processes that are kept warm."""
 
 
 class SandboxUnavailableError(RuntimeError):

@@ -13,7 +13,7 @@ _MIB = 1 << 20
 def refused(program: Program, files: Mapping[str, bytes], limits: Limits) -> RunResult | None:
     """Return the outcome of a run whose files have no room in its working directory; None if there is room.
 
-    Every back-end asks this before anything is started, so that the answer is the same everywhere.
+    Every back-end calls this before it starts anything, so that the outcome is the same everywhere.
 
     Args:
         program: Its source is a file like the others.
@@ -58,7 +58,7 @@ class EndedSession:
         raise BrokenPipeError(f"the program did not begin: {self._result.detail}")
 
     def read(self, timeout_seconds: float) -> bytes:
-        """Return no output."""
+        """Return no output, since nothing ran."""
         return b""
 
     @property
@@ -67,5 +67,5 @@ class EndedSession:
         return False
 
     def close(self) -> RunResult:
-        """Return its result."""
+        """Return the result that says why."""
         return self._result

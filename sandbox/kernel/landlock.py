@@ -1,4 +1,4 @@
-"""Landlock: a process gives up the file system, and more, without any privilege."""
+"""Landlock: a process drops access to the file system, and more, without any privilege."""
 
 import ctypes
 import os

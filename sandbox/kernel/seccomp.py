@@ -12,7 +12,7 @@ from rollgym.sandbox.kernel.calls import PR_SET_NO_NEW_PRIVS, KernelError, prctl
 
 # Of each call, its number on x86_64 and on aarch64; None if that machine has no such call.
 REFUSED: dict[str, tuple[int | None, int | None]] = {
-    # Work that the kernel does on behalf of a program, past every check that is made when it asks.
+    # Work that the kernel does for a program later, past every check at the time of the call.
     "io_uring_setup": (425, 425),
     "io_uring_enter": (426, 426),
     "io_uring_register": (427, 427),

@@ -206,7 +206,7 @@ class SupervisedSandbox:
         return session
 
     def close(self) -> None:
-        """End the launcher."""
+        """End the launcher of the back-end."""
         self._launcher.close()
 
     def _run(

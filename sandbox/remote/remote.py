@@ -70,7 +70,7 @@ class RemoteSandbox:
         self._url = url.rstrip("/")
         self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}
         self._patience_s = patience_s
-        # As many at once as there are threads that ask; the server says how many it takes.
+        # As many connections as calling threads; the server limits the number.
         self._limits = httpx.Limits(max_connections=None, max_keepalive_connections=32)
         self._client = self._connect()
         self._seen: Guarantees | None = None

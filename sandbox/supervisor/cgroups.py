@@ -187,7 +187,7 @@ class ControlGroup:
             _write(f"{directory}/cgroup.procs", str(pid))
 
     def usage(self) -> Usage:
-        """Return the group's counters."""
+        """Return the present counters of the group."""
         if self._version == 2:
             memory_events, peak = _pairs(f"{self._memory}/memory.events"), f"{self._memory}/memory.peak"
         else:

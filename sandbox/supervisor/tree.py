@@ -75,7 +75,7 @@ def tasks_of_user(uid: int) -> int:
 
 
 def _runs(pid: int) -> bool:
-    """Whether there is more of a process than its status, which waits for the parent to ask."""
+    """Whether a process runs, and is not a zombie that waits for its parent."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             state = file.read().rpartition(b")")[2].split()[0]

@@ -127,4 +127,4 @@ class Upstream(ABC):
 
     @abstractmethod
     async def shutdown(self) -> None:
-        """Close all connections."""
+        """Close all connections to the server."""

@@ -53,7 +53,7 @@ class Backend(httpcore.AsyncNetworkBackend):
         local_address: str | None = None,
         socket_options: Iterable[Any] | None = None,
     ) -> httpcore.AsyncNetworkStream:
-        """Open a TCP connection."""
+        """Open a TCP connection to the address."""
         return _Stream(
             await self._backend.connect_tcp(
                 host, port, timeout, local_address, None if socket_options is None else list(socket_options)
@@ -73,7 +73,7 @@ class Backend(httpcore.AsyncNetworkBackend):
 
 
 class _Stream(httpcore.AsyncNetworkStream):
-    """A connection that can be asked about itself when it has broken, and on which few answers say to wait."""
+    """A connection that keeps its properties after it has broken, and that bounds interim (1xx) answers."""
 
     def __init__(self, stream: httpcore.AsyncNetworkStream) -> None:
         self._stream = stream
@@ -113,7 +113,7 @@ class InterimAnswers:
         self._rest = b""
 
     def take(self, data: bytes) -> bool:
-        """Process an event; return whether more may come.
+        """Count the interim answers in received bytes; return whether more may come.
 
         Raises:
             httpcore.RemoteProtocolError: There are too many.

@@ -21,7 +21,7 @@ _MAX_DETAIL = 300
 # Shorter than servers keep an idle connection (two seconds, as a rule, or five): one that is closed when a request is
 # sent on it leaves open whether that was read.
 _KEEP_ALIVE_S = 1.0
-# A target that answers on another connection takes so long at most, and so many times as long as before.
+# The longest answer on another connection: this many seconds plus this many times the first duration.
 _SECOND_ANSWER_S = 2.0
 _SLOWER = 4.0
 
@@ -139,7 +139,7 @@ class TargetClient:
         )
 
     async def _answers_one_at_a_time(self, path: str) -> bool:
-        """Whether a connection on which nothing is asked keeps the target from answering on another."""
+        """Whether an idle connection keeps the target from answering on another one."""
         began = time.monotonic()
         await self._answer(self._client, Attempt(self._limiter), "GET", path, None, _CONNECT_TIMEOUT_S)
         patience_s = _SECOND_ANSWER_S + _SLOWER * (time.monotonic() - began)

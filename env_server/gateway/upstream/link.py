@@ -40,7 +40,7 @@ class Passage(Pending):
 
     @abstractmethod
     def answered(self, reply: Any) -> None:
-        """Handle the node's answer."""
+        """Handle the answer of the node."""
 
     @abstractmethod
     def refused(self, problem: ProblemError) -> None:

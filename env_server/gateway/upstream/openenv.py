@@ -123,7 +123,7 @@ class Dialogue:
         if self._waiting is not None and not self._waiting.done():
             self._waiting.set_result(message)
         elif not self._has_asked and self._early is None:
-            # A server that refuses a session says so before it is asked anything, and ends the socket.
+            # A server that refuses a session says so before the first request, and closes the socket.
             self._early = message
         else:
             self._trouble = f"{self._url} has said something that it was not asked"
@@ -189,7 +189,7 @@ class OpenEnvUpstream(Upstream):
         return self._spec
 
     async def make(self, key: str, kwargs: Mapping[str, Any], *, timeout: float | None) -> Spaces:
-        """Open a socket, and ask something on it: whether there is room for a session is said to that.
+        """Open a socket, and send a first request: its answer shows whether there is room for a session.
 
         Raises:
             ProblemError: `at_capacity`, if there is not.

@@ -127,7 +127,7 @@ class OpenEnvMessages:
             OpenEnvRefused: It is an error.
             UpstreamError: It cannot be read.
         """
-        # A field that only a step's observation has leaves a reset the JSON of its own.
+        # If only a step's observation has the field, a reset's text is the JSON of its observation.
         text, info, _ = _read(answer, self.reset_field, must_have=False)
         return text, info
 

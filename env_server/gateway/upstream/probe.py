@@ -28,7 +28,7 @@ class Check(NamedTuple):
 
 
 class _Stop(Exception):  # noqa: N818 - never leaves this module
-    """Nothing more can be asked."""
+    """Stops the probe: no further test is possible."""
 
 
 async def probe(upstream: Upstream, *, spec_only: bool = False) -> tuple[EnvironmentSpec, list[Check]]:
@@ -73,7 +73,7 @@ async def probe(upstream: Upstream, *, spec_only: bool = False) -> tuple[Environ
 
 async def _probe_episode(upstream: Upstream, spec: EnvironmentSpec, report: list[Check]) -> None:
     """Two sessions, one after the other: some servers have room for no more than one."""
-    # Probes of several environments may ask one server at a time, which knows sessions by these names.
+    # Probes of several environments may use one server at a time, which knows sessions by these names.
     one, two = (f"probe-{secrets.token_hex(8)}" for _ in range(2))
     first = await _in_session(upstream, one, report, lambda: _begin_and_step(upstream, one, spec, report))
     again = await _in_session(upstream, two, report, lambda: _begin(upstream, two, spec, report))

@@ -69,7 +69,7 @@ class RollgymUpstream(Upstream):
         self._sessions: dict[str, _Session] = {}
 
     async def spec(self) -> EnvironmentSpec:
-        """The server's catalog entry."""
+        """The spec from the server's catalog."""
         reply, _ = await self._call({"op": "envs", "env_id": self._env_id}, None, _PATIENCE_S)
         return read_spec(reply)
 

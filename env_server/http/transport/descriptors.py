@@ -17,7 +17,7 @@ class DescriptorWatch:
         self._told_until = 0.0
 
     def look(self, descriptor: int) -> None:
-        """Look at a new one: the kernel gives the lowest that is free."""
+        """Check a new descriptor: the kernel assigns the lowest free number."""
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         if limit == resource.RLIM_INFINITY or descriptor < limit - _SPARE:
             return

@@ -77,7 +77,7 @@ class ReadSlices:
             self._admissions.call(self._next_turn)
 
     def drop(self) -> None:
-        """Discard the remaining data."""
+        """Discard the data that remains."""
         self._data, self._at = b"", 0
 
     def _next_turn(self) -> None:

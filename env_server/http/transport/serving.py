@@ -84,7 +84,7 @@ class EmbeddedServer(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Install no signal handlers."""
+        """Install no signal handlers of uvicorn's."""
         yield
 
 

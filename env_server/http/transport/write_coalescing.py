@@ -18,10 +18,10 @@ MORE = "rollgym.more"
 """In a message to send, says that another one follows at once."""
 
 TRUSTED = "rollgym.trusted"
-"""In the message to send with which it is known who asks: how many bytes a message of theirs may have."""
+"""A key in the message that marks authentication: how many bytes a message of the client may have."""
 
 AWAITS_TOKEN = "rollgym.awaits_token"
-"""In the message to accept with, says that it is not known yet who asks, until a message says `TRUSTED`."""
+"""A key in the accept message: the client is not authenticated until a message says `TRUSTED`."""
 
 ARRIVALS = "rollgym.arrivals"
 """The extension of a socket's scope that gives the arrival times of received frames."""

@@ -77,7 +77,7 @@ class RayCluster:
             ray.init(self._address, configure_logging=False, **options)
 
     def look_at_node(self) -> "asyncio.Future[bool]":
-        """Ask whether the node that this process is connected through is there; Ray may take for ever to answer."""
+        """Check whether the node that this process is connected through is alive; Ray may never answer."""
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[bool] = loop.create_future()
 

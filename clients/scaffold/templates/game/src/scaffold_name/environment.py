@@ -51,7 +51,7 @@ class ScaffoldName(DeclaredKwargs, gymnasium.Env[str, str]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[str, dict[str, Any]]:
-        """Hide a new number."""
+        """Hide a new number for the episode."""
         super().reset(seed=seed)  # seeds self.np_random, the only source of chance
         self._shows_expert = bool((options or {}).get("expert", False))
         self._bounds = (1, self._high)

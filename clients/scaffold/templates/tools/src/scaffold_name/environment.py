@@ -50,7 +50,7 @@ class ScaffoldName(ToolEnv):
         self._wanted = 0
 
     def close(self) -> None:
-        """Close the environment's database."""
+        """Close the database of the environment."""
         self._database.close()
 
     # -- tools -------------------------------------------------------------------------
