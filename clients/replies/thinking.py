@@ -110,7 +110,7 @@ def first_closing(text: str) -> re.Match[str] | None:
 
 def has_thought(reply: str) -> bool:
     """Whether a reply has thinking that came to its end; the opening tag may stand in the prompt."""
-    return _CLOSED.search(reply) is not None
+    return _CLOSED.search(reply) is not None and len(strip_thinking(reply, len(reply))) < len(reply)
 
 
 class _Reader:

@@ -77,7 +77,7 @@ def test_what_is_said_is_the_end_of_a_reply(reply):
     assert reply.endswith(said)
     assert not said.lstrip().startswith("<think>")
     assert strip_thinking(f"<think>{THINKING.sub('', reply).replace('</think>', '')}</think>Up") == "Up"
-    assert has_thought(reply) == ("</think>" in reply)
+    assert has_thought(reply) == ("</think>" in reply and said != reply)
 
 
 def test_of_what_goes_on_for_pages_the_end_is_read():

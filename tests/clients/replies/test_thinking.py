@@ -5,7 +5,7 @@ import pytest
 from rollgym.clients.protocol.tool_calls import ToolCall
 from rollgym.clients.replies.formats.calls import read_calls
 from rollgym.clients.replies.formats.hermes import HERMES
-from rollgym.clients.replies.thinking import split_thinking, strip_thinking
+from rollgym.clients.replies.thinking import has_thought, split_thinking, strip_thinking
 from rollgym.envs.code.extraction import extract
 
 WHOLE = [
@@ -43,7 +43,9 @@ WHOLE = [
 def test_a_tag_in_code_in_quotation_marks_and_in_a_call_is_text(reply):
     assert strip_thinking(reply) == reply
     assert strip_thinking(f"<think>plan</think>{reply}") == reply
+    assert not has_thought(reply)
     # The opening tag may stand in the prompt.
+    assert has_thought(f"plan\n</think>{reply}")
     assert strip_thinking(f"plan\n</think>{reply}") == reply
 
 

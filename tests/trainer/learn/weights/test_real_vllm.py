@@ -40,7 +40,11 @@ from tests.support.vllm_gloo_engine import BACKEND, written
 PROGRAM = os.environ.get("ROLLGYM_VLLM", "")
 ROOT = Path(__file__).parents[4]
 VOCABULARY, MAX_LENGTH = 64, 128
-pytestmark = pytest.mark.skipif(not PROGRAM, reason="ROLLGYM_VLLM names no program")
+# A busy machine takes minutes to start a server.
+pytestmark = [
+    pytest.mark.skipif(not PROGRAM, reason="ROLLGYM_VLLM names no program"),
+    pytest.mark.timeout(1800),
+]
 
 
 def policy(seed):
@@ -70,9 +74,10 @@ def backend_of(model):
 
 
 @asynccontextmanager
-async def served(folder, **more):
+async def served(folder, *, model=None, tokenizer=None, max_length=MAX_LENGTH, **more):
     """A vLLM that a run has started, and its folder; ends with the block."""
-    layout = ModelLayout(policy(0), build_tiny_tokenizer(), separate_head=True)
+    model = policy(0) if model is None else model
+    layout = ModelLayout(model, tokenizer or build_tiny_tokenizer(), separate_head=True)
     plugins = written(folder / "plugins")
     launch = LaunchSettings(
         command=[PROGRAM],
@@ -84,22 +89,22 @@ async def served(folder, **more):
             "HF_HUB_OFFLINE": "1",
             "PYTHONPATH": f"{ROOT}{os.pathsep}{plugins}",
         },
-        startup_timeout_s=400.0,
+        startup_timeout_s=1200.0,
     )
     inference = InferenceSettings(
         kind="vllm", dtype="float32", launch=launch, sleep_level=more.pop("sleep_level", 0)
     )
     with WeightFolders(folder / "start", layout) as folders:
-        model = ServedModel(
-            folders.write_start(backend_of(policy(0)).export()),
-            MAX_LENGTH,
+        served_model = ServedModel(
+            folders.write_start(backend_of(model).export()),
+            max_length,
             lora_rank=8,
             adapters=3,
             broadcast=BACKEND,
         )
-        processes = server_processes(inference, launch, model, choose_ports(launch), folder / "logs")
+        processes = server_processes(inference, launch, served_model, choose_ports(launch), folder / "logs")
         async with launched(
-            processes, startup_timeout_s=400.0, restarts=0, say=print, status=lambda _: None
+            processes, startup_timeout_s=1200.0, restarts=0, say=print, status=lambda _: None
         ) as urls:
             yield urls[0]
 

@@ -169,7 +169,10 @@ async def test_a_run_that_compares_log_probabilities_at_sampling_refuses():
             await one.say(response_format=FORMAT)
 
 
-@pytest.mark.parametrize(("said", "thought"), [('{"a": 1}', None), ("hm\n</think>\n\n{}", "hm")])
+@pytest.mark.parametrize(
+    ("said", "thought"),
+    [('{"a": 1}', None), ("hm\n</think>\n\n{}", "hm"), ('{"a": "ends with </think> here"}', None)],
+)
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_format_holds_from_the_first_token_where_a_template_opens_the_thinking(said, thought, stream):
     tokenizer = tool_tokenizer()
