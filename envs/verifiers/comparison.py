@@ -32,7 +32,14 @@ Reason = Literal[
 ]
 _PERCENT_ASKED = re.compile(r"per\s?cent|%", re.IGNORECASE)
 _SCALE_ASKED = re.compile(r"\b(?:dozen|hundred|thousand|million|billion|trillion)s?\b", re.IGNORECASE)
-_PRIME = re.compile(r"\^\s*\{?\s*\\prime\s*\}?|′")
+# Marks of a derivative, a transpose, a conjugate or a complement.
+_PRIME = re.compile(
+    r"\^\s*\{?\s*(?:(?:\\(?:prime|top|intercal|dagger|ast|complement))(?![a-zA-Z])|[TcC*])\s*\}?|′"
+)
+_GREEK = re.compile(
+    r"\\(?:gamma|delta|theta|lambda|xi|pi|sigma|upsilon|phi|psi|omega)(?![a-zA-Z])", re.IGNORECASE
+)
+_AND, _OR = re.compile(r"\band\b|\\land(?![a-z])"), re.compile(r"\bor\b|\\lor(?![a-z])")
 _PRIMED = re.compile(r"(?<=[A-Za-z)}])'+(?![a-zA-Z])")
 _LONGEST = 2000
 _LONGEST_PRODUCT = 3
@@ -130,18 +137,22 @@ def _compare(gold: Answer, answer: Answer, rounding: int, asked: Asked) -> Compa
     if gold.text and gold.percent == answer.percent and canonical(gold.text) == canonical(answer.text):
         differ = contradict(gold.unit, answer.unit)
         return Comparison(False, "different_units") if differ else Comparison(True, "equal_text")
-    figures = figure(gold.text), figure(answer.text)
+    figures = figure(gold.text, answer.text), figure(answer.text, gold.text)
     if figures[0] is not None and figures[1] is not None:
         same = figures[0] == figures[1]
         return Comparison(same, "equal_text" if same else "different_words")
     if (indexed := formula(gold.text)) is not None and indexed == formula(answer.text):
         return Comparison(True, "equal_text")
-    if _primes_differ(gold.text, answer.text):
+    if _primes_differ(gold.text, answer.text) or _greek_differs(gold.text, answer.text):
         return Comparison(False, "different_words")
     if gold.rows and answer.rows:
         return _compare_matrices(gold, answer, rounding)
     if gold.denied is not None and answer.denied is not None:
         return _compare(gold.denied, answer.denied, rounding, asked)
+    if any(part.relation for part in (*gold.parts, *answer.parts)) and _is_other_choice(
+        gold.text, answer.text
+    ):
+        return Comparison(False, "different_parts")
     if gold.parts:
         answer = answer.beside_a_list()
     if gold.parts and answer.parts:
@@ -172,6 +183,25 @@ def _primes_differ(gold: str, answer: str) -> bool:
     if one.count("'") == other.count("'"):
         return False
     return canonical(_PRIMED.sub("", one)) == canonical(_PRIMED.sub("", other))
+
+
+def _greek_differs(gold: str, answer: str) -> bool:
+    """Whether two are the same but for small and large Greek letters, which are the same to Math-Verify."""
+    if _GREEK.search(gold) is None or _GREEK.findall(gold) == _GREEK.findall(answer):
+        return False
+    return canonical(gold).casefold() == canonical(answer).casefold()
+
+
+def _is_other_choice(gold: str, answer: str) -> bool:
+    """Whether one asks for all of some conditions, and the other for any of them."""
+    for all_of, any_of in ((_AND, _OR), (_OR, _AND)):
+        if (
+            all_of.search(gold)
+            and any_of.search(answer)
+            and not (any_of.search(gold) or all_of.search(answer))
+        ):
+            return True
+    return False
 
 
 def _kinds_differ(one: Answer, other: Answer) -> bool:

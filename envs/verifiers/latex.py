@@ -13,7 +13,7 @@ _SPACES = re.compile(
 _THOUSANDS = re.compile(r"(?<=\d)\s*(?:\{\s*,\s*\}|,\\!|\\,)\s*(?=\d{3}(?!\d))")
 _SPACED_THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:[ \u00a0\u202f]\d{3})+(?![\d])")
 _PERCENT = re.compile(
-    r"\s*(?:\\?%|\\?\bpercent(?:age)?\b(?: points?)?|\bpct\b|\\text\{\s*(?:percent|\\?%)\s*\})\s*$",
+    r"\s*(?:\\?%|\\?\bpercent(?:age)?\b(?: points?)?|\bpct\b|\\text\{\s*(?:percent(?:age\s+points?)?|\\?%)\s*\})\s*$",
     re.IGNORECASE,
 )
 _CURRENCY = re.compile(
@@ -31,14 +31,16 @@ _UNIT_TEXT = re.compile(
 # Upright, it is no unit of measurement.
 _IMAGINARY_UNIT = re.compile(r"\\(?:mathrm|text|operatorname)\s*\{\s*i\s*\}")
 _SPACE_AT_END = re.compile(r"(?:\s|~|\\[,;:! ]|\\quad){1,8}$")
-UNITS = "|".join([*ABBREVIATIONS, "mph", "kph", "kmh", "[kMGT]?[bB]ps", "rads?", "deg", "sq", "cu"])
+UNITS = "|".join(
+    [*ABBREVIATIONS, "mph", "kph", "kmh", "[kMGT]?[bB]ps", "[µμ][mslLgAVFWJ]", "rads?", "deg", "sq", "cu"]
+)
 """Units that may stand right beside a number."""
 # Beside a number, letters can be variables: a unit is one that is known, or a word of its own with a vowel in it.
 _WORDS_AFTER = re.compile(
     r"(?<=[\d})])(?:\s*(?:" + UNITS + r")\b|\s+(?=[a-zA-Z]*[aeiouy])[a-zA-Z]{3,}\b)"
     r"[a-zA-Z ./]*(?:[²³]|\^\{?[23]\}?)?\s*$"
     r"|(?<=[\d})])\s(?:km|m|cm|mm|ft|mi|g|kg|mg|L)/(?:s|h|hr|min|sec|m|cm|L|kg)(?:[²³]|\^\{?[23]\}?)?\s*$"
-    r"|(?<=[\d})])\s*[a-zA-Z]{1,2}[²³]\s*$"
+    r"|(?<=[\d})])\s*[a-zA-Z]{1,2}[²³]\s*$|(?<=[\d})])\s(?:[kcmd]?m|ft|in|yd|mi)[23]\s*$"
     r"|(?<=\d)\s(?:AM|PM)\s*$|(?<=\d)\s?[ap]\.\s?m\s*$"
     r"|(?<=[\d})])\s?/\s?(?:min(?:ute)?|hour|hr|day|week|month|year|person)\s*$"
 )
@@ -326,17 +328,30 @@ _FIGURE = re.compile(
 _SIGNS_OF_FIGURES = {"∠": "angle", "△": "triangle", "measuredangle": "angle", "overrightarrow": "vec"}
 
 
-def figure(text: str) -> tuple[str, str] | None:
+_POINTS = re.compile(r"[A-Z]{2,6}")
+_ARROWS = ("vec", "overrightarrow", "overleftrightarrow")
+
+
+def figure(text: str, beside: str = "") -> tuple[str, str] | None:
     """Return the kind of a figure and its points, in one of the orders that name the same; None of what is no figure.
 
     An angle and a segment are read from either end, a triangle from any corner, and an arrow from its tail.
+
+    Args:
+        text: Such as `\\angle ABC`.
+        beside: What it is compared with: points alone are the segment, angle or triangle that the other is.
     """
-    match = _FIGURE.fullmatch(text.strip())
+    match = _FIGURE.fullmatch(text.strip()) or _FIGURE.fullmatch(beside.strip())
     if match is None:
         return None
     kind = match["kind"] or match["sign"]
     kind = _SIGNS_OF_FIGURES.get(kind, kind)
     points = match["within"] or match["beside"] or match["after"]
+    if match.string != text.strip():
+        # They may well be two points that are no figure beside an arrow.
+        if _POINTS.fullmatch(text.strip()) is None or kind in _ARROWS:
+            return None
+        points = text.strip()
     if kind == "triangle":
         return kind, "".join(sorted(points))
     return kind, points if kind == "vec" else min(points, points[::-1])
