@@ -53,7 +53,7 @@ def checked(calls):
 async def asked(one, *, stream, **fields):
     """The choices of an answer, four at one time."""
     completions = one.openai.chat.completions
-    fields |= {"model": "policy", "messages": [user("Where to?")], "tools": TOOLS, "n": 4}
+    fields = {"model": "policy", "messages": [user("Where to?")], "tools": TOOLS, "n": 4} | fields
     if stream:
         async with completions.stream(**fields) as events:
             return (await events.get_final_completion()).choices
