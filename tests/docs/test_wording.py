@@ -28,7 +28,6 @@ NOT_REWRITTEN = (
     "trainer/backends",
     "trainer/inference",
     "trainer/learn/weights",
-    "trainer/tasks",
 )
 """Rooms whose texts are older than the rule. It gets shorter."""
 
