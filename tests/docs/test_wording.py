@@ -27,7 +27,6 @@ NOT_REWRITTEN = (
     "trainer/algorithms",
     "trainer/backends",
     "trainer/inference",
-    "trainer/learn/weights",
 )
 """Rooms whose texts are older than the rule. It gets shorter."""
 
