@@ -24,7 +24,6 @@ NOT_REWRITTEN = (
     "clients/replies",
     "envs/code",
     "envs/verifiers",
-    "trainer/algorithms",
     "trainer/backends",
     "trainer/inference",
 )

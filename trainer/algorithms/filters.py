@@ -51,7 +51,7 @@ def filter_groups(
         batch: All of it, for a user's filter that asks for it.
 
     Raises:
-        PluginError: If a user's filter keeps what is no group of the batch.
+        PluginError: If a user's filter keeps a group that the batch does not have.
     """
     sizes = dict(Counter(groups))
     statistics = group_statistics(torch.tensor(returns, dtype=torch.float64), torch.tensor(groups))
