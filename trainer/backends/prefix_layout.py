@@ -84,7 +84,7 @@ class SharedTokens:
             paths: Token ids of each path.
             wanted: Columns of each row's tokens that are wanted, never 0.
             device: Where the model is.
-            count: Calls to make at least; those that are not needed compute a token that nobody asked for.
+            count: Calls to make at least; superfluous ones compute a token whose result is dropped.
             packs: Whether rows without a prefix stand behind each other, without padding.
         """
         layout = _Layout(shared.tree, packs=packs)
