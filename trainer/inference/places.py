@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 @dataclass(order=True, slots=True)
 class _Waiting:
-    """One that waits; by priority, then whoever came first."""
+    """A waiting request; ordered by priority, then by arrival."""
 
     priority: int
     number: int

@@ -20,8 +20,9 @@ from rollgym.trainer.inference.sglang import SglangDialect
 from rollgym.trainer.inference.sglang_replies import has_sampled_logprobs, read_named_logprobs
 
 SIGN_OF_LIFE = "/model_info"
-"""What its front end answers by itself. `/health` draws a token, unless the server is told otherwise: it says nothing
-while the server is paused for an update, and its request stands in the queue that a flush wants empty."""
+"""A route that its front end answers by itself. `/health` draws a token, unless the server is configured otherwise: it
+does not answer while the server is paused for an update, and its request keeps a queue filled that a flush wants
+empty."""
 ENGINE_SIGN = "/server_info"
 """What its scheduler answers, between two batches and in a pause, without a token. `/v1/loads` is read without it."""
 
@@ -97,8 +98,8 @@ def _longest_row(info: Mapping[str, Any]) -> int | None:
 def probe(need: Need) -> Conversation[SglangDialect]:
     """Ask a server what it can do.
 
-    One that somebody left paused stays so, and is not asked for a token: another run may be in the middle of an update
-    there, or have died in it. The first weights that it is sent let it go on.
+    A server that is found paused stays paused, and is not asked for a token: another run may be in the middle of an
+    update there, or have died in it. The first weights that it is sent resume it.
 
     Raises:
         ServerSetupError: If it lacks something that the run needs.
@@ -110,7 +111,7 @@ def probe(need: Need) -> Conversation[SglangDialect]:
     require(answer, "SGLang cannot be steered")
     paused = yield from _is_paused()
     if paused and need.way is None:
-        # Nobody here would let it go on: it is waited for as long as for one that is away.
+        # This run never resumes it: it is waited for as long as a server that is away.
         answer = yield HttpCall("/ready", method="GET")
         require(answer, "SGLang is paused")
         paused = False
@@ -205,7 +206,7 @@ def _probe_temperature(need: Need) -> Conversation[LogprobsOf]:
 
 
 def _probe_cuts(need: Need) -> Conversation[bool]:
-    """Find whether log-probabilities after top-k and top-p come where they are asked for."""
+    """Find whether the server returns log-probabilities after top-k and top-p if they are requested."""
     answer = yield _one_token(
         need, {"top_k": 2}, return_sampling_mask=True, sampling_logprobs_mode="selected"
     )
