@@ -24,11 +24,6 @@ NOT_REWRITTEN = (
     "clients/replies",
     "envs/code",
     "envs/verifiers",
-    "trainer/algorithms",
-    "trainer/backends",
-    "trainer/inference",
-    "trainer/learn/weights",
-    "trainer/tasks",
 )
 """Rooms whose texts are older than the rule. It gets shorter."""
 

@@ -152,7 +152,7 @@ class Advantage(Settings):
 
     @property
     def compares_members(self) -> bool:
-        """Whether it is 0 in a group of one, because there is nobody to compare it with."""
+        """Whether it is 0 in a group of one, because it compares a member with the others."""
         return False
 
     @property
@@ -170,7 +170,7 @@ class Advantage(Settings):
         raise NotImplementedError(f"advantage '{self.kind}' is computed per token")
 
     def of_tokens(self, credit: "TokenCredit") -> "tuple[Tensor, Tensor | None]":
-        """Return the advantage of every token, and what a critic should say, where there is one."""
+        """Return the advantage of every token, and the critic's target if the algorithm has a critic."""
         raise NotImplementedError(f"advantage '{self.kind}' is computed per turn")
 
     def remembered(self, state: "AlgorithmState", update: "Update") -> "AlgorithmState":

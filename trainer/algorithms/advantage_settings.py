@@ -190,7 +190,7 @@ class HgpoAdvantage(Advantage):
 
     @property
     def compares_members(self) -> bool:
-        """Always, whatever its settings."""
+        """Whether it is 0 in a group of one: always, whatever its settings."""
         return True
 
     def of_turns(self, credit: TurnCredit) -> "TurnValues":
@@ -330,7 +330,7 @@ class OptimalTokenAdvantage(Advantage):
 
     @property
     def compares_members(self) -> bool:
-        """Always, whatever its settings."""
+        """Whether it compares a token with the group's other members: always, whatever its settings."""
         return True
 
     def of_tokens(self, credit: TokenCredit) -> "tuple[Tensor, Tensor | None]":

@@ -67,10 +67,10 @@ def group_advantages(
         groups: Group of each score; any integers.
         baseline: What is subtracted.
         scale: What the difference is divided by: the deviation of the group, of the batch, of the other members of
-            the group (where they are equal the difference stays as it is), of all differences of the batch (AReaL),
-            or the group's mean, where that is above 0 (arXiv:2602.02710).
+            the group (if those are equal the difference stays as it is), of all differences of the batch (AReaL),
+            or the group's mean if positive (arXiv:2602.02710).
         singleton: Advantage in a group of one: 0, or the score as it is. Without a baseline groups of one are
-            no special case. A score that counts several times is no group of one.
+            treated like any other. A score that counts several times does not form a group of one.
         epsilon: Added to the deviation.
         counts: How often each score counts in the statistics; once if None.
         biased: Deviations with n, not n - 1.
@@ -211,7 +211,7 @@ def generalized_advantages(
         gae_mask: `none` steps through tokens outside the mask, padding too, as through any other, with reward 0 and the
             values given there (ROLL; OpenRLHF sets them to 0 before).
         last_values: Value of the state behind each row, `[rows]`: that of the observation after the last action where
-            an episode was cut off, 0 where it ended (Gymnasium's meaning of `truncated`). None is 0 for all.
+            an episode was cut off, 0 if the episode ended (Gymnasium's meaning of `truncated`). None is 0 for all.
     """
     rewards = torch.where(mask, rewards.double(), 0.0)
     values = torch.where(mask, values.double(), 0.0) if gae_mask == "skip" else values.double()
@@ -302,7 +302,7 @@ def normalised_tokens(
         std_level: Which tokens the deviation is over; of a single row with unbiased deviations it is 1.
         leave_one_out: Whether a token's mean is that of the others; a group of one row then has its values as means.
         unbiased: Divide squares by n - 1.
-        epsilon: Added to the deviation; not where there is none.
+        epsilon: Added to the deviation, if values are divided by one.
     """
     numbers = torch.where(mask, values.double(), 0.0)
     _, group = torch.unique(groups, return_inverse=True)

@@ -17,14 +17,14 @@ class TrajectoryBatch:
         rewards: Reward of each turn as the environment gave it, its own format penalty included.
         format_penalties: The part of each reward that punishes an unreadable reply (zero or negative).
         valid: Whether the environment could read the reply.
-        anchors: Key of the state in which the turn began; None where it is not known.
+        anchors: Key of the state in which the turn began; None if it is unknown.
         tokens: How many tokens the policy sampled in each turn.
-        solved: Whether each trajectory reached its goal; empty where nobody asks.
-        truncated: Whether each trajectory was cut off, or one of its replies was; empty where nobody asks.
-        parts: Rewards of each turn by name, which the environment gave apart; empty where nobody asks.
-        tasks: Key of each trajectory's task, equal for equal tasks; empty where nobody asks.
-        domains: Domain of each trajectory; empty where nobody asks.
-        greedy: The greedy episodes that were played beside the groups, one for each; None where there are none.
+        solved: Whether each trajectory reached its goal; empty if unused.
+        truncated: Whether each trajectory was cut off, or one of its replies was; empty if unused.
+        parts: Rewards of each turn by name, as the environment itemises them; empty if unused.
+        tasks: Key of each trajectory's task, equal for equal tasks; empty if unused.
+        domains: Domain of each trajectory; empty if unused.
+        greedy: The greedy episodes that were played beside the groups, one for each; None if none were played.
     """
 
     groups: Sequence[int]
@@ -176,7 +176,7 @@ class SurrogateInputs:
         advantages: Advantage of each token.
         mask: True where the policy sampled the token.
         turn_index: Turn that a sampled token belongs to; anything outside the mask.
-        scores: Return of each row's trajectory, `[rows]`; None where nobody gave it.
+        scores: Return of each row's trajectory, `[rows]`; None if the caller gave none.
     """
 
     logprobs: Tensor

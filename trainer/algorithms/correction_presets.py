@@ -18,7 +18,7 @@ from rollgym.trainer.algorithms.token_settings import (
 
 @dataclass(frozen=True, slots=True)
 class NamedCorrection:
-    """A correction with the numbers of whoever proposed it.
+    """A correction with the numbers of its authors.
 
     Attributes:
         settings: The correction.
@@ -135,10 +135,10 @@ CORRECTIONS: Mapping[str, NamedCorrection] = MappingProxyType(
 
 
 def correction_named(value: Any) -> Any:
-    """Return what a setting means that may name a correction; what is no name is returned as it is.
+    """Return what a setting means that may name a correction; a value that is not a string is returned unchanged.
 
     Raises:
-        ValueError: If there is no such correction.
+        ValueError: If the name is unknown.
     """
     if not isinstance(value, str):
         return value

@@ -47,7 +47,7 @@ def importance_weights(
 
 
 def truncated(weights: Tensor, cap: float | None, floor: float = 0.0) -> Tensor:
-    """Return weights of at most `cap` (truncated importance sampling) and at least `floor`; None is no cap."""
+    """Return weights of at most `cap` (truncated importance sampling) and at least `floor`; None means uncapped."""
     if cap is None and not floor:
         return weights
     return weights.clamp(floor if floor else None, cap)
@@ -209,7 +209,7 @@ def version_shares(versions: Tensor, current_version: int) -> Tensor:
     """Return `(v - 1 - v_sampled) / (v - v_sampled)` within [0, 1], 0 where nothing was sampled.
 
     Args:
-        versions: Version of the policy that sampled each token, negative where none did.
+        versions: Version of the policy that sampled each token, negative at tokens that no policy sampled.
         current_version: Version v of the policy that the update makes: the one it starts from is v - 1.
     """
     behind = current_version - versions.double()

@@ -69,8 +69,8 @@ def compute_advantages(
     Args:
         settings: The algorithm.
         batch: The episodes.
-        rows: Their training rows; with values where the algorithm has a critic, and with old and reference
-            log-probabilities where it has a KL penalty in the reward.
+        rows: Their training rows; with values if the algorithm has a critic, and with old and reference
+            log-probabilities if its reward has a KL penalty.
         state: What is remembered of earlier steps; of returns, those of this one too.
     """
     shaped = turn_rewards(settings.reward, batch)

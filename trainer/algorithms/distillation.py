@@ -23,7 +23,7 @@ def divergence(student: Tensor, teacher: Tensor, kind: Divergence, weight: float
         student: Log-probabilities `[n, categories]`.
         teacher: Those of the teacher over the same categories; no gradient flows through them.
         kind: Which.
-        weight: Of the mixture, where there is one; above 0 and below 1.
+        weight: Weight of the mixture, for divergences that have one; above 0 and below 1.
     """
     teacher = teacher.detach()
     match kind:

@@ -73,9 +73,9 @@ def resampled_on_correct(
     Args:
         returns: Return of each episode.
         penalties: How unclean each is.
-        size: How many are kept; all, if there are no more.
+        size: How many are kept; a group of at most this size is kept whole.
         score_threshold: A success has a larger return than this.
-        at_least: Successes, and failures, that are kept at least, where there are so many.
+        at_least: Fewest successes, and fewest failures, that are kept; all of them if there are fewer.
     """
     count = len(returns)
     if count <= size:

@@ -47,11 +47,11 @@ def filter_groups(
         groups: Group of each trajectory.
         returns: Return of each trajectory.
         solved: Whether each trajectory reached its goal; read by `success_range` only.
-        lengths: Sampled tokens of each trajectory; read where groups are ranked by length only.
+        lengths: Sampled tokens of each trajectory; read only if groups are ranked by length.
         batch: All of it, for a user's filter that asks for it.
 
     Raises:
-        PluginError: If a user's filter keeps what is no group of the batch.
+        PluginError: If a user's filter keeps a group that the batch does not have.
     """
     sizes = dict(Counter(groups))
     statistics = group_statistics(torch.tensor(returns, dtype=torch.float64), torch.tensor(groups))

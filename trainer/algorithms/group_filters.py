@@ -31,7 +31,7 @@ class JudgedGroups:
         sizes: Trajectories of each group, in the order in which groups first occur.
         mean: Mean of the returns of each group.
         deviation: Their deviation; 0 for a group of one.
-        batch: All of it, where it is given.
+        batch: The whole batch; None if the caller did not give it.
     """
 
     groups: Sequence[int]
@@ -67,7 +67,7 @@ class Filter(Settings):
 
 
 class NoFilter(Filter):
-    """Train on every group."""
+    """Train on every group of the batch."""
 
     kind: Literal["none"] = "none"
     keeps: ClassVar[str] = "all"

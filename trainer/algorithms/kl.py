@@ -37,7 +37,7 @@ def kl_estimate(
         estimator: Which estimate.
         straight_through: Take the gradient of `k2`, whatever the value.
         log_ratio: Log of the ratio to the policy that tokens are taken to be of, with gradient: the estimate times the
-            ratio is unbiased off-policy (DeepSeek-V3.2, section 3.1). None: there is no such factor.
+            ratio is unbiased off-policy (DeepSeek-V3.2, section 3.1). None: without this factor.
         gradient_cap: With `straight_through` and `log_ratio`, the detached ratio multiplies the gradient alone, and is
             at most this (OpenRLHF: 10). None: it multiplies value and gradient.
         bounded: Whether `k3` is clamped (verl); slime and TRL do not.

@@ -165,7 +165,7 @@ _READ_BY: dict[str, tuple[str, ...]] = {
 
 
 class PreferenceLossSettings(Settings):
-    """The loss of preferences."""
+    """The preference loss to train with, and its parameters."""
 
     kind: PreferenceKind = Field(
         "dpo",

@@ -32,8 +32,8 @@ def ppo_surrogate(
     Args:
         log_ratio: Log of r, with gradient.
         advantages: A.
-        clip_low: How far the ratio may fall where that would lower the loss; None is no bound.
-        clip_high: How far it may rise where that would lower the loss; None is no bound.
+        clip_low: How far the ratio may fall at tokens whose loss would become lower; None means unbounded.
+        clip_high: How far it may rise at tokens whose loss would become lower; None means unbounded.
         dual_clip: Where A < 0, bound the loss by `-A * dual_clip`, so that a token that became far more likely
             than it was does not dominate; None is off.
     """
@@ -178,14 +178,14 @@ def dppo_surrogate(
         divergence: What is bounded.
         low: Bound where A <= 0.
         high: Bound where A > 0.
-        cap: Largest weight r of a token; None is no bound.
+        cap: Largest weight r of a token; None means unbounded.
         penalty: Weight of `(lp - old)^2`, of every token (prime-rl).
         form: `-sg(min(r, cap)) A lp` (verl, slime), or `-r A` (prime-rl): their gradients are equal below the cap.
         two_sided: Whether both bounds hold whatever the advantage's sign (INTELLECT's IPO, prime-rl before DPPO).
     """
     outside = _has_left(logprobs.detach(), old_logprobs, advantages, divergence, low, high)
     if two_sided:
-        # Where it rose, the bound of good tokens holds; where it fell, that of bad ones.
+        # Tokens that became likelier have the bound of good tokens, the others that of bad ones.
         rose = torch.where(logprobs.detach() > old_logprobs, 1.0, -1.0)
         outside = _has_left(logprobs.detach(), old_logprobs, rose, divergence, low, high)
     ratio = torch.exp((logprobs - old_logprobs).clamp(-_BOUND, _BOUND))
@@ -300,7 +300,7 @@ def value_surrogate(
 
 
 def _error(difference: Tensor, delta: float | None) -> Tensor:
-    """Return the squared difference; beyond delta what goes on straight."""
+    """Return the squared difference, continued linearly beyond delta (Huber)."""
     if delta is None:
         return difference.square()
     far = difference.abs()

@@ -23,7 +23,7 @@ class Replies:
     Attributes:
         logprobs: Sum of the log-probabilities of a reply's tokens, with gradient.
         tokens: Number of those tokens.
-        reference: The same sums under the reference; zeros where there is none.
+        reference: The same sums under the reference; zeros without a reference.
     """
 
     logprobs: Tensor
@@ -154,7 +154,8 @@ def _log_odds(logprob: Tensor) -> Tensor:
     """Return log(p / (1 - p)) of log p, exactly near p = 0 and p = 1."""
     # A reply that is certain has infinite odds; no float says so, and no gradient could follow it.
     logprob = logprob.clamp(max=-1e-7)
-    # log(1 - e^x), each form where it loses no digits (Maechler 2012); what is not taken stays finite for its gradient.
+    # log(1 - e^x), each form in the range in which it loses no digits (Maechler 2012). The form that is not selected
+    # is computed at -1, because an infinite value there would make the gradient NaN.
     near = logprob > -0.6931471805599453
     small = torch.where(near, logprob, -1.0)
     large = torch.where(near, -1.0, logprob)

@@ -34,7 +34,7 @@ class StepWeights:
 
     Attributes:
         weights: What each token's loss is multiplied by, float32 `[rows, tokens]`; 1 outside the mask.
-        charges: What each token pays for every nat that it moved from `old`; None if nobody pays.
+        charges: What each token pays for every nat that it moved from `old`; None without such a charge.
         metrics: Parts of the step's tokens that are kept.
     """
 
@@ -52,7 +52,7 @@ def prepare_step(settings: AlgorithmSettings, tokens: StepTokens, seed: int = 0)
     Args:
         settings: The algorithm.
         tokens: All rows of the step.
-        seed: What tokens are drawn with, where some are drawn.
+        seed: Seed of the selections that draw tokens at random.
 
     Raises:
         PluginError: If a selection of the user's fails.
@@ -210,8 +210,8 @@ def _part(chosen: Tensor, mask: Tensor) -> float:
 
 
 # Which tokens of an optimizer step are trained on. These functions read all of its sampled tokens at once, `[tokens]`
-# each, in an order that does not depend on how episodes lie in rows (see `TokenStream`): equal values are told apart by
-# their place in it.
+# each, in an order that does not depend on how episodes lie in rows (see `TokenStream`): ties are broken by
+# position in it.
 
 
 def second_moment_mask(log_ratio: Tensor, threshold: float = 0.04) -> Tensor:

@@ -36,7 +36,7 @@ PRESETS: Mapping[str, AlgorithmSettings] = MappingProxyType(
         for name, paper in PAPERS.items()
     }
 )
-"""Their settings."""
+"""The settings of each preset, by its name."""
 
 FORMER_NAMES: Mapping[str, str] = MappingProxyType(
     {"liteppo": "lite_ppo", "areal_decoupled": "decoupled_ppo"}
@@ -55,7 +55,7 @@ def resolve_preset(name: str, overrides: Mapping[str, Any]) -> AlgorithmSettings
         overrides: Nested settings, such as `{"kl": {"coefficient": 0.0}}`.
 
     Raises:
-        ValueError: If there is no such preset, or the result contradicts itself.
+        ValueError: If the name is unknown, or the result contradicts itself.
     """
     return AlgorithmSettings.model_validate(lay_over_preset(name, overrides))
 
@@ -64,7 +64,7 @@ def lay_over_preset(name: str, overrides: Mapping[str, Any]) -> dict[str, Any]:
     """Return what `resolve_preset` makes settings of, unchecked.
 
     Raises:
-        ValueError: If there is no such preset, or a setting is given by a former name and the present one.
+        ValueError: If the name is unknown, or a setting is given by a former name and the present one.
     """
     if "advantage" in overrides:
         # By their present names: the preset's own are laid under them.
@@ -76,7 +76,7 @@ def known_name(name: str) -> str:
     """Return the name of a preset, given that or a former one.
 
     Raises:
-        ValueError: If there is no such preset.
+        ValueError: If the name is unknown.
     """
     known = FORMER_NAMES.get(name, name) if isinstance(name, str) else ""
     if known not in PRESETS:

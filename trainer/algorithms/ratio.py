@@ -77,9 +77,9 @@ class Clip(NamedTuple):
 
 
 def clipped_difference(difference: Tensor, clip: Clip) -> Tensor:
-    """Return log ratios bounded where that would raise the objective (GMPO, arXiv:2507.20673, equation 4).
+    """Return log ratios, clipped on the side that would raise the objective (GMPO, arXiv:2507.20673, equation 4).
 
-    `s min(s d, s clip(d, -low, high))` with the sign s of the advantage: 0 where that is 0, as in verl.
+    `s min(s d, s clip(d, -low, high))` with the sign s of the advantage: 0 if the advantage is 0, as in verl.
 
     Args:
         difference: d, `lp - old` per token, with gradient.

@@ -47,9 +47,9 @@ def turn_rewards(settings: RewardSettings, batch: TrajectoryBatch) -> TurnValues
 
 
 def normalised_rewards(settings: RewardSettings, rewards: TurnValues, so_far: Moments) -> TurnValues:
-    """Return rewards by the deviation of returns, and, where it is asked for, less their mean on the last turn.
+    """Return rewards divided by the deviation of returns; with `normalise_mean` the last turn's less the scaled mean.
 
-    A deviation of 0 changes nothing.
+    If the deviation is 0, rewards are not divided.
 
     Args:
         settings: Whether these are the moments of this batch or of all episodes so far.

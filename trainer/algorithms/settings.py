@@ -158,7 +158,7 @@ class AlgorithmSettings(Settings):
 
     @property
     def updates(self) -> int:
-        """Optimizer steps per batch."""
+        """Optimizer steps per batch, `epochs * minibatches`."""
         return self.epochs * self.minibatches
 
     @property

@@ -61,7 +61,7 @@ class Worth:
 
     @property
     def value(self) -> float:
-        """The expected return."""
+        """The expected return: the successes' share of the pseudo-counts."""
         return self.successes / (self.successes + self.failures)
 
 
@@ -72,7 +72,7 @@ class AlgorithmState:
     Attributes:
         kl_coefficient: The adaptive weight of the KL penalty; None while it is the settings'.
         returns: Moments of the returns of all episodes so far.
-        moved: Sum over updates of the KL per token from where each began to where it ended.
+        moved: Sum over updates of the KL per token from the policy before the update to the one after it.
         worths: What tasks or domains were worth, by their keys, those asked for last at the end.
         baselines: Moving averages of returns, likewise.
     """
@@ -84,7 +84,7 @@ class AlgorithmState:
     baselines: Mapping[str, float] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the state as plain data; nothing where there is nothing to remember."""
+        """Return the state as plain data; an empty dict if it is the initial state."""
         if self == AlgorithmState():
             return {}
         return {
@@ -100,7 +100,7 @@ class AlgorithmState:
         """Return the state that `as_dict` described.
 
         Raises:
-            ValueError: If these are no such data.
+            ValueError: If the data do not describe a state.
         """
         if not data:
             return cls()

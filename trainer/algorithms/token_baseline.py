@@ -33,7 +33,7 @@ def optimal_token_baseline_advantages(
         logprobs: Log of p.
         squared_probabilities: Sum over the vocabulary.
         weights: Importance weight of each token, squared into W; none if None.
-        zero_tail: No baseline where only the longest row of a group still goes on.
+        zero_tail: Use no baseline at tokens behind the end of the group's second longest row.
         epsilon: Added to the sum of the W.
     """
     rewards = torch.where(mask, rewards.double(), 0.0)

@@ -85,7 +85,7 @@ def _generalized(
     mask: Tensor,
     last_values: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return GAE, and what the critic should say: by a lambda of its own, where it has one.
+    """Return GAE and the critic's targets; the targets use the critic's own lambda if one is set.
 
     With `gae_mask: none` it decays over observation tokens, row by row (OpenRLHF); padding behind a row costs nothing.
     """

@@ -228,7 +228,7 @@ def custom_credit(advantage: "CustomAdvantage", credit: TurnCredit) -> TurnValue
 
     Raises:
         PluginError: If it raises, or does not return an advantage for each turn.
-        InvalidNumberError: If one of them is no number to compute with.
+        InvalidNumberError: If one of them is not a finite number.
     """
     plugin = load_plugin(advantage.function, "algorithm.advantage.function")
     batch = replace(credit.batch, rewards=credit.rewards)

@@ -28,8 +28,8 @@ def balanced(costs: Sequence[int], parts: int) -> list[list[int]]:
     order, so the division depends on nothing but the costs.
 
     Args:
-        costs: What each index costs.
-        parts: Number of parts; some are empty where there are fewer indices.
+        costs: Cost of each index.
+        parts: Number of parts; some are empty if there are fewer indices.
 
     Returns:
         The indices of each part, ascending.
@@ -52,7 +52,7 @@ def balanced_trees(ids: Sequence[Ids], width: int, parts: int) -> list[list[int]
     Args:
         ids: Token ids of the rows.
         width: Width of the model.
-        parts: Number of parts; some are empty where there are fewer rows.
+        parts: Number of parts; some are empty if there are fewer rows.
 
     Returns:
         The indices of each part, ascending.

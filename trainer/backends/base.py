@@ -21,8 +21,8 @@ class TrainRow:
         mask: True where a result is wanted, bool `[tokens]`; never at the first token, which nothing predicts.
         fields: Further numbers per token, `[tokens]` each, handed to the loss in the type that they have here: float32,
             or int64 for what counts or names something. All rows of a batch have the same.
-        experts: Experts that tokens are to take, layer by layer that has some, int16 `[tokens, layers * taken]`. Where
-            it has -1, and behind its end, the model's routers choose; None where they choose all.
+        experts: Experts that tokens are to take, layer by layer that has some, int16 `[tokens, layers * taken]`. At -1,
+            and behind its end, the model's routers choose; None if they choose all.
         images: Pictures among the tokens, in order.
     """
 
@@ -46,7 +46,7 @@ class MicroBatch:
         mask: True where a result was wanted.
         outputs: Log-probability of each token given those before it (or value of the state before it); with gradient
             while training, zero outside the mask.
-        entropy: Entropy of the distribution that each token was drawn from; None where nobody asked.
+        entropy: Entropy of the distribution that each token was drawn from; None if not requested.
         fields: The rows' further numbers in their own types, zero outside the row.
     """
 
@@ -68,7 +68,7 @@ def loss_of_nothing(*computed: Tensor | None) -> Tensor:
     other ranks, whose losses read it, would wait for this one for ever.
 
     Args:
-        computed: Each output; None in place of one that nobody asked for.
+        computed: Each output; None in place of one that was not requested.
     """
     return torch.stack([each.sum() for each in computed if each is not None]).sum() * 0.0
 
@@ -116,7 +116,7 @@ class StepKernels(NamedTuple):
     """What steps are computed with.
 
     Attributes:
-        compiler: What compiles the layers, by torch's name; None where they run as they are.
+        compiler: What compiles the layers, by torch's name; None if they run uncompiled.
         fused: Whether the optimizer takes a step in one kernel.
         packed: Whether rows are computed behind each other, without padding.
     """
@@ -133,7 +133,7 @@ class StepReport(NamedTuple):
         metrics: The loss's metrics; none where the step was left out.
         gradient_norm: Norm of the gradient before clipping.
         applied: Whether the step was taken. It is left out where the loss or its gradient is not finite.
-        outputs: What was computed of each row before the step, as `Scorer.forward` returns it; None where nobody asked.
+        outputs: What was computed of each row before the step, as `Scorer.forward` returns it; None if not requested.
         tokens: Tokens of its rows.
         broken: What was not finite, where the step was left out.
     """
@@ -150,7 +150,7 @@ class Digest(Protocol):
     """What bytes are added to, such as those of hashlib."""
 
     def update(self, data: Any, /) -> object:
-        """Add bytes."""
+        """Add bytes to the digest, in order."""
         ...
 
 
@@ -175,7 +175,7 @@ class Scorer(Protocol):
 
 
 class TrainBackend(Scorer, Protocol):
-    """A model that can be trained. It is nobody else's: who reads its weights reads them here.
+    """A model that can be trained. The backend owns it: callers read its weights through these methods only.
 
     Calls block for as long as they compute or write: they are made in threads, one at a time.
     """

@@ -35,9 +35,10 @@ class Distance:
 
     Attributes:
         kind: The divergence.
-        weight: Of its mixture, where it has one.
+        weight: Weight of the mixture, for a divergence that has one.
         temperature: Divides the logits of both.
-        top_k: The teacher's likeliest tokens that are told apart, all others being one; None: the whole vocabulary.
+        top_k: How many of the teacher's likeliest tokens are distinguished; all others count as one token. None: the
+            whole vocabulary.
         likelihood: Share of the row's own negative log-likelihood in the number.
     """
 
@@ -49,7 +50,7 @@ class Distance:
 
 
 class DistillationHead(Head):
-    """The loss of each token: its divergence, mixed with its negative log-likelihood where that is wanted.
+    """The loss of each token: its divergence, mixed with its negative log-likelihood if `likelihood` is above 0.
 
     Args:
         model: The student.
@@ -73,7 +74,7 @@ class DistillationHead(Head):
         self._student = LogitsReader(model)
         self._readers = [LogitsReader(teacher) for teacher in teachers]
         vocabularies = [reader.vocabulary for reader in (self._student, *self._readers)]
-        # Models of one tokenizer may have rooms of other sizes for tokens, of which the last ones are nobody's.
+        # Models of one tokenizer may pad their vocabularies to different sizes: the last ids are padding.
         self._vocabulary = min(vocabularies)
         self._tokens_at_once = max(1, logits_at_once // max(vocabularies))
 

@@ -25,8 +25,8 @@ class ForwardPass:
     Args:
         head: The model and what is read off it.
         tokens_per_micro_batch: Tokens of a micro-batch, padding included.
-        costs: Of the model's calls: tokens of rows that begin alike go through the model once where that costs less.
-            None: each row goes through it as it is.
+        costs: Costs of the model's calls: a shared prefix of rows goes through the model once if that is cheaper.
+            None: prefixes are not shared.
         plans: Plans of rows that other models compute too; its own if None.
         packs: Whether rows are computed behind each other, without padding.
     """
@@ -53,12 +53,12 @@ class ForwardPass:
 
     @property
     def shares(self) -> bool:
-        """Whether tokens of rows that begin alike go through the model once, where that costs less."""
+        """Whether a shared prefix of rows goes through the model once if that is cheaper."""
         return self._costs is not None
 
     @property
     def tokens_per_micro_batch(self) -> int:
-        """Tokens of a micro-batch."""
+        """Most tokens of a micro-batch, padding included."""
         return self._tokens
 
     def halve(self) -> None:
@@ -77,12 +77,12 @@ class ForwardPass:
 
     @property
     def model(self) -> nn.Module:
-        """The model."""
+        """The model that the head computes with."""
         return self._head.model
 
     @property
     def device(self) -> torch.device:
-        """Where it is."""
+        """The device that holds the model's parameters."""
         return next(self._head.model.parameters()).device
 
     def outputs(self, rows: Sequence[TrainRow], entropy: EntropyMode = "none") -> list[Tensor]:

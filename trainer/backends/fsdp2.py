@@ -130,14 +130,14 @@ class Fsdp2Optimizer:
         }
 
     def plain(self) -> dict[str, Any]:
-        """Return what of the state is no tensor, by paths."""
+        """Return the parts of the state other than tensors, by paths."""
         return plain_state(self._optimizer.state_dict()["param_groups"], stateless=self._kind != "adamw")
 
     def pieces_read(self) -> None:
         """Nothing: they are what is stepped."""
 
     def begin_load(self, plain: Mapping[str, Any]) -> None:
-        """Take up what of a state is no tensor.
+        """Load the parts of a state other than tensors.
 
         Raises:
             ValueError: If it is of another optimizer.

@@ -95,7 +95,7 @@ class Head(nn.Module, ABC):
             entropy: Whether entropies are wanted.
             shared: The same tokens laid out so that those of several rows are computed once. It changes nothing else.
             experts: Experts to take in place of those that the policy's routers choose, `[rows, tokens, layers *
-                taken]`, -1 where they choose. A critic is another model, whose routers always choose.
+                taken]`, -1 to let the router choose. A critic is another model, whose routers always choose.
             images: Pictures among the tokens. Rows that hold some share nothing.
         """
         self._take(experts)
@@ -124,11 +124,11 @@ class Head(nn.Module, ABC):
         raise no_experts()
 
     def whole_experts(self, own: Tensor) -> Tensor:
-        """Return what `kept_experts` returned with what others know, who call it together."""
+        """Combine results of `kept_experts` over the ranks that compute these rows, which call it together."""
         return own
 
     def _take(self, experts: Tensor | None) -> None:
-        """Have routers take experts, or choose them; nothing where they always choose."""
+        """Have routers take experts, or choose them; a head whose routers always choose does nothing."""
 
     @abstractmethod
     def _read(self, states: Tensor, targets: Tensor, entropy: EntropyMode) -> tuple[Tensor, Tensor | None]:
@@ -158,8 +158,8 @@ class Head(nn.Module, ABC):
 class PolicyHead(Head):
     """Log-probabilities under the distribution that replies are drawn from.
 
-    Logits are made by the model's own code, whatever the family does to them, and only where they are wanted; of very
-    many no more than `logits_at_once` are held.
+    Logits are made by the model's own code, whatever the family does to them, and only for the requested tokens; at
+    most `logits_at_once` of them are held at a time.
 
     Args:
         model: A causal language model.

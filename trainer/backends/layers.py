@@ -45,7 +45,7 @@ class GradientCheckpointing:
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """Let it while inside."""
+        """Enable checkpointing of activations inside the context."""
         modules = [module for body in self._bodies for module in body.modules()]
         layers = [module for module in modules if isinstance(module, GradientCheckpointingLayer)]
         for layer in layers:
@@ -79,7 +79,7 @@ def compiler_of(setting: str | None, device: torch.device) -> str | None:
 
     Args:
         setting: `model.compile`.
-        device: Where they are computed.
+        device: The device that computes them.
     """
     if setting != "auto":
         return setting
@@ -91,7 +91,7 @@ def keep_compiled() -> None:
     """Have inductor keep what it compiles where the next run finds it, if the user has not said where.
 
     By default torch keeps it among temporary files, which are gone when the machine, or the container, starts again;
-    where it has looked there already, the variable says so.
+    once torch has chosen that folder in this process, the variable names it.
     """
     said = os.environ.get(_CACHE_VARIABLE)
     is_torchs_own = said is not None and Path(said).parent == Path(tempfile.gettempdir())
@@ -104,9 +104,9 @@ class CompiledLayers:
     """Has training steps run compiled layers, each by itself, as a model's layers share their code.
 
     What makes log-probabilities of a policy's logits is compiled, too: it goes over all of a vocabulary for every
-    token, time and again where it is not.
+    token, in several passes if it is not.
 
-    Whoever samples with the same weights runs them as they are.
+    Sampling with the same weights runs the layers uncompiled.
 
     Rows are of many lengths: layers are compiled for any length, and once more where rows share what they begin with.
 
@@ -143,7 +143,7 @@ class CompiledLayers:
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """Run them while inside."""
+        """Run the compiled layers inside the context, the uncompiled ones outside."""
         self._use(compiled=True)
         try:
             yield

@@ -49,7 +49,7 @@ class LocalRanks:
         logs: Folder of what the ranks say, a file each.
         threads: Threads of each rank's operators.
         devices: The accelerator of each rank, by its number on this machine; that of the rank if none are named.
-        role: What their death is told as.
+        role: The role that the error names if one of them dies.
         start_timeout_s: How long one may take until it takes calls.
     """
 
@@ -119,7 +119,7 @@ class LocalRanks:
         """End all ranks, whatever they are doing, and return once they are gone. A second call does nothing."""
         with self._state:
             self._closed = True
-        with self._closing:  # whoever calls it beside another one waits for that one
+        with self._closing:  # concurrent callers wait until the first has closed the ranks
             for rank in self._ranks:
                 with suppress(ProcessLookupError):
                     rank.process.kill()
@@ -222,8 +222,8 @@ class LocalRanks:
 
 
 def _send(rank: _Rank) -> None:
-    """Hand calls to a rank, until there are no more."""
-    # A rank that is gone is told of by its reader, which fails what was asked of it.
+    """Hand calls to a rank until the queue gives None."""
+    # If the rank has died, its reader thread fails the pending calls: nothing to report here.
     with suppress(OSError):
         while (data := rank.calls.get()) is not None:
             rank.pipe.send_bytes(data)
@@ -273,7 +273,7 @@ def _death_of(rank: _Rank, world_size: int, role: str) -> RankDiedError:
 
 
 def last_words(log: Path) -> str:
-    """Return the last lines of a log, cut to a readable length; nothing where there is none."""
+    """Return the last lines of a log, cut to a readable length; an empty text if the file cannot be read."""
     try:
         with log.open("rb") as file:
             file.seek(max(0, log.stat().st_size - _LAST_LINES * _LINE_WIDTH * 4))

@@ -47,7 +47,7 @@ class LogitsReader:
 
     @property
     def width(self) -> int:
-        """Numbers of a state."""
+        """How many numbers a state holds: the last dimension of `states`."""
         return self.vocabulary if self._head is None else self._hidden
 
     @property

@@ -9,7 +9,7 @@ from rollgym.trainer.core.errors import ConfigError
 from rollgym.trainer.models.packed_attention import name_of_kernel
 
 PackedRows = Literal["auto", "on", "off"]
-"""`optimizer.packed_rows`."""
+"""Values of `optimizer.packed_rows`: whether rows are packed without padding."""
 
 
 def may_pack(setting: PackedRows, attention: str, device: torch.device, dtype: torch.dtype) -> bool:
@@ -18,8 +18,8 @@ def may_pack(setting: PackedRows, attention: str, device: torch.device, dtype: t
     Args:
         setting: `optimizer.packed_rows`.
         attention: The model's implementation of attention, as the library calls it.
-        device: Where it computes.
-        dtype: In what numbers.
+        device: The device that computes it.
+        dtype: Number format of its activations.
     """
     if setting == "auto":
         return name_of_kernel(attention, device, dtype) is not None
@@ -32,8 +32,8 @@ def packs_rows(head: Head, setting: PackedRows, device: torch.device, dtype: tor
     Args:
         head: What is computed, before anything wraps it: whether it can is found out here.
         setting: `optimizer.packed_rows`.
-        device: Where it will be computed.
-        dtype: In what numbers.
+        device: The device that will compute it.
+        dtype: Number format of its activations.
 
     Raises:
         ConfigError: If they are to be packed, and cannot be.

@@ -33,7 +33,7 @@ class _PrefixLayer(CacheLayerMixin):
 
     Args:
         sources: Keys and values that the prefix is taken from.
-        index: Indices of each row's prefix among them; None if there is no prefix.
+        index: Indices of each row's prefix among them; None without a prefix.
     """
 
     is_sliding = False
@@ -69,7 +69,7 @@ class _PrefixLayer(CacheLayerMixin):
         return self.get_seq_length() + query_length, 0
 
     def get_max_length(self) -> int:
-        """There is no bound."""
+        """Return -1, which stands for an unbounded cache."""
         return -1
 
 
@@ -138,7 +138,7 @@ def _written(cache: Cache, *, is_read: bool) -> list[KeysAndValues]:
 
 
 def take_replays(body: PreTrainedModel) -> None:
-    """Let a model keep our cache where activations are computed again for the gradient: it allows to be asked twice."""
+    """Let a model use our cache with activation checkpointing: recomputing reads the cache twice, which it allows."""
     for module in body.modules():
         if isinstance(module, GradientCheckpointingLayer):
             module._can_checkpoint_with_cache = True

@@ -53,7 +53,7 @@ def sharing_costs(head: Head, setting: Literal["auto", "off"], device: torch.dev
     Args:
         head: What is computed, before anything wraps it: whether it can share is found out here.
         setting: `optimizer.shared_prefixes`.
-        device: Where it will be computed.
+        device: The device that will compute it.
     """
     if setting == "off":
         return None

@@ -36,12 +36,12 @@ class CallTensors:
     """One call of the model.
 
     Attributes:
-        ids: Token ids, int64 `[rows, width]`; `[1, tokens]` where rows are packed.
+        ids: Token ids, int64 `[rows, width]`; `[1, tokens]` if rows are packed.
         positions: Their positions in their rows; None if rows begin where the call's do.
         prefix: What they stand behind.
         is_read: Whether later calls read its keys and values.
         states: Indices of the states that are wanted, among its tokens, int64 `[n]`.
-        packed: Where the rows that are packed begin and end; None where rows are padded.
+        packed: Boundaries of the packed rows; None if rows are padded.
     """
 
     ids: Tensor
@@ -84,7 +84,7 @@ class SharedTokens:
             paths: Token ids of each path.
             wanted: Columns of each row's tokens that are wanted, never 0.
             device: Where the model is.
-            count: Calls to make at least; those that are not needed compute a token that nobody asked for.
+            count: Calls to make at least; superfluous ones compute a token whose result is dropped.
             packs: Whether rows without a prefix stand behind each other, without padding.
         """
         layout = _Layout(shared.tree, packs=packs)

@@ -57,8 +57,8 @@ class Segment(NamedTuple):
 
     Attributes:
         path: Number of a path that passes through.
-        start: Where it begins; all before is its prefix.
-        stop: Where it ends.
+        start: Its first position; all before is its prefix.
+        stop: The position behind its last token.
         parent: Number of the segment that its prefix ends with; -1 if it has none.
     """
 

@@ -28,7 +28,7 @@ from rollgym.trainer.backends.transport import (
 from rollgym.trainer.core.errors import TrainerError
 
 _FIXED = ("has_adapter", "shares", "why_not_shared", "kernels")
-"""What of a backend never changes, and is told once."""
+"""Attributes of a backend that never change: each is sent once."""
 
 
 class RankServer:
@@ -142,7 +142,7 @@ def _failure(error: Exception, server: RankServer) -> Failure:
 def _can_be_sent(error: Exception) -> bool:
     try:
         unpack(pack(error))
-    except Exception:  # noqa: BLE001 - an error of anybody's, who need not have thought of it
+    except Exception:  # noqa: BLE001 - pickling runs the error class's own code, which may raise anything
         return False
     return True
 

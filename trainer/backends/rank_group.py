@@ -39,7 +39,7 @@ class MeshShape:
 
     @property
     def size(self) -> int:
-        """Number of ranks."""
+        """Number of ranks: the product of all dimensions."""
         return self.data * self.tensor * self.pipeline * self.context
 
     def data_rank(self, rank: int) -> int:
@@ -88,7 +88,7 @@ class RankGroup:
         plans: Of rows that several of its models compute.
 
     Raises:
-        ConfigError: If there is no such device.
+        ConfigError: If the machine does not have the device.
     """
 
     def __init__(
@@ -124,9 +124,9 @@ class RankGroup:
         self.bound_waits()
 
     def bound_waits(self) -> None:
-        """Have no group of some of the ranks wait longer than was asked for, whoever made it.
+        """Set the time-out of all process groups, those made by libraries included.
 
-        They are made with torch's own patience: those of a mesh, and those that Megatron and DeepSpeed make.
+        A mesh's groups, and those that Megatron and DeepSpeed make, begin with torch's default time-out.
         """
         for group in dist.distributed_c10d._world.pg_map:
             _set_pg_timeout(self.timeout, group)

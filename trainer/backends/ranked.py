@@ -44,7 +44,7 @@ _STREAM_BYTES = 2**26
 class Ranks:
     """A group of ranks that compute models together, and calls to all of them.
 
-    A call that fails in one rank ends all of them: nobody knows what the others wait for.
+    A call that fails in one rank ends all of them: the others may be blocked in a collective that it never joins.
 
     Args:
         transport: What starts them and carries calls.
@@ -83,7 +83,7 @@ class Ranks:
     def begun_anew(self) -> "Ranks":
         """Have the ranks forget all models, once they have done what they are at, and return them for others.
 
-        Whoever still holds these can ask nothing of them any more, and ends nothing by that.
+        Calls through this object fail from then on, and closing it does not end the ranks.
 
         Raises:
             TrainerError: If a rank is gone, or has failed.
@@ -148,7 +148,7 @@ class Ranks:
         errors = [error for each in asked if each.done() and (error := each.exception()) is not None]
         if errors and not isinstance(errors[0], RankWaitedError):
             raise errors[0]
-        # Whoever waited for a rank in vain fails, the rank itself says nothing.
+        # The ranks that waited for a hung one fail with a time-out; the hung one itself never answers.
         _, silent = wait(asked, _BESIDE_S if errors else 0.0)
         if silent and len(silent) < len(asked):
             raise self._hung([rank for rank, each in enumerate(asked) if each in silent], errors)
@@ -314,14 +314,14 @@ class RankedBackend:
         self._ranks.everywhere("ask", self._name, "offload", tuple(parts))
 
     def onload(self, parts: Sequence[str] = ("parameters", "optimizer")) -> None:
-        """Bring it back."""
+        """Bring what `offload` moved back to the accelerator."""
         self._ranks.everywhere("ask", self._name, "onload", tuple(parts))
 
     def state_dict(self) -> Any:
         """Return what is trained, the optimizer's state and the number of steps.
 
-        Either it is gathered from all ranks, in the layout of a single process's state: the one goes on where the other
-        was saved. Or it is what has the ranks write their pieces into a folder (`records.pieces.InPieces`).
+        Either it is gathered from all ranks, in the layout of a single process's state: either kind of backend resumes
+        from the other's. Or it is what has the ranks write their pieces into a folder (`records.pieces.InPieces`).
         """
         if self._in_pieces:
             return _Pieces(self._all)

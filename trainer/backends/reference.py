@@ -64,7 +64,7 @@ class FrozenModel:
 class PolicyWithoutAdapters:
     """The policy itself, with its adapters off, or as they were when the run began: no second model.
 
-    It must not be asked while somebody else computes with the policy.
+    It must not be called while another caller computes with the policy.
 
     Args:
         head: The policy and what is read off it.

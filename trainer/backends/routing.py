@@ -15,7 +15,7 @@ from rollgym.trainer.backends.base import TrainRow
 from rollgym.trainer.core.errors import ConfigError
 
 UNKNOWN = -1
-"""Stands for each expert of a token whose experts nobody recorded: it takes those that its router chooses."""
+"""Stands for each expert of a token whose experts were not recorded: it takes those that its router chooses."""
 
 _ROUTERS = ("Qwen2MoeTopKRouter", "Qwen3MoeTopKRouter")
 """Modules of transformers that weigh experts by a softmax over all of them."""
@@ -27,10 +27,10 @@ def packed_experts(rows: Sequence[TrainRow], tokens: int, device: torch.device) 
     Args:
         rows: The rows.
         tokens: Length that they are filled up to.
-        device: Where they are wanted.
+        device: The device to put them on.
 
     Returns:
-        The experts, -1 where nobody recorded them; None where nobody did for any row.
+        The experts, -1 for those that were not recorded; None if no row has recorded ones.
 
     Raises:
         ValueError: If rows were recorded with other numbers of layers or experts.
@@ -85,14 +85,14 @@ def no_experts() -> ConfigError:
 
 
 def taken_again(chosen: Tensor, recorded: Tensor | None) -> Tensor:
-    """Return the experts of each token, int64 `[tokens, taken]`: those recorded, or the router's where there are none.
+    """Return the experts of each token, int64 `[tokens, taken]`: those recorded, else the router's.
 
     Args:
         chosen: What the router chooses now.
-        recorded: What was taken before, -1 where unknown; None where all of it is.
+        recorded: The experts taken before, -1 if unknown; None if all are unknown.
 
     Raises:
-        ValueError: If it is of other tokens, or of a model that takes another number of experts.
+        ValueError: If `recorded` is of other tokens, or of a model that takes another number of experts.
     """
     if recorded is None:
         return chosen
@@ -105,7 +105,7 @@ def taken_again(chosen: Tensor, recorded: Tensor | None) -> Tensor:
 
 
 class RoutedModel:
-    """A model of transformers whose routers can be told which experts to take.
+    """A model of transformers whose routers can be given the experts to take.
 
     Args:
         body: The model.
@@ -128,7 +128,7 @@ class RoutedModel:
         """Have the next forward, and what is computed of it again for the gradient, take experts.
 
         Args:
-            experts: `[rows, tokens, layers * taken]`, -1 where the routers choose; None where they choose all.
+            experts: `[rows, tokens, layers * taken]`, -1 to let the router choose; None if they choose all.
 
         Raises:
             ValueError: If it is of another number of layers.
@@ -168,7 +168,7 @@ class RoutedModel:
 
 
 class _Hook:
-    """Has one router's choice replaced, and weighs the experts anew."""
+    """Forward hook that replaces one router's choice and recomputes the weights of the experts."""
 
     def __init__(self, model: RoutedModel, layer: int) -> None:
         self._model = model

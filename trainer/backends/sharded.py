@@ -155,7 +155,7 @@ class ShardedBackend(ShardedModel):
         self._optimizer.pieces_read()
 
     def begin_load(self, plain: Mapping[str, Any], shapes: Mapping[str, tuple[tuple[int, ...], Any]]) -> None:
-        """Look at what is going to be loaded, and take up what is no tensor.
+        """Check what is going to be loaded, and load its parts other than tensors.
 
         Raises:
             ValueError: If it is of another model.

@@ -64,12 +64,12 @@ class ShardedModel:
 
     @property
     def model(self) -> torch.nn.Module:
-        """The model."""
+        """The model, of which this rank holds its shards."""
         return self._head.model
 
     @property
     def shares(self) -> bool:
-        """Whether tokens of rows that begin alike go through the model once, where that costs less."""
+        """Whether a shared prefix of rows goes through the model once if that is cheaper."""
         return self._pass.shares
 
     @property
@@ -243,20 +243,20 @@ class ShardedModel:
         return {f"model\t{name}": tensor for name, tensor in self._pieces.named()}
 
     def _plain(self) -> dict[str, Any]:
-        """What of a checkpoint is no tensor, by paths."""
+        """Parts of a checkpoint other than tensors, by paths."""
         return {}
 
     def _begin_pieces(self, plain: Mapping[str, Any]) -> None:
-        """Take up what is no tensor, and make room for what is."""
+        """Load the parts of a checkpoint other than tensors, and allocate the tensors."""
 
     def _pieces_read(self) -> None:
         """The pieces have other contents now."""
 
     def begin_load(self, plain: Mapping[str, Any], shapes: Mapping[str, tuple[tuple[int, ...], Any]]) -> None:
-        """Look at what is going to be loaded, and take up what is no tensor.
+        """Check what is going to be loaded, and load its parts other than tensors.
 
         Args:
-            plain: The contents that are no tensors, by path.
+            plain: The contents other than tensors, by path.
             shapes: Shapes and types of the tensors, by path.
 
         Raises:
@@ -290,7 +290,7 @@ class ShardedModel:
         self._move(parts, torch.device("cpu"))
 
     def onload(self, parts: Sequence[str]) -> None:
-        """Bring it back."""
+        """Bring what `offload` moved back to this rank's device."""
         self._move(parts, self._group.device)
 
     def _take(self, path: str, whole: Tensor) -> None:
@@ -324,7 +324,7 @@ class ShardedModel:
         raise TypeError("a model that is only read has no gradients")
 
     def _equal_buckets(self, rows: Sequence[TrainRow], *, apart: bool = False) -> list[Bucket | None]:
-        """Cut this rank's rows into as many micro-batches as any rank has; None where it has none left."""
+        """Cut this rank's rows into as many micro-batches as any rank has; None in place of those that it lacks."""
         buckets: list[Bucket | None] = [*self._pass.buckets(rows, apart=apart)]
         missing = self._group.largest(len(buckets)) - len(buckets)
         return [*buckets, *([None] * missing)]

@@ -59,7 +59,7 @@ class ShardedOptimizer(Protocol):
         ...
 
     def begin_load(self, plain: Mapping[str, Any]) -> None:
-        """Take up what of a state is no tensor, by paths."""
+        """Load the parts of a state other than tensors, by paths."""
         ...
 
     def take(self, path: str, whole: Tensor) -> None:
@@ -79,11 +79,11 @@ class ShardedOptimizer(Protocol):
         ...
 
     def plain(self) -> dict[str, Any]:
-        """Return what of the state is no tensor, by paths."""
+        """Return the parts of the state other than tensors, by paths."""
         ...
 
     def pieces_read(self) -> None:
-        """The weights' pieces and those that `pieces` returned have other contents now: go on with them."""
+        """Resume from the weights' pieces and those that `pieces` returned: their contents were loaded."""
         ...
 
 
@@ -117,11 +117,11 @@ def place_of(path: str) -> tuple[int, str]:
 
 
 def plain_state(param_groups: Sequence[Mapping[str, Any]], *, stateless: bool) -> dict[str, Any]:
-    """Return what of the state is no tensor, by paths.
+    """Return the parts of the state other than tensors, by paths.
 
     Args:
         param_groups: The optimizer's groups.
-        stateless: Whether there are no tensors.
+        stateless: Whether the state has no tensors.
     """
     return {_GROUPS: param_groups} | ({_STATE: {}} if stateless else {})
 
@@ -130,8 +130,8 @@ def checked_groups(plain: Mapping[str, Any], parameters: int) -> list[dict[str, 
     """Return the groups of a saved state.
 
     Args:
-        plain: What of it is no tensor, by paths.
-        parameters: How many are trained.
+        plain: Its parts other than tensors, by paths.
+        parameters: How many parameters are trained.
 
     Raises:
         ValueError: If it is of another optimizer.

@@ -19,12 +19,12 @@ def gradient_named(weight: str | None) -> str:
 
 
 class SkippedSteps:
-    """Counts optimizer steps, and ends the run where too many in a row are left out.
+    """Counts optimizer steps, and ends the run if too many in a row are left out.
 
     Args:
         what: What is trained, for the message.
         limit: How many steps in a row may be left out.
-        say: Told, for people, at the first that is left out and ever more rarely.
+        say: Prints a message to the user; called at the first step that is left out, then ever more rarely.
     """
 
     def __init__(self, what: str, limit: int, say: Callable[[str], None] = lambda text: None) -> None:

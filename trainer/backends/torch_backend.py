@@ -112,10 +112,10 @@ class TorchBackend:
         entropy: EntropyMode = "none",
         keep_outputs: bool = False,
     ) -> StepReport:
-        """Take one optimizer step, and leave the weights as they are where loss or gradient is not finite.
+        """Take one optimizer step; leave the weights as they are if the loss or the gradient is not finite.
 
         The losses of micro-batches are shares of one sum, so their gradients add up whatever the cut. The schedule of
-        the learning rate goes on in either case: it is the run's.
+        the learning rate advances in either case: it counts the run's steps.
         """
         computed = self._with_gradients(rows, loss, entropy, keep_outputs=keep_outputs)
         finite, kept = computed.finite, computed.kept
@@ -179,7 +179,7 @@ class TorchBackend:
         return _Computed(buckets, parts, finite, kept)
 
     def _may_halve(self) -> bool:
-        """Whether micro-batches may become smaller: until a step has found room, if nobody said how large they are."""
+        """Whether micro-batches may shrink: until a first step fits into memory, if their size is automatic."""
         is_open = self._settings.tokens_per_micro_batch == "auto"
         return is_open and not self._has_stepped and self._pass.tokens_per_micro_batch >= 2 * _FEWEST_TOKENS
 
@@ -255,7 +255,7 @@ class TorchBackend:
         save_adapter(self._head.model, directory)
 
     def release(self) -> None:
-        """Hand the model over to whoever trains it next."""
+        """Hand the model over to its next trainer, with its weights in float32."""
         self._masters.release()
 
     def state_dict(self) -> dict[str, Any]:
@@ -291,7 +291,7 @@ class _Computed:
         buckets: Its micro-batches.
         metrics: Of each.
         finite: Whether all shares of the loss are.
-        kept: What was computed of its rows, where somebody asked.
+        kept: The outputs of its rows, if the caller requested them.
     """
 
     buckets: Sequence[Bucket]
@@ -305,7 +305,7 @@ class MasterWeights:
 
     A step of AdamW is often smaller than half the distance of two neighbouring bfloat16 numbers: added to such weights,
     it is lost. The optimizer therefore keeps weights and gradients in float32, and the model computes with rounded
-    copies. Autocast over float32 weights would take as much memory and round every weight anew at each use; and the
+    copies. Autocast over float32 weights would take as much memory and round every weight at each use; and the
     embedded engine could not share the weights that training computes with, bit by bit.
 
     Weights that the model computes with in float32 are their own masters. Gradients of the others move over to their
@@ -313,8 +313,8 @@ class MasterWeights:
     float32, few are held twice, and an accelerator is not launched for each weight.
 
     Args:
-        model: The model. Those of its bodies' trained weights that are no adapters are rounded to `dtype`; what is
-            frozen stays as it is.
+        model: The model. Of its bodies' trained weights all but the adapters are rounded to `dtype`; frozen weights
+            stay as they are.
         dtype: Type of numbers that the model computes in.
     """
 
@@ -346,12 +346,12 @@ class MasterWeights:
 
     @torch.no_grad()
     def publish(self) -> None:
-        """Round the masters into the model, after a step or where they were loaded."""
+        """Round the masters into the model, after a step or after they were loaded."""
         if self._rounded:
             torch._foreach_copy_(list(self._rounded), list(self._rounded.values()))
 
     def release(self) -> None:
-        """Give the model its weights in float32: who trains it next loses nothing."""
+        """Give the model its weights in float32: its next trainer loses no precision."""
         for hook in self._hooks:
             hook.remove()
         for parameter, master in self._rounded.items():

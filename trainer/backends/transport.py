@@ -45,7 +45,7 @@ class Failure:
     """What a call came to that raised.
 
     Attributes:
-        error: What it raised, or what stands for it where that cannot be sent.
+        error: The error that it raised, or a substitute if that cannot be pickled.
         of_the_group: Whether it may be the consequence of another rank's end.
     """
 

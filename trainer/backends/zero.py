@@ -171,7 +171,7 @@ class ZeroOptimizer:
     def pieces(self) -> dict[str, Tensor]:
         """Return this rank's pieces of the state by paths, made if there were none yet.
 
-        There are none where weights are not finite before the first step: the engine takes no step then.
+        If weights are not finite before the first step there are none: the engine takes no step then.
         """
         if self._averages and self._steps_taken() is None:
             self._make_room()
@@ -188,7 +188,7 @@ class ZeroOptimizer:
         return found
 
     def plain(self) -> dict[str, Any]:
-        """Return what of the state is no tensor, by paths."""
+        """Return the parts of the state other than tensors, by paths."""
         return plain_state(self._param_groups, stateless=not self._averages)
 
     def pieces_read(self) -> None:
@@ -197,7 +197,7 @@ class ZeroOptimizer:
         self.masters.compute_with()
 
     def begin_load(self, plain: Mapping[str, Any]) -> None:
-        """Take up what of a state is no tensor, and make room for what is.
+        """Load the parts of a state other than tensors, and allocate the tensors.
 
         Raises:
             ValueError: If it is of another optimizer.

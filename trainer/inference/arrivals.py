@@ -7,8 +7,8 @@ class Arrival:
     """Knows since when nothing new has come of an answer.
 
     Args:
-        held: Says whether the server is paused: it need not go on then.
-        clock: The time, in seconds.
+        held: Returns whether the server is paused: a paused server does not count as stalled.
+        clock: Returns the time, in seconds.
     """
 
     def __init__(self, held: Callable[[], bool], clock: Callable[[], float]) -> None:
@@ -17,7 +17,7 @@ class Arrival:
         self._since: float | None = None
 
     def begin(self) -> None:
-        """The answer, or its body, begins to come; what comes of it later is no news by itself."""
+        """Start the stall clock at the first byte of the answer or of its body; later bytes do not reset it."""
         if self._since is None:
             self._since = self._clock()
 
@@ -34,7 +34,7 @@ class Arrival:
 
         Args:
             after_s: How long that is.
-            steered: Whether the server is told to pause, to load and the like: it may do nothing else meanwhile.
+            steered: Whether a control call (pause, load and the like) is in flight: it may block all other work.
         """
         if self._since is None:
             return False

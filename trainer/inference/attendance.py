@@ -21,7 +21,7 @@ FAULTS = 3
 """Answers in a row that are none: of one server, then it is gone; to one request, then it is an error."""
 
 _TAKEN_AWAY = 5
-"""Versions in a row in which somebody else gave a server weights."""
+"""The run ends when another one has overwritten a server's weights so often, with no undisturbed version in between."""
 
 
 class Attendance:
@@ -31,8 +31,8 @@ class Attendance:
         clients: The servers by name, such as their addresses.
         max_concurrent: Requests under way at one server.
         patience_s: How long servers that are all gone are waited for.
-        say: Told of servers that go and come back.
-        starts: Which are being started again: nobody's patience runs out meanwhile.
+        say: Called with a message when servers go and come back.
+        starts: The servers that are being restarted: deadlines are suspended meanwhile.
 
     Attributes:
         patience_s: As above.
@@ -84,14 +84,14 @@ class Attendance:
         """Say what is wrong with each server that does not serve."""
         return [f"{member.name}: {member.trouble}" for member in self._members if not member.serving]
 
-    # Those who wait for a server
+    # Callers that wait for a server
 
     async def served(self) -> list[Member]:
         """Return the servers that serve, as soon as one does.
 
         Raises:
             NoServerError: If none does for too long, or the pool is closed.
-            RunError: If nobody looks after the servers any more, or another run takes them away.
+            RunError: If the task that watches the servers has failed, or another run takes them away.
         """
         deadline = asyncio.get_running_loop().time() + self.patience_s
         while True:
@@ -103,7 +103,7 @@ class Attendance:
             await self.until_changed(deadline)
 
     async def until_changed(self, deadline: float) -> None:
-        """Wait until a server may be back, or nobody is to wait for one any more.
+        """Wait until a server may be back, or waiting has become pointless.
 
         Args:
             deadline: By the clock of the event loop; it does not come while a server is started again.
@@ -119,7 +119,7 @@ class Attendance:
             raise self.no_server() from None
 
     def change(self) -> None:
-        """Have those who wait for a server look again."""
+        """Wake callers that wait for a server, so that they look again."""
         self._changed.set()
 
     def no_server(self) -> NoServerError:
@@ -130,7 +130,7 @@ class Attendance:
         )
 
     def fail(self, failure: RunError) -> None:
-        """Have the run end: all who ask from now on, or wait, get the error."""
+        """End the run: callers that wait, and all later calls, get the error."""
         self._failure = failure
         self.change()
 
@@ -140,14 +140,14 @@ class Attendance:
             raise self._failure
 
     def close(self) -> None:
-        """Have those who wait wait no more."""
+        """Close the pool: callers that wait for a server fail."""
         self._closed = True
         self.change()
 
-    # Those who come and go
+    # Servers that come and go
 
     def add(self, name: str, client: PooledClient) -> None:
-        """Take in a server that is named while the run goes on."""
+        """Add a server that the roster names during the run."""
         self._say(f"inference server {name} is named now: it is given the weights before it is asked")
         self._members.append(Member(name, client, OrderedPlaces(self._max_concurrent), is_new=True))
 
@@ -221,7 +221,7 @@ class Attendance:
             self._say(f"inference server {member.name} is not asked yet: {words_of(error)}")
 
     def _note_taken_away(self, member: Member, said: str) -> None:
-        """Two runs that share a server go on taking it from each other, at the cost of both."""
+        """Count how often another run overwrote the server: two runs that share one would do so for ever."""
         if member.taken_at is None or self.version > member.taken_at + 1:
             member.taken_away = 0
         member.taken_away, member.taken_at = member.taken_away + 1, self.version

@@ -12,7 +12,7 @@ from rollgym.trainer.records.experts import Experts
 from rollgym.trainer.records.images import PlacedImage
 
 FinishReason = Literal["stop", "length", "abort"]
-"""Why a reply ended: with a stop token, at its longest, or because somebody asked to abort it."""
+"""Why a reply ended: with a stop token, at its largest length, or because the client was asked to abort it."""
 
 PauseMode = Literal["wait", "abort", "keep", "recompute"]
 """What becomes of replies under way when generation pauses.
@@ -30,8 +30,8 @@ class StructuredOutput:
     Attributes:
         kind: `json` for a JSON schema, `regex`, `grammar` for a context-free grammar, or `structural_tag` for JSON
             between marks.
-        text: It; a grammar as those who draw the reply read it: GBNF (also called EBNF) or Lark; a structural tag as
-            the JSON that xgrammar reads.
+        text: Its source; a grammar in a syntax that the sampler reads: GBNF (also called EBNF) or Lark; a structural
+            tag as the JSON that xgrammar reads.
     """
 
     kind: Literal["json", "regex", "grammar", "structural_tag"]
@@ -74,12 +74,12 @@ class GenerationRequest:
         sampling: How its tokens are drawn.
         seed: Seed of this request's own random stream.
         order: Place in a batch whose order must not depend on time.
-        session_key: Names the episode. Where there are several servers, its requests go to the one whose cache holds
-            its past.
+        session_key: Names the episode. Of several servers, its requests go to the one whose prefix cache holds its
+            past.
         priority: Of requests that wait, the smallest is next; equal ones in the order in which they came.
-        on_tokens: Told of ids as they are drawn, in order, in the event loop. A client that cannot tell, or takes a
-            reply from elsewhere, does not; and where one is drawn again, because its server was lost, the reply may be
-            another than was told.
+        on_tokens: Called in the event loop with ids as they are drawn, in order. A client that cannot stream, or takes
+            a reply from elsewhere, never calls it. If a reply is drawn again because its server was lost, the final
+            ids may differ from those that it received.
     """
 
     request_id: str
@@ -101,9 +101,9 @@ class GenerationResult:
         token_ids: What was sampled, the stop token included.
         logprobs: Log-probability of each token under the distribution that it was drawn from.
         policy_versions: Policy version that drew each token.
-        finish_reason: "abort" only where `InferenceClient.abort` was asked for: a client that is interrupted by new
-            weights goes on by itself.
-        experts: Experts that tokens of prompt and reply took, from the first on; None where nobody asked or knows.
+        finish_reason: "abort" only after a call of `InferenceClient.abort`: a client that is interrupted by new
+            weights resumes by itself.
+        experts: Experts that tokens of prompt and reply took, from the first on; None if not requested or unknown.
     """
 
     token_ids: list[int]
@@ -134,7 +134,7 @@ class InferenceCounters:
 
 @dataclass(frozen=True, slots=True)
 class InferenceHealth:
-    """How whoever samples is.
+    """State of an inference client.
 
     Attributes:
         ready: Whether a request would be answered now.
@@ -151,7 +151,7 @@ class WeightSource(Protocol):
     def tensors(self) -> Iterator[tuple[str, Any]]:
         """Yield tensors by their Hugging Face names, always in one order; tied ones once, under the first name.
 
-        They are the trainer's own: valid until training goes on, and to be copied by whoever keeps them.
+        They are the trainer's own: valid until training resumes. A caller that keeps them copies them.
         """
         ...
 
@@ -193,7 +193,7 @@ def check_length(request: GenerationRequest, longest: int | None, whose: str) ->
 
 
 class InferenceClient(Protocol):
-    """Samples from the policy."""
+    """Samples replies from the policy, in process or on servers."""
 
     @property
     def version(self) -> int:
@@ -201,7 +201,7 @@ class InferenceClient(Protocol):
         ...
 
     async def generate(self, request: GenerationRequest) -> GenerationResult:
-        """Return one reply."""
+        """Return the reply to one request, once it has ended."""
         ...
 
     async def generate_together(self, requests: list[GenerationRequest]) -> list[GenerationResult]:
@@ -209,7 +209,7 @@ class InferenceClient(Protocol):
         ...
 
     async def abort(self, request_ids: Sequence[str] | None = None) -> int:
-        """End replies with what they have, all where none is named, and return how many."""
+        """End replies with the tokens that they have, all if `request_ids` is None; return how many."""
         ...
 
     async def pause(self, mode: PauseMode) -> None:
@@ -217,22 +217,22 @@ class InferenceClient(Protocol):
         ...
 
     async def resume(self) -> None:
-        """Go on. Nothing where nothing is paused."""
+        """Resume generating; no effect if not paused."""
         ...
 
     async def sync(self, source: WeightSource, version: int) -> None:
-        """Take new weights; replies that are under way go on with them, and each token says which version drew it."""
+        """Take new weights; replies in flight continue with them, and each token names the version that drew it."""
         ...
 
     async def health(self) -> InferenceHealth:
-        """Say whether it answers."""
+        """Return whether a request would be answered now."""
         ...
 
     @property
     def counters(self) -> InferenceCounters:
-        """What it has done."""
+        """Totals of requests and tokens so far."""
         ...
 
     async def close(self) -> None:
-        """Stop."""
+        """Stop sampling, and release the client's resources."""
         ...

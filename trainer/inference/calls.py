@@ -28,8 +28,8 @@ class HttpCall:
         headers: Beyond those of every call.
         method: "POST" or "GET".
         admin: Whether it steers the server: SGLang may want another key for these.
-        repeatable: Whether it may be made again where nobody knows if it arrived.
-        patient: Whether 503 and its like are waited out; otherwise they are the answer.
+        repeatable: Whether it is idempotent: it may be retried if it is unknown whether the server received it.
+        patient: Whether 503 and its like are retried; otherwise they are the answer.
     """
 
     path: str
@@ -128,7 +128,7 @@ def part_of(value: Mapping[str, Any], key: str, kind: type, where: str) -> Any:
     Args:
         value: Part of an answer.
         key: What is wanted of it.
-        kind: What it must be. A boolean is no int.
+        kind: The type that it must have. A boolean does not pass as an int.
         where: What `value` is, for the message.
 
     Raises:
@@ -141,7 +141,7 @@ def part_of(value: Mapping[str, Any], key: str, kind: type, where: str) -> Any:
 
 
 def list_of(value: Mapping[str, Any], key: str) -> list[Any]:
-    """Return `value[key]` where it is a list, and an empty one where it is missing or something else."""
+    """Return `value[key]` if it is a list, and an empty list if it is missing or of another type."""
     found = value.get(key)
     return found if isinstance(found, list) else []
 
@@ -150,7 +150,7 @@ def token_ids_of(values: Sequence[Any], where: str) -> list[int]:
     """Check token ids.
 
     Raises:
-        MalformedReplyError: If one is no integer, or negative, or more than a vocabulary can have.
+        MalformedReplyError: If one is not an integer, is negative, or is too large for any vocabulary.
     """
     for index, value in enumerate(values):
         if type(value) is not int or not 0 <= value <= _LARGEST_ID:
@@ -169,7 +169,7 @@ def logprob_of(value: Any, index: int, where: str) -> float:
     """Check the log-probability of a sampled token.
 
     Raises:
-        MalformedReplyError: If it is no number, not finite, above zero, or says that the token had no probability.
+        MalformedReplyError: If it is not a number, not finite, above zero, or says that the token was impossible.
     """
     if type(value) not in (float, int) or not math.isfinite(value) or value > _ROUNDING:
         raise MalformedReplyError(f"{where}: the log-probability of token {index} is {_shown(value)}")
@@ -191,7 +191,7 @@ def header_value(text: str) -> str:
 
 
 async def all_or_cancel(calls: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
-    """Return all answers; where one call fails, the others are cancelled first."""
+    """Return all answers; if one call fails, cancel the others before raising its error."""
     tasks = [asyncio.ensure_future(call) for call in calls]
     try:
         return list(await asyncio.gather(*tasks))

@@ -95,7 +95,7 @@ class CapturedSteps:
 
     def _graph(self, given: Tensor, width: int, logits: Tensor) -> Any:
         graph = self._torch.CUDAGraph()
-        # Training may go on in another thread meanwhile: what that launches is no part of this.
+        # Another thread may train at the same time: in this mode its CUDA calls do not disturb the capture.
         with self._torch.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             logits.copy_(self._step(given, width))
         self._pool = graph.pool()

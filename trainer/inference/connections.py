@@ -19,7 +19,7 @@ from rollgym.trainer.inference.errors import MalformedReplyError
 
 
 class LostCallError(ConnectionError):
-    """A call has no answer; nobody knows whether it arrived."""
+    """A call has no answer; it is unknown whether the server received it."""
 
 
 class NotConnectedError(LostCallError):
@@ -32,7 +32,7 @@ class Connections:
     Args:
         url: Its root.
         connect_s: How long it may take to be reached.
-        keep_s: How long a connection is kept that nobody uses.
+        keep_s: How long an idle connection is kept.
         largest: Bytes of an answer.
     """
 
@@ -62,18 +62,18 @@ class Connections:
         on_body: Callable[[bytes], None] | None = None,
         arrival: Arrival | None = None,
     ) -> HttpAnswer:
-        """Make a call; who gives it up closes its connection, which tells the server.
+        """Make a call; cancelling it closes its connection, by which the server notices.
 
         Args:
             call: What to call.
             headers: Beyond those of every call.
             content: The body.
-            on_body: Told of the answer's body as it comes, for statuses that say yes.
-            arrival: Told of what comes.
+            on_body: Called with parts of the answer's body as they arrive, if the status is a success.
+            arrival: Notified of progress, for stall detection.
 
         Raises:
             NotConnectedError: If the server cannot be reached.
-            LostCallError: If the connection broke, or what came is no HTTP.
+            LostCallError: If the connection broke, or the answer is not valid HTTP.
             MalformedReplyError: If the answer is too long.
         """
         sent = self._written(call, headers, content)
@@ -109,7 +109,7 @@ class Connections:
         return head.encode("latin-1") + b"\r\n\r\n" + (content or b"")
 
     def _kept(self) -> "_Connection | None":
-        """Take the connection that was used last, and close those that nobody used for long."""
+        """Take the most recently used connection, and close those that were idle for too long."""
         oldest = asyncio.get_running_loop().time() - self._keep_s
         while self._idle and (self._idle[0].idle_since < oldest or not self._idle[0].reusable):
             self._idle.popleft().close()
@@ -139,7 +139,7 @@ class _Connection(asyncio.Protocol):
 
     Args:
         largest: Bytes of an answer.
-        those_open: Where it is listed while it is open.
+        those_open: The set that it is a member of while it is open.
     """
 
     def __init__(self, largest: int, those_open: "set[_Connection]") -> None:
@@ -182,13 +182,13 @@ class _Connection(asyncio.Protocol):
     # -- what the event loop says
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """It is open."""
+        """Keep the transport, and register as open."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         self._those_open.add(self)
 
     def data_received(self, data: bytes) -> None:
-        """Read more of an answer; what nobody asked for closes the connection."""
+        """Read more of an answer; unsolicited data closes the connection."""
         if self._parser is None or self._answer is None or self._answer.done():
             self.close()
             return
@@ -208,7 +208,7 @@ class _Connection(asyncio.Protocol):
         self.close()
 
     def connection_lost(self, error: Exception | None) -> None:
-        """It is closed."""
+        """Fail the call in flight, if any: it has no answer."""
         self._those_open.discard(self)
         self.reusable = False
         self._fail(LostCallError(str(error or "") or "the server closed the connection"))
@@ -216,11 +216,11 @@ class _Connection(asyncio.Protocol):
     # -- what the parser says
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A header is read."""
+        """Note whether the header gives the length of the body."""
         self._length_is_told |= name.lower() in (b"content-length", b"transfer-encoding")
 
     def on_headers_complete(self) -> None:
-        """All headers are read."""
+        """Note that the head is complete; a stream's first token may take its time."""
         self._has_head = True
         if self._arrival is not None and self._is_told():
             self._arrival.wait()
@@ -238,7 +238,7 @@ class _Connection(asyncio.Protocol):
         assert self._parser is not None
         assert self._answer is not None
         if self._answer.done():
-            self.reusable = False  # nobody asked for another one
+            self.reusable = False  # a second answer to one request
             return
         if self._parser.get_status_code() < 200:
             self._begin()
@@ -247,7 +247,7 @@ class _Connection(asyncio.Protocol):
         self._end()
 
     def _is_told(self) -> bool:
-        """Whether somebody reads the body as it comes, and the status says yes."""
+        """Whether the caller streams the body, and the status is a success."""
         return self._on_body is not None and self._parser is not None and self._parser.get_status_code() < 300
 
     def _end(self) -> None:

@@ -41,7 +41,7 @@ class Row:
     """One reply under way.
 
     Attributes:
-        grammar: Where it stands in what it must look like; None where it may look as it likes.
+        grammar: State of the grammar that it must follow; None if it is unconstrained.
         shift: How far its positions are from its number of tokens, behind pictures that have positions of their own.
         fault: Why no token could be drawn.
     """
@@ -67,7 +67,7 @@ class Row:
         return row
 
     def allowed(self, vocabulary: int) -> Tensor | None:
-        """Return which tokens it may go on with; None where all."""
+        """Return which tokens may come next; None if all."""
         if self.grammar is None:
             return None
         try:
@@ -98,7 +98,7 @@ class ActiveBatch:
 
     Args:
         model: The policy.
-        grammars: What replies must look like, compiled; None where nobody asks for that.
+        grammars: Compiled grammars of constrained replies; None if no reply is constrained.
 
     Attributes:
         drawn: The token that each row drew in the last step, those included that then left.
@@ -152,7 +152,7 @@ class ActiveBatch:
 
     @torch.inference_mode()
     def remove(self, indices: Sequence[int]) -> None:
-        """Let rows leave."""
+        """Remove rows from the batch, with their keys and values."""
         if not indices:
             return
         gone = set(indices)
@@ -350,7 +350,7 @@ def sampled_distribution(logits: Tensor, sampling: SamplingParams) -> Tensor:
 
 
 def mask_others(logits: Tensor, rows: Sequence[Row]) -> None:
-    """Take the probability from tokens that a row's reply may not go on with, in place.
+    """Mask the logits of tokens that a row's grammar does not allow next, in place.
 
     Args:
         logits: Of the next tokens, `[rows, vocabulary]`.
@@ -367,8 +367,8 @@ def draw_tokens(
 ) -> tuple[list[int], list[float]]:
     """Draw one token per row, each from a random stream of its own; return the ids and their log-probabilities.
 
-    One uniform number per token, read through the inverse of the cumulative distribution: who else shares a batch never
-    changes what a request draws, only rounding in the logits could.
+    One uniform number per token, read through the inverse of the cumulative distribution: the other rows of a batch
+    never change what a request draws, only rounding in the logits could.
 
     Args:
         logits: `[rows, vocabulary]`.

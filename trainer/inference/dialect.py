@@ -78,14 +78,14 @@ class GroupAddress:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What a server says of itself to whoever changes nothing there.
+    """What a server reports about itself to read-only calls.
 
     Attributes:
         server: Name and release, for people.
         release: Numbers of the release.
         model: Name of the base model.
-        max_length: Longest row in tokens; None where the server does not say.
-        source: Folder or hub name that its weights came from; None where it does not say.
+        max_length: Longest row in tokens; None if the server does not say.
+        source: Folder or hub name that its weights came from; None if the server does not say.
         config: What it says of its model's configuration.
     """
 
@@ -103,7 +103,7 @@ class Capabilities(Seen):
 
     Attributes:
         logprobs_of: Whose log-probabilities it reports.
-        weight_label: What its weights are called now; None where it does not say.
+        weight_label: Current name of its weights; None if the server does not say.
         spans: Whether replies say which weights drew each token.
         tokens_route: vLLM: whether `/inference/v1/generate` answers.
         keeps_aborted: Whether a reply that is aborted by name comes back with its tokens.
@@ -146,9 +146,9 @@ class Need:
     """What a run needs of a server.
 
     Attributes:
-        way: How new weights reach it; None where they never do.
-        mode: What becomes of replies under way while they are taken.
-        vocabulary: How many token ids the policy's model knows; None where that is not known.
+        way: How new weights reach it; None if it never gets any.
+        mode: What becomes of replies in flight while they are taken.
+        vocabulary: How many token ids the policy's model knows; None if unknown.
     """
 
     way: UpdateWay | None = None
@@ -167,7 +167,7 @@ class Dialect(Protocol):
     capabilities: Capabilities
 
     def generate(self, call: GenerationCall) -> HttpCall:
-        """Ask for tokens."""
+        """Build the request that samples a reply."""
         ...
 
     def read_generation(self, answer: HttpAnswer, call: GenerationCall) -> Stretch:
@@ -194,7 +194,7 @@ class Dialect(Protocol):
         ...
 
     def abort(self, request_ids: Sequence[str]) -> Conversation[None]:
-        """End replies with what they have. Nothing where `keeps_aborted` is false."""
+        """End replies with the tokens that they have; no effect if `keeps_aborted` is false."""
         ...
 
     def pause(self, mode: PauseMode) -> Conversation[None]:
@@ -202,7 +202,7 @@ class Dialect(Protocol):
         ...
 
     def resume(self) -> Conversation[None]:
-        """Go on."""
+        """Resume generating after a pause."""
         ...
 
     def load_folder(self, folder: str, label: str, mode: PauseMode) -> Conversation[None]:
@@ -214,11 +214,11 @@ class Dialect(Protocol):
         ...
 
     def leave_group(self, address: GroupAddress) -> Conversation[None]:
-        """Part from it."""
+        """Leave the trainer's group, so that another can be joined."""
         ...
 
     def begin_update(self) -> Conversation[None]:
-        """Open an update, and close one that somebody left open."""
+        """Open an update, after closing one that was left open, such as by a run that died."""
         ...
 
     def update(self, bucket: Bucket, address: GroupAddress) -> Conversation[None]:
@@ -238,23 +238,23 @@ class Dialect(Protocol):
         ...
 
     def checksums(self) -> Conversation[Mapping[str, str] | None]:
-        """Return the checksum of each tensor that all ranks hold alike, by its name; None where none are told."""
+        """Return the checksum of each tensor that all ranks hold alike, by its name; None if it reports none."""
         ...
 
     def load_adapter(self, name: str, folder: str) -> Conversation[None]:
-        """Load an adapter."""
+        """Load an adapter from a folder, and serve it under a name."""
         ...
 
     def unload_adapter(self, name: str) -> Conversation[None]:
-        """Forget one."""
+        """Unload the adapter of that name, and free its memory."""
         ...
 
     def sleep(self, *, keep_weights: bool) -> Conversation[None]:
-        """Give accelerator memory back."""
+        """Free accelerator memory: the cache, and the weights unless they are kept."""
         ...
 
     def wake(self, tags: Sequence[MemoryTag]) -> Conversation[None]:
-        """Take memory again."""
+        """Allocate again what `sleep` freed, by its tags."""
         ...
 
 

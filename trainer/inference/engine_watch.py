@@ -9,7 +9,7 @@ class EngineWatch:
 
     Args:
         ask: Asks it, and returns when anything was answered, or nothing can be.
-        patience_s: How long an engine may take that nobody steers: it may compile for a batch that it has not seen.
+        patience_s: How long an engine may take to answer, control calls aside: it may compile for a new batch shape.
     """
 
     def __init__(self, ask: Callable[[], Awaitable[object]], patience_s: float) -> None:
@@ -19,10 +19,11 @@ class EngineWatch:
         self._asked_at = 0.0
 
     def look(self, *, steered: bool) -> bool:
-        """Return whether the engine has been silent for too long; ask it the next question where it answered.
+        """Return whether the engine has been silent for too long; once it has answered, ask the next question.
 
         Args:
-            steered: Whether it is told to pause, to load and the like: it answers nothing else until that is done.
+            steered: Whether a control call (pause, load and the like) is in flight: the engine answers nothing else
+                until that is done.
         """
         now = asyncio.get_running_loop().time()
         if steered:
@@ -32,7 +33,7 @@ class EngineWatch:
         return self._question is not None and now - self._asked_at >= self._patience_s
 
     def rest(self) -> None:
-        """Ask nothing for now."""
+        """Cancel the question in flight; the next `look` asks again."""
         if self._question is not None:
             self._question.cancel()
             self._question = None

@@ -8,7 +8,7 @@ class InferenceError(RunError):
 
 
 class ServerGoneError(InferenceError):
-    """Nobody answered for as long as the client is patient. The request may go to another server."""
+    """The server did not answer before the client's deadline. The request may go to another server."""
 
 
 class RequestRefusedError(InferenceError):
@@ -16,7 +16,7 @@ class RequestRefusedError(InferenceError):
 
     Args:
         message: What it said.
-        status: The HTTP status; 0 where it said no with a good one.
+        status: The HTTP status; 0 if it refused in the body of a success.
     """
 
     def __init__(self, message: str, status: int = 0) -> None:
@@ -25,11 +25,11 @@ class RequestRefusedError(InferenceError):
 
 
 class StructuredOutputError(InferenceError):
-    """What a reply must look like cannot be had of whoever draws it: the request is at fault, and nobody else.
+    """The sampler cannot enforce the required form of a reply: the request is at fault, not the server.
 
     Args:
         message: What is wrong.
-        request_id: The request, where it is known.
+        request_id: The request, if known.
     """
 
     def __init__(self, message: str, request_id: str = "") -> None:
@@ -46,7 +46,7 @@ class MalformedReplyError(InferenceError):
 
 
 class RepeatedAbortError(InferenceError):
-    """A reply was aborted again and again, by nobody that the client knows of."""
+    """The server aborted a reply again and again, although this client did not ask for it."""
 
 
 class WeightsError(InferenceError):
@@ -58,11 +58,11 @@ class WeightUpdateError(WeightsError):
 
 
 class WeightsLostError(WeightsError):
-    """The server serves weights that this run did not send: it was started again, or somebody else updates it."""
+    """The server serves weights that this run did not send: it was restarted, or another client updates it."""
 
 
 class ForeignWeightsError(WeightsLostError):
-    """Somebody else gave the server weights after this run had: two runs cannot share it."""
+    """Another client sent the server weights after this run had: two runs cannot share it."""
 
 
 class WrongWeightsError(WeightsError):
@@ -95,5 +95,5 @@ another server may do better."""
 
 
 def words_of(error: BaseException) -> str:
-    """Return what an error says, or its kind where it says nothing."""
+    """Return an error's message, or the name of its class if the message is empty."""
     return str(error) or type(error).__name__

@@ -38,15 +38,15 @@ class ForwardingClient:
         return await self._client.abort(request_ids)
 
     async def pause(self, mode: PauseMode) -> None:
-        """Pass it on."""
+        """Pause the client behind, in that mode."""
         await self._client.pause(mode)
 
     async def resume(self) -> None:
-        """Pass it on."""
+        """Resume generating in the client behind."""
         await self._client.resume()
 
     async def sync(self, source: WeightSource, version: int) -> None:
-        """Pass new weights on."""
+        """Pass new weights to the client behind."""
         await self._client.sync(source, version)
 
     async def health(self) -> InferenceHealth:
@@ -59,7 +59,7 @@ class ForwardingClient:
         return self._client.counters
 
     async def close(self) -> None:
-        """Close the client behind."""
+        """Close the client behind, which ends sampling."""
         await self._client.close()
 
 

@@ -41,7 +41,7 @@ def tried(kind: str, text: str) -> str:
 
 
 def main() -> None:
-    """Run the program."""
+    """Read a grammar from stdin, try it within the limits, and write the error to stdout as JSON."""
     resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
     if sys.platform == "linux":  # other systems do not keep to it
         resource.setrlimit(resource.RLIMIT_AS, (_BYTES, _BYTES))

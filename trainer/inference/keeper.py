@@ -16,7 +16,7 @@ GRACE_S = 15.0
 """How long a program that was asked to end may take."""
 
 _CANNOT_START = 127
-"""A shell's exit code where there is no such program."""
+"""A shell's exit code for a program that cannot be found."""
 _PARENT_DEATH_SIGNAL = 1
 """Linux's name of it to `prctl`."""
 
@@ -44,7 +44,7 @@ def keep(command: list[str]) -> int:
 
 
 def _end_with_keeper() -> None:
-    """Have Linux ask the program to end should its keeper be killed: nobody else would, and its port stays taken."""
+    """Have Linux send SIGTERM to the program if its keeper is killed: an orphan would keep its port."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PARENT_DEATH_SIGNAL, signal.SIGTERM)
 

@@ -33,8 +33,8 @@ class ServerProcess:
     Attributes:
         command: Its command line.
         environment: Variables that are set for it, beside those that we have.
-        url: Where it will answer.
-        log: File that what it says is appended to.
+        url: The address at which it will answer.
+        log: File that its output is appended to.
         name: What it is called in messages.
     """
 
@@ -65,10 +65,10 @@ async def launched(
         processes: The servers.
         startup_timeout_s: How long one may take until it answers, each time that it is started.
         restarts: How often each is started again.
-        say: Told of what stays.
-        status: Told of what changes: how far the start is.
-        gone: Told of a server that has ended by itself once too often.
-        starts: Told of servers that are started again, and of when they answer.
+        say: Called with messages to keep.
+        status: Called with messages that replace each other: the progress of the start.
+        gone: Called with a server that exits after its last allowed restart.
+        starts: Notified of servers that are restarted, and of when they answer.
 
     Raises:
         LaunchError: If one ends before it answers, or takes too long.
@@ -115,7 +115,7 @@ class _Server:
         """Start the process; it answers later.
 
         Raises:
-            LaunchError: If its log cannot be written, or there is no place for another process.
+            LaunchError: If its log cannot be written, or the system cannot create another process.
         """
         try:
             with self._log.opened() as output:
@@ -164,7 +164,7 @@ class _Server:
             await asyncio.gather(ended, answers, return_exceptions=True)
 
     async def restart_if_it_ends(self, restarts: int, gone: Callable[[str], None]) -> None:
-        """Start it again whenever it ends by itself, so many times, each time later; then tell that it is gone."""
+        """Restart the server whenever it exits by itself, up to `restarts` times, ever later; then call `gone`."""
         what, wait_s = await self._ended(), _FIRST_WAIT_S
         for left in range(restarts, 0, -1):
             again = f"it is started again in {wait_s:g} s ({left} times more at most)"

@@ -28,7 +28,7 @@ class PooledClient(InferenceClient, Protocol):
         ...
 
     async def wake(self, tags: Sequence[MemoryTag]) -> None:
-        """Take memory again; with its cache it goes on."""
+        """Allocate memory again; sampling resumes once the cache is back."""
         ...
 
     async def extend(self, reply: PartialReply) -> FinishReason:
@@ -38,7 +38,7 @@ class PooledClient(InferenceClient, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Roster:
-    """Says which servers there are to be, where that may change.
+    """Names the servers of a pool whose members may change.
 
     Attributes:
         names: Gives their names, at least one.
@@ -61,18 +61,18 @@ class Member:
         serving: Whether it also has the current weights, so that it gets requests.
         load: Tokens of the requests that run there, or wait for a place.
         trouble: Why it does not serve.
-        told: What was said last of why it does not serve; empty where nothing was, or it serves.
+        told: The last message about why it does not serve; empty if there was none, or it serves.
         misses: How often in a row it said, while it served, that it is not well, or did not say.
-        faults: How often in a row it answered a request with what is no answer.
-        taken_away: How often somebody else gave it weights, since the last version in which nobody did.
+        faults: How often in a row it answered a request with something malformed.
+        taken_away: How often another run overwrote its weights, since the last version in which none did.
         taken_at: The version in which that happened last.
         syncing: Held while it is brought up to date.
         asleep: Whether it gave its memory back, until it gets weights again.
         overdue: Whether its last update did not end in time. Others wait for it no more until it has taken one.
         waits_beyond: Version that could not be brought to it when it was back: it gets the next one with the others.
-        is_new: Whether it was added while the run goes on, and has not served yet.
+        is_new: Whether it was added during the run, and has not served yet.
         let_go: Set when it is taken away.
-        under_way: Limits of what waits for it; all of that ends at once where it is taken away.
+        under_way: Time-outs of the calls that wait for it; they end at once if it is removed from the pool.
     """
 
     name: str
@@ -125,7 +125,7 @@ class Member:
                 self.under_way.discard(limit)
 
     async def begin_update(self) -> bool:
-        """Hold `syncing`, once nobody else does, and return True; False where the server is taken away before."""
+        """Acquire `syncing`, and return True; False if the server is removed before that."""
         if self.let_go.is_set():
             return False
         limit = asyncio.timeout(None)

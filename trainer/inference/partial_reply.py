@@ -21,7 +21,7 @@ class PartialReply:
         token_ids: Tokens of all stretches.
         logprobs: Of each, as it was drawn.
         policy_versions: Of each.
-        experts: Those that tokens of the prompt and of all stretches took, where they are known.
+        experts: Those that tokens of the prompt and of all stretches took, if known.
     """
 
     request: GenerationRequest
@@ -52,7 +52,7 @@ class PartialReply:
         return derive_seed(self.request.seed, "stretch", len(self.token_ids))
 
     def begin_again(self) -> None:
-        """Forget what was drawn where it cannot be gone on from: whoever draws holds a reply's form from its start."""
+        """Discard the tokens of a constrained reply: it cannot resume, since a grammar begins with the first token."""
         if self.request.sampling.structured is not None and self.token_ids:
             self.token_ids, self.logprobs, self.policy_versions = [], [], []
             self.experts = None

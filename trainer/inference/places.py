@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 @dataclass(order=True, slots=True)
 class _Waiting:
-    """One that waits; by priority, then whoever came first."""
+    """A waiting request; ordered by priority, then by arrival."""
 
     priority: int
     number: int
@@ -49,7 +49,7 @@ class OrderedPlaces:
             raise
 
     def give(self) -> None:
-        """Give a place to who is next."""
+        """Give a free place to the next waiting request, if any."""
         while self._line:
             entry = heapq.heappop(self._line)
             if not entry.granted.done():

@@ -37,11 +37,12 @@ class ServerPool:
         clients: The servers by name, such as their addresses.
         max_concurrent: Requests under way at one server; more wait, by priority.
         patience_s: How long servers that are all gone are waited for.
-        update_timeout_s: How long one server may take for an update, verified; then it is lost, and others go on.
+        update_timeout_s: How long one server may take for an update and its verification; then it counts as lost, and
+            the others continue.
         check: Looks whether a server has the weights that it was sent.
         attempts: Updates of one server before its wrong weights are an error.
         look_every_s: How often servers that are gone are looked for, and others asked how they are.
-        say: Told of servers that go and come back.
+        say: Called with a message when servers go and come back.
         roster: Says which servers there are to be, at each look and before each update; without it they stay the same.
         starts: Which of them are being started again: patience does not run out meanwhile.
     """
@@ -112,12 +113,12 @@ class ServerPool:
         return InferenceHealth(bool(serving), "; ".join([detail, *self._attendance.troubles()]))
 
     async def generate(self, request: GenerationRequest) -> GenerationResult:
-        """Return one reply, from whichever server; where one is lost, another one goes on from what is here.
+        """Return one reply, from any server; if that is lost, another one continues from the tokens received.
 
         Raises:
             NoServerError: If no server answers for too long.
             SharedServerError: If another run takes the servers away.
-            InferenceError: If servers refuse the request, or answer it with what is no answer, again and again.
+            InferenceError: If servers refuse the request, or give malformed answers to it, again and again.
         """
         reply = PartialReply(request)
         tokens = len(request.prompt_ids) + request.sampling.max_new_tokens
@@ -163,7 +164,7 @@ class ServerPool:
         await self._on_all("pause", lambda client: client.pause(mode))
 
     async def resume(self) -> None:
-        """Go on, on all servers."""
+        """Resume generating on all servers."""
         self._attendance.paused = None
         await self._on_all("resume", lambda client: client.resume())
 

@@ -74,7 +74,7 @@ class PoolWatch:
         await asyncio.gather(*self._partings)
 
     async def muster(self) -> None:
-        """Let go of servers that are named no more, and have those that are named anew looked at soon."""
+        """Remove servers that the roster no longer names, and have new ones inspected soon."""
         if self._roster is None:
             return
         async with self._mustering:
@@ -119,7 +119,7 @@ class PoolWatch:
         look.add_done_callback(ended)
 
     def _watch_ended(self, watch: asyncio.Task[None]) -> None:
-        """Have the run end where nobody looks after the servers any more: those that are lost would stay so."""
+        """End the run if the watching task has failed: lost servers would never be brought back."""
         if not watch.cancelled() and (error := watch.exception()) is not None:
             failure = RunError(
                 f"the inference servers are no longer looked after, because of {type(error).__name__}: {error}"

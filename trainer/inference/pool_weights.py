@@ -27,8 +27,9 @@ class PoolWeights:
         attendance: The servers.
         check: Looks whether a server has the weights that it was sent.
         attempts: Updates of one server before its wrong weights are an error.
-        update_timeout_s: How long one server may take for an update, verified; then it is lost, and others go on.
-        say: Told of a server that is sent its weights again.
+        update_timeout_s: How long one server may take for an update and its verification; then it counts as lost, and
+            the others continue.
+        say: Called with a message when a server is sent its weights again.
     """
 
     def __init__(
@@ -71,7 +72,7 @@ class PoolWeights:
         await self._bring_up_to_date(member)
 
     async def _bring_along(self, member: Member) -> bool:
-        """Bring the current weights to one server of several; the run goes on without one that never served."""
+        """Bring the current weights to one server of several; the run continues without one that never served."""
         try:
             return await self._bring_up_to_date(member)
         except TrainerError as error:
@@ -81,7 +82,7 @@ class PoolWeights:
             return False
 
     async def _bring_up_to_date(self, member: Member) -> bool:
-        """Bring the current weights to a server, and return whether it has them; False where it is gone."""
+        """Bring the current weights to a server, and return whether it has them; False if it is gone."""
         if not await member.begin_update():
             return False
         try:
@@ -116,7 +117,7 @@ class PoolWeights:
         except RunError:
             member.serving = False  # what it would answer with is undefined
             raise
-        member.asleep = False  # who is started again is awake
+        member.asleep = False  # a restarted server is awake
         return False
 
     async def _sync(self, member: Member) -> None:
@@ -147,7 +148,7 @@ class PoolWeights:
         )
 
     async def _stand_as_others(self, member: Member) -> None:
-        """Pause a server that is about to serve, or let it go on, as the pool is, which may change meanwhile."""
+        """Pause or resume a server that is about to serve, as the pool is; the pool's state may change meanwhile."""
         while True:
             paused = self._attendance.paused
             await (member.client.resume() if paused is None else member.client.pause(paused))

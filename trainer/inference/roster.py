@@ -13,7 +13,7 @@ class FileRoster:
 
     Args:
         path: The file.
-        say: Told when it cannot be used, once for each reason, and when it can again.
+        say: Called when the file cannot be used, once for each reason, and when it can again.
 
     Raises:
         ConfigError: If it cannot be used at the start.

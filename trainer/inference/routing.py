@@ -14,9 +14,9 @@ _SLACK_SHARE = 1.5
 class Router:
     """Remembers where sessions and prompts went.
 
-    An episode stays where it began: its past is in that server's prefix cache (AReaL, verl, SGLang's router). The first
-    turns of a group have one prompt, and go to one server, which computes it once; where that server is much busier
-    than the least busy one, they go there instead.
+    An episode stays on its first server, whose prefix cache holds its past (AReaL, verl, SGLang's router). The first
+    turns of a group have one prompt, and go to one server, which computes it once; if that server is much busier
+    than the least busy one, they go to the latter.
 
     Args:
         remembered: Sessions, and prompts, that are remembered; the ones that were not seen for longest are forgotten.
@@ -33,7 +33,7 @@ class Router:
         """Return the server that a request goes to, and remember it.
 
         Args:
-            session_key: The episode; empty where there is none.
+            session_key: The episode; empty if the request belongs to none.
             prompt_ids: All that the policy reads.
             tokens: The request's own load.
             loads: Tokens that run and wait at each server that answers now; at least one.

@@ -33,7 +33,7 @@ def config_in(text: str) -> Mapping[str, Any]:
 
 
 def shape_of(config: Mapping[str, Any]) -> dict[str, int | str]:
-    """Return what of a configuration says which tensors a model has; sizes of its text model, where it has several."""
+    """Return the fields of a configuration that determine a model's tensors; of several models, the text model's."""
     text = config.get("text_config")
     named = dict(text) if isinstance(text, Mapping) else dict(config)
     named["model_type"] = config.get("model_type")

@@ -53,11 +53,11 @@ class ServerClient:
         pause_mode: What becomes of replies under way while weights are taken.
         carrier: Carries tensors, where `way` is "broadcast" and `sync` is used.
         api_key: The server's key.
-        admin_api_key: SGLang's key for the routes that steer, where it is another.
+        admin_api_key: SGLang's key for the control routes, if it has a separate one.
         patience_s: How long the server may be away, or busy, before a request fails.
         watch_every_s: How often it is asked whether it lives while requests are under way.
         stalled_after_s: How long an answer that has begun to come may take to its end; of a stream, to its next token.
-        vocabulary: How many token ids the policy's model knows; None where that is not known.
+        vocabulary: How many token ids the policy's model knows; None if unknown.
         version: Version of the weights that it started with.
 
     Raises:
@@ -121,26 +121,26 @@ class ServerClient:
 
         Raises:
             ServerSetupError: If it lacks something that the run needs; the message names the switch or the release.
-            ServerGoneError: If nobody answers.
+            ServerGoneError: If the server does not answer.
         """
-        async with self._pauses.steering:  # it has the server go on, which may be about to pause
+        async with self._pauses.steering:  # a probe may resume the server, which must not race with a pause
             capabilities = await self._link.probe()
             self._pauses.met()
             self._weights.meet()
         return capabilities
 
     async def look(self) -> Seen:
-        """Ask the server who it is, and change nothing there.
+        """Ask the server for its name, release and model, by read-only calls.
 
         Raises:
             ServerSetupError: If it is seen to lack something that the run needs.
-            ServerGoneError: If nobody answers.
+            ServerGoneError: If the server does not answer.
         """
         return await self._link.look()
 
     @property
     def url(self) -> str:
-        """Root of the server."""
+        """Root URL of the server, without a path."""
         return self._link.url
 
     @property
@@ -155,7 +155,7 @@ class ServerClient:
 
     @property
     def counters(self) -> InferenceCounters:
-        """What it has done."""
+        """Totals of requests and tokens so far."""
         return self._replies.counters
 
     async def health(self) -> InferenceHealth:
@@ -194,7 +194,7 @@ class ServerClient:
     async def extend(self, reply: PartialReply) -> FinishReason:
         """Draw what is left of a reply, and return why it ended.
 
-        What was drawn is in `reply` also where this fails: another server may go on from there.
+        If this fails, `reply` still holds the tokens drawn so far: another server can continue from them.
 
         Raises:
             ValueError: As `generate` does; all of its errors are possible.
@@ -222,12 +222,13 @@ class ServerClient:
         """Stop generating; requests that come meanwhile wait here.
 
         Raises:
-            ConfigError: If replies would go on with other weights and the server would not say which token is whose.
+            ConfigError: If replies would continue with other weights, and the server does not report which weights drew
+                which token.
         """
         await self._pauses.pause(mode)
 
     async def resume(self) -> None:
-        """Go on.
+        """Resume generating.
 
         Raises:
             WeightsError: If the weights must be sent first.
@@ -239,7 +240,7 @@ class ServerClient:
         await self._pauses.sleep(keep_weights=keep_weights)
 
     async def wake(self, tags: Sequence[MemoryTag] = ("weights", "kv_cache")) -> None:
-        """Take memory again; with its cache it goes on."""
+        """Allocate memory again; sampling resumes once the cache is back."""
         await self._pauses.wake(tags)
 
     def distrust(self, error: WeightsError) -> None:
@@ -249,7 +250,7 @@ class ServerClient:
     # Weights
 
     async def sync(self, source: WeightSource, version: int) -> None:
-        """Take new weights; replies that are under way go on with them as the pause mode says.
+        """Take new weights; the pause mode decides what becomes of replies in flight.
 
         Raises:
             WeightUpdateError: If it failed: nothing is sampled from this server until one has succeeded.
@@ -278,7 +279,7 @@ class ServerClient:
         await self._updates.announce(bucket)
 
     async def checksums(self) -> Mapping[str, str] | None:
-        """Return the checksum of each tensor that the server holds, by the server's names; None where it tells none.
+        """Return the checksum of each tensor that the server holds, by the server's names; None if it reports none.
 
         Raises:
             InferenceError: If it does not answer as it should.
@@ -290,7 +291,7 @@ class ServerClient:
         await self._updates.leave_group()
 
     async def close(self) -> None:
-        """End all requests, let the server go on if it is paused, and take this run's adapters from it."""
+        """End all requests, resume the server if it is paused, and unload this run's adapters."""
         with suppress(TrainerError, TimeoutError):
             async with asyncio.timeout(FAREWELL_S):
                 if self._pauses.is_ours and self._weights.distrusted is None:

@@ -49,7 +49,7 @@ class ServerHttp:
     Args:
         url: Its root.
         api_key: Key of its ordinary routes.
-        admin_api_key: Key of those that steer, where it is another.
+        admin_api_key: Key of its control routes, if that is a separate one.
         patience_s: How long it may be away, or busy, before a call fails.
         watch_every_s: How often it is asked whether it lives while calls are under way.
         sign_of_life: Route that it answers at once for as long as it lives, also in a pause.
@@ -94,7 +94,7 @@ class ServerHttp:
         self.troubles = 0
 
     async def close(self) -> None:
-        """End all calls."""
+        """Fail all calls in flight, and close the connections."""
         self.interrupt(InferenceError(f"{self.url}: the client was closed"))
         self._engine.rest()
         tasks = [task for task in (self._watch, self._outage) if task is not None]
@@ -127,15 +127,15 @@ class ServerHttp:
         takes_pages: bool = False,
         reading: Callable[[OnNews], OnBody] | None = None,
     ) -> HttpAnswer:
-        """Make one call, again and again where it is lost or the server is busy.
+        """Make one call, with retries if it is lost or the server is busy.
 
         Args:
             call: What to call.
             held: Says whether the caller has paused the server; then it hears at once that it is busy.
-            takes_pages: Whether a web page is an answer: where nobody knows yet if this is a server's address. Later
-                it comes from what stands before a server that is away.
-            reading: Gives, for each time that it is made, who is told of the answer's body as it comes, and says in
-                turn when that brings something new.
+            takes_pages: Whether a web page is an answer: true until the address is known to be a server's. Later it
+                comes from a proxy in front of a server that is away.
+            reading: Called for each attempt; returns the function that receives parts of the answer's body as they
+                arrive, and that reports progress in turn.
 
         Raises:
             ServerGoneError: If patience ended.
@@ -162,7 +162,7 @@ class ServerHttp:
                 said = f"{answer.status}, {message_of(answer.body)}"
                 if not call.repeatable and (page or answer.status in _UNCERTAIN):
                     raise InferenceError(f"{self.url}{call.path} was lost on its way: {said}")
-                # A server that is there says so in JSON. Whoever comes back may be another than who went.
+                # A live server answers in JSON; any other body is a proxy's, and a different server may come back.
                 self.troubles += answer.status in _UNCERTAIN or not answer.body.lstrip().startswith(b"{")
                 await pace.wait(said)
                 continue
@@ -279,7 +279,7 @@ class ServerHttp:
 
 @dataclass(eq=False, slots=True)
 class _WatchedCall:
-    """A call that somebody waits for.
+    """A call in flight.
 
     Attributes:
         limit: Ends it.
@@ -292,7 +292,7 @@ class _WatchedCall:
     error: Exception | None = None
 
     def end(self, error: Exception) -> None:
-        """Let it fail."""
+        """Fail the call with an error, unless it has timed out."""
         if not self.limit.expired():
             self.error = error
             self.limit.reschedule(asyncio.get_running_loop().time())

@@ -19,7 +19,7 @@ from rollgym.trainer.inference.server_program import server_program
 Result = TypeVar("Result")
 
 FAREWELL_S = 5.0
-"""How long a server is talked to when nobody waits for it."""
+"""Time limit of background calls, and of the last calls before a link is closed."""
 
 
 class ServerLink:
@@ -41,7 +41,7 @@ class ServerLink:
 
     @property
     def url(self) -> str:
-        """Root of the server."""
+        """Root URL of the server, without a path."""
         return self.http.url
 
     @property
@@ -61,7 +61,7 @@ class ServerLink:
 
         Raises:
             ServerSetupError: If it lacks something that the run needs; the message names the switch or the release.
-            ServerGoneError: If nobody answers.
+            ServerGoneError: If the server does not answer.
         """
         self._dialect = await self._met(self.program.probe(self.need))
         return self.capabilities
@@ -71,17 +71,17 @@ class ServerLink:
 
         Raises:
             ServerSetupError: If it does not know the policy's tokens.
-            ServerGoneError: If nobody answers.
+            ServerGoneError: If the server does not answer.
         """
         if not self.capabilities.tried:
             self._dialect = await self._met(self.program.try_out(self.need, self.capabilities))
 
     async def look(self) -> Seen:
-        """Ask the server who it is, and change nothing there.
+        """Ask the server for its name, release and model, by read-only calls.
 
         Raises:
             ServerSetupError: If it is seen to lack something that the run needs.
-            ServerGoneError: If nobody answers.
+            ServerGoneError: If the server does not answer.
         """
         return await self._met(self.program.look(self.need))
 
@@ -98,12 +98,12 @@ class ServerLink:
         """Make the calls of a conversation and return what came of it."""
         return await self.http.converse(conversation)
 
-    # What nobody waits for
+    # Background calls
 
     def leave(
         self, conversation: Conversation[None], after: asyncio.Task[None] | None = None
     ) -> asyncio.Task[None]:
-        """Talk to the server while nobody waits for it, once `after` has ended, until the link is closed."""
+        """Make calls in a background task, once `after` has ended; closing the link cancels them."""
 
         async def quietly() -> None:
             if after is not None:
@@ -118,7 +118,7 @@ class ServerLink:
         return task
 
     def undo(self, conversation: Conversation[None], after: asyncio.Task[None] | None = None) -> None:
-        """Take back what broke off, without holding up whoever hears of it; `undone` waits for it."""
+        """Roll back an operation that failed, without delaying the caller; `undone` waits for the rollback."""
         self._undoing = self.leave(conversation, after)
 
     async def undone(self) -> None:
@@ -127,7 +127,7 @@ class ServerLink:
             await asyncio.wait([self._undoing])
 
     async def close(self) -> None:
-        """End all calls."""
+        """Cancel background calls, then fail all other calls in flight."""
         for task in list(self._left):
             task.cancel()
         await asyncio.gather(*self._left, return_exceptions=True)

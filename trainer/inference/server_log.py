@@ -36,7 +36,7 @@ class ServerLog:
         return output
 
     def lines(self) -> list[str]:
-        """What it said last since it was started, by lines; none where it cannot be read any more."""
+        """What it said last since it was started, by lines; none if it can no longer be read."""
         try:
             with self._path.open("rb") as log:
                 size = log.seek(0, os.SEEK_END)
@@ -47,7 +47,7 @@ class ServerLog:
         return [line[:_LINE_WIDTH] for line in text.splitlines() if line.strip()]
 
     def last_words(self) -> str:
-        """The last lines as the rest of a sentence, with what can be done about them; empty where there are none."""
+        """The last lines as the rest of a sentence, with what can be done about them; empty without any lines."""
         told = self.lines()
         before, lines = told[:-_LAST_LINES], told[-_LAST_LINES:]
         if not lines:

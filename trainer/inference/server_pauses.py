@@ -13,7 +13,7 @@ from rollgym.trainer.inference.under_way import UnderWay
 
 
 class ServerPauses:
-    """Pauses one server and lets it go on.
+    """Pauses and resumes one server.
 
     Args:
         link: Talks to it.
@@ -21,9 +21,9 @@ class ServerPauses:
         weights: Those that it has.
 
     Attributes:
-        steering: Held while the server is met, paused, let go on, or given weights.
-        mode: How it is paused; None where it is not.
-        by_caller: Whether somebody asked for the pause, beside updates.
+        steering: Lock for control calls: held while the server is probed, paused, resumed, or given weights.
+        mode: How it is paused; None if it is not.
+        by_caller: Whether a caller requested the pause, not only an update.
     """
 
     def __init__(self, link: ServerLink, under_way: UnderWay, weights: ServedWeights) -> None:
@@ -37,14 +37,15 @@ class ServerPauses:
 
     @property
     def is_ours(self) -> bool:
-        """Whether it is paused, and was not when it was met: somebody else may need that pause."""
+        """Whether this client paused it; a server that was found paused may belong to another run's update."""
         return self.mode is not None and not self._found
 
     async def pause(self, mode: PauseMode) -> None:
         """Stop generating; requests that come meanwhile wait here.
 
         Raises:
-            ConfigError: If replies would go on with other weights and the server would not say which token is whose.
+            ConfigError: If replies would continue with other weights, and the server does not report which weights drew
+                which token.
         """
         capabilities = self._link.capabilities
         if mode in ("keep", "recompute") and not capabilities.spans and self._link.need.way is not None:
@@ -57,7 +58,7 @@ class ServerPauses:
             self.by_caller = True
 
     async def resume(self) -> None:
-        """Go on.
+        """Resume generating.
 
         Raises:
             WeightsError: If the weights must be sent first.
@@ -69,15 +70,15 @@ class ServerPauses:
                 await self.end()
 
     def met(self) -> None:
-        """Note that a server was met, perhaps anew; `steering` is held.
+        """Note that a server was probed, possibly after a restart; the caller holds `steering`.
 
-        Nobody's wish to have it paused holds any longer, and requests wait for the weights that it is to be given.
+        Earlier requests to pause it are void, and requests wait for the weights that it is to be given.
         """
         self.by_caller = False
         tried = self._link.capabilities.tried
         self._found = not tried and (self._found or self.mode is None)
         if self.mode is None or not tried:
-            return  # it is paused yet, and goes on with its next weights
+            return  # it is still paused, and its next weights resume it
         self.mode = None
         if self._link.need.way not in ("disk", "broadcast"):
             self._under_way.release()
@@ -92,7 +93,7 @@ class ServerPauses:
             if mode == "wait" and not self._link.capabilities.drains:
                 await self._under_way.idle()
             pausing = asyncio.create_task(self._link.converse(self._link.dialect.pause(mode)))
-            # A server goes on with a call whose caller has left: it could pause after it was told to go on.
+            # A server completes a call whose client has disconnected: the pause could take effect after the resume.
             await asyncio.shield(pausing)
             if mode in ("abort", "wait"):
                 await self._under_way.settle(self._link.http.alive)
@@ -104,12 +105,12 @@ class ServerPauses:
             raise
 
     async def end(self) -> None:
-        """Let a paused server go on; `steering` is held."""
+        """Resume a paused server; the caller holds `steering`."""
         try:
             await self._link.converse(self._link.dialect.resume())
             await self._link.try_out()
         except BaseException as error:
-            # Whoever is held would wait for ever.
+            # Requests that wait for the end of the pause would wait for ever.
             self._weights.distrust(
                 WeightUpdateError(f"{self._link.url} did not go on after a pause: {words_of(error)}")
             )
@@ -126,7 +127,7 @@ class ServerPauses:
                 self._weights.forget()
 
     async def wake(self, tags: Sequence[MemoryTag]) -> None:
-        """Take memory again; with its cache it goes on."""
+        """Allocate memory again; sampling resumes once the cache is back."""
         async with self.steering:
             await self._link.converse(self._link.dialect.wake(tags))
         if "kv_cache" in tags:

@@ -23,7 +23,7 @@ class ServedModel:
         max_length: Longest row in tokens.
         lora_rank: Largest rank of the adapters that it will be given; 0 for none.
         adapters: Adapters that it holds at once.
-        broadcast: What weights are broadcast by; empty where they are not.
+        broadcast: The collective that broadcasts weights; empty if they are not broadcast.
     """
 
     folder: Path
@@ -43,8 +43,8 @@ class ServerProgram:
 
     Attributes:
         probe: Asks a server what it can do.
-        look: Asks it who it is, and changes nothing there.
-        try_out: Asks it for tokens, where it could not be asked when it was probed.
+        look: Asks it for its name, release and model, by read-only calls.
+        try_out: Asks it for tokens, if that was not possible when it was probed.
         sign_of_life: What it is asked to find whether it lives.
         engine_sign: What it is asked to find whether its engine works.
         command: What it is started with, given settings, the model and a port.

@@ -31,7 +31,7 @@ _DATA, _DONE = b"data:", b"[DONE]"
 
 
 _EMPTY_ABORTS = 8
-"""Aborts without a token, one after the other, that nobody explains."""
+"""Unexplained aborts in a row without a token, before the reply fails."""
 _ABORT_EVERY_S = 0.5
 _ABORTS = 3
 _PAUSED = 503
@@ -45,7 +45,7 @@ class ServerReplies:
         under_way: Replies that it draws.
         weights: Those that it has.
         adapters: Its adapters.
-        vocabulary: How many token ids the policy's model knows; None where that is not known.
+        vocabulary: How many token ids the policy's model knows; None if unknown.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class ServerReplies:
 
     @property
     def counters(self) -> InferenceCounters:
-        """What was done."""
+        """Totals of requests and tokens so far."""
         return InferenceCounters(
             self._requests,
             self._prompt_tokens,
@@ -219,7 +219,7 @@ class ServerReplies:
         if on_tokens is None or not dialect.capabilities.streams or self._comes_whole(call.sampling):
             return await self._link.http.call(asked, held=lambda: self._under_way.held)
         loop = asyncio.get_running_loop()
-        # Faults of who is told are his: he is told by the event loop, before the reply is there.
+        # Errors of the callback must not fail the reply: the event loop calls it, before the reply is complete.
         events = ReplyEvents(dialect, lambda ids: loop.call_soon(on_tokens, ids))
         answer = await self._link.http.call(
             streamed(asked), held=lambda: self._under_way.held, reading=events.reading
@@ -227,7 +227,7 @@ class ServerReplies:
         return events.answer(answer)
 
     def _comes_whole(self, sampling: SamplingParams) -> bool:
-        """Whether nobody is told of a reply before its end: experts come there, and a form may be begun again."""
+        """Whether the reply is not streamed: experts come at its end, and a constrained reply may be restarted."""
         return sampling.routed_experts or (
             sampling.structured is not None and self._link.need.way is not None
         )
@@ -308,7 +308,7 @@ class ReplyEvents:
 
     Args:
         dialect: How the server writes.
-        on_tokens: Told of ids as they come.
+        on_tokens: Called with ids as they arrive.
     """
 
     def __init__(self, dialect: StreamingDialect, on_tokens: Callable[[Sequence[int]], object]) -> None:
@@ -324,10 +324,10 @@ class ReplyEvents:
         self._seen = 0
 
     def reading(self, on_news: Callable[[], None] = lambda: None) -> Callable[[bytes], None]:
-        """Begin; what was told of an earlier stream is not told again.
+        """Begin a stream; ids that an earlier attempt has delivered are not delivered again.
 
         Args:
-            on_news: Told whenever a token has come.
+            on_news: Called whenever a token has arrived.
         """
         self._on_news = on_news
         self._begin()

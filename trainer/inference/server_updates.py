@@ -27,7 +27,7 @@ class TensorCarrier(Protocol):
         ...
 
     async def join(self) -> None:
-        """Meet the server, which is told to come at the same time."""
+        """Join the group with the server, which is asked over HTTP to join at the same time."""
         ...
 
     def buckets(self, source: WeightSource) -> Iterator[Bucket]:
@@ -39,7 +39,7 @@ class TensorCarrier(Protocol):
         ...
 
     async def leave(self) -> None:
-        """Part; nothing where nobody has met."""
+        """Leave the group; no effect without one."""
         ...
 
 
@@ -72,11 +72,11 @@ class WeightUpdates:
         self._carrier = carrier
 
     async def sync(self, source: WeightSource, version: int) -> None:
-        """Take new weights in the way that the run was told.
+        """Bring new weights to the server in the configured way.
 
         Raises:
             WeightUpdateError: If it failed.
-            ConfigError: If there is no way, or the source has no adapter.
+            ConfigError: If no way is configured, or the source has no adapter.
         """
         way = self._link.need.way
         if way == "adapter":
@@ -113,8 +113,8 @@ class WeightUpdates:
         """Load an adapter from a folder that the server can read, under a new name.
 
         Replies under way end with the adapter that they began with (pause mode "wait"), or are taken up again with the
-        new one ("abort"). The old one is unloaded when nobody uses it any more. A server that was met in a pause goes
-        on with its first adapter, and stays as it was found if it does not take that.
+        new one ("abort"). The old one is unloaded once no reply uses it any more. The first adapter resumes a server
+        that was found paused; if it does not take that adapter, it stays paused.
         """
         async with self._pauses.steering:
             met_paused = not self._link.capabilities.tried
@@ -174,7 +174,7 @@ class WeightUpdates:
 
     @asynccontextmanager
     async def _taking(self, version: int) -> AsyncIterator[PauseMode]:
-        """Pause for an update; afterwards all is well and goes on, or nothing is trusted."""
+        """Pause for an update; then resume if it succeeded, else refuse requests until one has succeeded."""
         async with self._pauses.steering:
             await self._link.undone()
             if self._pauses.mode is None:

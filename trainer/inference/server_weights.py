@@ -32,7 +32,7 @@ class ServedWeights:
 
     Attributes:
         version: The policy version that answers now.
-        group: The group that tensors come to it by; None where it has joined none.
+        group: The group that tensors come to it by; None if it has joined none.
     """
 
     def __init__(self, link: ServerLink, under_way: UnderWay, version: int) -> None:
@@ -88,7 +88,7 @@ class ServedWeights:
         """Refuse all requests with `error` until an update has succeeded; those under way fail, too."""
         self._distrust = error
         self._link.http.interrupt(error)
-        # Whoever is held must hear of it.
+        # Requests that wait must fail with this error.
         self._under_way.release()
 
     def lose(self, message: str, label: str | None = None) -> WeightsLostError:
@@ -98,7 +98,7 @@ class ServedWeights:
             message: What was seen.
             label: What the server calls its weights, if it says.
         """
-        # Who is started again is in no group.
+        # A restarted server has left its group.
         self.group = None
         error: WeightsLostError
         if self._synced and label is not None and label not in self._starts_with:
@@ -119,7 +119,7 @@ class ServedWeights:
     # Versions
 
     def label(self, version: int) -> str:
-        """What the server is told to call the weights of a version."""
+        """The name under which the server receives the weights of a version."""
         return f"{self._run}-{version}"
 
     def expect(self, version: int) -> None:
@@ -130,7 +130,7 @@ class ServedWeights:
         """The server has the weights of a version."""
         calls = self._under_way.calls
         oldest = min((each.submitted_version for each in calls), default=version)
-        # A server that is started again goes back to what it started with, also where that has the same number.
+        # A restarted server has its initial weights again, even if their version number is the same.
         begun_before = bool(calls) and not self._synced
         self._labels = {
             label: known
@@ -184,7 +184,7 @@ class ServedWeights:
             self._troubles_seen = troubles
 
     async def confirm(self) -> None:
-        """Ask what the weights are called. Those who ask at the same time ask once.
+        """Ask the server for the name of its weights. Concurrent callers share one request.
 
         Raises:
             WeightsLostError: If they are not this run's.
@@ -235,7 +235,7 @@ class ServedAdapters:
         try:
             await self._link.converse(self._link.dialect.load_adapter(name, folder))
         except BaseException:
-            # It may have been loaded all the same, also where nobody waited for the answer any more.
+            # The server may have loaded it nevertheless, for instance if the call was cancelled.
             self._retired.add(name)
             raise
         if self.current is not None:
@@ -243,7 +243,7 @@ class ServedAdapters:
         self.current = name
 
     def unload_unused(self) -> None:
-        """Have the server forget old ones that no reply needs any more; nobody waits for it."""
+        """Unload, in the background, old adapters that no reply needs any more."""
         for name in self._retired - {each.adapter for each in self._under_way.calls}:
             self._retired.discard(name)
             self._link.leave(self._link.dialect.unload_adapter(name))

@@ -133,7 +133,7 @@ class SglangDialect:
         require(answer, "SGLang did not pause")
 
     def resume(self) -> Conversation[None]:
-        """Go on."""
+        """Resume generating after a pause."""
         answer = yield steering("/continue_generation", {})
         require(answer, "SGLang did not go on")
 
@@ -184,7 +184,7 @@ class SglangDialect:
         _require_success(answer, "SGLang did not leave the group of the weights")
 
     def begin_update(self) -> Conversation[None]:
-        """Open an update, where the release has sessions; one that is open already is somebody's who died."""
+        """Open an update if the release has sessions; one that is already open was left by a client that died."""
         if not self.capabilities.sessions:
             return
         answer = yield steering("/begin_weight_update", {}, repeatable=False)
@@ -241,13 +241,13 @@ class SglangDialect:
     # Adapters and memory
 
     def load_adapter(self, name: str, folder: str) -> Conversation[None]:
-        """Load an adapter."""
+        """Load an adapter from a folder, and serve it under a name."""
         body = {"lora_name": name, "lora_path": folder}
         answer = yield steering("/load_lora_adapter", body, repeatable=False)
         _require_success(answer, f"SGLang did not load the adapter {folder}; it needs --enable-lora")
 
     def unload_adapter(self, name: str) -> Conversation[None]:
-        """Forget an adapter."""
+        """Unload the adapter of that name."""
         answer = yield steering("/unload_lora_adapter", {"lora_name": name}, repeatable=False)
         _require_success(answer, f"SGLang did not unload the adapter {name}")
 
@@ -259,7 +259,7 @@ class SglangDialect:
         require(answer, "SGLang did not release its memory; it needs --enable-memory-saver")
 
     def wake(self, tags: Sequence[MemoryTag]) -> Conversation[None]:
-        """Take memory again."""
+        """Allocate again what `sleep` freed, by its tags."""
         answer = yield steering("/resume_memory_occupation", {"tags": list(tags)})
         require(answer, "SGLang did not take its memory again")
 

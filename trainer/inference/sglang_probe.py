@@ -20,8 +20,9 @@ from rollgym.trainer.inference.sglang import SglangDialect
 from rollgym.trainer.inference.sglang_replies import has_sampled_logprobs, read_named_logprobs
 
 SIGN_OF_LIFE = "/model_info"
-"""What its front end answers by itself. `/health` draws a token, unless the server is told otherwise: it says nothing
-while the server is paused for an update, and its request stands in the queue that a flush wants empty."""
+"""A route that its front end answers by itself. `/health` draws a token, unless the server is configured otherwise: it
+does not answer while the server is paused for an update, and its request keeps a queue filled that a flush wants
+empty."""
 ENGINE_SIGN = "/server_info"
 """What its scheduler answers, between two batches and in a pause, without a token. `/v1/loads` is read without it."""
 
@@ -31,7 +32,7 @@ _FLUSHES_QUEUED = (0, 5, 22)
 """The first release that flushes its cache while requests wait in a pause."""
 _DIFFERENT = 1e-3
 _NAMED = (0, 1, 2, 3)
-"""Tokens whose log-probabilities tell whether temperature shows in them: one of them alone might be certain."""
+"""Tokens whose log-probabilities show whether temperature is applied: a single one might have probability 1."""
 
 TOKENS_KEPT_FREE = 7
 """By how many tokens `--context-length` must pass the longest row: a prompt is refused from six tokens before its end
@@ -39,7 +40,7 @@ on, and a row to score is a prompt."""
 
 
 def look(need: Need) -> Conversation[Seen]:
-    """Ask a server who it is, by calls that change nothing there.
+    """Ask a server for its name, release and model, by read-only calls.
 
     Raises:
         ServerSetupError: If it is seen to lack something that the run needs.
@@ -97,8 +98,8 @@ def _longest_row(info: Mapping[str, Any]) -> int | None:
 def probe(need: Need) -> Conversation[SglangDialect]:
     """Ask a server what it can do.
 
-    One that somebody left paused stays so, and is not asked for a token: another run may be in the middle of an update
-    there, or have died in it. The first weights that it is sent let it go on.
+    A server that is found paused stays paused, and is not asked for a token: another run may be in the middle of an
+    update there, or have died in it. The first weights that it is sent resume it.
 
     Raises:
         ServerSetupError: If it lacks something that the run needs.
@@ -110,7 +111,7 @@ def probe(need: Need) -> Conversation[SglangDialect]:
     require(answer, "SGLang cannot be steered")
     paused = yield from _is_paused()
     if paused and need.way is None:
-        # Nobody here would let it go on: it is waited for as long as for one that is away.
+        # This run never resumes it: it is waited for as long as a server that is away.
         answer = yield HttpCall("/ready", method="GET")
         require(answer, "SGLang is paused")
         paused = False
@@ -141,7 +142,7 @@ def probe(need: Need) -> Conversation[SglangDialect]:
 
 
 def try_out(need: Need, capabilities: Capabilities) -> Conversation[SglangDialect]:
-    """Ask a server for tokens, to find what only they tell."""
+    """Ask a server for tokens, to find capabilities that only a reply shows."""
     logprobs_of = yield from _probe_temperature(need)
     masks = capabilities.masked_top_k > 0 and (yield from _probe_cuts(need))
     return SglangDialect(
@@ -205,7 +206,7 @@ def _probe_temperature(need: Need) -> Conversation[LogprobsOf]:
 
 
 def _probe_cuts(need: Need) -> Conversation[bool]:
-    """Find whether log-probabilities after top-k and top-p come where they are asked for."""
+    """Find whether the server returns log-probabilities after top-k and top-p if they are requested."""
     answer = yield _one_token(
         need, {"top_k": 2}, return_sampling_mask=True, sampling_logprobs_mode="selected"
     )

@@ -17,7 +17,7 @@ def _command(inference: InferenceSettings, launch: LaunchSettings, model: Served
         *("--host", launch.host, "--port", str(port)),
         *("--context-length", str(model.max_length + TOKENS_KEPT_FREE), "--dtype", inference.dtype),
         *("--tp-size", str(launch.tensor_parallel)),
-        # Without it each event of a stream repeats all tokens so far, and replies are not told as they are drawn.
+        # Without it each event of a stream repeats all tokens so far, and replies are not streamed.
         "--incremental-streaming-output",
     ]
     if launch.memory_fraction is not None:
@@ -34,7 +34,7 @@ def _command(inference: InferenceSettings, launch: LaunchSettings, model: Served
     if key := os.environ.get(inference.api_key_variable):
         words += ["--api-key", key]
     return words, {
-        # Otherwise whoever asks for its health has it draw a token, and waits for as long as it is paused.
+        # Otherwise a health check makes it draw a token, and blocks for as long as it is paused.
         "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "false",
         # What it keeps free may pass the model's own length: no row reaches there.
         "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1",
@@ -61,4 +61,4 @@ SGLANG = ServerProgram(
     row_switch=lambda tokens: f"--context-length {tokens + TOKENS_KEPT_FREE}",
     exactly=_exactly,
 )
-"""Named by its kind."""
+"""What the trainer needs to start and use an SGLang server; found by its kind."""

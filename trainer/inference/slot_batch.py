@@ -58,7 +58,7 @@ class SlotBatch:
         model: The policy; `why_no_slots` must have found nothing.
         max_rows: Rows at once.
         max_length: Longest row in tokens.
-        grammars: What replies must look like, compiled; None where nobody asks for that.
+        grammars: Compiled grammars of constrained replies; None if no reply is constrained.
         remembers: Whether rows that have left are looked at by those that come. If not, what is computed does not
             depend on what was computed before.
 
@@ -116,7 +116,7 @@ class SlotBatch:
 
     @torch.inference_mode()
     def remove(self, indices: Sequence[int]) -> None:
-        """Let rows leave."""
+        """Remove rows from the batch, and free their slots."""
         gone = set(indices)
         for index in gone:
             row = self._rows[index]
@@ -170,7 +170,7 @@ class SlotBatch:
         rows = sorted(self._rows, key=lambda row: row.slot)
         slots = [row.slot for row in rows]
         tokens = np.zeros((3, count), dtype=np.int64)
-        tokens[1] = self._slots.cache.columns  # where what nobody reads is written
+        tokens[1] = self._slots.cache.columns  # unused rows write behind the columns that are read
         tokens[:, slots] = np.array([(row.ids[-1], row.length, row.length + row.shift) for row in rows]).T
         self._held[slots, tokens[1, slots]] = tokens[0, slots]
         for row in rows:

@@ -36,7 +36,7 @@ class SlotCall:
 
     Attributes:
         places: Where its keys and values are written, of all columns of all slots in order, `[rows * new]`.
-        width: Columns that its rows read, their own included; 0 where they read only what the call itself computes.
+        width: Columns that its rows read, their own included; 0 if they read only what the call itself computes.
         slots: Slots of its rows, `[rows]`; the first ones if None.
         rows: How many there are.
     """
@@ -94,7 +94,7 @@ class SlotLayer(CacheLayerMixin):
         return self._current().width or query_length, 0
 
     def get_max_length(self) -> int:
-        """There is no bound: slots grow."""
+        """Return -1, which stands for an unbounded cache: slots grow."""
         return -1
 
     def _pairs(self, *states: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
@@ -162,7 +162,7 @@ class SlotCache:
                 held[torch.tensor(targets, device=held.device), :columns] = held[read, :columns]
 
     def clear(self, slots: Sequence[int] | None = None) -> None:
-        """Write zeros into slots, all if None: nothing times what is no number would be none."""
+        """Write zeros into slots, all if None: a masked NaN would still be NaN, since 0 times NaN is NaN."""
         for layer in self._layers:
             for held in layer.tensors:
                 if slots is None:

@@ -79,7 +79,7 @@ class SlotModel:
 
         Args:
             ids: Token ids, padded on the right, int64 `[rows, new]`.
-            columns: Where they stand in their slots; behind all that are read for padding.
+            columns: Their columns in their slots; for padding, one behind all that are read.
             slots: The rows' slots.
             last: Index of each row's last token.
             width: Columns that are read, or 0 if no row has any before these.
@@ -108,7 +108,7 @@ class SlotModel:
         self._void()
 
     def take_weights(self) -> None:
-        """Go on with new weights: what was recorded with tensors elsewhere is void."""
+        """Continue with new weights: drop the cache, and graphs captured with tensors at other addresses."""
         self.cache.clear()
         if self._addresses != (addresses := self._weights_at()):
             self._addresses = addresses

@@ -41,7 +41,7 @@ class Stretch:
         logprobs: Log-probability of each, of whatever the server reports.
         labels: Name of the weights that drew each token; None where the server does not say.
         finish_reason: Why it ended.
-        experts: Experts that tokens of prompt and stretch took; None where nobody asked.
+        experts: Experts that tokens of prompt and stretch took; None if not requested.
     """
 
     token_ids: list[int]
@@ -65,7 +65,7 @@ def common_sampling(sampling: SamplingParams) -> dict[str, Any]:
 
 
 def labels_of_spans(spans: object, tokens: int, where: str) -> list[str] | None:
-    """Return the label of each token from `[{"version", "start", "end"}]`, `end` exclusive; None where there is none.
+    """Return the label of each token from `[{"version", "start", "end"}]`, `end` exclusive; None without labels.
 
     Raises:
         MalformedReplyError: If the spans do not cover the tokens, each once and in order.
@@ -121,7 +121,7 @@ def prompt_logprobs(
         where: What `entries` are of, for the message.
 
     Raises:
-        MalformedReplyError: If one is missing or is no number.
+        MalformedReplyError: If one is missing or is not a number.
     """
     if len(entries) != len(prompt_ids):
         raise MalformedReplyError(

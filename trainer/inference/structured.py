@@ -40,7 +40,7 @@ class GrammarState:
         self._matcher = matcher
 
     def allowed(self, vocabulary: int) -> NDArray[np.bool_]:
-        """Return for each token id whether the reply may go on with it.
+        """Return for each token id whether the grammar allows it next.
 
         Args:
             vocabulary: How many ids there are.
@@ -56,7 +56,7 @@ class GrammarState:
         return allowed
 
     def take(self, token: int) -> bool:
-        """Go on with a token that is allowed; return whether it ends the reply.
+        """Advance by an allowed token; return whether it ends the reply.
 
         Raises:
             StructuredOutputError: If the grammar takes too much to compute.
@@ -80,13 +80,13 @@ class Grammars:
         self._lock = threading.Lock()
         self._tokenizers: dict[tuple[int, ...], Any] = {}
         self._matchers: OrderedDict[tuple[StructuredOutput, tuple[int, ...]], Any] = OrderedDict()
-        # One at a time: whoever asks for many costs the others one core and no more.
+        # One at a time: a request with many grammars takes at most one core from the others.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
         self._trying = asyncio.Lock()
         self._tried: OrderedDict[StructuredOutput, str] = OrderedDict()
 
     async def compile(self, sampling: SamplingParams) -> None:
-        """Compile what a reply must look like, while the event loop goes on: in a process of its own first.
+        """Compile a reply's grammar without blocking the event loop: in a process of its own first.
 
         Raises:
             StructuredOutputError: If it is malformed, cannot be had of the library, or nothing fits it.
@@ -109,7 +109,7 @@ class Grammars:
             )
 
     def state(self, sampling: SamplingParams) -> GrammarState | None:
-        """Return where a reply begins; None where it may look as it likes.
+        """Return the initial state of a reply's grammar; None if the reply is unconstrained.
 
         Raises:
             StructuredOutputError: As `compile`, which is called before.
@@ -117,7 +117,7 @@ class Grammars:
         return None if sampling.structured is None else GrammarState(self._matcher(sampling).deep_copy())
 
     def close(self) -> None:
-        """Compile no more."""
+        """Stop the compiling thread, and cancel compilations that wait."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _matcher(self, sampling: SamplingParams) -> Any:

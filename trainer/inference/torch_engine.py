@@ -48,8 +48,9 @@ class TorchEngine:
         model: The policy.
         max_rows: Rows that are decoded at once; more requests wait.
         max_length: Longest row in tokens; a request that could pass it is refused.
-        shares_weights: Whether replies are drawn with the model itself. Whoever changes its weights must do so inside
-            `standing_still`. Otherwise the engine has a second model, with the same weights until it is given others.
+        shares_weights: Whether replies are drawn with the model itself. A caller must then change its weights inside
+            `standing_still` only. Otherwise the engine has a second model, with the same weights until it is given
+            others.
         tokenizer: The policy's; without it no reply can be asked to look in some way (`SamplingParams.structured`).
 
     Raises:
@@ -105,7 +106,7 @@ class TorchEngine:
 
     @property
     def counters(self) -> InferenceCounters:
-        """What it has done."""
+        """Totals of requests and tokens so far, and how many replies are in flight."""
         return InferenceCounters(
             self._requests, self._prompt_tokens, self._tokens_generated, running=len(self._active)
         )
@@ -171,7 +172,7 @@ class TorchEngine:
             self._wake()
             await self._quiet.wait()
         except BaseException:
-            # Whoever leaves before it is quiet does not know that there is something to resume.
+            # A caller that is cancelled before the engine is quiet does not call `resume`.
             self._paused = before
             self._work.set()
             raise
@@ -179,15 +180,15 @@ class TorchEngine:
             raise RuntimeError("the inference engine has failed before") from self._failure
 
     async def resume(self) -> None:
-        """Go on."""
+        """Resume generating after a pause."""
         self._paused = None
         self._work.set()
 
     async def sync(self, source: WeightSource, version: int) -> None:
         """Take new weights between two decoding steps, one after the other.
 
-        Replies that are under way go on with the new weights: their keys and values are computed again, and each of
-        their tokens says which version drew it. The caller must not go on training before the weights are taken.
+        Replies in flight continue with the new weights: their keys and values are computed again, and each of their
+        tokens names the version that drew it. The caller must not resume training before the weights are taken.
 
         Raises:
             WeightsLeftOffError: If the source says so: some are new then and some old, until others are brought whole.
@@ -199,7 +200,7 @@ class TorchEngine:
 
     @asynccontextmanager
     async def standing_still(self, *, asleep: bool = False) -> AsyncIterator[None]:
-        """Draw nothing while inside, where weights are shared; new ones can be announced by `sync` all the same.
+        """Pause sampling inside the context if weights are shared; `sync` may still announce new ones.
 
         Args:
             asleep: Whether keys and values give their memory back meanwhile. Those of replies that are under way are
@@ -282,7 +283,7 @@ class TorchEngine:
 
     def _wake(self) -> None:
         if self._failure is not None:
-            # Nobody would ever answer.
+            # The loop has ended: the request would wait for ever.
             raise RuntimeError("the inference engine has failed before") from self._failure
         if self._loop_task is None:
             self._loop_task = asyncio.get_running_loop().create_task(self._serve())
@@ -326,7 +327,7 @@ class TorchEngine:
                 else:
                     await self._work.wait()
         except Exception as error:
-            # The engine is broken: whoever waits must hear of it rather than wait for ever.
+            # The engine is broken: requests that wait must fail with this error rather than wait for ever.
             self._failure = error
             self._quiet.set()
             asked: list[asyncio.Future[Any]] = [future for _, future in [*self._active, *self._waiting]]
@@ -351,7 +352,7 @@ class TorchEngine:
         return admitted
 
     def _tell(self) -> None:
-        """Tell who listens what was drawn. Their faults are theirs, and none of the engine's."""
+        """Schedule the requests' callbacks with the drawn tokens: an error of a callback does not reach the engine."""
         loop = asyncio.get_running_loop()
         for (request, future), token in zip(self._active, self._batch.drawn, strict=True):
             if request.on_tokens is not None and not future.done():
@@ -394,7 +395,7 @@ class TorchEngine:
                 done.set_result(ended)
 
     def _take_weights(self, source: WeightSource) -> WeightsLeftOffError | None:
-        """Load weights; what was left off half way is no failure of the engine."""
+        """Load weights; a source that ends half way is an error of the update, not of the engine."""
         if not self._shares_weights:
             try:
                 load_weights(self._model, source.parameters())

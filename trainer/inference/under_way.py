@@ -12,7 +12,7 @@ _SETTLE_S = 1.0
 
 @dataclass(eq=False, slots=True)
 class OngoingReply:
-    """One reply that somebody waits for.
+    """One reply in flight.
 
     Attributes:
         reply: What is here of it.
@@ -67,11 +67,11 @@ class UnderWay:
         return [each for each in self._replies if each.rid]
 
     def begin(self, ongoing: OngoingReply) -> None:
-        """Take in a reply."""
+        """Add a reply to those in flight."""
         self._replies.add(ongoing)
 
     def end(self, ongoing: OngoingReply) -> None:
-        """Let go of one that somebody has, or waits for no more."""
+        """Remove a reply that was delivered or abandoned."""
         self._replies.discard(ongoing)
         ongoing.done.set()
 
@@ -79,7 +79,7 @@ class UnderWay:
 
     @property
     def held(self) -> bool:
-        """Whether calls wait."""
+        """Whether new calls wait at the gate."""
         return not self._running.is_set()
 
     def hold(self) -> None:
@@ -88,7 +88,7 @@ class UnderWay:
         self.holds += 1
 
     def release(self) -> None:
-        """Let calls through."""
+        """Open the gate: calls that wait proceed."""
         self._running.set()
 
     async def until_released(self, ongoing: OngoingReply) -> None:

@@ -53,7 +53,7 @@ class VllmDialect:
         if call.cache_salt:
             body["cache_salt"] = call.cache_salt
         if self.capabilities.tokens_route:
-            # Nobody reads the text.
+            # The trainer does not use the text.
             body |= {"token_ids": list(call.prompt_ids), "sampling_params": sampling | {"detokenize": False}}
             return HttpCall(GENERATE, body, headers=headers)
         body |= {"prompt": list(call.prompt_ids), "return_token_ids": True, "add_special_tokens": False}
@@ -114,7 +114,7 @@ class VllmDialect:
         require(answer, "vLLM did not pause", missing=DEV_MODE)
 
     def resume(self) -> Conversation[None]:
-        """Go on."""
+        """Resume generating after a pause."""
         answer = yield steering("/resume")
         require(answer, "vLLM did not resume", missing=DEV_MODE)
 
@@ -145,7 +145,7 @@ class VllmDialect:
         require(answer, "vLLM did not name its weights", missing=DEV_MODE)
 
     def join_group(self, address: GroupAddress) -> Conversation[None]:
-        """Initialise the transfer engine."""
+        """Initialise the server's weight transfer engine, which joins the trainer's group."""
         info = {
             "master_address": address.master_address,
             "master_port": address.master_port,
@@ -168,7 +168,7 @@ class VllmDialect:
         require(answer, "vLLM did not leave the group of the weights")
 
     def begin_update(self) -> Conversation[None]:
-        """Open an update; one that is open already is somebody's who died."""
+        """Open an update; one that is already open was left by a client that died."""
         answer = yield steering("/start_weight_update", repeatable=False)
         if not answer.ok and answer.status != 404:
             yield steering("/finish_weight_update", {}, repeatable=False)
@@ -186,7 +186,7 @@ class VllmDialect:
         require(answer, "vLLM did not take weights", missing=DEV_MODE)
 
     def end_update(self, label: str, mode: PauseMode) -> Conversation[None]:
-        """Close an update."""
+        """Close an update, and name the weights if the release can."""
         body = {"weight_version": label} if self.capabilities.release >= NAMES_WEIGHTS else {}
         answer = yield steering("/finish_weight_update", body, repeatable=False)
         require(answer, "vLLM did not finish a weight update", missing=DEV_MODE)
@@ -203,7 +203,7 @@ class VllmDialect:
     # Adapters and memory
 
     def checksums(self) -> Conversation[Mapping[str, str] | None]:
-        """Return nothing: no release tells them of single tensors."""
+        """Return None: no release reports checksums of single tensors."""
         yield from ()
         return None
 

@@ -30,7 +30,7 @@ from rollgym.trainer.inference.vllm_replies import read_first_logprob
 SIGN_OF_LIFE = "/health"
 """What it answers as long as its engine has not failed, paused or not."""
 ENGINE_SIGN = "/is_sleeping"
-"""What its engine answers, between two steps, in a pause and asleep; without dev mode nobody asks the engine."""
+"""A route that its engine answers, between two steps, in a pause and asleep; unused without dev mode."""
 
 _OLDEST = (0, 24)
 """The first release with sessions of weight updates."""
@@ -38,7 +38,7 @@ _CERTAIN = -1e-6
 
 
 def look(need: Need) -> Conversation[Seen]:
-    """Ask a server who it is, by calls that change nothing there.
+    """Ask a server for its name, release and model, by read-only calls.
 
     Raises:
         ServerSetupError: If it is seen to lack something that the run needs.
@@ -64,9 +64,9 @@ def look(need: Need) -> Conversation[Seen]:
 def probe(need: Need) -> Conversation[VllmDialect]:
     """Ask a server what it can do.
 
-    One that somebody left paused stays so, and is not asked for a token: another run may be in the middle of an update
-    there, or have died in it, and an engine whose weights are half of something else may die of a token. The first
-    weights that it is sent let it go on.
+    A server that is found paused stays paused, and is not asked for a token: another run may be in the middle of an
+    update there, or have died in it, and an engine with partly overwritten weights may crash on a token. The first
+    weights that it is sent resume it.
 
     Raises:
         ServerSetupError: If it lacks something that the run needs.
@@ -103,7 +103,7 @@ def probe(need: Need) -> Conversation[VllmDialect]:
 
 
 def try_out(need: Need, capabilities: Capabilities) -> Conversation[VllmDialect]:
-    """Ask a server for tokens, to find what only they tell."""
+    """Ask a server for tokens, to find capabilities that only a reply shows."""
     tokens_route, logprobs_of = yield from _probe_generation(capabilities.model, need)
     return VllmDialect(replace(capabilities, tokens_route=tokens_route, logprobs_of=logprobs_of, tried=True))
 
@@ -125,7 +125,7 @@ def _is_paused(need: Need) -> Conversation[bool]:
     """Say whether the server is paused; one outside of its development mode has no pauses.
 
     Raises:
-        ServerSetupError: If it is, and nobody here would let it go on: its tokens would be waited for without an end.
+        ServerSetupError: If it is paused, and this run would never resume it: requests would wait for ever.
     """
     pauses = need.way is not None and (need.way != "adapter" or need.mode == "abort")
     answer = yield HttpCall("/is_paused", method="GET", admin=True, patient=pauses)

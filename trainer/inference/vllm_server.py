@@ -52,4 +52,4 @@ VLLM = ServerProgram(
     row_switch=lambda tokens: f"--max-model-len {tokens}",
     exactly=lambda _: "start vLLM with --logprobs-mode processed_logprobs",
 )
-"""Named by its kind."""
+"""What the trainer needs to start and use a vLLM server; found by its kind."""

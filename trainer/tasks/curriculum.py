@@ -101,12 +101,12 @@ class CurriculumTaskSource:
             self._file.truncate(kept)
 
     def follow(self, step: int, solved: Mapping[str, Sequence[bool]], next_task: int) -> dict[str, float]:
-        """Set the shares of blocks that nobody was given yet, write that down, and return metrics.
+        """Set and record the shares of blocks that are not handed out yet, and return metrics.
 
         Args:
             step: The training step that has ended.
             solved: Which episodes of each domain solved their task in it.
-            next_task: The first task that nobody was given.
+            next_task: The first task that is not handed out yet.
         """
         keep = self._settings.smoothing
         for domain, flags in solved.items():
@@ -125,7 +125,7 @@ class CurriculumTaskSource:
         }
 
     def close(self) -> None:
-        """Close the log."""
+        """Close the file that the blocks' shares are logged to, if there is one."""
         if self._file is not None:
             self._file.close()
 

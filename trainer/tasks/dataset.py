@@ -34,9 +34,9 @@ class RowStream:
         weight: Share of the run's tasks, relative to other streams.
         env_id: The verifier.
         settings: The data set.
-        rows: The fields of each task, as JSON: so a million of them fit into memory, and nobody changes them.
-        numbers: The number of each row where it was read.
-        source: Where that was; see `RowPlace`.
+        rows: The fields of each task, as JSON: a million of them fit into memory, and no caller can change them.
+        numbers: The number of each row in its source.
+        source: The place that the rows were read from; see `RowPlace`.
     """
 
     domain: str
@@ -75,7 +75,8 @@ class RowStream:
             RewardPart(
                 part.name or part.verifier,
                 part.verifier,
-                # A gate pays by itself only where somebody says so.
+                # By default a gate only decides whether the response earns anything: it adds to the reward
+                # only if the configuration sets its weight.
                 part.weight if part.gate is None or "weight" in part.model_fields_set else 0.0,
                 part.gate,
                 part.fields,
@@ -88,7 +89,7 @@ class RowStream:
 
     @property
     def digest(self) -> str:
-        """A digest of the rows in their order, and of who scores them."""
+        """A digest of the rows in their order, and of the verifiers that score them."""
         hashed = hashlib.blake2b(self.env_id.encode(), digest_size=16)
         if self.settings.rewards:  # by what they ask, and not by where
             hashed.update(str(self.settings.reward_weight).encode())

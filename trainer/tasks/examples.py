@@ -64,7 +64,7 @@ class Conversation:
     """A conversation whose last messages are to be learnt.
 
     Attributes:
-        place: Where it stands, for messages to people.
+        place: File and row that it was read from, for error messages.
         messages: All of it.
         learnt_from: The first message that may be learnt; those before it are the prompt.
         tools: Declarations that the chat template is given.
@@ -81,7 +81,7 @@ class Conversation:
 
     @property
     def prompt(self) -> tuple[Message, ...]:
-        """What stands before it."""
+        """The messages before the first that may be learnt."""
         return self.messages[: self.learnt_from]
 
 
@@ -272,7 +272,7 @@ def _conversation(place: str, row: Row, messages: tuple[Message, ...], learnt_fr
 
 
 def _declaration(place: str, tool: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the declaration of a tool as chat templates know it, also where it is that of its function alone."""
+    """Return the declaration of a tool as chat templates know it; a bare function's declaration is wrapped."""
     tool = _plain_data(place, tool, "tools")
     function = tool.get("function", tool)
     if not isinstance(function, dict) or not isinstance(function.get("name", ""), str):
@@ -380,7 +380,10 @@ def _call(place: str, call: Any, name: str) -> Mapping[str, Any]:
 
 
 def _arguments(place: str, function: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Return the arguments of a call; a call that has them under a name that nobody knows would be learnt without."""
+    """Return the arguments of a call.
+
+    Arguments under an unknown name are an error: otherwise the call would be learnt without its arguments.
+    """
     named = {key: function[key] for key in _ARGUMENTS if function.get(key) is not None}
     if not named and (odd := [key for key in function if function[key] is not None and key not in _OF_CALLS]):
         raise ConfigError(

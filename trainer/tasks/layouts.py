@@ -22,7 +22,7 @@ _ASKED = ("question", "prompt")
 _TEXTS = (None, "text", "input_text", "output_text")
 """What the type of a part of text is called."""
 _SEEN = ("image", "image_url", "video", "video_url", "audio", "audio_url", "input_audio", "file")
-"""What parts that are no text hold."""
+"""Fields of a part that hold something other than text."""
 _CALLS = "function_call"
 """ShareGPT's role of a message that calls tools."""
 
@@ -66,23 +66,23 @@ class TaskLayout:
 
 
 def with_our_columns(row: Row) -> Row:
-    """Return a row with our columns beside its own, where it has one of the layouts.
+    """Return a row with our columns beside its own, if it has one of the layouts.
 
     Raises:
-        ValueError: If it has, and something in it is not as it is there.
+        ValueError: If it has one, and some of its fields do not conform to that layout.
     """
     layout = next((each for each in EXAMPLES if each.matches(row)), None)
     return row if layout is None else row | layout.read(row)
 
 
 def with_question_and_answer(fields: Row) -> Row:
-    """Return the fields of a task with `question` and `answer` beside them, where it has one of the layouts.
+    """Return the fields of a task with `question` and `answer` beside them, if it has one of the layouts.
 
     A `question` or `prompt` that is a list of messages becomes a text. Whatever else stands there is kept: verifiers of
     others may read it.
 
     Raises:
-        ValueError: If its question is no text, and no messages that are one.
+        ValueError: If its question is neither text nor a list of messages that makes one text.
     """
     found = dict(fields)
     if fields.get("question") is None:
@@ -159,7 +159,7 @@ def message_of(value: Any, role: str = "role", content: str = "content") -> Any:
         content: What its content is called.
 
     Raises:
-        ValueError: If it calls tools in what is no JSON.
+        ValueError: If its calls of tools are not valid JSON.
     """
     if not isinstance(value, dict):
         return value

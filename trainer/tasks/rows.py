@@ -39,10 +39,10 @@ class RowPlace(NamedTuple):
 
 
 def read_rows(settings: RowsSettings) -> Iterator[tuple[RowPlace, Row]]:
-    """Read the rows of a data set, each with where it stands.
+    """Read the rows of a data set, each with its place in the source.
 
     Raises:
-        ConfigError: If it cannot be read; the message names the file, and the line where there is one.
+        ConfigError: If it cannot be read; the message names the file, and the line if it is known.
     """
     if settings.path is None:
         yield from _hub_rows(settings)

@@ -163,7 +163,7 @@ class OwnTaskSource:
         """Return the task at `index`.
 
         Raises:
-            PluginError: If the user's code raises, or returns what is no task.
+            PluginError: If the user's code raises, or returns something other than a task.
         """
         with self._plugin.running():
             task = self._source.task(index)

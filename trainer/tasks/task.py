@@ -14,7 +14,7 @@ class RewardPart:
         name: What its share of the reward is called.
         verifier: Its environment id.
         weight: What its score is multiplied by.
-        gate: The score that it must give, or the response earns nothing; None where it is no gate.
+        gate: The score that it must give, or the response earns nothing; None if it does not act as a gate.
         fields: Its task fields that come from fields of the task, by their names there.
         task: Fields that every task has for it.
         url: Its server; None for the run's default.

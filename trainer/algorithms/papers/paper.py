@@ -1,4 +1,4 @@
-"""A paper's settings."""
+"""The record of a preset: a paper's algorithm, its source and its settings."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,9 +12,9 @@ class Paper:
     Attributes:
         name: Name of the preset.
         line: What it is, in a few words.
-        source: Where it is from.
+        source: The paper, or the code, that it is from.
         settings: What it sets; all else is as in `AlgorithmSettings`.
-        notes: Where a number is from, and where it is ours.
+        notes: The origin of its numbers, and which of them are ours.
     """
 
     name: str

@@ -77,7 +77,7 @@ class TorchAttention(nn.Module):
 
 
 class _Gathered(torch.autograd.Function):
-    """The parts of all ranks, one after the other; each rank's gradients of a part are added up where it came from."""
+    """All-gathers the ranks' parts in order; backward sums the gradients of a part on the rank that it came from."""
 
     @staticmethod
     def forward(ctx: Any, part: Tensor, group: dist.ProcessGroup) -> Tensor:

@@ -45,7 +45,7 @@ class MegatronModel(ShardedModel):
         entropy: EntropyMode,
         then: Callable[[Bucket | None, MicroBatch], Tensor | None],
     ) -> None:
-        """Compute micro-batches; where there are stages, several are under way at one time (Megatron's 1F1B)."""
+        """Compute micro-batches; with pipeline stages several are in flight at a time (Megatron's 1F1B)."""
         if self._group.shape.pipeline == 1:
             super()._each(rows, buckets, entropy, then)
             return

@@ -1,7 +1,7 @@
 """Which boxes of the whole weights a stretch of one of Megatron's is: pure arithmetic.
 
 The distributed optimizer gives each of the ranks with the same weights a stretch of each, wherever in a row it begins
-and ends. A checkpoint that ranks write in pieces knows boxes of whole weights: places where they begin, and sizes.
+and ends. A checkpoint that ranks write in pieces knows boxes of whole weights, by offsets and sizes.
 """
 
 from collections.abc import Iterator

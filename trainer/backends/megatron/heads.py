@@ -29,7 +29,7 @@ from rollgym.trainer.models.pictures import ImageTensors
 class MegatronHead(Head):
     """A number for some of the tokens, of a model that Megatron divides.
 
-    In stages before the last one, what it returns is zeros, and what the next stage goes on with is `handed_on`.
+    In stages before the last one it returns zeros, and `handed_on` holds the input of the next stage.
 
     Args:
         body: This rank's part of the model.
@@ -133,7 +133,7 @@ class MegatronHead(Head):
 class MegatronPolicyHead(MegatronHead):
     """Log-probabilities under the distribution that replies are drawn from.
 
-    Each rank of a layer makes the logits of its part of the vocabulary, where they are wanted.
+    Each tensor-parallel rank computes the logits of its part of the vocabulary, for the requested tokens alone.
 
     Args:
         body: This rank's part of the model.

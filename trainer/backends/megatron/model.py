@@ -40,7 +40,7 @@ def join_groups(mesh: MeshShape) -> None:
 class Body(GPTModel):
     """A language model up to its last hidden states.
 
-    What is read off them is the head's business, and only where it is wanted.
+    The head reads its outputs off them, for the requested tokens alone.
     """
 
     def _postprocess(self, hidden_states: Tensor, **_: Any) -> Tensor:

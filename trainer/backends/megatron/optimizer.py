@@ -45,7 +45,7 @@ class WholeState:
         return _master(parameter).float()
 
     def write(self, parameter: Tensor, key: str, content: Tensor) -> None:
-        """Take a weight up."""
+        """Copy a loaded tensor into the weight as it is trained."""
         _master(parameter).copy_(content)
 
 
@@ -196,7 +196,7 @@ class MegatronSteps:
         return found
 
     def plain(self) -> dict[str, Any]:
-        """Return what of the state is no tensor, by paths."""
+        """Return the parts of the state other than tensors, by paths."""
         return plain_state(self._param_groups, stateless=not self._adam)
 
     def pieces_read(self) -> None:
@@ -213,7 +213,7 @@ class MegatronSteps:
             parameter.copy_(_master(parameter))
 
     def begin_load(self, plain: Mapping[str, Any]) -> None:
-        """Take up what of a state is no tensor, and make room for what is.
+        """Load the parts of a state other than tensors, and allocate the tensors.
 
         Raises:
             ValueError: If it is of another optimizer.
@@ -223,7 +223,7 @@ class MegatronSteps:
         self._make_room()
 
     def _make_room(self) -> None:
-        """Have averages that are nothing, where there is an optimizer that has some."""
+        """Allocate averages of zeros, if the optimizer is one that has averages."""
         if not self._adam:
             return
         for part in self._parts:

@@ -79,7 +79,7 @@ class RoutedLayers:
         """Have the next forward, and what is computed of it again for the gradient, take experts.
 
         Args:
-            experts: `[rows, tokens, layers * taken]` of whole rows, -1 where the routers choose; None where they
+            experts: `[rows, tokens, layers * taken]` of whole rows, -1 to let the router choose; None if they
                 choose all.
             tokens: Length that rows are filled up to.
             pieces: Which of their tokens this rank computes.
@@ -107,7 +107,7 @@ class _Router:
 
     Args:
         again: Whether activations are computed once more for the gradient. Then a forward is computed without gradient
-            first; where there are stages, others come in between.
+            first; with pipeline stages other micro-batches come in between.
     """
 
     def __init__(self, again: bool) -> None:

@@ -25,7 +25,7 @@ class States(Protocol):
     divided: bool
 
     def stretch(self, parameter: Tensor, key: str) -> tuple[int, Tensor] | None:
-        """Return where this rank's stretch of a weight begins, and what is held of it; None where it has none."""
+        """Return the offset of this rank's stretch of a weight, and its content; None if the rank holds none of it."""
         ...
 
     def read(self, parameter: Tensor, key: str) -> Tensor:
@@ -48,7 +48,7 @@ class MegatronPieces:
         dtype: Type of numbers that the model computes in.
 
     Attributes:
-        states: Who has the weights as they are trained, in float32; None where they are not trained.
+        states: Holds the weights as they are trained, in float32; None if the model is not trained.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class MegatronPieces:
     def held(self) -> Iterator[tuple[str, Tensor]]:
         """Yield what this rank holds of each weight that the model computes with, by name, or nothing of it.
 
-        Where it holds several tensors of one (experts), their largest numbers stand for them.
+        If it holds several tensors of one weight (experts), it yields a vector of the largest magnitude of each.
         """
         for name, held in self._own.items():
             tensors = [parameter.detach() for _, parameter in held]
@@ -135,7 +135,7 @@ class MegatronPieces:
         yield from ()
 
     def put_adapters(self, tensors: Mapping[str, Tensor]) -> None:
-        """Nothing: there are none."""
+        """Do nothing: Megatron's models have no adapters."""
 
     def masters(self) -> Iterator[tuple[str, Tensor]]:
         """Yield what is trained whole and as exactly as it is held, gathered one at a time."""

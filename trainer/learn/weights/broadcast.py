@@ -142,7 +142,7 @@ def buckets(
 
 
 def announced(tensors: list[tuple[str, Tensor]]) -> Bucket:
-    """Return what a server is told of tensors before they come."""
+    """Return the announcement of tensors: names, dtypes and shapes, which a server receives before their data."""
     return Bucket(
         names=[name for name, _ in tensors],
         dtypes=[str(tensor.dtype).removeprefix("torch.") for _, tensor in tensors],
@@ -177,7 +177,7 @@ class TensorBroadcast:
 
     Args:
         dialect: The kind of the server: each meets in a group of its own.
-        collective: What broadcasts; "gloo" stands for the accelerator's where there is none, in tests.
+        collective: What broadcasts; "gloo" replaces the accelerator's collective in tests without an accelerator.
         host: This machine as the server reaches it.
         bucket_bytes: Bytes that one announcement names.
         arrange: What stands between the weights and what the server is sent, such as a head of its own.
@@ -185,7 +185,7 @@ class TensorBroadcast:
         timeout_s: How long the server's ranks are waited for.
 
     Raises:
-        ConfigError: If NCCL is asked for where there is none.
+        ConfigError: If NCCL is requested but not available.
     """
 
     def __init__(
@@ -269,7 +269,7 @@ class TensorBroadcast:
             raise
 
     async def leave(self) -> None:
-        """Part."""
+        """Leave the server's group; the next update joins a new one."""
         self._group = None
 
     def _meet(self, address: GroupAddress) -> Group:
@@ -277,7 +277,7 @@ class TensorBroadcast:
 
     async def _in_thread(self, what: str, call: Callable[..., Any], *arguments: object) -> Any:
         try:
-            # Who is gone may be waited for as long as a group may take: nobody waits for that at the end.
+            # A call on a dead peer may block until the group's time-out: the thread is not joined at shutdown.
             return await beside_the_loop(partial(call, *arguments))
         except RuntimeError as error:  # torch's own of all that its groups run into
             raise ServerGoneError(f"the inference server's ranks {what}: {error}") from error
@@ -293,7 +293,7 @@ async def _aborted(group: Group, sending: "asyncio.Future[Any]") -> None:
     aborting = asyncio.ensure_future(beside_the_loop(group.abort))
     done, _ = await asyncio.wait((aborting, sending), timeout=_ABORTED_IN_S)
     for each in done:
-        # Whether it ends with an error or not, nobody asks any more.
+        # Retrieve the error, if any: no caller awaits these futures, and asyncio would log it as unhandled.
         each.exception()
 
 

@@ -49,8 +49,8 @@ class ChecksumCheck:
     Args:
         dtype: Number format of the servers' weights.
         arrange: Makes of the trainer's tensors those that servers are sent.
-        bytes_at_once: Of which weights of a version checksums are computed, at least; those of the next version go on
-            behind them.
+        bytes_at_once: Checksums of at least so many bytes of weights are computed for one version; the next version
+            continues with the weights behind them.
 
     Attributes:
         compared: Tensors of the server with the fewest whose checksum was the trainer's, in this version.
@@ -85,7 +85,7 @@ class ChecksumCheck:
             self._kinds = tuple(sorted(self._seen))
 
     def end(self) -> None:
-        """Training goes on: what was computed of the version stays, and nothing more can be."""
+        """Training resumes: checksums computed for this version stay valid, and no more can be computed."""
         self._backend = None
 
     async def __call__(self, name: str, client: object) -> None:

@@ -107,12 +107,12 @@ def shared_head(model: PreTrainedModel) -> SharedHead | None:
 class WeightFolders:
     """One folder for each version, whole or not there at all.
 
-    A folder is written beside the others under a name that nobody reads, and takes its own name when it is whole. All
-    of them are copies of what the trainer has: they go with it.
+    A folder is written beside the others under a temporary name, which no server reads, and renamed when it is whole.
+    All of them are copies of what the trainer has: they are removed with it.
 
     Args:
-        directory: Where they lie; this process alone writes there.
-        layout: What lies beside the weights.
+        directory: The parent of the folders; this process alone writes there.
+        layout: The files that are written beside the weights.
         shard_bytes: Largest file of weights, but for single tensors that are larger.
         seen_as: The directory as servers see it; as it is called here if None.
     """
@@ -151,7 +151,7 @@ class WeightFolders:
         return self._write_tensors(f"{_VERSION}{version:08d}", f"the weights of version {version}", tensors)
 
     def write_start(self, tensors: Iterable[tuple[str, Tensor]]) -> Path:
-        """Write the model that servers are started with, and again where one is started again.
+        """Write the model that servers are started and restarted with.
 
         Raises:
             WeightFolderError: If the disk does not take it.
@@ -208,7 +208,7 @@ class WeightFolders:
         return folder if self._seen_as is None else Path(self._seen_as / folder.name)
 
     def keep_only(self, version: int) -> None:
-        """Remove the folders of all other versions: nobody reads them any more."""
+        """Remove the folders of all other versions: no server reads them any more."""
         for prefix in (_VERSION, _ADAPTER):
             for folder in self._directory.glob(f"{prefix}*"):
                 if folder.name != f"{prefix}{version:08d}":

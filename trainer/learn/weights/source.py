@@ -19,7 +19,7 @@ from rollgym.trainer.models.weights import hub_tensors, parameters_of
 
 
 class ModelWeights:
-    """The weights of a model of this process that nobody trains at the moment, for a client that has such a model.
+    """The weights of a model of this process that is not being trained, for a client that has such a model.
 
     Args:
         model: Whose they are.
@@ -37,17 +37,17 @@ class ModelWeights:
         return parameters_of(self._model)
 
     async def folder(self) -> Path:
-        """Refuse: nothing writes one."""
+        """Raise `RunError`: these weights are never written to disk."""
         raise RunError("a server asks for a folder of weights, and nothing writes one")
 
 
 class BackendWeights:
-    """The weights of one version, which a backend holds until training goes on.
+    """The weights of one version, which a backend holds until training resumes.
 
     Args:
-        backend: Whose they are.
+        backend: The backend that holds them.
         version: Their version.
-        folders: Where they are written for servers that read them from disk.
+        folders: Writes them for servers that read them from disk; None if no server does.
     """
 
     def __init__(self, backend: TrainBackend, version: int = 0, folders: WeightFolders | None = None) -> None:
@@ -66,7 +66,7 @@ class BackendWeights:
         """Yield the backend's own tensors by name.
 
         Raises:
-            RunError: If training has gone on, so that they are of another version.
+            RunError: If training has resumed, so that they are of another version.
         """
         self._require_held()
         return self._gathered.reader() if self._is_gathered else self._backend.export()
@@ -85,12 +85,12 @@ class BackendWeights:
 
         Raises:
             WeightFolderError: If it cannot be written.
-            RunError: If training has gone on and nobody asked before, or no directory is there to write to.
+            RunError: If training has resumed before the first request, or the directory to write to is missing.
         """
         async with self._writing:
             if self._folder is None:
                 self._require_held()
-                await to_its_end(self._write_folder())  # for the others, who ask next
+                await to_its_end(self._write_folder())  # shielded: concurrent callers need the folder, too
             assert self._folder is not None
         return self._folder
 
@@ -109,7 +109,7 @@ class BackendWeights:
         return self._adapter_folder
 
     def release(self) -> None:
-        """Training goes on: a folder that was written stays, and the tensors are of this version no more."""
+        """Training resumes: a folder that was written stays, and the tensors no longer are of this version."""
         self._held = False
         self._gathered.drop()
 
@@ -135,14 +135,15 @@ Named = tuple[str, Tensor]
 
 
 class SharedReading:
-    """Reads weights once for all who read them at about the same time.
+    """Reads weights once for all readers that read them at about the same time.
 
-    Weights that ranks divide are gathered to be read, which costs as much for each pass. The newest of what was read is
-    held, up to a bound. Nobody waits for anybody: who falls behind what is held goes on in a pass of its own.
+    Reading sharded weights gathers them from the ranks, at the same cost for each pass. The most recently read tensors
+    are held, up to a bound. Readers never wait for each other: one that falls behind the held tensors continues in a
+    pass of its own.
 
     Args:
-        read: Begins a pass; all of them give the same, in one order.
-        limit: Bytes that are held at most, but for single tensors that are larger.
+        read: Begins a pass; each pass yields the same tensors in the same order.
+        limit: Most bytes that are held; a single larger tensor is held nevertheless.
     """
 
     def __init__(self, read: Callable[[], Iterator[Named]], limit: int = 2**30) -> None:
@@ -156,7 +157,7 @@ class SharedReading:
         self._lock = threading.Lock()
 
     def reader(self) -> Iterator[Named]:
-        """Yield all weights."""
+        """Yield all weights in order, from the shared pass as long as this reader keeps up with it."""
         index = 0
         while True:
             with self._lock:

@@ -61,7 +61,7 @@ class Tolerance:
 
     @property
     def tokens(self) -> int:
-        """Longest of these replies."""
+        """Length of each of these replies, in tokens."""
         return 16 if self.measure == "most" else 8
 
 
@@ -106,12 +106,12 @@ class WeightCheck:
     """Compares what servers answer with what the trainer computes, for the weights of one version at a time.
 
     Args:
-        prompts: What the policy is asked.
+        prompts: Token ids of the prompts that servers are probed with.
         temperature: The rollouts' sampling temperature: log-probabilities are those of that distribution.
-        tolerance: The difference that is no fault.
+        tolerance: The difference that is accepted.
         seed: The run's seed; the tokens that are drawn come from a stream below it.
-        max_length: Longest row in tokens, prompt and reply; None where any is short enough.
-        checksums: Compares single tensors, where servers tell checksums of them.
+        max_length: Longest row in tokens, prompt and reply; None for no limit.
+        checksums: Compares single tensors, if servers report checksums of them.
     """
 
     def __init__(
@@ -148,14 +148,14 @@ class WeightCheck:
             self._checksums.begin(version, backend)
 
     def end(self) -> None:
-        """Training goes on: what was computed of the version stays, and nothing more can be."""
+        """Training resumes: log-probabilities computed for this version stay, and no more can be computed."""
         self._backend = None
         if self._checksums is not None:
             self._checksums.end()
 
     @property
     def tensors_compared(self) -> int | None:
-        """How many tensors of a server, of the one with the fewest, have the trainer's checksum; None if none tells."""
+        """How many tensors have the trainer's checksum, on the server with the fewest; None if no server reports any."""
         return None if self._checksums is None else self._checksums.compared
 
     async def __call__(self, name: str, client: InferenceClient) -> float:
@@ -167,7 +167,7 @@ class WeightCheck:
 
         Raises:
             WrongWeightsError: If it is too far away, the answer has no numbers, or a tensor is another one.
-            UnverifiedError: If training has gone on, and the server drew other tokens than those that were compared.
+            UnverifiedError: If training has resumed, and the server drew other tokens than those that were compared.
         """
         asked = [
             (number, draw) for number in range(len(self._prompts)) for draw in range(self._tolerance.replies)
@@ -229,7 +229,7 @@ def _require_numbers(name: str, reply: GenerationResult) -> None:
 
 
 def _differences(theirs: Iterable[float], ours: Iterable[float]) -> list[float]:
-    """Return how far numbers are apart, infinitely where one is none: a maximum passes over what is no number."""
+    """Return how far numbers are apart; infinity if one is NaN or infinite, since a maximum may skip a NaN."""
     apart = (abs(their - our) for their, our in zip(theirs, ours, strict=True))
     return [each if isfinite(each) else inf for each in apart]
 
@@ -250,7 +250,7 @@ def _most_beyond(apart: Sequence[Sequence[float]], nats: float) -> str | None:
     together = [each for of_prompt in apart for each in of_prompt]
     # What only one prompt reads is found in that one, and what is small in all that there are.
     for tokens in (*apart, together):
-        # Too few to say that it is no chance are a fault if all of them are.
+        # Too few tokens for a statistical verdict fail only if all of them exceed the tolerance.
         least = min(len(tokens), least_by_no_chance(len(tokens)))
         further = sum(each > nats for each in tokens)
         if further >= least:
