@@ -47,7 +47,7 @@ def filter_groups(
         groups: Group of each trajectory.
         returns: Return of each trajectory.
         solved: Whether each trajectory reached its goal; read by `success_range` only.
-        lengths: Sampled tokens of each trajectory; read where groups are ranked by length only.
+        lengths: Sampled tokens of each trajectory; read only if groups are ranked by length.
         batch: All of it, for a user's filter that asks for it.
 
     Raises:

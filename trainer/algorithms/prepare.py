@@ -52,7 +52,7 @@ def prepare_step(settings: AlgorithmSettings, tokens: StepTokens, seed: int = 0)
     Args:
         settings: The algorithm.
         tokens: All rows of the step.
-        seed: What tokens are drawn with, where some are drawn.
+        seed: Seed of the selections that draw tokens at random.
 
     Raises:
         PluginError: If a selection of the user's fails.

@@ -124,7 +124,7 @@ class Head(nn.Module, ABC):
         raise no_experts()
 
     def whole_experts(self, own: Tensor) -> Tensor:
-        """Return what `kept_experts` returned with what others know, who call it together."""
+        """Combine results of `kept_experts` over the ranks that compute these rows, which call it together."""
         return own
 
     def _take(self, experts: Tensor | None) -> None:

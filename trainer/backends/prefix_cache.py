@@ -138,7 +138,7 @@ def _written(cache: Cache, *, is_read: bool) -> list[KeysAndValues]:
 
 
 def take_replays(body: PreTrainedModel) -> None:
-    """Let a model keep our cache where activations are computed again for the gradient: it allows to be asked twice."""
+    """Let a model use our cache with activation checkpointing: recomputing reads the cache twice, which it allows."""
     for module in body.modules():
         if isinstance(module, GradientCheckpointingLayer):
             module._can_checkpoint_with_cache = True

@@ -36,12 +36,12 @@ class CallTensors:
     """One call of the model.
 
     Attributes:
-        ids: Token ids, int64 `[rows, width]`; `[1, tokens]` where rows are packed.
+        ids: Token ids, int64 `[rows, width]`; `[1, tokens]` if rows are packed.
         positions: Their positions in their rows; None if rows begin where the call's do.
         prefix: What they stand behind.
         is_read: Whether later calls read its keys and values.
         states: Indices of the states that are wanted, among its tokens, int64 `[n]`.
-        packed: Where the rows that are packed begin and end; None where rows are padded.
+        packed: Boundaries of the packed rows; None if rows are padded.
     """
 
     ids: Tensor

@@ -351,7 +351,7 @@ class MasterWeights:
             torch._foreach_copy_(list(self._rounded), list(self._rounded.values()))
 
     def release(self) -> None:
-        """Give the model its weights in float32: who trains it next loses nothing."""
+        """Give the model its weights in float32: its next trainer loses no precision."""
         for hook in self._hooks:
             hook.remove()
         for parameter, master in self._rounded.items():

@@ -171,7 +171,7 @@ class ZeroOptimizer:
     def pieces(self) -> dict[str, Tensor]:
         """Return this rank's pieces of the state by paths, made if there were none yet.
 
-        There are none where weights are not finite before the first step: the engine takes no step then.
+        If weights are not finite before the first step there are none: the engine takes no step then.
         """
         if self._averages and self._steps_taken() is None:
             self._make_room()

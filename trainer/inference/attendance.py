@@ -84,7 +84,7 @@ class Attendance:
         """Say what is wrong with each server that does not serve."""
         return [f"{member.name}: {member.trouble}" for member in self._members if not member.serving]
 
-    # Those who wait for a server
+    # Callers that wait for a server
 
     async def served(self) -> list[Member]:
         """Return the servers that serve, as soon as one does.
@@ -119,7 +119,7 @@ class Attendance:
             raise self.no_server() from None
 
     def change(self) -> None:
-        """Have those who wait for a server look again."""
+        """Wake callers that wait for a server, so that they look again."""
         self._changed.set()
 
     def no_server(self) -> NoServerError:
@@ -130,7 +130,7 @@ class Attendance:
         )
 
     def fail(self, failure: RunError) -> None:
-        """Have the run end: all who ask from now on, or wait, get the error."""
+        """End the run: callers that wait, and all later calls, get the error."""
         self._failure = failure
         self.change()
 
@@ -140,11 +140,11 @@ class Attendance:
             raise self._failure
 
     def close(self) -> None:
-        """Have those who wait wait no more."""
+        """Close the pool: callers that wait for a server fail."""
         self._closed = True
         self.change()
 
-    # Those who come and go
+    # Servers that come and go
 
     def add(self, name: str, client: PooledClient) -> None:
         """Add a server that the roster names during the run."""

@@ -30,8 +30,8 @@ class StructuredOutput:
     Attributes:
         kind: `json` for a JSON schema, `regex`, `grammar` for a context-free grammar, or `structural_tag` for JSON
             between marks.
-        text: It; a grammar as those who draw the reply read it: GBNF (also called EBNF) or Lark; a structural tag as
-            the JSON that xgrammar reads.
+        text: Its source; a grammar in a syntax that the sampler reads: GBNF (also called EBNF) or Lark; a structural
+            tag as the JSON that xgrammar reads.
     """
 
     kind: Literal["json", "regex", "grammar", "structural_tag"]

@@ -62,7 +62,7 @@ class Connections:
         on_body: Callable[[bytes], None] | None = None,
         arrival: Arrival | None = None,
     ) -> HttpAnswer:
-        """Make a call; who gives it up closes its connection, which tells the server.
+        """Make a call; cancelling it closes its connection, by which the server notices.
 
         Args:
             call: What to call.

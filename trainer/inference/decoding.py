@@ -367,8 +367,8 @@ def draw_tokens(
 ) -> tuple[list[int], list[float]]:
     """Draw one token per row, each from a random stream of its own; return the ids and their log-probabilities.
 
-    One uniform number per token, read through the inverse of the cumulative distribution: who else shares a batch never
-    changes what a request draws, only rounding in the logits could.
+    One uniform number per token, read through the inverse of the cumulative distribution: the other rows of a batch
+    never change what a request draws, only rounding in the logits could.
 
     Args:
         logits: `[rows, vocabulary]`.

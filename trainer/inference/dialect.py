@@ -194,7 +194,7 @@ class Dialect(Protocol):
         ...
 
     def abort(self, request_ids: Sequence[str]) -> Conversation[None]:
-        """End replies with what they have. Nothing where `keeps_aborted` is false."""
+        """End replies with the tokens that they have; no effect if `keeps_aborted` is false."""
         ...
 
     def pause(self, mode: PauseMode) -> Conversation[None]:

@@ -164,7 +164,7 @@ class _Server:
             await asyncio.gather(ended, answers, return_exceptions=True)
 
     async def restart_if_it_ends(self, restarts: int, gone: Callable[[str], None]) -> None:
-        """Start it again whenever it ends by itself, so many times, each time later; then tell that it is gone."""
+        """Restart the server whenever it exits by itself, up to `restarts` times, ever later; then call `gone`."""
         what, wait_s = await self._ended(), _FIRST_WAIT_S
         for left in range(restarts, 0, -1):
             again = f"it is started again in {wait_s:g} s ({left} times more at most)"

@@ -49,7 +49,7 @@ class OrderedPlaces:
             raise
 
     def give(self) -> None:
-        """Give a place to who is next."""
+        """Give a free place to the next waiting request, if any."""
         while self._line:
             entry = heapq.heappop(self._line)
             if not entry.granted.done():

@@ -117,7 +117,7 @@ class PoolWeights:
         except RunError:
             member.serving = False  # what it would answer with is undefined
             raise
-        member.asleep = False  # who is started again is awake
+        member.asleep = False  # a restarted server is awake
         return False
 
     async def _sync(self, member: Member) -> None:

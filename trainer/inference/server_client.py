@@ -130,7 +130,7 @@ class ServerClient:
         return capabilities
 
     async def look(self) -> Seen:
-        """Ask the server who it is, and change nothing there.
+        """Ask the server for its name, release and model, by read-only calls.
 
         Raises:
             ServerSetupError: If it is seen to lack something that the run needs.

@@ -43,7 +43,7 @@ class ServerProgram:
 
     Attributes:
         probe: Asks a server what it can do.
-        look: Asks it who it is, and changes nothing there.
+        look: Asks it for its name, release and model, by read-only calls.
         try_out: Asks it for tokens, if that was not possible when it was probed.
         sign_of_life: What it is asked to find whether it lives.
         engine_sign: What it is asked to find whether its engine works.

@@ -98,7 +98,7 @@ class ServedWeights:
             message: What was seen.
             label: What the server calls its weights, if it says.
         """
-        # Who is started again is in no group.
+        # A restarted server has left its group.
         self.group = None
         error: WeightsLostError
         if self._synced and label is not None and label not in self._starts_with:
@@ -184,7 +184,7 @@ class ServedWeights:
             self._troubles_seen = troubles
 
     async def confirm(self) -> None:
-        """Ask what the weights are called. Those who ask at the same time ask once.
+        """Ask the server for the name of its weights. Concurrent callers share one request.
 
         Raises:
             WeightsLostError: If they are not this run's.

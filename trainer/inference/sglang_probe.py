@@ -32,7 +32,7 @@ _FLUSHES_QUEUED = (0, 5, 22)
 """The first release that flushes its cache while requests wait in a pause."""
 _DIFFERENT = 1e-3
 _NAMED = (0, 1, 2, 3)
-"""Tokens whose log-probabilities tell whether temperature shows in them: one of them alone might be certain."""
+"""Tokens whose log-probabilities show whether temperature is applied: a single one might have probability 1."""
 
 TOKENS_KEPT_FREE = 7
 """By how many tokens `--context-length` must pass the longest row: a prompt is refused from six tokens before its end
@@ -40,7 +40,7 @@ on, and a row to score is a prompt."""
 
 
 def look(need: Need) -> Conversation[Seen]:
-    """Ask a server who it is, by calls that change nothing there.
+    """Ask a server for its name, release and model, by read-only calls.
 
     Raises:
         ServerSetupError: If it is seen to lack something that the run needs.
@@ -142,7 +142,7 @@ def probe(need: Need) -> Conversation[SglangDialect]:
 
 
 def try_out(need: Need, capabilities: Capabilities) -> Conversation[SglangDialect]:
-    """Ask a server for tokens, to find what only they tell."""
+    """Ask a server for tokens, to find capabilities that only a reply shows."""
     logprobs_of = yield from _probe_temperature(need)
     masks = capabilities.masked_top_k > 0 and (yield from _probe_cuts(need))
     return SglangDialect(

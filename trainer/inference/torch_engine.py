@@ -200,7 +200,7 @@ class TorchEngine:
 
     @asynccontextmanager
     async def standing_still(self, *, asleep: bool = False) -> AsyncIterator[None]:
-        """Draw nothing while inside, where weights are shared; new ones can be announced by `sync` all the same.
+        """Pause sampling inside the context if weights are shared; `sync` may still announce new ones.
 
         Args:
             asleep: Whether keys and values give their memory back meanwhile. Those of replies that are under way are
@@ -352,7 +352,7 @@ class TorchEngine:
         return admitted
 
     def _tell(self) -> None:
-        """Tell who listens what was drawn. Their faults are theirs, and none of the engine's."""
+        """Schedule the requests' callbacks with the drawn tokens: an error of a callback does not reach the engine."""
         loop = asyncio.get_running_loop()
         for (request, future), token in zip(self._active, self._batch.drawn, strict=True):
             if request.on_tokens is not None and not future.done():

@@ -203,7 +203,7 @@ class VllmDialect:
     # Adapters and memory
 
     def checksums(self) -> Conversation[Mapping[str, str] | None]:
-        """Return nothing: no release tells them of single tensors."""
+        """Return None: no release reports checksums of single tensors."""
         yield from ()
         return None
 

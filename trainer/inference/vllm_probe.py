@@ -38,7 +38,7 @@ _CERTAIN = -1e-6
 
 
 def look(need: Need) -> Conversation[Seen]:
-    """Ask a server who it is, by calls that change nothing there.
+    """Ask a server for its name, release and model, by read-only calls.
 
     Raises:
         ServerSetupError: If it is seen to lack something that the run needs.
@@ -103,7 +103,7 @@ def probe(need: Need) -> Conversation[VllmDialect]:
 
 
 def try_out(need: Need, capabilities: Capabilities) -> Conversation[VllmDialect]:
-    """Ask a server for tokens, to find what only they tell."""
+    """Ask a server for tokens, to find capabilities that only a reply shows."""
     tokens_route, logprobs_of = yield from _probe_generation(capabilities.model, need)
     return VllmDialect(replace(capabilities, tokens_route=tokens_route, logprobs_of=logprobs_of, tried=True))
 

@@ -89,7 +89,7 @@ class RowStream:
 
     @property
     def digest(self) -> str:
-        """A digest of the rows in their order, and of who scores them."""
+        """A digest of the rows in their order, and of the verifiers that score them."""
         hashed = hashlib.blake2b(self.env_id.encode(), digest_size=16)
         if self.settings.rewards:  # by what they ask, and not by where
             hashed.update(str(self.settings.reward_weight).encode())

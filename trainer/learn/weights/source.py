@@ -90,7 +90,7 @@ class BackendWeights:
         async with self._writing:
             if self._folder is None:
                 self._require_held()
-                await to_its_end(self._write_folder())  # for the others, who ask next
+                await to_its_end(self._write_folder())  # shielded: concurrent callers need the folder, too
             assert self._folder is not None
         return self._folder
 
