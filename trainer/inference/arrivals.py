@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 
 class Arrival:
-    """Knows since when nothing new has come of an answer.
+    """Tracks the progress of one answer, to detect that it has stalled.
 
     Args:
         held: Returns whether the server is paused: a paused server does not count as stalled.

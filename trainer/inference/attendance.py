@@ -25,7 +25,7 @@ _TAKEN_AWAY = 5
 
 
 class Attendance:
-    """The servers of a pool, as far as is known without asking them.
+    """Registry of a pool's servers and their last known health.
 
     Args:
         clients: The servers by name, such as their addresses.

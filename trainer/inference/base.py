@@ -25,7 +25,7 @@ again, with the weights that then hold.
 
 @dataclass(frozen=True, slots=True)
 class StructuredOutput:
-    """What a reply must look like: tokens that would lead elsewhere are not drawn, from the first one on.
+    """The form that a reply must have: from the first token on, tokens that would violate it are not drawn.
 
     Attributes:
         kind: `json` for a JSON schema, `regex`, `grammar` for a context-free grammar, or `structural_tag` for JSON
@@ -65,7 +65,7 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """One reply that is wanted.
+    """A request for one reply.
 
     Attributes:
         request_id: Unique among the requests that wait.
@@ -115,7 +115,7 @@ class GenerationResult:
 
 @dataclass(frozen=True, slots=True)
 class InferenceCounters:
-    """What a client has done since it was made.
+    """Totals of a client since it was made.
 
     Attributes:
         requests: Replies that were asked for.

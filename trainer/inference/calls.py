@@ -44,7 +44,7 @@ class HttpCall:
 
 @dataclass(frozen=True, slots=True)
 class HttpAnswer:
-    """What came back.
+    """The answer to a call.
 
     Attributes:
         status: HTTP status.

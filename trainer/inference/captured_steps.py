@@ -24,7 +24,7 @@ def can_record(device: torch.device) -> bool:
 
 
 class CapturedSteps:
-    """Steps that are recorded.
+    """Decoding steps captured as graphs.
 
     Args:
         step: Computes logits `[rows, vocabulary]` of tokens on the device and a width. It must be repeatable, and wait

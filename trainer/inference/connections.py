@@ -27,7 +27,7 @@ class NotConnectedError(LostCallError):
 
 
 class Connections:
-    """Makes calls to a server, on connections that are kept for the next ones.
+    """Makes calls to a server, over a pool of keep-alive connections.
 
     Args:
         url: Its root.

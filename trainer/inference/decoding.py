@@ -38,7 +38,7 @@ class RequestStream:
 
 @dataclass(slots=True)
 class Row:
-    """One reply under way.
+    """The row of one reply in flight.
 
     Attributes:
         grammar: State of the grammar that it must follow; None if it is unconstrained.

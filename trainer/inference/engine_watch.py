@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 
 
 class EngineWatch:
-    """Asks an engine a question that it has to answer itself, one at a time: one that hangs would collect them.
+    """Sends an engine health checks that it must answer itself, one at a time, so that they never pile up.
 
     Args:
         ask: Asks it, and returns when anything was answered, or nothing can be.

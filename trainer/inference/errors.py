@@ -38,11 +38,11 @@ class StructuredOutputError(InferenceError):
 
 
 class FailedReplyError(InferenceError):
-    """A server gave up a reply that it had begun."""
+    """A server aborted a reply with an error after starting it."""
 
 
 class MalformedReplyError(InferenceError):
-    """A reply breaks the server's contract: what it says is not used."""
+    """A reply breaks the server's contract: its content is discarded."""
 
 
 class RepeatedAbortError(InferenceError):
@@ -54,7 +54,7 @@ class WeightsError(InferenceError):
 
 
 class WeightUpdateError(WeightsError):
-    """An update failed on its way: which weights the server holds is undefined."""
+    """An update failed half way: which weights the server holds is undefined."""
 
 
 class WeightsLostError(WeightsError):
@@ -66,7 +66,7 @@ class ForeignWeightsError(WeightsLostError):
 
 
 class WrongWeightsError(WeightsError):
-    """The server said that it took the weights, and its log-probabilities say that it did not."""
+    """The server confirmed the weights, but its log-probabilities show that it does not use them."""
 
 
 class ServerSetupError(ConfigError):
@@ -82,11 +82,11 @@ class ServerTooOldError(ServerSetupError):
 
 
 class SharedServerError(RunError):
-    """Another run gives a server its weights again and again."""
+    """Another run keeps overwriting the server's weights with its own."""
 
 
 class NoServerError(ConnectionError):
-    """No inference server answers; the message says of each why."""
+    """No inference server answers; the message gives the reason for each."""
 
 
 GONE = (ConnectionError, TimeoutError, ServerGoneError, WeightsError)

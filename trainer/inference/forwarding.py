@@ -64,10 +64,10 @@ class ForwardingClient:
 
 
 class GenerationQueue(ForwardingClient):
-    """Has so many replies sampled at once, those of the oldest step first.
+    """Limits concurrent requests to a client; waiting ones proceed in the order of their training steps.
 
-    Who waits is served by the step that will train it, and not by arrival alone: a step waits for its own groups, and
-    what those of later steps need can be sampled meanwhile. The engine is as busy either way, and the last episode of a
+    Requests are ordered by the step that will train on them, and not by arrival alone: a step waits for its own groups,
+    and those of later steps can be sampled meanwhile. The engine is as busy either way, and the last episode of a
     step ends sooner. Within a step all groups are waited for, so there the order is that of arrival: going by age, the
     youngest group's longest episode would begin last.
 

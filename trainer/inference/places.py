@@ -15,7 +15,7 @@ class _Waiting:
 
 
 class OrderedPlaces:
-    """Places for so many requests.
+    """A semaphore whose waiting requests are ordered by priority.
 
     Args:
         limit: Requests that may be under way at one time.

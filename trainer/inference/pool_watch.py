@@ -16,7 +16,7 @@ _MISSES = 3
 
 
 class PoolWatch:
-    """Looks after the servers of a pool.
+    """Monitors the servers of a pool, and brings back those that were lost.
 
     Args:
         attendance: The servers.

@@ -21,7 +21,7 @@ Check = Callable[[str, InferenceClient], Awaitable[object]]
 
 
 class PoolWeights:
-    """Brings weights to the servers of a pool, and has each verified.
+    """Sends weights to the servers of a pool, and verifies them on each.
 
     Args:
         attendance: The servers.

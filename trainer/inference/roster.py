@@ -9,7 +9,7 @@ from rollgym.trainer.core.errors import ConfigError
 
 
 class FileRoster:
-    """Names the servers of a file; while it cannot be used, those that it named last.
+    """Reads the servers' addresses from a file; while it is unusable, the last valid list counts.
 
     Args:
         path: The file.

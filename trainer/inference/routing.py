@@ -12,7 +12,7 @@ _SLACK_SHARE = 1.5
 
 
 class Router:
-    """Remembers where sessions and prompts went.
+    """Assigns requests to servers, and remembers the assignments of sessions and prompts.
 
     An episode stays on its first server, whose prefix cache holds its past (AReaL, verl, SGLang's router). The first
     turns of a group have one prompt, and go to one server, which computes it once; if that server is much busier

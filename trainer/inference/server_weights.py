@@ -23,7 +23,7 @@ _UNNAMED = "default"
 
 
 class ServedWeights:
-    """Account of the weights of one server, by the names that it gives them.
+    """Tracks which weights one server has, by the names that it reports.
 
     Args:
         link: Talks to it.
@@ -209,7 +209,7 @@ class ServedWeights:
 
 
 class ServedAdapters:
-    """Account of the adapters of one server.
+    """Tracks which adapters one server has loaded.
 
     Args:
         link: Talks to it.

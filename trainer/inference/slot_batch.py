@@ -38,7 +38,7 @@ Part = tuple[list["SlotRow"], Tensor]
 
 @dataclass(slots=True, eq=False)
 class SlotRow(Row):
-    """One reply under way.
+    """The row of one reply in flight.
 
     Attributes:
         slot: Where its keys and values are; -1 as long as it has none.

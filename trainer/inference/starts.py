@@ -6,7 +6,7 @@ from math import inf
 
 
 class Starts:
-    """Servers that have ended and are to answer again.
+    """Servers that have exited and are being restarted.
 
     Attributes:
         changed: Called when one begins to start, and when it answers or never will.

@@ -11,7 +11,7 @@ from rollgym.trainer.records.experts import Experts
 
 @dataclass(frozen=True, slots=True)
 class GenerationCall:
-    """A stretch of a reply that is asked for.
+    """A request for one generation chunk of a reply.
 
     Attributes:
         request_id: Unique at the server; all of one length, because SGLang aborts by prefix.
@@ -34,7 +34,7 @@ class GenerationCall:
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """A stretch of a reply, as one answer brought it.
+    """One generation chunk of a reply, as parsed from an answer.
 
     Attributes:
         token_ids: What was sampled.

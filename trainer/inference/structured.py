@@ -30,7 +30,7 @@ _LONGEST_WORD = 60
 
 
 class GrammarState:
-    """Where a reply stands in its grammar. Not thread-safe.
+    """State of one reply's grammar. Not thread-safe.
 
     Args:
         matcher: llguidance's.
@@ -67,7 +67,7 @@ class GrammarState:
 
 
 class Grammars:
-    """Compiles what replies must look like, and remembers it.
+    """Compiles the grammars of constrained replies, and caches them.
 
     Args:
         tokenizer: Of the policy.

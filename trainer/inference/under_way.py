@@ -43,7 +43,7 @@ class OngoingReply:
 
 
 class UnderWay:
-    """Replies under way at one server; no new call is made while they are held.
+    """Replies in flight at one server, with a gate: while it is closed no new call is made.
 
     Attributes:
         holds: How often they were held.

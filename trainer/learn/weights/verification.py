@@ -155,7 +155,7 @@ class WeightCheck:
 
     @property
     def tensors_compared(self) -> int | None:
-        """How many tensors have the trainer's checksum, on the server with the fewest; None if no server reports any."""
+        """How many tensors have the trainer's checksum, on the server with the fewest; None if none are reported."""
         return None if self._checksums is None else self._checksums.compared
 
     async def __call__(self, name: str, client: InferenceClient) -> float:
