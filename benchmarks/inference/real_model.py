@@ -22,7 +22,9 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -84,7 +86,7 @@ CASES = {
     ),
     "broadcast": Case(
         "all weights by broadcast (gloo)",
-        (*WHOLE, "weights={transport: broadcast, collective: gloo, bucket_mb: 64}"),
+        (*WHOLE, "weights.transport=broadcast", "weights.collective=gloo", "weights.bucket_mb=64"),
     ),
     "disk": Case(
         "all weights by disk, the server killed", (*WHOLE, "weights.transport=disk"), kill="program"
@@ -105,6 +107,8 @@ class Run:
         self._case = case
         self.folder = folder
         self.said = folder.parent / f"{folder.name}.said"
+        self._heard = threading.Condition()
+        self._lines: list[str] = []
         self.ports = free_ports(case.servers)
         launch = {
             "command": [program],
@@ -128,11 +132,55 @@ class Run:
         if case.key:
             self.environment[KEY_VARIABLE] = KEY
 
-    def start(self) -> "subprocess.Popen[bytes]":
-        with self.said.open("wb") as output:
-            return subprocess.Popen(
-                trained(*self._words), cwd=ROOT, env=self.environment, stdout=output, stderr=subprocess.STDOUT
-            )
+    def start(self) -> "subprocess.Popen[str]":
+        """Start it, and listen to what it says."""
+        process = subprocess.Popen(
+            trained(*self._words),
+            cwd=ROOT,
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        )
+        threading.Thread(target=self._listen, args=(process,), daemon=True).start()
+        return process
+
+    def _listen(self, process: "subprocess.Popen[str]") -> None:
+        assert process.stdout is not None
+        with self.said.open("w") as said:
+            for line in process.stdout:
+                said.write(line)
+                said.flush()
+                with self._heard:
+                    self._lines.append(line)
+                    self._heard.notify_all()
+        process.wait()
+        with self._heard:
+            self._heard.notify_all()
+
+    def wait_for(
+        self, process: "subprocess.Popen[str]", condition: Callable[[], bool], look_s: float | None = None
+    ) -> bool:
+        """Wait until what it says makes a condition true; False if it ended before.
+
+        Args:
+            process: The run.
+            condition: Looked at when the run has said something.
+            look_s: So often it is looked at, too, where it is something of which nobody says anything.
+        """
+        until = time.monotonic() + PATIENCE_S
+        with self._heard:
+            while not condition():
+                left = until - time.monotonic()
+                if process.poll() is not None or left <= 0:
+                    return False
+                self._heard.wait(left if look_s is None else min(left, look_s))
+        return True
+
+    def lines(self) -> list[str]:
+        """What it has said so far."""
+        return list(self._lines)
 
     def steps(self) -> list[dict[str, float]]:
         """Metrics of the steps so far."""
@@ -173,7 +221,7 @@ def play(case: Case, run: Run) -> dict[str, object]:
     began, row = time.monotonic(), {}
     with run.start() as process:
         try:
-            if wait_for(process, lambda: len(run.steps()) >= 2):
+            if run.wait_for(process, lambda: len(run.steps()) >= 2):
                 row["server"] = httpx.get(f"{run.url()}/version", timeout=60, trust_env=False).json()[
                     "version"
                 ]
@@ -195,29 +243,21 @@ def play(case: Case, run: Run) -> dict[str, object]:
     )
 
 
-def wait_for(process: "subprocess.Popen[bytes]", condition) -> bool:
-    """Wait for a condition; False if the run ended before."""
-    until = time.monotonic() + PATIENCE_S
-    while not condition():
-        if process.poll() is not None or time.monotonic() > until:
-            return False
-        time.sleep(0.05)
-    return True
-
-
 # Kills
 
 
-def kill(process: "subprocess.Popen[bytes]", run: Run, case: Case) -> dict[str, object]:
+def kill(process: "subprocess.Popen[str]", run: Run, case: Case) -> dict[str, object]:
     """Kill a server while it has requests, and wait until it was started again and answers."""
-    wait_for(process, lambda: running_requests(run.url()) != 0)
+    run.wait_for(process, lambda: running_requests(run.url()) != 0, look_s=0.25)
     requests, after_step = running_requests(run.url()), len(run.steps())
     program = victim = program_on(run.ports[0])
     if case.kill == "engine":
         victim = next((each for each in descendants(program) if b"EngineCore" in command_of(each)), program)
+    known = len(run.lines())
     os.kill(victim, signal.SIGKILL)
     at = time.monotonic()
-    back = wait_for(process, lambda: program_on(run.ports[0]) not in (program, None) and answers(run.url()))
+    returned = f"{run.url()} answers after"
+    back = run.wait_for(process, lambda: any(returned in line for line in run.lines()[known:]))
     return {
         "what": "program" if victim == program else "engine",
         "after_step": after_step,
@@ -234,13 +274,6 @@ def running_requests(url: str) -> int | None:
         return 0
     found = re.findall(r"^vllm:num_requests_running\{.*\} (\S+)$", answer.text, re.MULTILINE)
     return int(sum(map(float, found))) if found else None
-
-
-def answers(url: str) -> bool:
-    try:
-        return httpx.get(f"{url}/health", timeout=5, trust_env=False).is_success
-    except httpx.HTTPError:
-        return False
 
 
 def program_on(port: int) -> int | None:
