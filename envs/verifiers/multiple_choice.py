@@ -34,12 +34,12 @@ _STANDALONE = re.compile(
 _CONCLUSION = re.compile(
     r"(?:(?:so|thus|therefore|hence|finally)\b[\s,:]*+)?"
     r"(?:i\s++(?:choose|pick|select|say|go\s++with)|i(?:'d|\s++would)\s++(?:choose|pick|say|go\s++with)|it(?:'s|\s++(?:is|must\s++be|has\s++to\s++be))"
-    r"|i(?:'m\s++(?:sure|certain)|\s++(?:think|believe))(?:\s++that)?+(?:\s++it(?:'s|\s++is))?+"
+    r"|i(?:'m\s++(?:sure|certain)|\s++(?:think|believe))(?:\s++that)?(?:\s++it(?:'s|\s++is))?"
     r"|(?:正确)?(?:答案|选项)(?:是|为)?|故?选择?"
     r"|(?:(?:the|my)\s++)?(?:correct\s++|right\s++|best\s++|final\s++)?(?:option|choice|answer|letter)"
     r"(?:\s++(?:is|(?:must|should|would|will)\s++be|(?:seems|appears)\s++to\s++be)(?:\s++(?:clearly|definitely|probably|likely))?)?)?"
-    r"[\s:,–—-]*+(?:\b(?:option|choice|answer)\s++)?+[(\[*]*+(?P<letter>(?-i:[A-J]))[)\]*]*+"
-    r"(?:\s++(?:is|must\s++be)(?:\s++the)?+\s++(?:correct|right|best|true)(?:\s++(?:answer|option|choice|one))?+)?+[.!]?",
+    r"[\s:,–—-]*+(?:\b(?:option|choice|answer)\s++)?[(\[*]*+(?P<letter>(?-i:[A-J]))[)\]*]*+"
+    r"(?:\s++(?:is|must\s++be)(?:\s++the)?\s++(?:correct|right|best|true)(?:\s++(?:answer|option|choice|one))?)?[.!]?",
     re.IGNORECASE,
 )
 # What comes before the text of an option in a sentence, and before its line in a list or in a citation.
