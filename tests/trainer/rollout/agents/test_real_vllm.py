@@ -5,7 +5,6 @@ ROLLGYM_VLLM=/opt/vllm/bin/vllm python -m pytest tests/trainer/rollout/agents/te
 
 import asyncio
 from contextlib import asynccontextmanager
-from functools import partial
 
 import openai
 import pytest
@@ -65,15 +64,15 @@ async def come_to_its_end(ask):
     ids=["required", "named"],
 )
 async def test_what_must_be_called_is_called(url, choice, names, stream):
+    async def called():
+        (answer,) = await asked(one, stream=stream, tool_choice=choice, parallel_tool_calls=False, n=1)
+        return answer if answer.finish_reason != "length" else None
+
     async with talking(url) as one:
-        ask = partial(asked, one, stream=stream, tool_choice=choice, parallel_tool_calls=False, n=1)
-        choices = await come_to_its_end(ask)
-    whole = [each for each in choices if each.finish_reason != "length"]
-    assert whole
-    for each in whole:
-        assert each.finish_reason == "tool_calls"
-        assert names.issuperset(checked(each.message.tool_calls))
-        assert not each.message.content
+        answer = await come_to_its_end(called)
+    assert answer.finish_reason == "tool_calls"
+    assert names.issuperset(checked(answer.message.tool_calls))
+    assert not answer.message.content
     assert all(turn.structured for turn in one.session.trajectory.turns)
 
 
