@@ -3,12 +3,11 @@
     python benchmarks/rollout/control_tokens.py --examples 10000 --out benchmarks/results/control_tokens.json
 
 The properties are those of tests/trainer/rollout/test_control_tokens.py, which try a few examples in CI. What has been
-tried is written behind each property of each template, and a run that was ended goes on behind it.
+tried is written behind each property of each template, with its commit; an interrupted run resumes behind it.
 """
 
 import argparse
 import json
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -16,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from hypothesis import HealthCheck, settings
+
+from rollgym.clients.measuring.revision import revision
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
@@ -34,7 +35,8 @@ def tried(proof: Callable[..., None], name: str, examples: int) -> dict[str, Any
         proof(name=name)
     except AssertionError as error:
         failure = f"{error}"[:500] or "an assertion"
-    return {"examples": examples, "failure": failure, "cpu_s": round(time.process_time() - begun)}
+    seconds = round(time.process_time() - begun)
+    return {"examples": examples, "failure": failure, "cpu_s": seconds, "commit": revision(short=True)}
 
 
 def main() -> None:
@@ -55,10 +57,7 @@ def main() -> None:
     settings.load_profile("many")
     from tests.trainer.rollout import test_control_tokens as proofs
 
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout.strip()
-    found: dict[str, Any] = {"commit": commit, "templates": {}}
+    found: dict[str, Any] = {"templates": {}}
     if arguments.out.exists():
         found = json.loads(arguments.out.read_text())
     for name in proofs.RENDERERS:

@@ -30,7 +30,7 @@ _TAG = re.compile(r"<(/?)(?:think|thinking|thought)>", re.IGNORECASE)
 _OPENS_WITH = re.compile(r"\s*+<(?:think|thinking|thought)>", re.IGNORECASE)
 _CLOSED = re.compile(r"</(?:think|thinking|thought)>", re.IGNORECASE)
 _MOST_TAGS = 500
-"""So many tags are looked at; a reply with more repeats itself."""
+"""So many tags are looked at, and the last one that closes; a reply with more repeats itself."""
 _AHEAD = 100_000
 """So many characters behind the last of them are looked at for what closes a quotation."""
 _WORD_BEFORE = re.compile(r"\S[ \t]{1,8}\Z")
@@ -125,6 +125,10 @@ class _Reader:
         self.thought_until = len(reply)
         self._reply = reply
         self._tags = list(islice(_TAG.finditer(reply), _MOST_TAGS))
+        # Quotations are looked for up to here; a tag behind it is taken for one that is not quoted.
+        self._quoted_until = min(len(reply), self._tags[-1].end() + _AHEAD) if self._tags else 0
+        if len(self._tags) == _MOST_TAGS and (last := _last_closing(reply, self._tags[-1].end())) is not None:
+            self._tags.append(last)
         self.has_tags = bool(self._tags)
         self._starts = [tag.start() for tag in self._tags]
         self._pairs: _Pairs | None = None
@@ -151,7 +155,7 @@ class _Reader:
         """
         if bisect_left(self._starts, begin) == len(self._tags):
             return begin
-        pairs = _Pairs(self._reply, begin, self._tags_from(begin), opened=False)
+        pairs = _Pairs(self._reply, begin, self._tags_from(begin), self._quoted_until, opened=False)
         self._pairs = pairs
         for tag in pairs.unopened:
             if tag.start() >= begin and not (thought and self._is_word(tag)):
@@ -178,7 +182,7 @@ class _Reader:
         if tag[1] and (index == len(self._tags) - 1 or self._ends_first(begin, tag)):
             return tag
         if self._pairs is None:
-            self._pairs = _Pairs(self._reply, begin, self._tags[index:], opened=True)
+            self._pairs = _Pairs(self._reply, begin, self._tags[index:], self._quoted_until, opened=True)
         return self._pairs.closing(begin)
 
     def _ends_first(self, begin: int, tag: re.Match[str]) -> bool:
@@ -194,19 +198,22 @@ class _Pairs:
         reply: All of it.
         begin: From where on it is read.
         tags: Those behind that place.
+        quoted_until: Up to where quotations are looked for.
         opened: Whether thinking was opened right before it.
 
     Attributes:
         unopened: Closing tags that nothing has opened.
     """
 
-    def __init__(self, reply: str, begin: int, tags: Sequence[re.Match[str]], *, opened: bool) -> None:
+    def __init__(
+        self, reply: str, begin: int, tags: Sequence[re.Match[str]], quoted_until: int, *, opened: bool
+    ) -> None:
         self.unopened: list[re.Match[str]] = []
         self._closings = [tag for tag in tags if tag[1]]
         self._plain: list[re.Match[str]] = []
         self._closed: dict[int, re.Match[str]] = {}
         open_at = [begin] if opened else []
-        for tag in _unquoted(reply, begin, tags):
+        for tag in _unquoted(reply, begin, tags, quoted_until):
             if not tag[1]:
                 open_at.append(tag.end())
                 continue
@@ -221,14 +228,25 @@ class _Pairs:
         return self._closed.get(begin) or _first(self._plain, begin) or _first(self._closings, begin)
 
 
-def _unquoted(reply: str, begin: int, tags: Sequence[re.Match[str]]) -> Iterator[re.Match[str]]:
+def _last_closing(reply: str, begin: int) -> re.Match[str] | None:
+    """Return the last tag behind a place that closes thinking, if it is among the last closing tags of any kind."""
+    end = len(reply)
+    for _ in range(_MOST_TAGS):
+        end = reply.rfind("</", begin, end)
+        if end < 0:
+            return None
+        if (tag := _TAG.match(reply, end)) is not None:
+            return tag
+    return None
+
+
+def _unquoted(reply: str, begin: int, tags: Sequence[re.Match[str]], end: int) -> Iterator[re.Match[str]]:
     if not tags:
         return iter(())
-    end = min(len(reply), tags[-1].end() + _AHEAD)
     text = reply[begin:end].lstrip()
     shift = end - len(text)
     quoting = Quoting(text)
-    return (tag for tag in tags if not quoting.holds(tag.start() - shift))
+    return (tag for tag in tags if tag.start() >= end or not quoting.holds(tag.start() - shift))
 
 
 def _first(tags: Sequence[re.Match[str]], begin: int) -> re.Match[str] | None:
