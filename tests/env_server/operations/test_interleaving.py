@@ -164,7 +164,8 @@ async def test_whatever_happens_at_once_each_question_has_one_answer(
             answers += await _crash(served, random.Random(f"{seed}/crash {crashes}"))
     print(f"{number} rounds, {crashes} crashes, {answers.total()} answers (seed {seed!r}): {answers}")
     print(f"a witness: {waited}; {await _lag(served)}")
-    assert answers["ok"] > (answers.total() - answers["overloaded"]) / 10
+    # How much a server that is not patient still does is the machine's.
+    assert answers["ok"] > (answers.total() / 10 if served.is_patient else 0)
     assert waited.steps
     await _until_empty(served)
     assert await _until_closed(tmp_path / "open") == []
