@@ -20,7 +20,7 @@ def test_a_few_kills_of_gateways_and_nodes_lose_no_step(tmp_path: Path) -> None:
         sys.executable,
         "benchmarks/soak/gateways.py",
         "--minutes",
-        "0.15",
+        "0.25",
         "--kills",
         "4",
         "--seed",

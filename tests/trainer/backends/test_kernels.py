@@ -145,6 +145,8 @@ def test_what_was_compiled_is_found_by_the_next_run(tmp_path):
     """It is kept in the user's cache, and not among temporary files."""
     if shutil.which("g++") is None and shutil.which("clang++") is None:
         pytest.skip("there is no C++ compiler")
+    if " " in torch.__file__:
+        pytest.skip("torch quotes no blank in its own path for the linker")
     environment = {name: text for name, text in os.environ.items() if name != "TORCHINDUCTOR_CACHE_DIR"}
     environment |= {"XDG_CACHE_HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
     counted = []
